@@ -1,0 +1,22 @@
+"""One exception for everything a person can put right: the command line prints it as one line and exits 2."""
+
+
+class UserError(Exception):
+    """What is wrong, where, what was expected and what to do, in one line.
+
+    >>> str(UserError("no such file", where="books.txt", expected="a text file", remedy="check data.sources"))
+    'books.txt: no such file (expected a text file; check data.sources)'
+    """
+
+    def __init__(self, what: str, *, where: object = "", expected: str = "", remedy: str = "") -> None:
+        self.what, self.where, self.expected, self.remedy = what, str(where), expected, remedy
+        hints = "; ".join(part for part in (f"expected {expected}" if expected else "", remedy) if part)
+        line = (f"{where}: " if str(where) else "") + what + (f" ({hints})" if hints else "")
+        super().__init__(" ".join(line.split()))
+
+    def __reduce__(self):  # keyword-only arguments must survive the way back from a worker process
+        return _rebuild, (self.what, self.where, self.expected, self.remedy)
+
+
+def _rebuild(what: str, where: str, expected: str, remedy: str) -> UserError:
+    return UserError(what, where=where, expected=expected, remedy=remedy)

@@ -1,0 +1,127 @@
+"""The record types that travel through the mill; nothing else passes between its stages.
+
+Columns instead of objects: one ragged array holds thousands of examples, so that the stages after
+tokenization are arithmetic over flat arrays.
+
+    Document -> Sentences -> Corpus (token ids) -> Segments (pairs or streams) -> Examples (masked)
+"""
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_LABEL = -1
+"""Value of `labels` for a single stream, which has no second segment to judge."""
+
+
+class Document(NamedTuple):
+    """A text with a stable name: its path relative to the source root plus its record number or id field."""
+
+    id: str
+    text: str
+
+
+class Sentences(NamedTuple):
+    """A document cut into sentences, in order; none is empty."""
+
+    id: str
+    sentences: list[str]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenized documents. Sentence s holds tokens[sentence_starts[s]:sentence_starts[s + 1]];
+    document d holds sentences document_starts[d]:document_starts[d + 1]. No sentence, no document is empty."""
+
+    tokens: NDArray[np.unsignedinteger]  # uint16 or uint32, flat, without special tokens
+    sentence_starts: NDArray[np.int64]  # sentences + 1
+    document_starts: NDArray[np.int64]  # documents + 1
+    keys: NDArray[np.uint64]  # hash of each document's id: orders documents and keys their random draws
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Sequences ready to be masked: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] for a single stream.
+    Sequence i holds tokens[offsets[i]:offsets[i + 1]]."""
+
+    tokens: NDArray[np.unsignedinteger]  # flat, special tokens included, no padding
+    offsets: NDArray[np.int64]  # sequences + 1
+    first_lengths: NDArray[np.uint16]  # tokens of segment 0: [CLS], A and the first [SEP]
+    labels: NDArray[np.int8]  # 1: B was drawn from another document, 0: B follows A, -1: no second segment
+    keys: NDArray[np.uint64]  # keys of the draws that corrupt each sequence: unique, whatever the batching
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Masked sequences. Writing masked_ids at masked_positions of `tokens` gives the original text back.
+    Example i holds tokens[offsets[i]:offsets[i + 1]] and
+    masked_positions[masked_offsets[i]:masked_offsets[i + 1]]."""
+
+    tokens: NDArray[np.unsignedinteger]  # flat, as the encoder sees them: some replaced
+    offsets: NDArray[np.int64]  # examples + 1
+    first_lengths: NDArray[np.uint16]  # tokens of segment 0
+    labels: NDArray[np.int8]  # as in Segments
+    masked_positions: NDArray[np.uint16]  # within the example, ascending
+    masked_ids: NDArray[np.unsignedinteger]  # the original ids at these positions
+    masked_offsets: NDArray[np.int64]  # examples + 1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each example."""
+        return np.diff(self.offsets)
+
+    def take(self, order: NDArray[np.integer]) -> "Examples":
+        """The examples numbered by `order`, in that order."""
+        tokens, offsets = take_ragged(order, self.offsets, self.tokens)
+        positions, masked_offsets = take_ragged(order, self.masked_offsets, self.masked_positions)
+        ids, _ = take_ragged(order, self.masked_offsets, self.masked_ids)
+        return Examples(
+            tokens, offsets, self.first_lengths[order], self.labels[order], positions, ids, masked_offsets
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Examples) and all(
+            np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def take_ragged(
+    order: NDArray[np.integer], offsets: NDArray[np.int64], flat: NDArray
+) -> tuple[NDArray, NDArray[np.int64]]:
+    """Rows `order` of a ragged array (flat, offsets), as a new (flat, offsets)."""
+    lengths = offsets[1:][order] - offsets[:-1][order]
+    new_offsets = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(lengths, out=new_offsets[1:])
+    source = np.repeat(offsets[:-1][order] - new_offsets[:-1], lengths) + np.arange(new_offsets[-1])
+    return flat[source], new_offsets
+
+
+def concatenate(parts: list[Examples]) -> Examples:
+    """All examples of `parts`, in order."""
+
+    def joined(offsets: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+        lengths = np.concatenate([np.diff(o) for o in offsets])
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+    return Examples(
+        tokens=np.concatenate([p.tokens for p in parts]),
+        offsets=joined([p.offsets for p in parts]),
+        first_lengths=np.concatenate([p.first_lengths for p in parts]),
+        labels=np.concatenate([p.labels for p in parts]),
+        masked_positions=np.concatenate([p.masked_positions for p in parts]),
+        masked_ids=np.concatenate([p.masked_ids for p in parts]),
+        masked_offsets=joined([p.masked_offsets for p in parts]),
+    )

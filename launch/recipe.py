@@ -1,0 +1,177 @@
+"""Recipe name or YAML path and `key=value` pairs in, a checked RunConfig out.
+
+Three merges: defaults <- recipe (after the one it `extends`) <- command line. Unknown keys are errors.
+"""
+
+import difflib
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data_pipeline.errors import UserError
+from pretrain.config import RunConfig
+from pretrain.config_check import check
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def load_config(recipe: str, overrides: list[str]) -> RunConfig:
+    """The run that `recipe` and `overrides` describe. Raises UserError for anything a person can put right."""
+    merged = OmegaConf.structured(RunConfig)
+    for path, values in _chain(find_recipe(recipe)):
+        merged = _merge(merged, values, where=str(path))
+    for override in overrides:
+        merged = _merge(merged, _parse_override(override), where="command line")
+    try:
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(_first_line(error), where=recipe) from None
+    assert isinstance(config, RunConfig)
+    for settings, name in (
+        (config.run, "dir"),
+        (config.data, "out"),
+        (config.data, "vocab"),
+        (config, "init_from"),
+    ):
+        value = getattr(settings, name)
+        if value.startswith("~"):
+            setattr(settings, name, str(Path(value).expanduser()))
+    check(config)
+    return config
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with Maskmill."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(recipe: str) -> Path:
+    """The YAML file that `recipe` names: a shipped recipe, or a path."""
+    shipped = RECIPES / f"{recipe}.yaml"
+    if "/" not in recipe and shipped.is_file():
+        return shipped
+    path = Path(recipe).expanduser()
+    if path.is_file() and path.suffix in (".yaml", ".yml"):
+        return path
+    near = difflib.get_close_matches(recipe, recipe_names(), n=3)
+    raise UserError(
+        "no such recipe",
+        where=recipe,
+        expected=f"a YAML file or one of {', '.join(recipe_names())}",
+        remedy=f"did you mean {' or '.join(near)}?" if near else "",
+    )
+
+
+def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The recipe's values, after those of the recipes that it extends."""
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    while True:
+        values = _read(path)
+        parent = values.pop("extends", None)
+        chain.insert(0, (path, _fill_here(values, path.parent)))
+        if parent is None:
+            return chain
+        if not isinstance(parent, str):
+            raise UserError("`extends` is not the name of a recipe", where=path)
+        beside = path.parent / f"{parent}.yaml"
+        path = beside if beside.is_file() else find_recipe(parent)
+        if path in [seen for seen, _ in chain]:
+            raise UserError("recipes extend each other in a circle", where=path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(
+            f"not YAML: {getattr(error, 'problem', None) or error}", where=f"{path}{line}"
+        ) from None
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot be read: {_first_line(error)}", where=path) from None
+    if not isinstance(values, dict):
+        raise UserError("not a recipe", where=path, expected="a mapping of settings")
+    return {str(key): value for key, value in values.items()}
+
+
+def _fill_here(value: Any, folder: Path) -> Any:
+    """`value` with {here} replaced by the recipe's own folder, so that a recipe can bring files along."""
+    if isinstance(value, dict):
+        return {key: _fill_here(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill_here(item, folder) for item in value]
+    return value.replace("{here}", str(folder)) if isinstance(value, str) else value
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(
+            f"cannot read {override!r}", where="command line", expected="key=value, such as train.steps=100"
+        )
+    value: Any = text  # the typed merge turns text into numbers; YAML is for lists alone
+    if text.startswith("["):
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(
+                f"cannot read {override!r}", where="command line", expected=f"{key}=[a, b]"
+            ) from None
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _merge(config: DictConfig, values: dict[str, Any], where: str) -> DictConfig:
+    values = _checked(values, RunConfig, "", where)
+    try:
+        return OmegaConf.merge(config, values)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", "") or ""
+        raise UserError(f"{key}: {_first_line(error)}", where=where) from None
+
+
+def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> dict[str, Any]:
+    """`values` if every key is a setting, a lone string wrapped where a list is meant."""
+    hints = get_type_hints(owner)
+    result = {}
+    for key, value in values.items():
+        full = f"{prefix}{key}"
+        if key not in hints:
+            near = difflib.get_close_matches(full, setting_names(), n=3, cutoff=0.5)
+            near += [
+                n for n in setting_names() if n.split(".")[-1] == str(key).split(".")[-1] and n not in near
+            ]
+            expected = f"one of {', '.join(near)}" if near else "a setting that `maskmill settings` lists"
+            raise UserError(f"unknown key {full}", where=where, expected=expected)
+        if is_dataclass(hints[key]):
+            if not isinstance(value, dict):
+                raise UserError(f"{full} is a group of settings", where=where, expected=f"{full}.NAME=value")
+            value = _checked(value, hints[key], f"{full}.", where)
+        elif isinstance(value, dict):
+            raise UserError(f"{full} is one setting, not a group", where=where, expected=f"{full}=value")
+        elif str(hints[key]).startswith("list") and isinstance(value, str):
+            value = [value] if value else []
+        elif value is None:
+            raise UserError(f"{full} has no value", where=where, expected=f"{full}=value")
+        result[key] = value
+    return result
+
+
+def setting_names(owner: type = RunConfig, prefix: str = "") -> list[str]:
+    """Dotted names of all settings, in the order of their declaration."""
+    hints = get_type_hints(owner)
+    names: list[str] = []
+    for f in fields(owner):
+        kind = hints[f.name]
+        names += setting_names(kind, f"{prefix}{f.name}.") if is_dataclass(kind) else [f"{prefix}{f.name}"]  # type: ignore[arg-type]
+    return names
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,148 @@
+"""RunConfig: every setting of a run, typed and documented here; recipes and the command line fill it in.
+
+launch/recipe.py reads them, pretrain/config_check.py refuses what cannot be meant.
+"""
+
+from dataclasses import dataclass, field
+
+from data_pipeline.settings import DataSettings, VocabularySettings
+
+
+@dataclass
+class RunSettings:
+    dir: str = ""
+    """Folder of the run: checkpoints, metrics.jsonl, summary.json, report.html."""
+    ranks: int = 1
+    """Processes to start on this machine; ignored where a launcher has already started the ranks."""
+    threads: int = 0
+    """CPU threads a rank; 0: the machine's cores shared out among its ranks."""
+    seed: int = 1
+    """Seed of the weights, the order of the data and dropout."""
+    stop_after: int = 0
+    """Save a checkpoint and stop after this step, the schedule unchanged; 0: go on to the end."""
+
+
+@dataclass
+class TrainSettings:
+    shards: str = ""
+    """Folder with the shards and index.json; empty: data.out."""
+    steps: int = 1000
+    """Accepted optimizer updates."""
+    global_batch: int = 256
+    """Examples of one update, over all ranks; exact."""
+    micro_batch: int = 32
+    """Token budget of one forward pass, in full-length examples: micro_batch x sequence_length tokens."""
+    precision: str = "auto"
+    """fp32, bf16, fp16; auto: bf16 on CUDA, fp32 on CPU. Masters, moments and reduction are fp32 in each."""
+    clip: float = 1.0
+    """Largest global gradient norm, applied before the moments; 0: no clipping."""
+    eval_every: int = 0
+    """Steps between evaluations on the held-out examples; 0: only at the end."""
+    eval_examples: int = 2048
+    """Held-out examples of one evaluation: always the first so many."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0: only at the end."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that stay on disk."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+    compile: bool = False
+    """Compile the encoder with torch.compile: about a minute on a CPU, worth it for long runs."""
+    deterministic: bool = True
+    """Ask torch for deterministic kernels, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
+
+
+@dataclass
+class ZeroSettings:
+    stage: int = 1
+    """DeepSpeed ZeRO: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters."""
+    sub_group_size: int = 100_000_000
+    """Stage 3: elements that the optimizer steps at a time."""
+
+
+@dataclass
+class OptimSettings:
+    name: str = "lamb"
+    """lamb (NVIDIA's form: bias correction, decay in the update, trust ratio 1 where there is no decay) or adamw."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Decay of the first and second moment."""
+    eps: float = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Weight decay; none on biases and LayerNorm."""
+
+
+@dataclass
+class ScheduleSettings:
+    name: str = "linear"
+    """linear, polynomial, nvidia (polynomial counted from step 0, as in NVIDIA's LAMB recipe), cosine, constant."""
+    warmup: float = 0.1
+    """Below 1: share of the steps; from 1 on: steps."""
+    power: float = 1.0
+    """Exponent of the polynomial and nvidia schedules."""
+
+
+@dataclass
+class EncoderSettings:
+    layers: int = 12
+    """Transformer blocks."""
+    hidden: int = 768
+    """Width of a token's vector."""
+    heads: int = 12
+    """Attention heads; they share out the width."""
+    intermediate: int = 3072
+    """Width of the feed-forward layer."""
+    activation: str = "gelu_tanh"
+    """gelu_tanh (Google's and NVIDIA's BERT; `gelu_new` at Hugging Face), gelu (erf) or relu."""
+    dropout: float = 0.1
+    """Dropout of embeddings and of each block's two outputs."""
+    attention_dropout: float = 0.1
+    """Dropout of the attention weights."""
+    max_positions: int = 512
+    """Longest sequence that the position table serves."""
+    layer_norm_eps: float = 1e-12
+    """Added to the variance in LayerNorm."""
+    initializer_range: float = 0.02
+    """Standard deviation of the truncated normal (cut at two of it) that weights start from."""
+
+
+@dataclass
+class ObjectiveSettings:
+    name: str = "bert"
+    """bert (masked tokens and next sentence) or mlm (masked tokens of single streams)."""
+
+
+@dataclass
+class MonitorSettings:
+    tracker: str = "jsonl"
+    """wandb (metrics.jsonl as well; offline without a key), jsonl (metrics.jsonl), or none."""
+    project: str = "maskmill"
+    """W&B project."""
+    id: str = ""
+    """W&B run id; empty: drawn once and kept in the run folder."""
+    peak_tflops: float = 0.0
+    """Peak of one device for MFU; 0: known for common GPUs, measured on a CPU."""
+
+
+@dataclass
+class RunConfig:
+    """One complete run, from sources to model."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    vocabulary: VocabularySettings = field(default_factory=VocabularySettings)
+    run: RunSettings = field(default_factory=RunSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    zero: ZeroSettings = field(default_factory=ZeroSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    init_from: str = ""
+    """A run, checkpoint or Hugging Face folder whose weights to start from; its schedule starts anew."""
+    init_moments: bool = False
+    """With init_from a run or checkpoint: keep both moments as well, as phase 2 of the LAMB recipe does."""

@@ -1,0 +1,146 @@
+"""RunConfig in; nothing, or one UserError that names the setting, out."""
+
+import math
+from typing import Any
+
+from data_pipeline.errors import UserError
+from pretrain.config import RunConfig
+
+CHOICES = {
+    "data.documents": ("blank_line", "file"),
+    "data.sentences": ("split", "lines"),
+    "data.mode": ("fast", "exact"),
+    "data.executor": ("local",),
+    "data.verify": ("blocks", "full"),
+    "train.precision": ("auto", "fp32", "bf16", "fp16"),
+    "zero.stage": (0, 1, 2, 3),
+    "optim.name": ("lamb", "adamw"),
+    "schedule.name": ("linear", "polynomial", "nvidia", "cosine", "constant"),
+    "encoder.activation": ("gelu_tanh", "gelu", "relu"),
+    "monitor.tracker": ("wandb", "jsonl", "none"),
+}
+
+RANGES: dict[str, tuple[float, float]] = {
+    "vocabulary.size": (16, 2**31),
+    "vocabulary.min_frequency": (0, math.inf),
+    "vocabulary.sample_mb": (1, math.inf),
+    "data.seed": (0, 2**63),
+    "data.sequence_length": (8, 65_535),  # positions are stored in 16 bits
+    "data.dupe_factor": (1, 10_000),
+    "data.short_seq_prob": (0, 1),
+    "data.masked_lm_prob": (0, 1),
+    "data.max_predictions": (1, 65_535),
+    "data.held_out": (0, 0.9),
+    "data.min_donors": (2, math.inf),
+    "data.shard_tokens": (1, math.inf),
+    "data.block_examples": (1, 65_536),
+    "data.streams": (0, 65_536),
+    "data.workers": (0, 4096),
+    "run.ranks": (1, 65_536),
+    "run.threads": (0, 4096),
+    "run.seed": (0, 2**63),
+    "run.stop_after": (0, math.inf),
+    "train.steps": (1, math.inf),
+    "train.global_batch": (1, math.inf),
+    "train.micro_batch": (1, math.inf),
+    "train.clip": (0, math.inf),
+    "train.eval_every": (0, math.inf),
+    "train.eval_examples": (1, math.inf),
+    "train.checkpoint_every": (0, math.inf),
+    "train.keep_checkpoints": (1, math.inf),
+    "train.log_every": (1, math.inf),
+    "zero.sub_group_size": (1, math.inf),
+    "optim.lr": (0, math.inf),
+    "optim.eps": (0, 1),
+    "optim.weight_decay": (0, math.inf),
+    "schedule.warmup": (0, math.inf),
+    "schedule.power": (0, math.inf),
+    "encoder.layers": (1, 10_000),
+    "encoder.hidden": (1, 1_000_000),
+    "encoder.heads": (1, 100_000),
+    "encoder.intermediate": (1, 10_000_000),
+    "encoder.dropout": (0, 0.99),
+    "encoder.attention_dropout": (0, 0.99),
+    "encoder.max_positions": (8, 65_535),
+    "encoder.layer_norm_eps": (0, 1),
+    "encoder.initializer_range": (0, 10),
+    "monitor.peak_tflops": (0, math.inf),
+}
+
+
+def check(config: RunConfig) -> None:
+    """Raises UserError, naming the key, for a value out of range or settings that contradict each other."""
+    for key, choices in CHOICES.items():
+        if value_of(config, key) not in choices:
+            raise UserError(
+                f"{key}={value_of(config, key)}",
+                where="settings",
+                expected=f"one of {', '.join(map(str, choices))}",
+            )
+    for key, (low, high) in RANGES.items():
+        value = value_of(config, key)
+        if not low <= value <= high:
+            raise UserError(f"{key}={value}", where="settings", expected=f"a value from {low} to {high}")
+    for holds, line in _contradictions(config):
+        if holds:
+            raise UserError(line, where="settings")
+
+
+def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
+    data, train, encoder, run = config.data, config.train, config.encoder, config.run
+    betas = config.optim.betas
+    steps_of_warmup = config.schedule.warmup
+    return [
+        (
+            data.sequence_length > encoder.max_positions,
+            f"data.sequence_length={data.sequence_length} is beyond the model's positions: "
+            f"encoder.max_positions={encoder.max_positions}; raise it or shorten the sequences",
+        ),
+        (
+            encoder.hidden % encoder.heads != 0,
+            f"encoder.hidden={encoder.hidden} does not divide into encoder.heads={encoder.heads}",
+        ),
+        (
+            run.ranks > train.global_batch,
+            f"run.ranks={run.ranks} is above train.global_batch={train.global_batch}: every rank needs an example",
+        ),
+        (
+            data.streams > 0 and train.global_batch % data.streams != 0,
+            f"data.streams={data.streams} does not divide train.global_batch={train.global_batch}",
+        ),
+        (
+            data.mode == "exact" and data.held_out > 0,
+            f"data.held_out={data.held_out} in exact mode, which sets nothing aside: "
+            "data.held_out=0, or data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and data.sentences != "lines",
+            "data.mode=exact reads one sentence a line: add data.sentences=lines, or data.mode=fast",
+        ),
+        (
+            not data.across_languages,
+            "data.across_languages=false needs sources with languages, which this version does not read: "
+            "leave it true, or prepare each language by itself",
+        ),
+        (
+            len(betas) != 2 or not all(0 <= beta < 1 for beta in betas),
+            f"optim.betas={betas}: expected two numbers from 0 up to, not including, 1",
+        ),
+        (
+            steps_of_warmup >= 1 and (steps_of_warmup > train.steps or steps_of_warmup % 1 != 0),
+            f"schedule.warmup={steps_of_warmup}: expected a share below 1, or whole steps up to "
+            f"train.steps={train.steps}",
+        ),
+        (
+            config.init_moments and not config.init_from,
+            "init_moments=true without init_from: name the run whose moments to keep",
+        ),
+    ]
+
+
+def value_of(config: RunConfig, key: str) -> Any:
+    """The setting with the dotted name `key`."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
