@@ -6,6 +6,9 @@ for the kernels (`Stream`-style: `start`, `word`, `below`, `unit`), and `words` 
 """
 
 import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -18,7 +21,31 @@ _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
-jit = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+def _compiled_sources() -> str:
+    """A hash of this package's modules that hold compiled code."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        text = path.read_bytes()
+        if b"jit" in text:
+            digest.update(text)
+    return digest.hexdigest()
+
+
+_config: Any = numba.config
+_COMPILED = Path(_config.CACHE_DIR or Path(__file__).parent / "__pycache__") / _compiled_sources()
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compiles `function` at its first call and keeps the result on disk.
+
+    numba renews what it kept when the function's own file changes, but not when a function that it calls from
+    another file does: the old draws would live on. So what is kept lies in a folder named after all these files."""
+    elsewhere, _config.CACHE_DIR = _config.CACHE_DIR, str(_COMPILED)
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    finally:
+        _config.CACHE_DIR = elsewhere
 
 
 def text_key(text: str) -> int:

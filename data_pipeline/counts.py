@@ -1,0 +1,36 @@
+"""What the mill met on its way from files to token ids: the stages count, `prepare` adds up and shows."""
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass
+class Counts:
+    """Tallies of one unit of work; `a + b` is the tally of both, whatever the order."""
+
+    bytes: int = 0
+    """Text of the documents kept, as UTF-8."""
+    documents: int = 0
+    """Documents read that hold text."""
+    empty_documents: int = 0
+    """Documents without a visible character: dropped."""
+    invalid_characters: int = 0
+    """Invalid UTF-8 sequences and lone surrogates: each became U+FFFD."""
+    control_characters: int = 0
+    """NULs and other control characters: removed."""
+    sentences: int = 0
+    """Sentences found, those dropped for want of a token included."""
+    empty_sentences: int = 0
+    """Sentences without a token: dropped."""
+    documents_without_tokens: int = 0
+    """Documents with text but without a token: dropped."""
+    tokens: int = 0
+    """Tokens of the sentences kept."""
+    unknown_tokens: int = 0
+    """Of these, tokens that are [UNK]."""
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def as_dict(self) -> dict[str, int]:
+        """The tallies by name, in their order of declaration."""
+        return asdict(self)

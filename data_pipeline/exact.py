@@ -1,0 +1,253 @@
+"""Exact mode: text files in; out, in blocks, the very instances of google-research/bert's
+create_pretraining_data.py, id for id and in its order.
+
+The text holds one sentence a line; a blank line parts documents, the end of a file does not. Every draw
+comes from Python's `random.Random(seed)` in the script's order: documents shuffled once; in each pass and
+document the pairs, each masked as soon as it is made; at last all instances shuffled. One process does it
+all: this mode answers "is it the same?", the fast mode is the one that scales.
+
+Memory grows with sentences and instances, not with bytes: 24 bytes a sentence at the end of reading, then 8;
+40 a document; 60 an instance at the peak; and some 150 MB for buffers and the word cache. Token ids and
+instances lie in a spool on disk, memory-mapped, 2 bytes a token of the text and 2.6 a token of the instances
+(dupe_factor times as many), or twice that where the vocabulary exceeds 65,536; it is deleted at the end.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.bytestream import open_bytes, reading
+from data_pipeline.draws import jit
+from data_pipeline.errors import UserError
+from data_pipeline.formats import SourceFile
+from data_pipeline.masking import emit_covered, mask_sequence
+from data_pipeline.records import Corpus, Examples
+from data_pipeline.segments import NextSentencePairs, flat_columns
+from data_pipeline.settings import DataSettings
+from data_pipeline.tokens import WordCache
+from data_pipeline.twister import python_stream, shuffle
+from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.walks import AT_START, draw_target, next_pair, write_pair
+
+WORD_CHARACTERS = 200
+"""The script takes a longer word for unknown; most vocabularies say 100."""
+READ_CHARACTERS = 1 << 22
+"""Text tokenized at a time."""
+BUFFER_TOKENS = 1 << 22
+"""Tokens of instances that compiled code writes before they go to the spool."""
+
+DOCUMENT, POSITION, TARGET = range(3)  # what a pass remembers from one buffer to the next
+
+
+def exact_examples(
+    files: Sequence[SourceFile], vocabulary: Vocabulary, settings: DataSettings, spool_folder: str | Path
+) -> Iterator[Examples]:
+    """The script's instances in blocks of `settings.block_examples`.
+
+    `files` in the order in which the script reads them: its patterns as given, each expanded in sorted
+    order, as `discover` lists them; of a file cut in pieces, the whole is read once. The spool is a folder
+    `exact.spool` in `spool_folder`; what a killed run left there is removed. Raises UserError for settings
+    that this mode cannot honour, a file that is no text or cannot be read, or files without a sentence."""
+    _check(files, settings)
+    recipe = NextSentencePairs.from_settings(settings, vocabulary)
+    spool = Path(spool_folder) / "exact.spool"
+    shutil.rmtree(spool, ignore_errors=True)
+    spool.mkdir(parents=True)
+    try:
+        stream = python_stream(settings.seed)
+        corpus = read_corpus(files, vocabulary, spool)
+        examples = spooled(script_instances(corpus, recipe, stream, settings.dupe_factor), spool)
+        order = np.arange(len(examples))
+        shuffle(stream, order)
+        for first in range(0, len(order), settings.block_examples):
+            yield examples.take(order[first : first + settings.block_examples])
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+
+
+def _check(files: Sequence[SourceFile], settings: DataSettings) -> None:
+    remedy = "or choose data.mode=fast"
+    if settings.held_out:
+        raise UserError(
+            f"cannot be {settings.held_out} in exact mode, which sets nothing aside",
+            where="data.held_out",
+            expected="0",
+            remedy=remedy,
+        )
+    if settings.documents != "blank_line":
+        raise UserError(
+            f"cannot be {settings.documents} in exact mode",
+            where="data.documents",
+            expected="blank_line",
+            remedy=remedy,
+        )
+    for file in files:
+        if file.format != "text":
+            raise UserError(
+                "exact mode reads plain text only",
+                where=file.uri,
+                expected="one sentence a line, documents apart by blank lines",
+                remedy=remedy,
+            )
+
+
+def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path) -> Corpus:
+    """Tokenizes the files into `spool`. Lines without a token are dropped, and documents without a line."""
+    cache = WordCache(replace(vocabulary, word_characters=WORD_CHARACTERS))
+    lines = _lines(files, vocabulary.normalization.lowercase)
+    lengths, starts = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
+    sentences, document = 0, -1
+    with open(spool / "text.tokens", "wb") as out:
+        for batch in _batches(lines):
+            ids, counts = cache.encode([line for _, line in batch])
+            ids.astype(vocabulary.dtype, copy=False).tofile(out)
+            owners = np.fromiter((number for number, _ in batch), np.int64, len(batch))[counts > 0]
+            starts.append(sentences + np.flatnonzero(np.diff(owners, prepend=document)))
+            lengths.append(counts[counts > 0])
+            sentences += len(owners)
+            document = owners[-1] if len(owners) else document
+    if not sentences:
+        raise UserError("no sentence found", where="data.sources", expected="text, one sentence a line")
+    document_starts = np.concatenate([*starts, np.full(1, sentences)])
+    return Corpus(
+        tokens=_mapped(spool / "text.tokens", vocabulary.dtype),
+        sentence_starts=np.cumsum(np.concatenate(lengths)),
+        document_starts=document_starts,
+        keys=np.arange(len(document_starts) - 1, dtype=np.uint64),
+    )
+
+
+def _batches(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    batch, size = [], 0
+    for line in lines:
+        batch.append(line)
+        size += len(line[1])
+        if size >= READ_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _lines(files: Iterable[SourceFile], lowercase: bool) -> Iterator[tuple[int, str]]:
+    """(document number, line) of the lines that are not blank. As the script reads: a line ends at a line
+    feed only, bytes that are not UTF-8 vanish, white space at both ends goes. Python, unlike the tokenizers
+    library, lower-cases a Greek sigma by its place in the word."""
+    document = 0
+    for uri, compression in dict.fromkeys((file.uri, file.compression) for file in files):
+        with reading(uri), open_bytes(uri, compression) as raw_lines:
+            for raw in raw_lines:
+                if line := raw.decode("utf-8", "ignore").strip():
+                    yield document, line.lower() if lowercase and "\u03a3" in line else line
+                else:
+                    document += 1
+
+
+def script_instances(
+    corpus: Corpus, recipe: NextSentencePairs, stream: NDArray[np.uint64], passes: int
+) -> Iterator[Examples]:
+    """All instances in the order in which the script makes them, before it shuffles them; `stream` goes on.
+    What is yielded is overwritten by the next."""
+    tokens, starts, firsts, lasts, keys = flat_columns(corpus)
+    order = np.arange(len(corpus))
+    shuffle(stream, order)
+    columns = (tokens, starts, firsts[order], lasts[order], keys)
+    counts = recipe.masker.counts(np.arange(recipe.sequence_length + 1))
+    out = _buffers(int(counts[-1]), tokens.dtype)
+    flat, offsets, first_lengths, labels, positions, ids, masked_offsets = out
+    numbers = (recipe.room, float(recipe.short_seq_prob), counts)
+    for _ in range(passes):
+        walk = np.array([0, AT_START, 0], np.int64)
+        while walk[DOCUMENT] < len(corpus):
+            n = _fill_exact(walk, stream, numbers, columns, recipe.masker.rule, out)
+            masked = slice(masked_offsets[n])
+            yield Examples(
+                flat[: offsets[n]], offsets[: n + 1], first_lengths[:n], labels[:n],
+                positions[masked], ids[masked], masked_offsets[: n + 1],
+            )  # fmt: skip
+
+
+def spooled(parts: Iterable[Examples], folder: Path) -> Examples:
+    """All examples of `parts`, one after the other, the ragged columns written to `folder` and memory-mapped;
+    the others, some bytes an example, stay in memory. There has to be a part."""
+    ragged = ("tokens", "masked_positions", "masked_ids")
+    paths = {name: folder / f"instances.{name}" for name in ragged}
+    dtypes: dict[str, np.dtype] = {}
+    kept: dict[str, list[NDArray]] = {"first_lengths": [], "labels": []}
+    lengths, masked = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(open(path, "wb")) for name, path in paths.items()}
+        for part in parts:
+            for name, file in files.items():
+                getattr(part, name).tofile(file)
+                dtypes[name] = getattr(part, name).dtype
+            for name, columns in kept.items():
+                columns.append(getattr(part, name).copy())
+            lengths.append(part.lengths)
+            masked.append(np.diff(part.masked_offsets))
+    return Examples(
+        offsets=np.cumsum(np.concatenate(lengths)),
+        masked_offsets=np.cumsum(np.concatenate(masked)),
+        **{name: np.concatenate(columns) for name, columns in kept.items()},
+        **{name: _mapped(path, dtypes[name]) for name, path in paths.items()},
+    )
+
+
+def _mapped(path: Path, dtype: np.dtype) -> NDArray:
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, "r")
+
+
+def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
+    """Room for the columns of Examples; pages that stay unused cost no memory."""
+    sequences = BUFFER_TOKENS // 64
+    masked = min(sequences * most_masked, BUFFER_TOKENS)
+    return (
+        np.empty(BUFFER_TOKENS, dtype),
+        np.zeros(sequences + 1, np.int64),
+        np.empty(sequences, np.uint16),
+        np.empty(sequences, np.int8),
+        np.empty(masked, np.uint16),
+        np.empty(masked, dtype),
+        np.zeros(sequences + 1, np.int64),
+    )
+
+
+@jit
+def _fill_exact(walk, stream, numbers, columns, rule, out):
+    """Writes masked pairs into the buffers `out` until the pass is done or a buffer is full; returns how many."""
+    room, short_seq_prob, counts = numbers
+    _, _, firsts, lasts, _ = columns
+    tokens, offsets, first_lengths, labels, positions, ids, masked_offsets = out
+    sequence = np.empty(room + 3, tokens.dtype)
+    scratch = np.empty((3, room + 4), np.int64)
+    covered = np.zeros(room + 3, np.bool_)
+    made = 0
+    while walk[DOCUMENT] < len(firsts) and made < len(labels) and offsets[made] + room + 3 <= len(tokens):
+        document = walk[DOCUMENT]
+        if walk[POSITION] == AT_START:
+            walk[POSITION] = firsts[document]
+            walk[TARGET] = draw_target(stream, room, short_seq_prob)
+        a0, a1, b0, b1, label, onward = next_pair(
+            stream, columns, document, walk[POSITION], walk[TARGET], room
+        )
+        first, whole = write_pair(columns[0], (a0, a1, b0, b1), (rule.cls, rule.sep), sequence, 0)
+        corrupted = tokens[offsets[made] : offsets[made] + whole]
+        corrupted[:] = sequence[:whole]
+        done = mask_sequence(stream, counts[whole], rule, sequence[:whole], corrupted, covered, scratch)
+        at = masked_offsets[made]
+        emit_covered(sequence, covered, done, positions[at:], ids[at:])
+        first_lengths[made], labels[made] = first, label
+        offsets[made + 1], masked_offsets[made + 1] = offsets[made] + whole, at + done
+        made += 1
+        if onward == lasts[document]:
+            walk[DOCUMENT], walk[POSITION] = document + 1, AT_START
+        else:
+            walk[POSITION] = onward
+    return made

@@ -1,0 +1,84 @@
+"""Raw bytes or text in, clean text out, with every change counted.
+
+The rules, in this order:
+
+1. Bytes are UTF-8. Each invalid sequence becomes one U+FFFD (the codec's `replace` rule), and so does each lone
+   surrogate that a JSON escape made. Text in UTF-16 or UTF-32 is refused.
+2. CR LF becomes LF; a CR of its own becomes a space.
+3. NUL and the other control characters (Unicode category Cc, but for tab and line feed) are removed.
+
+A byte-order mark is dropped where a file begins. Everything else is left to the tokenizer. Rules 2 and 3 do to
+these characters what BERT's own `clean_text` does, so they change no token id.
+"""
+
+import re
+from collections.abc import Iterator
+
+from data_pipeline.counts import Counts
+from data_pipeline.errors import UserError
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+_BLOCK = 1 << 22
+_C0 = bytes(c for c in (*range(0x20), 0x7F) if c not in b"\t\n")
+_C1 = re.compile(
+    rb"\xc2[\x80-\x9f]"
+)  # U+0080..U+009F as UTF-8: the literal first byte makes this a fast scan
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def decode(raw: bytes, counts: Counts) -> str:
+    """`raw` as text by rule 1."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        text = raw.decode("utf-8", "replace")
+        counts.invalid_characters += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
+        return text
+
+
+def clean(text: str, counts: Counts) -> str:
+    """`text` by the rules above: itself, without a copy, if it needs no change."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", " ")
+    if not any(map(_is_dirty, _blocks(text))):
+        return text
+    text, found = _SURROGATE.subn("\ufffd", text)
+    counts.invalid_characters += found
+    text, found = _CONTROL.subn("", text)
+    counts.control_characters += found
+    return text
+
+
+def utf8_size(text: str) -> int:
+    """Bytes of `text` as UTF-8."""
+    return len(text) if text.isascii() else sum(len(block.encode("utf-8")) for block in _blocks(text))
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """`text` in blocks, so that a huge document is not held twice."""
+    return (text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK))
+
+
+def _is_dirty(block: str) -> bool:
+    """Whether `block` holds something to remove or replace: one encoding and two scans, far faster than _CONTROL."""
+    try:
+        raw = block.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return len(raw.translate(None, _C0)) < len(raw) or _C1.search(raw) is not None
+
+
+def check_encoding(head: bytes, where: str) -> None:
+    """Refuses a file that begins with `head` if that is UTF-16 or UTF-32: by its mark, or by its NULs, which
+    in Western text fill two or three places of every four and leave the others clear."""
+    marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
+    shares = sorted(head[place::4].count(0) * 4 / max(len(head), 1) for place in range(4))
+    if marked or (len(head) >= 16 and shares[0] < 0.1 and shares[2] > 0.8 and not 0.1 < shares[1] < 0.8):
+        raise UserError(
+            "the text is not UTF-8 but looks like UTF-16 or UTF-32",
+            where=where,
+            expected="UTF-8",
+            remedy="convert it, for instance with iconv -f UTF-16 -t UTF-8",
+        )

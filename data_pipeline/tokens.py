@@ -1,0 +1,161 @@
+"""Sentences in, token ids out: the tokenizers library's ids, at many times its speed.
+
+`WordCache` asks the library once for every distinct word and remembers. That gives equal ids because nothing that
+BERT's pipeline does crosses the borders at which it cuts, ASCII white space and characters that always stand alone:
+
+- clean_text, the spacing of Chinese characters and lower-casing act on each character by itself (the library
+  lower-cases by `char::to_lowercase`, which knows no final sigma);
+- the accent stripper's NFD reorders only runs of combining marks, and every border is a character of combining class 0
+  that no decomposition changes;
+- the pre-tokenizer cuts at every border, and WordPiece sees one word at a time;
+- special tokens in the text are text (see wordpiece.py).
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.counts import Counts
+from data_pipeline.draws import text_key
+from data_pipeline.records import Corpus, Sentences
+from data_pipeline.word_table import LONGEST_CACHED, byte_kinds, count_ids, fill_slots, find_words, write_ids
+from data_pipeline.wordpiece import Vocabulary
+
+MOST_WORDS = 1 << 20
+"""Words remembered; when so many are known all are forgotten. They take 130 MB at most, usually less than half."""
+BATCH_CHARACTERS = 4 << 20
+_GROUP = 1 << 14  # sentences encoded together, however long their document
+_BUFFER_WORDS = 1 << 18
+_FIRST_SLOTS = 1 << 12
+
+
+class WordCache:
+    """Ids of sentences, equal to `vocabulary.tokenizer`'s without special tokens. Not thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary, most_words: int = MOST_WORDS) -> None:
+        self.vocabulary = vocabulary
+        self._most_words = most_words
+        self._kinds = byte_kinds(vocabulary.normalization.handle_chinese_chars)
+        self._found = np.empty(_BUFFER_WORDS, np.int32)
+        self._ends = np.empty(_BUFFER_WORDS, np.int64)
+        self._long = np.empty((_BUFFER_WORDS // LONGEST_CACHED, 2), np.int64)
+        self._forget()
+
+    def encode(self, sentences: list[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
+        """The ids of all sentences, flat, of `vocabulary.dtype`, and how many each sentence has."""
+        parts, ends, total = [np.empty(0, self.vocabulary.dtype)], [np.zeros(1, np.int64)], 0
+        for first in range(0, len(sentences), _GROUP):
+            data, position = _joined(sentences[first : first + _GROUP]), 0
+            while position < len(data):
+                position, ids, ended = self._next(data, position)
+                parts.append(ids)
+                ends.append(ended + total)
+                total += len(ids)
+        borders = np.concatenate(ends)
+        return np.concatenate(parts), borders[1:] - borders[:-1]
+
+    def _next(self, data: NDArray[np.uint8], position: int) -> tuple[int, NDArray, NDArray[np.int64]]:
+        """As much from `position` on as the buffers hold: the new position, ids, ids before each sentence's end."""
+        self._make_room()
+        table = (self._slots, self._hashes, self._arena, self._starts)
+        position, known, words, sentences, longs = find_words(
+            data, position, self._kinds, table, self._known, self._found, self._ends, self._long
+        )
+        self._learn(known)
+        long_ids, long_starts = self._encode([data[a:b].tobytes() for a, b in self._long[:longs]])
+        found, ends = self._found[:words], self._ends[:sentences]
+        ended = np.empty(sentences, np.int64)
+        out = np.empty(count_ids(found, ends, self._id_starts, long_starts, ended), self.vocabulary.dtype)
+        write_ids(found, self._ids, self._id_starts, long_ids, long_starts, out)
+        return position, out, ended
+
+    def _forget(self) -> None:
+        self._known = 0
+        self._ids = np.empty(0, self.vocabulary.dtype)
+        self._id_starts = np.zeros(self._most_words + 1, np.int64)
+        self._hashes = np.empty(self._most_words, np.uint64)
+        # Bytes of the words, and where each word's begin; untouched pages cost no memory.
+        self._arena = np.empty(self._most_words * LONGEST_CACHED, np.uint8)
+        self._starts = np.zeros(self._most_words + 1, np.int64)
+        self._slots = np.full(_FIRST_SLOTS, -1, np.int32)
+
+    def _make_room(self) -> None:
+        """Slots for more words: small as long as it can be, since it is read at random."""
+        if self._known == self._most_words:
+            self._forget()
+        elif 2 * self._known >= len(self._slots):
+            self._slots = np.full(2 * len(self._slots), -1, np.int32)
+            fill_slots(self._slots, self._hashes, self._known)
+
+    def _learn(self, known: int) -> None:
+        """Asks the library for the words entered since the last time."""
+        if known == self._known:
+            return
+        borders = self._starts[self._known : known + 1].tolist()
+        ids, id_starts = self._encode([self._arena[a:b].tobytes() for a, b in pairwise(borders)])
+        used = int(self._id_starts[self._known])
+        if used + len(ids) > len(self._ids):
+            self._ids = np.concatenate([self._ids[:used], np.empty(2 * (used + len(ids)), self._ids.dtype)])
+        self._ids[used : used + len(ids)] = ids
+        self._id_starts[self._known + 1 : known + 1] = used + id_starts[1:]
+        self._known = known
+
+    def _encode(self, words: list[bytes]) -> tuple[NDArray, NDArray[np.int64]]:
+        """The library's ids of words, flat, and where each word's begin."""
+        texts = [word.decode("utf-8") for word in words]
+        encoded = (
+            self.vocabulary.tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
+        )
+        ids = [e.ids for e in encoded]
+        starts = np.zeros(len(ids) + 1, np.int64)
+        np.cumsum([len(i) for i in ids], out=starts[1:])
+        return np.fromiter((i for word in ids for i in word), self.vocabulary.dtype, int(starts[-1])), starts
+
+
+def _joined(sentences: list[str]) -> NDArray[np.uint8]:
+    """The sentences as UTF-8, each ended by a line feed."""
+    text = "\n".join([*sentences, ""])
+    if text.count("\n") > len(sentences):  # to BERT a line feed within a sentence is white space
+        text = "\n".join([*(s.replace("\n", " ") for s in sentences), ""])
+    return np.frombuffer(text.encode("utf-8"), np.uint8)
+
+
+def tokenize(documents: Iterable[Sentences], cache: WordCache, counts: Counts) -> Corpus:
+    """The documents as token ids, in their order, keyed by the hash of their ids. Sentences that give no token
+    are dropped, and documents that give none; `counts` is added to."""
+    unk, dtype = cache.vocabulary.unk, cache.vocabulary.dtype
+    tokens, lengths, sentences, keys = [np.empty(0, dtype)], [np.zeros(1, np.int64)], [0], []
+    for batch in _batches(documents):
+        ids, sentence_lengths = cache.encode([s for document in batch for s in document.sentences])
+        kept = sentence_lengths > 0
+        counts.empty_sentences += int((~kept).sum())
+        counts.tokens += len(ids)
+        counts.unknown_tokens += int((ids == unk).sum())
+        tokens.append(ids)
+        lengths.append(sentence_lengths[kept])
+        borders = np.cumsum([0, *(len(document.sentences) for document in batch)])
+        per_document = np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[borders])
+        counts.documents_without_tokens += int((per_document == 0).sum())
+        sentences += per_document[per_document > 0].tolist()
+        keys += [text_key(d.id) for d, n in zip(batch, per_document, strict=True) if n]
+    return Corpus(
+        tokens=np.concatenate(tokens),
+        sentence_starts=np.cumsum(np.concatenate(lengths)),
+        document_starts=np.cumsum(sentences, dtype=np.int64),
+        keys=np.array(keys, np.uint64),
+    )
+
+
+def _batches(documents: Iterable[Sentences]) -> Iterator[list[Sentences]]:
+    batch: list[Sentences] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += sum(map(len, document.sentences))
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,114 @@
+"""The keyed draws: equal to numpy's Philox word for word, uniform, and apart from one another."""
+
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pair_material import surprise
+
+from data_pipeline import draws
+
+
+def numpy_words(seed, key, purpose, count):
+    """numpy adds one to the counter before the first block, so it begins one below (0, purpose, 0, 0)."""
+    before = np.array([2**64 - 1, (purpose - 1) % 2**64, 0, 0], np.uint64)
+    if purpose == 0:
+        before[1:] = 2**64 - 1
+    return np.random.Philox(key=np.array([seed, key], np.uint64), counter=before).random_raw(count)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345, 2**64 - 1])
+@pytest.mark.parametrize("key", [0, 7, 2**63 + 11])
+@pytest.mark.parametrize("purpose", range(6))
+def test_words_equal_numpys_philox(seed, key, purpose):
+    assert np.array_equal(draws.words(seed, key, purpose, 41), numpy_words(seed, key, purpose, 41))
+
+
+def test_a_stream_gives_the_words_one_by_one():
+    stream = np.zeros(8, np.uint64)
+    draws.start(stream, np.uint64(3), np.uint64(4), np.uint64(draws.CORRUPT))
+    one_by_one = [int(draws.word(stream)) for _ in range(11)]
+    assert one_by_one == draws.words(3, 4, draws.CORRUPT, 11).tolist()
+
+
+def test_first_words_are_the_first_words():
+    keys = np.array([5, 0, 2**64 - 1], np.uint64)
+    expected = [draws.words(9, int(key), draws.HELD_OUT, 1)[0] for key in keys]
+    assert draws.first_words(9, keys, draws.HELD_OUT).tolist() == expected
+
+
+def test_seeds_keys_and_purposes_share_no_words():
+    streams = [draws.words(s, k, p, 100) for s in (0, 1) for k in (0, 1) for p in range(6)]
+    assert len(np.unique(np.concatenate(streams))) == 2400
+
+
+def draw(function, count, *arguments):
+    stream = np.zeros(8, np.uint64)
+    draws.start(stream, np.uint64(1), np.uint64(2), np.uint64(3))
+    return np.array([function(stream, *arguments) for _ in range(count)])
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 24, 1000])
+def test_below_is_uniform(n):
+    drawn = draw(draws.below, 40_000, n)
+    assert drawn.min() >= 0
+    assert drawn.max() < n
+    if n > 1:
+        assert abs(surprise(np.bincount(drawn, minlength=n), np.ones(n))) < 4
+
+
+def test_below_takes_the_upper_half_of_the_product():
+    words = draws.words(1, 2, 3, 1000)
+    n = 2**40 + 12345
+    assert draw(draws.below, 1000, n).tolist() == [(int(w) * n) >> 64 for w in words]
+
+
+def test_unit_is_uniform_and_below_one():
+    drawn = draw(draws.unit, 40_000)
+    assert 0 <= drawn.min() < drawn.max() < 1
+    assert abs(surprise(np.histogram(drawn, 64, (0, 1))[0], np.ones(64))) < 4
+
+
+def test_chi_square_would_see_a_wrong_rate():
+    drawn = draw(draws.below, 40_000, 24)
+    assert surprise(np.bincount(drawn % 23, minlength=23), np.ones(23)) > 10
+
+
+def test_permutations_are_uniform():
+    orders = list(permutations(range(4)))
+    found = [orders.index(tuple(draws.permutation(5, key, draws.SHUFFLE, 4))) for key in range(12_000)]
+    assert abs(surprise(np.bincount(found, minlength=24), np.ones(24))) < 4
+
+
+def test_a_permutation_holds_each_index_once():
+    assert np.array_equal(np.sort(draws.permutation(1, 2, 3, 10_001)), np.arange(10_001))
+    assert len(draws.permutation(1, 2, 3, 0)) == 0
+
+
+def test_text_keys_stay_what_they_are():
+    assert draws.text_key("books/a.txt#0") == draws.text_key("books/a.txt#0")
+    assert draws.text_key("") == 0xE4A6A0577479B2B4
+    assert len({draws.text_key(f"books/a.txt#{n}") for n in range(1000)} | {draws.text_key("\ud800")}) == 1001
+
+
+def test_compiled_code_is_renewed_when_what_it_calls_changes(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "draws.py").write_text(Path(draws.__file__).read_text())
+    (package / "inner.py").write_text("from draws import jit\n\n@jit\ndef inner(x):\n    return x + 1\n")
+    (package / "outer.py").write_text(
+        "from draws import jit\nfrom inner import inner\n\n@jit\ndef outer(x):\n    return inner(x)\n"
+        "print(outer(1), sum(outer.stats.cache_hits.values()))\n"
+    )
+
+    def run():
+        command = [sys.executable, str(package / "outer.py")]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env={}).stdout.split()
+
+    assert run() == ["2", "0"]
+    assert run() == ["2", "1"], "kept on disk"
+    (package / "inner.py").write_text("from draws import jit\n\n@jit\ndef inner(x):\n    return x + 5\n")
+    assert run() == ["6", "0"], "and renewed"

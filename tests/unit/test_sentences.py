@@ -1,0 +1,123 @@
+"""Documents -> sentences: both rules, abbreviations and dialogue, text without an end, nasty white space."""
+
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from data_pipeline import sentences
+from data_pipeline.counts import Counts
+from data_pipeline.records import Document
+from data_pipeline.sentences import LONGEST, split
+from data_pipeline.settings import DataSettings
+
+RUNNING, LINES = DataSettings(sentences="split"), DataSettings(sentences="lines")
+
+
+def cut(text, rule=RUNNING):
+    return split(Document("a", text), rule, Counts()).sentences
+
+
+def letters(text):
+    return "".join(text.split())
+
+
+def test_lines_are_sentences_as_they_stand():
+    counts = Counts()
+    found = split(
+        Document("a:1", " One. Two. \n\n \t\n\u00a0\nThree\u2028four\n" + "x" * 20_000), LINES, counts
+    )
+    assert found.id == "a:1"
+    assert found.sentences == ["One. Two.", "Three\u2028four", "x" * 20_000]
+    assert counts.sentences == 3
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        [
+            "Mr. Smith went to Washington, D.C. on Jan. 5th.",
+            "He met Dr. J. R. Jones, Ph.D., at 5 p.m.",
+            "It rained.",
+        ],
+        ['"Are you sure?" he asked.', '"Yes!" she cried; "quite sure."', "Then they left."],
+        ["“Why?” asked Tom.", "“Because.”", "\u2018No.\u2019", "It cost $3.50.", "Bye."],
+        ["The U.S. is big.", "See Fig. 3.", "She paused...", "What?!", "Really."],
+    ],
+)
+def test_abbreviations_and_dialogue(sentences):
+    assert cut(" ".join(sentences)) == sentences
+    assert cut("\n".join(sentences)) == sentences
+
+
+def test_a_blank_line_ends_a_sentence_and_a_line_feed_is_a_space():
+    assert cut("A title\n\nIt was Mr.\nSmith, and he\nleft\n \t \nfor good. Yes.") == [
+        "A title",
+        "It was Mr. Smith, and he left",
+        "for good.",
+        "Yes.",
+    ]
+
+
+@pytest.mark.parametrize("space", sentences._WIDE_SPACES)
+def test_white_space_that_the_splitter_panics_at(space):
+    assert cut(f"Plan B{space}. One{space}two. Three.") == ["Plan B .", "One two.", "Three."]
+
+
+NASTY = st.text(
+    st.one_of(
+        st.sampled_from("aA. !?\n\n\"'“”()1,字か。\u0301\u200d\u2028\u00a0\u3000\x85\x00"), st.characters()
+    )
+)
+
+
+@given(NASTY, st.sampled_from([RUNNING, LINES]))
+@example("A\u3000.", RUNNING)
+@settings(deadline=None)
+def test_no_character_is_lost_and_no_sentence_is_empty(text, rule):
+    text = text.encode("utf-8", "replace").decode()
+    found = cut(text, rule)
+    assert letters("".join(found)) == letters(text)
+    assert all(s == s.strip() != "" for s in found)
+
+
+@given(
+    st.lists(st.sampled_from(["word ", "end. ", "字。", "字", "“x. ", "\n", "\n\n", "Mr. "]), max_size=300)
+)
+@settings(deadline=None)
+def test_windows_and_passages_lose_nothing(parts):
+    text = "".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "LONGEST", 40)
+        patch.setattr(sentences, "PASSAGE", 200)
+        found = cut(text)
+    assert letters("".join(found)) == letters(text)
+    assert all(len(s) <= 40 for s in found)
+
+
+def test_passages_cut_at_blank_lines_only(monkeypatch):
+    text = "\n\n".join(f"Paragraph {i} has one sentence. It has two." for i in range(500))
+    whole = cut(text)
+    assert len(whole) == 1000
+    monkeypatch.setattr(sentences, "PASSAGE", 300)
+    assert cut(text) == whole
+
+
+def test_a_long_paragraph_keeps_its_sentences():
+    one = "This sentence, by Mr. Brown, is one of very many in its paragraph."
+    assert cut(" ".join([one] * 1000)) == [one] * 1000
+
+
+def test_text_without_an_end_is_cut_at_spaces():
+    found = cut("word " * 2000 + "x" * (2 * LONGEST + 5))
+    assert max(map(len, found)) <= LONGEST
+    assert set(" ".join(found[:2]).split()) == {"word"}
+    assert [len(s) for s in found[-3:]] == [LONGEST, LONGEST, 5]
+
+
+@pytest.mark.parametrize("pattern", ["“x. ", '"a. ', "(a. ", "字。", "Mr. ", "x", "\n", " ", "A. "])
+def test_time_is_linear(pattern):
+    started = time.perf_counter()
+    cut(pattern * (1_000_000 // len(pattern)))
+    assert time.perf_counter() - started < 10  # quadratic: minutes

@@ -1,0 +1,255 @@
+"""Files, folders and globs -> units of work -> documents with stable ids."""
+
+import json
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline import formats, sources
+from data_pipeline.counts import Counts
+from data_pipeline.errors import UserError
+from data_pipeline.settings import DataSettings
+from data_pipeline.sources import SourceFile, batches, discover, read
+
+
+def documents(*names, counts=None, **options):
+    """(id, text) of every document of the sources."""
+    chosen = DataSettings(sources=[str(n) for n in names], **options)
+    tally = Counts() if counts is None else counts
+    return [tuple(d) for unit in discover(chosen) for d in read(unit, chosen, tally)]
+
+
+def error(*names, **options):
+    with pytest.raises(UserError) as caught:
+        documents(*names, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def jsonl(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_plain_text_is_parted_by_blank_lines_and_numbered_by_its_lines(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\n\nOne.\nTwo.\n \t\n\nThree.\n\xc2\xa0\xe3\x80\x80\nFour.")
+    assert documents(tmp_path / "a.txt") == [
+        ("a.txt:3", "One.\nTwo.\n"),
+        ("a.txt:7", "Three.\n"),
+        ("a.txt:9", "Four."),
+    ]
+
+
+def test_one_document_a_file(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
+    assert documents(tmp_path, documents="file") == [("a.txt:1", "One.\n\nTwo.\n")]
+
+
+def test_json_lines_by_line_number_or_by_id(tmp_path):
+    path = jsonl(
+        tmp_path / "a.jsonl", {"body": "one", "key": "x"}, {"body": None, "key": 6}, {"body": "é", "key": 7}
+    )
+    path.write_text("\n" + path.read_text())
+    assert documents(path, text_field="body") == [("a.jsonl:2", "one"), ("a.jsonl:4", "é")]
+    assert documents(path, text_field="body", id_field="key") == [("a.jsonl:x", "one"), ("a.jsonl:7", "é")]
+
+
+def test_parquet_by_row_with_bad_bytes_and_missing_values(tmp_path):
+    bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"c\xff\x00d"]).buffers())
+    text = pa.chunked_array([pa.array(["one", None]), bad])
+    pq.write_table(pa.table({"text": text, "n": [10, 20, 30]}), tmp_path / "a.parquet", row_group_size=2)
+    counts = Counts()
+    found = documents(tmp_path / "a.parquet", counts=counts)
+    assert found == [("a.parquet:1", "one"), ("a.parquet:3", "c\ufffdd")]
+    assert (counts.invalid_characters, counts.control_characters, counts.empty_documents) == (1, 1, 1)
+    assert documents(tmp_path / "a.parquet", id_field="n")[1][0] == "a.parquet:30"
+    assert "no column 'body' (expected one of text, n" in error(tmp_path, text_field="body")
+    assert "'n' holds int64" in error(tmp_path, text_field="n")
+
+
+def test_a_large_parquet_file_is_shared_out_by_row_groups(tmp_path, monkeypatch):
+    table = pa.table({"text": [f"text {i}" for i in range(100)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    whole = documents(tmp_path)
+    monkeypatch.setattr(sources, "UNIT_BYTES", 300)
+    assert len(discover(DataSettings(sources=[str(tmp_path)]))) > 3
+    assert documents(tmp_path) == whole
+    assert whole[99] == ("a.parquet:100", "text 99")
+
+
+LINES = st.lists(
+    st.sampled_from(["word", "", " \t", "a longer line of text ", "x", "\u00a0", "{}"]), max_size=40
+)
+
+
+@given(lines=LINES, feed=st.sampled_from(["\n", "\r\n"]), unit=st.integers(1, 40), ends=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_pieces_of_a_plain_file_give_the_documents_of_the_whole(tmp_path_factory, lines, feed, unit, ends):
+    path = tmp_path_factory.mktemp("pieces") / "a.txt"
+    path.write_bytes((feed.join(lines) + feed * ends).encode())
+    records = jsonl(path.with_suffix(".jsonl"), *[{"text": line} for line in lines])
+    for name in (path, records):
+        whole = documents(name) if os.path.getsize(name) else []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sources, "UNIT_BYTES", unit)
+            chosen = DataSettings(sources=[str(name)])
+            units = discover(chosen)
+            with ThreadPoolExecutor(2) as pool:
+                assert discover(chosen, pool.map) == units
+        assert len(units) == max(1, -(-os.path.getsize(name) // unit))
+        assert [
+            tuple(d) for u in random.sample(units, len(units)) for d in read(u, chosen, Counts())
+        ] or not whole
+        assert [tuple(d) for u in units for d in read(u, chosen, Counts())] == whole
+
+
+def test_a_piece_within_a_long_document_does_not_read_on():
+    piece = SourceFile("a.txt", "a.txt", "text", "", 20, start=10, stop=30)
+    lines = iter([(number, 10 * number, b"no blank\n") for number in range(1, 100)])
+    assert list(formats._paragraph_runs(piece, lines, Counts())) == []
+    assert next(lines)[0] == 4
+
+
+def test_ids_depend_neither_on_the_folder_nor_on_how_it_is_named(tmp_path, monkeypatch):
+    for folder in ("x", "elsewhere/y"):
+        (tmp_path / folder / "sub").mkdir(parents=True)
+        (tmp_path / folder / "sub" / "b.txt").write_text("B")
+        (tmp_path / folder / "a.txt").write_text("A")
+    expected = [("a.txt:1", "A"), ("sub/b.txt:1", "B")]
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in (
+        tmp_path / "x",
+        "y",
+        "y/",
+        "../x",
+        f"file://{tmp_path}/x",
+        "y/**/*.txt",
+        tmp_path / "x" / "**",
+    ):
+        assert documents(name) == expected
+
+
+def test_the_order_is_that_of_the_names_whatever_the_listing(tmp_path, monkeypatch):
+    for name in "cab":
+        (tmp_path / f"{name}.txt").write_text(name)
+    scandir = os.scandir
+
+    class Backwards(list):
+        def __init__(self, path):
+            super().__init__(sorted(scandir(path), key=lambda entry: entry.name, reverse=True))
+
+        def __enter__(self):
+            return iter(self)
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(os, "scandir", Backwards)
+    assert [text for _, text in documents(tmp_path)] == ["a", "b", "c"]
+    assert [text for _, text in documents(tmp_path / "c.txt", tmp_path / "[ab].txt")] == ["c", "a", "b"]
+
+
+def test_equal_paths_in_two_sources_are_told_apart(tmp_path):
+    for folder in ("en", "fr"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(folder)
+    assert documents(tmp_path / "en", tmp_path / "fr" / "*.txt") == [("a.txt:1", "en"), ("#2/a.txt:1", "fr")]
+    assert "two sources hold this file" in error(tmp_path / "en", tmp_path)
+
+
+def test_folders_pass_over_hidden_and_foreign_files_and_link_circles(tmp_path):
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "a.txt").write_text("no")
+    (tmp_path / "README.md").write_text("no")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "circle").symlink_to(tmp_path)
+    (tmp_path / "sub" / "a.TXT").write_text("yes")
+    assert documents(tmp_path) == [("sub/a.TXT:1", "yes")]
+
+
+def test_object_stores_through_fsspec(tmp_path):
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/bucket/data/a.txt", b"one\n\ntwo")
+    fs.pipe("/bucket/data/.x/b.txt", b"no")
+    expected = [("a.txt:1", "one\n"), ("a.txt:3", "two")]
+    for name in ("memory://bucket/data", "memory://bucket/data/a.txt", "memory://bucket/data/*.txt"):
+        assert documents(name) == expected
+    fs.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize(
+    "uri", ["pipe:cat a.txt", "simplecache::s3://b/a.txt", "shell://ls", "reference://a.json"]
+)
+def test_uris_that_could_run_something_are_refused(uri):
+    assert "this kind of URI is not read" in error(uri)
+
+
+def test_sources_that_are_missing_or_empty(tmp_path):
+    assert "there is nothing to read" in error()
+    assert "there is no such file or folder" in error(tmp_path / "none.txt")
+    assert "no file to read here" in error(tmp_path)
+    assert "no file to read here" in error(tmp_path / "*.txt")
+    (tmp_path / "a.pdf").write_text("x")
+    assert "no file to read here" in error(tmp_path)
+    assert "its suffix names no format" in error(tmp_path / "a.pdf")
+    assert "its suffix names no format" in error(tmp_path / "*")
+
+
+def test_a_source_that_vanishes_names_itself(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    chosen = DataSettings(sources=[str(tmp_path)])
+    units = discover(chosen)
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"a\.txt: cannot be read: No such file"):
+        list(read(units[0], chosen, Counts()))
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('{"text": "cut', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "holds a JSON list"),
+        ('{"body": "x"}', "no field 'text' (expected body; set data.text_field)"),
+        ('{"text": 5}', "holds no text"),
+    ],
+)
+def test_a_broken_record_names_its_line(tmp_path, line, what):
+    path = jsonl(tmp_path / "a.jsonl", {"text": "fine"})
+    path.write_text(path.read_text() + line + "\n")
+    message = error(path)
+    assert message.startswith(f"{path}:2: ")
+    assert what in message
+
+
+def test_nasty_text_is_cleaned_and_counted(tmp_path):
+    (tmp_path / "a.txt").write_bytes(
+        b"\xef\xbb\xbfcaf\xe9\x00 x\r\ny\x0c\xc2\x85\r\n\r\n\xe2\x80\x8f \x01\n\n\x02\n"
+    )
+    jsonl(tmp_path / "b.jsonl", {"text": "a\ud800b\u0007"}, {"text": " \n"})
+    counts = Counts()
+    assert documents(tmp_path, counts=counts) == [
+        ("a.txt:1", "caf\ufffd x\ny\n"),
+        ("a.txt:4", "\u200f \n"),
+        ("b.jsonl:1", "a\ufffdb"),
+    ]
+    assert counts == Counts(
+        bytes=21, documents=3, empty_documents=2, invalid_characters=2, control_characters=6
+    )
+
+
+def test_a_long_document_is_one_and_batches_are_bounded(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * 3_000_000 + b"\n" + b"y\n\n" * 1000)
+    chosen = DataSettings(sources=[str(tmp_path)])
+    grouped = list(batches(read(discover(chosen)[0], chosen, Counts()), limit=500))
+    assert len(grouped[0]) == 1
+    assert len(grouped[0][0].text) > 3_000_000
+    assert sum(map(len, grouped)) == 1000
+    assert max(sum(len(d.text) for d in batch) for batch in grouped[1:]) <= 500 + 2
