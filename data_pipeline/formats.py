@@ -33,6 +33,14 @@ class SourceFile:
     start: int = 0  # first byte; Parquet: first row group
     stop: int = -1  # byte after the last, row group after the last; -1: to the end
     before: int = 0  # line feeds, or Parquet rows, before `start`
+    stripe: int = (
+        0  # of a compressed file: only each `stripes`-th record is this unit's, from number `stripe` on
+    )
+    stripes: int = 1
+
+    def owns(self, record: int) -> bool:
+        """Whether the record with this number, counted from any point, is of this unit's stripe."""
+        return record % self.stripes == self.stripe
 
 
 def records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[tuple[int | str, str]]:
@@ -77,16 +85,19 @@ def _paragraph_runs(
 ) -> Iterator[tuple[int, str]]:
     """Documents apart by blank lines: first line and text. A document belongs to the unit that owns the blank line
     before it (the first one of a file: to the first unit), so that every unit finds its own without the others."""
-    first = 0
+    first = found = 0
     parts: list[bytes] = []
     owned = file.start == 0
     for number, position, line in lines:
         past = 0 <= file.stop <= position
         if _is_blank(line):
             if parts:
-                text = decode(b"".join(parts), counts)
+                found += 1
+                if file.owns(found):
+                    text = decode(b"".join(parts), counts)
+                    parts.clear()
+                    yield first, text
                 parts.clear()
-                yield first, text
             if past:
                 return
             owned = True
@@ -95,7 +106,7 @@ def _paragraph_runs(
             parts.append(line)
         elif past:
             return
-    if parts:
+    if parts and file.owns(found + 1):
         text = decode(b"".join(parts), counts)
         parts.clear()  # before the text is worked on: a document may be huge
         yield first, text
@@ -113,7 +124,7 @@ def _json_records(
     for number, position, line in lines:
         if 0 <= file.stop <= position:
             return
-        if line.isspace():
+        if line.isspace() or not file.owns(number):
             continue
         where = f"{file.uri}:{number}"
         record = _json_object(decode(line, counts), where)

@@ -30,7 +30,7 @@ BUFFER_TOKENS = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class SegmentRecipe:
-    """What all recipes share: lengths, and the masker that corrupts their sequences."""
+    """The data half of an objective, sent to workers: lengths, and the masker that corrupts its sequences."""
 
     sequence_length: int
     short_seq_prob: float
@@ -65,6 +65,10 @@ class SegmentRecipe:
     def room(self) -> int:
         """Tokens of text that fit into a sequence."""
         return self.sequence_length - self.specials
+
+    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: int) -> Segments:
+        """The sequences of documents start..stop-1 of `corpus`, `passes` passes each."""
+        raise NotImplementedError
 
     def corrupt(self, segments: Segments, seed: int) -> Examples:
         """The masked examples, one a sequence, in order; the draws are keyed by (seed, segments.keys)."""

@@ -12,7 +12,7 @@ from pretrain.config import RunConfig
 def manual(owner: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """(key, default, meaning) of each setting; the meaning is the docstring under the field."""
     defaults, meanings, hints = owner(), _meanings(owner), get_type_hints(owner)
-    for f in fields(owner):  # type: ignore[arg-type]
+    for f in fields(owner):
         if is_dataclass(hints[f.name]):
             yield from manual(hints[f.name], f"{prefix}{f.name}.")
         else:

@@ -118,6 +118,10 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             "data.mode=exact reads one sentence a line: add data.sentences=lines, or data.mode=fast",
         ),
         (
+            data.mode == "exact" and config.objective.name != "bert",
+            f"data.mode=exact makes sentence pairs, objective.name={config.objective.name} needs data.mode=fast",
+        ),
+        (
             not data.across_languages,
             "data.across_languages=false needs sources with languages, which this version does not read: "
             "leave it true, or prepare each language by itself",

@@ -1,5 +1,6 @@
 """Files, folders and globs -> units of work -> documents with stable ids."""
 
+import gzip
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -253,3 +255,23 @@ def test_a_long_document_is_one_and_batches_are_bounded(tmp_path):
     assert len(grouped[0][0].text) > 3_000_000
     assert sum(map(len, grouped)) == 1000
     assert max(sum(len(d.text) for d in batch) for batch in grouped[1:]) <= 500 + 2
+
+
+@pytest.mark.parametrize("suffix", [".txt.gz", ".jsonl.zst"])
+def test_stripes_of_a_compressed_file_give_the_documents_of_the_whole(tmp_path, monkeypatch, suffix):
+    texts = [f"document {number} {random.Random(number).random()}" for number in range(50)]
+    if suffix == ".txt.gz":
+        content = gzip.compress("\n\n".join(texts).encode())
+    else:
+        content = zstandard.compress("\n".join(json.dumps({"text": t}) for t in texts).encode())
+    path = tmp_path / f"all{suffix}"
+    path.write_bytes(content)
+    chosen = DataSettings(sources=[str(path)])
+    [whole] = discover(chosen)
+    expected = sorted(read(whole, chosen, Counts()))
+    monkeypatch.setattr(sources, "STRIPE_BYTES", len(content) // 3)
+    units = discover(chosen)
+    parts = [list(read(unit, chosen, Counts())) for unit in units]
+    assert len(units) >= 3
+    assert all(parts), "a unit without work"
+    assert sorted(document for part in parts for document in part) == expected

@@ -1,0 +1,52 @@
+# make env    the virtual environment .venv (re-used; rebuilt only when pyproject.toml changes)
+# make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> a filled blank
+# make test   all tests that need no root and no GPU
+# make lint   ruff and mypy
+
+PYTHON ?= python3
+TORCH_SPEC ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+# quiet unless something fails; pip's own configuration chooses the index
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.PHONY: env demo test lint format clean
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "maskmill: $(PYTHON) is too old (expected Python 3.11 or newer; make env PYTHON=python3.12)"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) with $(TORCH_SPEC) (some minutes the first time)"
+	@$(PIP) install "$(TORCH_SPEC)"
+	@# torch is pinned to what the line above chose, so that no other package can pull another one
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev]"
+	@touch $@
+
+DEMO_BLANKS := "He opened the [MASK] and went out." "She was the [MASK] of the king." "They sailed across the [MASK] for many days."
+
+demo: env
+	@set -e; run() { printf '\n$$ %s\n' "maskmill $$*"; $(BIN)/maskmill "$$@"; }; \
+	run vocab demo; \
+	run prepare demo; \
+	run train demo; \
+	run export demo; \
+	run fill runs/demo/export $(DEMO_BLANKS); \
+	run inspect runs/demo
+
+test: env
+	@$(BIN)/python -m pytest tests
+
+lint: env
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: env
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info runs

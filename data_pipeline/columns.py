@@ -1,0 +1,186 @@
+"""Examples <-> the bytes of one block: tar members that are plain .npy columns; nothing is trusted on the way in.
+
+Block 7 of a shard holds the members `000007.tokens.npy`, `000007.offsets.npy` and so on in the order of COLUMNS.
+Written by hand, 512 bytes of ustar header and 128 of .npy header, so that no release of a library
+changes a byte. Read strictly: no pickle, no size or offset is believed before it is compared.
+"""
+
+import re
+import tarfile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.draws import jit
+from data_pipeline.records import Examples
+
+TAR_BLOCK = 512
+TAR_END = bytes(2 * TAR_BLOCK)
+"""Two zero blocks end a tar."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "tokens": ("<u2", "<u4"),
+    "offsets": ("<u4",),
+    "first_lengths": ("<u2",),
+    "labels": ("|i1",),
+    "masked_positions": ("<u2",),
+    "masked_ids": ("<u2", "<u4"),
+    "masked_offsets": ("<u4",),
+}
+"""The columns of a block in their order, with the types that each may have on disk."""
+
+_NPY_MAGIC = b"\x93NUMPY\x01\x00"
+_NPY_HEADER = re.compile(
+    rb"\{ *'descr': *'([<|][iu][124])', *'fortran_order': *False, *'shape': *\((\d{1,10}),\),? *\} *\n"
+)
+_WIDE = {"offsets", "masked_offsets"}  # 32 bits on disk, 64 in memory
+
+
+class BlockError(ValueError):
+    """Why the bytes of a block are not examples; the reader adds which block it was."""
+
+
+def encode_block(number: int, examples: Examples) -> bytes:
+    """The tar members of block `number`. Raises ValueError where a column does not fit its type on disk."""
+    return b"".join(
+        _member(f"{number:06d}.{name}.npy", _npy(_narrow(name, getattr(examples, name)))) for name in COLUMNS
+    )
+
+
+def decode_block(number: int, data: NDArray[np.uint8]) -> Examples:
+    """The examples in `data`, as views of it where the types allow. Raises BlockError for any other bytes
+    than encode_block's format; call `check_examples` before anything is indexed with what they say."""
+    view, place = data.data, 0
+    columns: dict[str, NDArray] = {}
+    for name, types in COLUMNS.items():
+        size = _member_size(bytes(view[place : place + TAR_BLOCK]), f"{number:06d}.{name}.npy")
+        place += TAR_BLOCK
+        if size > len(view) - place:
+            raise BlockError(f"column {name} ends beyond the block")
+        column = _npy_column(view[place : place + size], name, types)
+        columns[name] = column.astype(np.int64) if name in _WIDE else column
+        place += _padded(size)
+    if place != len(view):
+        raise BlockError(f"the block is {place - len(view)} bytes too short")
+    return Examples(**columns)
+
+
+def check_examples(examples: Examples, vocabulary_size: int, longest: int) -> None:
+    """Raises BlockError unless every offset, position and id lies within what it points into, every label is
+    -1, 0 or 1, and no example is empty or longer than `longest` tokens."""
+    rows = len(examples.labels)
+    for name in ("offsets", "masked_offsets", "first_lengths"):
+        expected = rows if name == "first_lengths" else rows + 1
+        if len(getattr(examples, name)) != expected:
+            raise BlockError(f"column {name} has {len(getattr(examples, name))} entries, not {expected}")
+    if len(examples.masked_ids) != len(examples.masked_positions):
+        raise BlockError("masked_ids and masked_positions differ in length")
+    if examples.tokens.dtype != examples.masked_ids.dtype:
+        raise BlockError("tokens and masked_ids differ in type")
+    fault = _FAULTS[_first_fault(*_columns(examples), vocabulary_size, longest)]
+    if fault:
+        raise BlockError(fault)
+
+
+def _columns(examples: Examples) -> tuple[NDArray, ...]:
+    return tuple(getattr(examples, name) for name in COLUMNS)
+
+
+_FAULTS = (
+    "",
+    "offsets do not run from 0 to the number of tokens",
+    "an example is empty or longer than the index says",
+    "masked_offsets do not run from 0 to the number of masked positions",
+    "a first segment is longer than its example",
+    "a label is not -1, 0 or 1",
+    "masked positions are not ascending within their example",
+    "a token id is beyond the vocabulary",
+)
+
+
+@jit
+def _first_fault(
+    tokens, offsets, first_lengths, labels, masked_positions, masked_ids, masked_offsets, size, longest
+):
+    """The number in _FAULTS of the first thing wrong, 0 for nothing."""
+    rows = len(labels)
+    if offsets[0] != 0 or offsets[rows] != len(tokens):
+        return 1
+    if masked_offsets[0] != 0 or masked_offsets[rows] != len(masked_positions):
+        return 3
+    for i in range(rows):
+        length = offsets[i + 1] - offsets[i]
+        if length < 1 or length > longest:
+            return 2
+        # checked before use: with the ends right and no step backwards, every offset is within
+        if masked_offsets[i + 1] < masked_offsets[i] or masked_offsets[i + 1] > len(masked_positions):
+            return 3
+        if first_lengths[i] > length:
+            return 4
+        if labels[i] < -1 or labels[i] > 1:
+            return 5
+        last = np.int64(-1)
+        for m in range(masked_offsets[i], masked_offsets[i + 1]):
+            position = np.int64(masked_positions[m])
+            if position <= last or position >= length:
+                return 6
+            last = position
+    for i in range(len(tokens)):
+        if tokens[i] >= size:
+            return 7
+    for i in range(len(masked_ids)):
+        if masked_ids[i] >= size:
+            return 7
+    return 0
+
+
+def _narrow(name: str, column: NDArray) -> NDArray:
+    types = COLUMNS[name]
+    if column.dtype.str in types:
+        return np.ascontiguousarray(column)
+    narrow = column.astype(types[-1])
+    if not np.array_equal(narrow, column):
+        raise ValueError(f"column {name} ({column.dtype}) does not fit {types[-1]}")
+    return narrow
+
+
+def _npy(column: NDArray) -> bytes:
+    header = f"{{'descr': '{column.dtype.str}', 'fortran_order': False, 'shape': ({len(column)},), }}"
+    padded = header.ljust(117).encode("ascii") + b"\n"  # 128 bytes with magic and length: data stays aligned
+    return _NPY_MAGIC + len(padded).to_bytes(2, "little") + padded + column.tobytes()
+
+
+def _npy_column(data: memoryview, name: str, types: tuple[str, ...]) -> NDArray:
+    head = bytes(data[:256])
+    start = 10 + int.from_bytes(head[8:10], "little")
+    match = _NPY_HEADER.fullmatch(head, 10, start) if head[:8] == _NPY_MAGIC and start <= len(head) else None
+    if match is None:
+        raise BlockError(f"column {name} is no plain one-dimensional .npy array")
+    kind, count = match[1].decode("ascii"), int(match[2])
+    if kind not in types:
+        raise BlockError(f"column {name} has type {kind}, not {' or '.join(types)}")
+    if len(data) - start != count * int(kind[-1]):
+        raise BlockError(f"column {name} does not hold the {count} entries that it states")
+    column = np.frombuffer(data, kind, count, start)
+    return column if column.flags.aligned else column.copy()  # a foreign writer may pad headers otherwise
+
+
+def _member(name: str, data: bytes) -> bytes:
+    info = tarfile.TarInfo(name)  # times, owners and names are zero or empty unless set
+    info.size, info.mode = len(data), 0o644
+    header = info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+    return header + data + bytes(_padded(len(data)) - len(data))
+
+
+def _member_size(header: bytes, name: str) -> int:
+    found = header[:100].rstrip(b"\0").decode("ascii", "replace")
+    if header[257:262] != b"ustar" or header[156:157] not in (b"0", b"\0") or found != name:
+        raise BlockError(f"expected the member {name}, found {found[:40]!r}")
+    digits = header[124:136].strip(b" \0")
+    if not re.fullmatch(rb"[0-7]{1,11}", digits):
+        raise BlockError(f"the size of {name} is no octal number")
+    return int(digits, 8)
+
+
+def _padded(size: int) -> int:
+    return -(-size // TAR_BLOCK) * TAR_BLOCK

@@ -1,0 +1,86 @@
+"""A Corpus in memory <-> a folder of .npy columns that can be memory-mapped, and many of them merged into one."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.records import Corpus
+
+
+def save_corpus(corpus: Corpus, folder: Path) -> None:
+    """Writes the columns into `folder`, which must exist."""
+    for column in fields(Corpus):
+        np.save(folder / f"{column.name}.npy", getattr(corpus, column.name), allow_pickle=False)
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """The corpus in `folder`, memory-mapped: only what is touched is read."""
+    return Corpus(**{c.name: _mapped(folder / f"{c.name}.npy") for c in fields(Corpus)})
+
+
+def document_tokens(corpus: Corpus) -> NDArray[np.int64]:
+    """Tokens of each document."""
+    return np.diff(corpus.sentence_starts[corpus.document_starts])
+
+
+def sorted_by_key(corpus: Corpus) -> Corpus:
+    """The same documents in the order of their keys, so that a range of keys is a range of documents."""
+    order = np.argsort(corpus.keys, kind="stable")
+    starts = corpus.sentence_starts[corpus.document_starts]
+    spans = [slice(starts[d], starts[d + 1]) for d in order]
+    sentence_lengths = np.diff(corpus.sentence_starts)
+    sentence_spans = [slice(corpus.document_starts[d], corpus.document_starts[d + 1]) for d in order]
+    return Corpus(
+        tokens=np.concatenate([corpus.tokens[s] for s in spans]) if spans else corpus.tokens[:0],
+        sentence_starts=_starts([sentence_lengths[s] for s in sentence_spans]),
+        document_starts=_starts([np.diff(corpus.document_starts)[order]]),
+        keys=corpus.keys[order],
+    )
+
+
+def merge(parts: list[tuple[Corpus, NDArray[np.int64]]], folder: Path) -> None:
+    """Writes the chosen documents of all parts (corpus, their numbers) into `folder`, in the order of their keys.
+
+    Token columns go from map to map, document by document, so that memory stays small however large
+    the result is."""
+    keys = np.concatenate([corpus.keys[chosen] for corpus, chosen in parts])
+    sentences = np.concatenate([np.diff(corpus.document_starts)[chosen] for corpus, chosen in parts])
+    tokens = np.concatenate([document_tokens(corpus)[chosen] for corpus, chosen in parts])
+    order = np.argsort(keys, kind="stable")
+    document_starts, token_starts = _starts([sentences[order]]), _starts([tokens[order]])
+    np.save(folder / "keys.npy", keys[order], allow_pickle=False)
+    np.save(folder / "document_starts.npy", document_starts, allow_pickle=False)
+    all_tokens = np.lib.format.open_memmap(
+        folder / "tokens.npy", "w+", dtype=parts[0][0].tokens.dtype, shape=(int(token_starts[-1]),)
+    )
+    all_starts = np.lib.format.open_memmap(
+        folder / "sentence_starts.npy", "w+", dtype=np.int64, shape=(int(document_starts[-1]) + 1,)
+    )
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    number = 0
+    for corpus, chosen in parts:
+        for d in chosen:
+            first, last = corpus.document_starts[d], corpus.document_starts[d + 1]
+            starts = corpus.sentence_starts[first : last + 1]
+            to_sentence, to_token = document_starts[place[number]], token_starts[place[number]]
+            all_tokens[to_token : to_token + starts[-1] - starts[0]] = corpus.tokens[starts[0] : starts[-1]]
+            all_starts[to_sentence : to_sentence + last - first] = starts[:-1] - starts[0] + to_token
+            number += 1
+    all_starts[-1] = token_starts[-1]
+    all_tokens.flush()
+    all_starts.flush()
+
+
+def _starts(lengths: list[NDArray]) -> NDArray[np.int64]:
+    flat = np.concatenate([np.zeros(1, np.int64), *lengths])
+    return np.cumsum(flat, dtype=np.int64)
+
+
+def _mapped(path: Path) -> NDArray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError:  # an empty column cannot be mapped
+        return np.load(path, allow_pickle=False)

@@ -1,0 +1,220 @@
+"""A folder of shards <-> what index.json says of it: every shard with its counts and hashes, and how it was made.
+
+index.json holds one entry a shard. The block table of a shard (offset, bytes, counts and checksum of each block)
+lies beside it in `<shard>.json` and is read when the shard is first needed, so that opening a hundred thousand
+shards stays a matter of a second. All of it is canonical JSON: the same data gives the same bytes.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.entries import (
+    REMEDY,
+    VOCABULARY_FIELDS,
+    BlockTable,
+    ShardEntry,
+    VocabularyStamp,
+    bad,
+    canonical_json,
+    checked,
+    is_sha256,
+    parsed,
+    parsed_table,
+)
+from data_pipeline.errors import UserError
+from data_pipeline.storage import join, read_bytes, remove_partial_files, write_whole
+
+if TYPE_CHECKING:
+    from data_pipeline.vocabulary import Vocabulary
+
+FORMAT = 1
+"""Version of the shards' and index's format; another one is refused."""
+INDEX, TOKENIZER = "index.json", "tokenizer.json"
+TRAIN, HELD_OUT = "train", "held_out"
+SPLITS = (TRAIN, HELD_OUT)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The shards of one part of the corpus, in order."""
+
+    name: str
+    shards: Sequence[ShardEntry]
+
+    @cached_property
+    def shard_examples(self) -> NDArray[np.int64]:
+        """Examples of each shard."""
+        return np.array([shard.examples for shard in self.shards], np.int64)
+
+    @cached_property
+    def examples(self) -> int:
+        return sum(shard.examples for shard in self.shards)
+
+    @cached_property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @cached_property
+    def masked(self) -> int:
+        """Masked positions."""
+        return sum(shard.masked for shard in self.shards)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest example; 0 without examples."""
+        return max((shard.longest for shard in self.shards), default=0)
+
+    @cached_property
+    def most_masked(self) -> int:
+        """Most masked positions in one example; 0 without examples."""
+        return max((shard.most_masked for shard in self.shards), default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """A folder of shards, opened."""
+
+    folder: str
+    objective: str
+    """Name of the objective whose data recipe made the examples."""
+    block_examples: int
+    settings: Mapping[str, Any]
+    """The settings that decided the bytes."""
+    vocabulary: VocabularyStamp
+    statistics: Mapping[str, Any]
+    splits: Mapping[str, Split]
+    identity: str
+    """SHA-256 of index.json: two folders of equal identity hold the same data."""
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> "Index":
+        """Opens a local folder or an fsspec URI. Raises UserError where it holds no shards or an index that is
+        not as it should be."""
+        folder = os.fspath(folder)
+        where = join(folder, INDEX)
+        try:
+            data = read_bytes(where)
+        except FileNotFoundError:
+            raise UserError(
+                "a folder without shards",
+                where=folder,
+                expected=f"{INDEX} in it",
+                remedy="run `maskmill prepare`",
+            ) from None
+        fields = checked(parsed(data, where), _INDEX, where)
+        if fields["format"] != FORMAT:
+            raise bad(f"format {fields['format']}", where, f"format {FORMAT}, which this version reads")
+        if fields["block_examples"] < 1:
+            raise bad("block_examples is 0", where, "at least 1")
+        stamp = VocabularyStamp(**checked(fields["vocabulary"], VOCABULARY_FIELDS, where))
+        if not is_sha256(stamp.sha256) or not all(i < stamp.size for i in stamp[2:]):
+            raise bad("the vocabulary's entry", where, "a SHA-256, and special ids below its size")
+        splits = checked(fields["splits"], dict.fromkeys(SPLITS, list), where)
+        return cls(
+            folder=folder,
+            objective=fields["objective"],
+            block_examples=fields["block_examples"],
+            settings=fields["settings"],
+            vocabulary=stamp,
+            statistics=fields["statistics"],
+            splits=_splits(splits, fields["block_examples"], where),
+            identity=hashlib.sha256(data).hexdigest(),
+        )
+
+    @property
+    def train(self) -> Split:
+        return self.splits[TRAIN]
+
+    @property
+    def held_out(self) -> Split:
+        return self.splits[HELD_OUT]
+
+    def path(self, file: str) -> str:
+        """Path or URI of a file of the folder."""
+        return join(self.folder, file)
+
+    def block_table(self, shard: ShardEntry) -> BlockTable:
+        """Reads the block table of a shard. Raises UserError where it is missing, changed or contradicts the
+        index."""
+        where = self.path(shard.table_file)
+        try:
+            data = read_bytes(where)
+        except FileNotFoundError:
+            raise UserError(
+                "missing", where=where, expected=f"the block table of {shard.file}", remedy=REMEDY
+            ) from None
+        if hashlib.sha256(data).hexdigest() != shard.blocks_sha256:
+            raise UserError("bytes changed since index.json was written", where=where, remedy=REMEDY)
+        return parsed_table(data, shard, self.block_examples, where)
+
+
+_INDEX: dict[str, type] = {
+    "format": int,
+    "objective": str,
+    "block_examples": int,
+    "settings": dict,
+    "vocabulary": dict,
+    "statistics": dict,
+    "splits": dict,
+}
+
+
+def write_index(
+    folder: str | os.PathLike[str],
+    *,
+    splits: Mapping[str, Sequence[ShardEntry]],
+    settings: Mapping[str, Any],
+    block_examples: int,
+    objective: str,
+    vocabulary: "Vocabulary",
+    statistics: Mapping[str, Any],
+) -> Index:
+    """Writes tokenizer.json and, last, index.json into the folder that already holds the shards; returns the
+    index as `Index.load` reads it. What killed writers left behind is removed."""
+    stamp = VocabularyStamp(
+        vocabulary.sha256,
+        vocabulary.size,
+        *(int(getattr(vocabulary, name)) for name in ("cls", "sep", "mask", "pad", "unk")),
+    )
+    listed = {name: [shard.as_dict() for shard in splits.get(name, ())] for name in SPLITS}
+    document = {
+        "format": FORMAT,
+        "objective": objective,
+        "block_examples": block_examples,
+        "settings": dict(settings),
+        "vocabulary": stamp._asdict(),
+        "statistics": dict(statistics),
+        "splits": listed,
+    }
+    where = join(folder, INDEX)
+    _splits(listed, block_examples, where)  # what cannot be read back is not written
+    write_whole(join(folder, TOKENIZER), vocabulary.json.encode("utf-8"))
+    write_whole(where, canonical_json(document, indent=1))
+    remove_partial_files(folder)
+    return Index.load(folder)
+
+
+def _splits(listed: Mapping[str, list[Any]], block_examples: int, where: str) -> dict[str, Split]:
+    """The splits that index.json lists, checked."""
+    splits = {
+        name: Split(name, tuple(ShardEntry.from_dict(entry, where) for entry in entries))
+        for name, entries in listed.items()
+    }
+    shards = [shard for split in splits.values() for shard in split.shards]
+    if len({shard.file for shard in shards}) < len(shards):
+        raise bad("a shard is listed twice", where, "every shard once")
+    for shard in shards:
+        if not shard.examples or shard.blocks != -(-shard.examples // block_examples):
+            raise bad(
+                f"{shard.file} has {shard.examples} examples in {shard.blocks} blocks",
+                where,
+                f"{block_examples} in every block but the last",
+            )
+    return splits

@@ -1,0 +1,171 @@
+"""Shards in, packed batches out: what one rank reads in each step, made ahead by a thread, resumable at any step.
+
+    Order (who reads what) -> Windows (blocks, checked and shuffled) -> pack (micro-batches) -> StepShare
+
+A share is a pure function of (index, order, rank, world, step): the state is the number of the next batch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.bins import Caps
+from data_pipeline.errors import UserError
+from data_pipeline.index import Index
+from data_pipeline.order import Layout, Order, rank_range
+from data_pipeline.packing import StepShare, pack
+from data_pipeline.prefetch import Prefetch
+from data_pipeline.records import Examples, concatenate
+from data_pipeline.shards import BlockReader
+from data_pipeline.windows import Windows
+
+
+def order_of(index: Index, *, seed: int, global_batch: int, streams: int = 0) -> Order:
+    """The order of the index's training examples; streams=0 chooses their number. Raises UserError where there
+    are no examples or the streams do not divide the batch."""
+    return Order.of(index.train.examples, index.block_examples, seed, global_batch, streams)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a rank keeps open."""
+
+    streams: int
+    open_blocks: int
+    """Blocks in the windows of all its streams."""
+    window_examples: int
+    """Examples that are shuffled as one."""
+    bytes: int
+    """Memory of the windows, about."""
+
+
+class Shares:
+    """Step numbers in, the rank's shares out. Cheapest in ascending order, right in any."""
+
+    def __init__(self, index: Index, order: Order, caps: Caps, rank: int = 0, world: int = 1) -> None:
+        self.order, self.caps, self.split = order, caps, index.train
+        if order.examples != self.split.examples or order.block != index.block_examples:
+            raise ValueError("this order was made for another index")
+        self._start, self._stop = rank_range(order.global_batch, rank, world)
+        streams = order.stream_ranges(0, self._start, self._stop).streams
+        self._windows = Windows(BlockReader(index, self.split), order, int(streams[0]), int(streams[-1]))
+        self._streams = len(streams)
+
+    def read(self, batch: int) -> StepShare:
+        """This rank's examples of global batch number `batch`, packed. Raises UserError for shards that cannot
+        be read or have changed."""
+        ranges = self.order.stream_ranges(batch, self._start, self._stop)
+        examples, epochs, numbers = self._windows.take(ranges)
+        return pack(examples, self.caps, batch=batch, epochs=epochs, numbers=numbers)
+
+    @property
+    def footprint(self) -> Footprint:
+        """What is kept open, for the summary before a run."""
+        order = self.order
+        items = min(order.window * order.block, order.examples)
+        blocks = self._streams * min(order.window, -(-order.examples // order.block))
+        return Footprint(self._streams, blocks, items, self._windows.bytes)
+
+
+class Loader:
+    """Iterates over this rank's shares of batch start_batch, start_batch + 1, ... without end."""
+
+    def __init__(
+        self,
+        index: Index,
+        order: Order,
+        caps: Caps,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        start_batch: int = 0,
+        ahead: int = 2,
+    ) -> None:
+        """Reads `ahead` shares before they are asked for; call `close`, or use it as a context manager.
+        Raises UserError for more ranks than examples in a batch."""
+        self.batch = start_batch
+        """Number of the next batch."""
+        self.index, self.order = index, order
+        shares = Shares(index, order, caps, rank, world)
+        self.footprint = shares.footprint
+        self._ahead = Prefetch(_shares_from(shares, start_batch), ahead)
+
+    def __iter__(self) -> Iterator[StepShare]:
+        return self
+
+    def __next__(self) -> StepShare:
+        """The share of batch `self.batch`. Raises what reading it raised."""
+        share = next(self._ahead)
+        self.batch = share.batch + 1
+        return share
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread that reads ahead."""
+        self._ahead.close()
+
+
+def loader_state(index: Index, order: Order, batch: int) -> dict[str, Any]:
+    """What a checkpoint keeps so that training goes on with batch number `batch`."""
+    return {"batch": batch, "data": index.identity, "order": asdict(order)}
+
+
+def resumed_batch(state: dict[str, Any], index: Index, order: Order) -> int:
+    """The batch at which `state` goes on. Raises UserError where other data or another order would follow."""
+    now = loader_state(index, order, state["batch"])
+    differing = [name for name in now["order"] if state["order"].get(name) != now["order"][name]]
+    if state["data"] != now["data"]:
+        differing.insert(0, "index.json")
+    if differing:
+        raise UserError(
+            f"the checkpoint was read from other data or in another order: {', '.join(differing)} differ",
+            where=index.folder,
+            remedy="use the same shards and settings, or start a new run",
+        )
+    return int(state["batch"])
+
+
+def held_out(index: Index, limit: int, caps: Caps, rank: int = 0, world: int = 1) -> StepShare:
+    """This rank's part of the first `limit` held-out examples (of all, where there are fewer), packed like a
+    step; it is empty where there are more ranks than examples. Always the same ones, whatever the seed."""
+    split = index.held_out
+    total = min(limit, split.examples)
+    start, stop = rank * total // world, (rank + 1) * total // world
+    numbers = np.arange(start, stop)
+    examples = _examples_at(index, start, stop) if start < stop else _no_examples()
+    return pack(examples, caps, batch=0, epochs=np.zeros(len(numbers), np.int64), numbers=numbers)
+
+
+def _shares_from(shares: Shares, start: int) -> Iterator[StepShare]:
+    return map(shares.read, count(start))
+
+
+def _examples_at(index: Index, start: int, stop: int) -> Examples:
+    layout = Layout(index.held_out.shard_examples, index.block_examples)
+    runs = list(layout.runs(start, stop - start))
+    blocks = BlockReader(index, index.held_out).read([(run.shard, run.block) for run in runs])
+    return concatenate(
+        [
+            block.take(np.arange(run.first, run.first + run.rows))
+            for run, block in zip(runs, blocks, strict=True)
+        ]
+    )
+
+
+def _no_examples() -> Examples:
+    def none(kind: type[np.generic]) -> NDArray:
+        return np.zeros(0, kind)
+
+    start = np.zeros(1, np.int64)
+    return Examples(
+        none(np.uint16), start, none(np.uint16), none(np.int8), none(np.uint16), none(np.uint16), start
+    )

@@ -1,0 +1,249 @@
+"""Who reads what, when: whole numbers in, whole numbers out; no file is opened here, no table grows with the data.
+
+The N examples of a split are numbered: first those of all full blocks, shard after shard, then those of the
+shards' last, shorter blocks, again in a row. Every `block` numbers are a virtual block; all are full but,
+where N is no multiple, the last.
+
+    epoch     the virtual blocks in the order of a permutation keyed by (seed, epoch); a short one stays last
+    streams   K readers. Item n of stream k is number g = n K + k of the whole sequence and belongs to epoch g // N:
+              the first N numbers are exactly epoch 0, the next N epoch 1, whatever K and N. A stream's items of an
+              epoch lie side by side in the epoch, so that it reads whole blocks
+    windows   every `window` virtual blocks of an epoch, cut at the streams' borders, are shuffled by a permutation
+              keyed by (seed, epoch, place)
+    steps     step t takes items t b .. (t + 1) b - 1 of every stream, b = B / K; its B examples are numbered
+              stream by stream, and rank r of W has numbers r B // W .. (r + 1) B // W - 1
+
+So a global batch is the same set of examples at every W, and any step is found in constant time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline import draws
+from data_pipeline.draws import BLOCK_ORDER, WINDOW_ORDER, jit, multiply_high
+from data_pipeline.errors import UserError
+
+MOST_STREAMS = 256
+WINDOW_BLOCKS = 256
+"""Blocks in all streams' windows together, unless there are more streams than that."""
+
+_ROUNDS = 96
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S63 = (np.uint64(shift) for shift in (27, 30, 31, 63))
+
+
+class Run(NamedTuple):
+    """Rows first..first+rows-1 of a block of a shard."""
+
+    shard: int
+    block: int
+    first: int
+    rows: int
+
+
+class StreamRanges(NamedTuple):
+    """Items first[i]..last[i]-1 of stream streams[i], for every i."""
+
+    streams: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+class Window(NamedTuple):
+    """A part of a stream's items that is shuffled as one: items first..first+items-1 of the stream are
+    positions start..start+items-1 of the epoch, shuffled."""
+
+    epoch: int
+    first: int
+    start: int
+    items: int
+
+
+def default_streams(global_batch: int) -> int:
+    """The largest divisor of `global_batch` that is at most 256."""
+    return next(k for k in range(min(MOST_STREAMS, global_batch), 0, -1) if global_batch % k == 0)
+
+
+def rank_range(global_batch: int, rank: int, world: int) -> tuple[int, int]:
+    """First and last + 1 of the numbers 0..global_batch-1 that are this rank's. Raises UserError for more ranks
+    than examples."""
+    if world > global_batch:
+        raise UserError(
+            f"{world} ranks for a global batch of {global_batch}",
+            where="train.global_batch",
+            expected="at least an example for every rank",
+            remedy="raise it, or start fewer ranks",
+        )
+    return rank * global_batch // world, (rank + 1) * global_batch // world
+
+
+@dataclass(frozen=True)
+class Order:
+    """The sequence of the examples of one split, for all time."""
+
+    examples: int
+    """N, examples in the split."""
+    block: int
+    """Examples in a full block."""
+    seed: int
+    global_batch: int
+    """B, examples in a step."""
+    streams: int
+    """K, a divisor of B."""
+    window: int
+    """Virtual blocks that are shuffled as one."""
+
+    def __post_init__(self) -> None:
+        if self.examples < 1:
+            raise UserError(
+                "no examples", where="shards", expected="at least one", remedy="prepare more text"
+            )
+        if self.streams < 1 or self.global_batch % self.streams:
+            raise UserError(
+                f"{self.streams} streams do not divide the global batch of {self.global_batch}",
+                where="data.streams",
+                expected="a divisor of train.global_batch",
+                remedy="data.streams=0 chooses one",
+            )
+
+    @classmethod
+    def of(cls, examples: int, block: int, seed: int, global_batch: int, streams: int = 0) -> "Order":
+        """The order with the default number of streams (where `streams` is 0) and the default window."""
+        streams = streams or default_streams(global_batch)
+        return cls(examples, block, seed, global_batch, streams, max(1, WINDOW_BLOCKS // streams))
+
+    @property
+    def items(self) -> int:
+        """b, the examples that a step takes of each stream."""
+        return self.global_batch // self.streams
+
+    def epochs(self, step: int) -> tuple[int, int]:
+        """The epochs of the first and of the last example of a step."""
+        first = step * self.global_batch
+        return first // self.examples, (first + self.global_batch - 1) // self.examples
+
+    def window_at(self, stream: int, item: int) -> Window:
+        """The window in which item number `item` of a stream lies."""
+        total, streams = self.examples, self.streams
+        epoch = (item * streams + stream) // total
+        first_item = -(-(epoch * total - stream) // streams)  # numbers g < epoch N of this stream: ceil
+        after_item = -(-((epoch + 1) * total - stream) // streams)
+        stream_start = self._before(stream, (epoch + 1) * total) - self._before(stream, epoch * total)
+        position = stream_start + item - first_item
+        size = self.window * self.block
+        start = max(stream_start, position // size * size)
+        stop = min(stream_start + after_item - first_item, (position // size + 1) * size)
+        return Window(epoch, first_item + start - stream_start, start, stop - start)
+
+    def window_numbers(self, window: Window) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(numbers, places), each of `window.items`: the examples in the epoch's order, which a reader finds
+        block by block, and for each its place among the window's items."""
+        starts, counts = zip(*self.window_blocks(window), strict=True)
+        numbers = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
+        key = (window.epoch * self.examples + window.start) % 2**64
+        return numbers, draws.permutation(self.seed % 2**64, key, WINDOW_ORDER, window.items)
+
+    def window_blocks(self, window: Window) -> Iterator[tuple[int, int]]:
+        """(first number, count) of the examples that the window has of each virtual block, in the epoch's order."""
+        position, end = window.start, window.start + window.items
+        while position < end:
+            place, offset = divmod(position, self.block)
+            count = min(self.block - offset, end - position)
+            yield self.virtual_block(window.epoch, place) * self.block + offset, count
+            position += count
+
+    def virtual_block(self, epoch: int, place: int) -> int:
+        """The virtual block at a place of an epoch."""
+        full = self.examples // self.block
+        if place >= full:
+            return place  # the short one: were it not last, positions would be no arithmetic
+        return permuted(place, full, _round_keys(self.seed, epoch))
+
+    def share(self, step: int, rank: int, world: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epochs, example numbers) of what a rank reads in a step, in the step's numbering."""
+        epochs, numbers = [], []
+        ranges = self.stream_ranges(step, *rank_range(self.global_batch, rank, world))
+        for stream, first, last in zip(*(column.tolist() for column in ranges), strict=True):
+            while first < last:
+                window = self.window_at(stream, first)
+                stop = min(last, window.first + window.items)
+                flat, places = self.window_numbers(window)
+                items = np.empty_like(flat)
+                items[places] = flat
+                numbers.append(items[first - window.first : stop - window.first])
+                epochs.append(np.full(stop - first, window.epoch, np.int64))
+                first = stop
+        return np.concatenate(epochs), np.concatenate(numbers)
+
+    def stream_ranges(self, step: int, start: int, stop: int) -> StreamRanges:
+        """What numbers start..stop-1 of a step are, stream by stream."""
+        streams = np.arange(start // self.items, (stop - 1) // self.items + 1)
+        low = np.maximum(start - streams * self.items, 0)
+        high = np.minimum(stop - streams * self.items, self.items)
+        return StreamRanges(streams, step * self.items + low, step * self.items + high)
+
+    def _before(self, stream: int, number: int) -> int:
+        """How many numbers below `number` belong to streams before `stream`."""
+        rounds, rest = divmod(number, self.streams)
+        return rounds * stream + min(stream, rest)
+
+
+class Layout:
+    """Where the examples of a split lie: example numbers in, rows of blocks out."""
+
+    def __init__(self, shard_examples: NDArray[np.int64], block: int) -> None:
+        self.block = block
+        self._full = shard_examples // block  # full blocks of each shard
+        self._full_ends = np.cumsum(self._full)
+        self._rest_ends = np.cumsum(shard_examples % block)
+        self._in_full = int(self._full_ends[-1]) * block if len(shard_examples) else 0
+
+    def runs(self, first: int, count: int) -> Iterator[Run]:
+        """The rows that hold examples first..first+count-1, in order."""
+        while count:
+            run = self._in_full_block(first, count) if first < self._in_full else self._in_rest(first, count)
+            yield run
+            first, count = first + run.rows, count - run.rows
+
+    def _in_full_block(self, first: int, count: int) -> Run:
+        block, row = divmod(first, self.block)
+        shard = int(np.searchsorted(self._full_ends, block, "right"))
+        before = int(self._full_ends[shard - 1]) if shard else 0
+        return Run(shard, block - before, row, min(count, self.block - row))
+
+    def _in_rest(self, first: int, count: int) -> Run:
+        number = first - self._in_full
+        shard = int(np.searchsorted(self._rest_ends, number, "right"))
+        row = number - (int(self._rest_ends[shard - 1]) if shard else 0)
+        left = int(self._rest_ends[shard]) - number
+        return Run(shard, int(self._full[shard]), row, min(count, left))
+
+
+def permuted(x: int, n: int, keys: NDArray[np.uint64]) -> int:
+    """Where a keyed permutation of 0..n-1 puts x, without a table: the swap-or-not shuffle (Hoang, Morris and
+    Rogaway 2012, "An enciphering scheme based on a card shuffle"), which works for any n. In each round x and
+    its mirror image trade places if a hash of the pair says so; `keys` holds two words a round."""
+    return int(_permuted(np.uint64(x), np.uint64(n), keys))
+
+
+@jit
+def _permuted(x, n, keys):
+    for i in range(0, len(keys), 2):
+        pivot = multiply_high(keys[i], n)
+        partner = pivot - x if pivot >= x else pivot + (n - x)
+        z = max(x, partner) + keys[i + 1]
+        z = (z ^ (z >> _S30)) * _MIX1  # SplitMix64's finalizer (Steele, Lea and Flood 2014)
+        z = (z ^ (z >> _S27)) * _MIX2
+        if (z ^ (z >> _S31)) >> _S63:
+            x = partner
+    return x
+
+
+@lru_cache(maxsize=64)
+def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
+    return draws.words(seed % 2**64, epoch, BLOCK_ORDER, 2 * _ROUNDS)

@@ -1,0 +1,80 @@
+"""An iterator in, the same items out, made ahead of time by one background thread."""
+
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class _End:
+    """What the thread puts last: the error that stopped it, or None where the source ended."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class Prefetch(Generic[Item]):
+    """Iterates over `source` in a thread, at most `ahead` items before the consumer.
+
+    An error of the source is raised where its item would have come, and at every call after that. `close` ends
+    the thread and waits for it; the end of a `with` block, the end of the object and that of the process do too.
+    """
+
+    def __init__(self, source: Iterator[Item], ahead: int) -> None:
+        self._items: queue.Queue[Item | _End] = queue.Queue(max(1, ahead))
+        self._end: _End | None = None
+        stop = threading.Event()
+        # the thread must know neither self nor its methods, or self would never be collected
+        thread = threading.Thread(
+            target=_produce, args=(source, self._items, stop), name="maskmill-loader", daemon=True
+        )
+        self._finalize = weakref.finalize(self, _shut_down, thread, self._items, stop)
+        thread.start()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        if self._end is None:
+            if not self._finalize.alive:
+                raise RuntimeError("the loader was closed")
+            item = self._items.get()
+            if not isinstance(item, _End):
+                return item
+            self._end = item
+        raise self._end.error or StopIteration
+
+    def __enter__(self) -> "Prefetch[Item]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread; nothing can be taken afterwards."""
+        self._finalize()
+
+
+def _produce(source: Iterator[Item], items: "queue.Queue[Item | _End]", stop: threading.Event) -> None:
+    try:
+        for item in source:
+            if stop.is_set():
+                return
+            items.put(item)  # `_shut_down` makes room until the thread has ended
+            del item
+        items.put(_End(None))
+    except BaseException as error:
+        items.put(_End(error))
+
+
+def _shut_down(thread: threading.Thread, items: queue.Queue, stop: threading.Event) -> None:
+    stop.set()
+    while thread.is_alive():
+        try:
+            while True:
+                items.get_nowait()
+        except queue.Empty:
+            thread.join(0.02)

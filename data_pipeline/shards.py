@@ -1,0 +1,200 @@
+"""Examples -> WebDataset tars, and shards -> Examples, each block checked at every read; the one door to webdataset.
+
+A shard is a plain tar that stock `webdataset.WebDataset(url).decode()` reads: one sample a block of many examples,
+keys 000000, 000001, ..., a .npy column each (data_pipeline/columns.py). Writing and reading need no
+webdataset: importing it imports torch, which costs a worker two seconds and 180 MB. `stock_samples` reads a
+shard through webdataset itself.
+"""
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.columns import TAR_END, BlockError, check_examples, decode_block, encode_block
+from data_pipeline.entries import BlockTable, ShardEntry, block_table_json
+from data_pipeline.errors import UserError
+from data_pipeline.index import TOKENIZER, Index, Split, write_index
+from data_pipeline.records import Examples
+from data_pipeline.storage import is_uri, read_ranges, whole_file, write_whole
+
+__all__ = [
+    "BlockReader",
+    "Index",
+    "ShardEntry",
+    "Split",
+    "problems",
+    "stock_samples",
+    "verify_full",
+    "write_index",
+    "write_shard",
+]
+
+_REMEDY = "copy or prepare the shards again; `maskmill inspect` checks all of them"
+_TABLES = 4096  # block tables that a reader keeps: some 20 MB at 60 blocks a shard
+_LONGEST = np.iinfo(np.uint16).max  # positions are stored in 16 bits
+
+
+def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> ShardEntry:
+    """Writes the blocks as a tar with its block table beside it; the tar appears only when both are whole.
+
+    Every block must hold as many examples as the first, the last may hold fewer; none is empty. Raises
+    ValueError for other blocks, for examples that contradict themselves, and where there is none."""
+    path = Path(path)
+    rows: list[tuple[int, int, int, int, int]] = []
+    checksums: list[str] = []
+    longest = most_masked = size = 0
+    digest = hashlib.sha256()
+    with whole_file(path) as file:
+        for number, block in enumerate(blocks):
+            if not len(block) or (rows and (len(block) > rows[0][2] or rows[-1][2] < rows[0][2])):
+                raise ValueError(f"block {number} has {len(block)} examples after {[row[2] for row in rows]}")
+            check_examples(block, np.iinfo(block.tokens.dtype).max + 1, _LONGEST)
+            data = encode_block(number, block)
+            rows.append((size, len(data), len(block), len(block.tokens), len(block.masked_ids)))
+            checksums.append(_checksum(data))
+            longest = max(longest, int(block.lengths.max()))
+            most_masked = max(most_masked, int(np.diff(block.masked_offsets).max()))
+            size += len(data)
+            digest.update(data)
+            file.write(data)
+        if not rows:
+            raise ValueError(f"{path}: a shard needs an example")
+        digest.update(TAR_END)
+        file.write(TAR_END)
+        table = BlockTable(checksums, *np.array(rows, np.int64).T.copy())
+        table_data = block_table_json(table)
+        write_whole(path.with_suffix(".json"), table_data)
+    return ShardEntry(
+        file=path.name,
+        examples=int(table.examples.sum()),
+        tokens=int(table.tokens.sum()),
+        masked=int(table.masked.sum()),
+        longest=longest,
+        most_masked=most_masked,
+        bytes=size + len(TAR_END),
+        sha256=digest.hexdigest(),
+        blocks=len(rows),
+        blocks_sha256=hashlib.sha256(table_data).hexdigest(),
+    )
+
+
+class BlockReader:
+    """Reads blocks of one split by (shard number, block number); keeps block tables, never examples."""
+
+    def __init__(self, index: Index, split: Split) -> None:
+        self.index, self.split = index, split
+        self._tables: OrderedDict[int, BlockTable] = OrderedDict()
+
+    def read(self, wanted: Sequence[tuple[int, int]]) -> Iterator[Examples]:
+        """The blocks, in order. Raises UserError that names shard and block where bytes changed, are missing,
+        or are no examples of this index's vocabulary."""
+        places = []
+        for shard, block in wanted:
+            table = self._table(shard)
+            path = self.index.path(self.split.shards[shard].file)
+            places.append((path, int(table.offsets[block]), int(table.sizes[block])))
+        for (shard, block), data in zip(wanted, read_ranges(places), strict=True):
+            yield self._checked(shard, block, data)
+
+    def all_blocks(self) -> Iterator[Examples]:
+        """Every block of the split, in order."""
+        for shard, entry in enumerate(self.split.shards):
+            for block in range(entry.blocks):
+                yield from self.read([(shard, block)])
+
+    def _table(self, shard: int) -> BlockTable:
+        table = self._tables.pop(shard, None) or self.index.block_table(self.split.shards[shard])
+        self._tables[shard] = table
+        if len(self._tables) > _TABLES:
+            self._tables.popitem(last=False)
+        return table
+
+    def _checked(self, shard: int, block: int, data: NDArray[np.uint8]) -> Examples:
+        table, entry = self._table(shard), self.split.shards[shard]
+        where = f"{self.index.path(entry.file)}, block {block}"
+        if len(data) != table.sizes[block]:
+            raise UserError(
+                f"the file ends {table.sizes[block] - len(data)} bytes too early", where=where, remedy=_REMEDY
+            )
+        if _checksum(data.data) != table.checksums[block]:
+            raise UserError("bytes changed since the shard was written", where=where, remedy=_REMEDY)
+        try:
+            examples = decode_block(block, data)
+            check_examples(examples, self.index.vocabulary.size, entry.longest)
+        except BlockError as error:
+            raise UserError(
+                f"not a block of examples: {error}", where=where, remedy="prepare the shards again"
+            ) from None
+        counts = (len(examples), len(examples.tokens), len(examples.masked_ids))
+        if counts != (table.examples[block], table.tokens[block], table.masked[block]):
+            raise UserError(
+                f"holds {counts} examples, tokens and masked positions, unlike its block table",
+                where=where,
+                remedy="prepare the shards again",
+            )
+        return examples
+
+
+def stock_samples(path: str) -> Iterator[dict[str, Any]]:
+    """A shard as `webdataset.WebDataset(path, shardshuffle=False).decode()` gives it: {"__key__": "000000",
+    "tokens.npy": array, ...}. `path` is local or an fsspec URI; `pipe:` is refused with a UserError.
+
+    webdataset runs with its `enforce_security` on from then on in this process: it opens no pipes, unpickles
+    nothing and rewrites no URL. It would open no local file either, so it is handed an open one."""
+    is_uri(path)
+    import webdataset
+
+    webdataset.utils.enforce_security = True
+    from webdataset.autodecode import Decoder
+    from webdataset.tariterators import group_by_keys, tar_file_expander
+
+    decode = Decoder([])
+    with fsspec.open(path, "rb") as stream:
+        yield from map(decode, group_by_keys(tar_file_expander([{"url": path, "stream": stream}])))
+
+
+def verify_full(index: Index, advance: Callable[[int], None] = lambda shards: None) -> None:
+    """Checks every byte: tokenizer.json, whole shards and block tables by SHA-256, then each block. Calls
+    `advance(1)` after each shard. Raises UserError at the first that changed."""
+    for line in problems(index, advance):
+        raise line
+
+
+def problems(index: Index, advance: Callable[[int], None] = lambda shards: None) -> Iterator[UserError]:
+    """One error for each file of the folder that is missing, changed or wrong; none if all is well."""
+    if _sha256(index.path(TOKENIZER)) != index.vocabulary.sha256:
+        yield UserError("missing or changed", where=index.path(TOKENIZER), remedy=_REMEDY)
+    for split in index.splits.values():
+        reader = BlockReader(index, split)
+        for number, shard in enumerate(split.shards):
+            try:
+                if _sha256(index.path(shard.file)) != shard.sha256:
+                    raise UserError("missing or changed", where=index.path(shard.file), remedy=_REMEDY)
+                for block in range(shard.blocks):
+                    next(reader.read([(number, block)]))
+            except UserError as error:
+                yield error
+            advance(1)
+
+
+def _sha256(path: str) -> str:
+    """Of the file's bytes; empty where there is none."""
+    digest = hashlib.sha256()
+    try:
+        with fsspec.open(path, "rb") if is_uri(path) else open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except FileNotFoundError:
+        return ""
+    return digest.hexdigest()
+
+
+def _checksum(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

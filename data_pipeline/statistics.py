@@ -1,0 +1,59 @@
+"""Examples in, counts out that add up over shards, and the sums that people want to read."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.records import Examples
+from data_pipeline.settings import DataSettings
+
+BINS = 16
+"""Bins of the length histogram, equal parts of the sequence length."""
+
+
+def shard_statistics(
+    examples: Examples, originals: NDArray[np.unsignedinteger], settings: DataSettings, mask_id: int
+) -> dict[str, Any]:
+    """Counts of one shard. `originals`: the tokens before masking, in the same places as examples.tokens."""
+    lengths = examples.lengths
+    width = settings.sequence_length / BINS
+    histogram = np.bincount(np.minimum((lengths - 1) // width, BINS - 1).astype(int), minlength=BINS)
+    rows = np.repeat(examples.offsets[:-1], np.diff(examples.masked_offsets)) + examples.masked_positions
+    shown, hidden = examples.tokens[rows], originals[rows]
+    masked = int((shown == mask_id).sum())
+    kept = int((shown == hidden).sum())
+    return {
+        "examples": len(examples),
+        "tokens": int(lengths.sum()),
+        "masked": len(rows),
+        "masked_as_mask": masked,
+        "masked_as_itself": kept,
+        "masked_as_random": len(rows) - masked - kept,
+        "pairs_is_next": int((examples.labels == 0).sum()),
+        "pairs_random": int((examples.labels == 1).sum()),
+        "single_streams": int((examples.labels < 0).sum()),
+        "full_length": int((lengths == settings.sequence_length).sum()),
+        "length_histogram": histogram.tolist(),
+    }
+
+
+def add_up(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The sum of counts, name by name; histograms bin by bin."""
+    total: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            if isinstance(value, list):
+                total[name] = [a + b for a, b in zip(total.get(name, [0] * len(value)), value, strict=True)]
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def unigram_entropy(counts: NDArray[np.int64]) -> float:
+    """Entropy in nats a token of the distribution with these counts: what a model that knows the frequencies
+    of words, and nothing else, would score."""
+    seen = counts[counts > 0].astype(np.float64)
+    shares = seen / seen.sum()
+    return float(-(shares * np.log(shares)).sum())

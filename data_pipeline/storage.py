@@ -1,0 +1,124 @@
+"""Paths and fsspec URIs -> bytes, and bytes -> files that appear under their name only when whole."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.errors import UserError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_PIPE = re.compile(r"(^|::)pipe:", re.IGNORECASE)
+_PARTIAL = ".partial"
+
+
+def is_uri(path: str) -> bool:
+    """Whether `path` is for fsspec. Raises UserError for `pipe:`, which webdataset would hand to a shell."""
+    if _PIPE.search(path):
+        raise UserError(
+            "pipe: runs a shell command, and is not read", where=path, expected="a folder or an fsspec URI"
+        )
+    return "://" in path and _SCHEME.match(path) is not None
+
+
+def join(folder: str | os.PathLike[str], file: str) -> str:
+    """The path or URI of `file` in `folder`."""
+    folder = os.fspath(folder)
+    return f"{folder.rstrip('/')}/{file}" if is_uri(folder) else os.path.join(folder, file)
+
+
+def read_bytes(path: str) -> bytes:
+    """The whole file. Raises FileNotFoundError, or UserError where it is there but cannot be read."""
+    try:
+        if not is_uri(path):
+            return Path(path).read_bytes()
+        with fsspec.open(path, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except (OSError, ValueError, ImportError) as error:  # fsspec: an unknown protocol, a missing package
+        raise UserError(f"cannot be read: {error}", where=path) from None
+
+
+def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of each (path, offset, size), in order; fewer where a file ends early. Local files one by one,
+    remote ones (all of one store) in requests side by side.
+
+    Local files are read, not mapped: a mapped file that shrinks kills the process, a read comes back short."""
+    if not ranges or not is_uri(ranges[0][0]):
+        yield from (_read_local(*one) for one in ranges)
+        return
+    try:
+        store, _ = fsspec.core.url_to_fs(ranges[0][0])
+        paths = [store._strip_protocol(path) for path, _, _ in ranges]
+        starts = [offset for _, offset, _ in ranges]
+        ends = [offset + size for _, offset, size in ranges]
+        parts = store.cat_ranges(paths, starts, ends, on_error="return")
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"cannot be read: {error}", where=ranges[0][0]) from None
+    for (path, _, _), part in zip(ranges, parts, strict=True):
+        if isinstance(part, Exception):
+            raise UserError(f"cannot be read: {part or type(part).__name__}", where=path) from part
+        yield np.frombuffer(bytearray(part), np.uint8)
+
+
+def _read_local(path: str, offset: int, size: int) -> NDArray[np.uint8]:
+    try:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            # a size may be a lie: no more is asked for than the file has
+            size = max(0, min(size, os.fstat(file).st_size - offset))
+            data, filled = np.empty(size, np.uint8), 0
+            while filled < size:
+                count = os.preadv(file, [data[filled:].data], offset + filled)
+                if not count:
+                    break
+                filled += count
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
+    return data[:filled]
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A local file to write that gets its name when the block ends well, its bytes by then on the disk."""
+    final = Path(path)
+    partial = final.with_name(f".{final.name}.{os.getpid()}{_PARTIAL}")
+    try:
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, final)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(final.parent)
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> None:
+    """Writes a local file through `whole_file`."""
+    with whole_file(path) as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
+
+
+def remove_partial_files(folder: str | os.PathLike[str]) -> None:
+    """Removes what writers that were killed left in a local folder."""
+    for path in Path(folder).glob(f".*{_PARTIAL}"):
+        path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the new name too must survive a power cut
+    finally:
+        os.close(descriptor)

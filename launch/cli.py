@@ -1,0 +1,251 @@
+"""The `maskmill` command: each verb parses, builds, calls. Anything a person can put right is one line, exit 2."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from data_pipeline.errors import UserError
+from launch.progress import stages
+from launch.recipe import load_config, recipe_names
+
+HELP = """Pretrain BERT-family encoders: raw text in, a Hugging Face model out.
+
+A run is described by a RECIPE (a shipped name or a YAML path) and key=value pairs that change it:
+
+\b
+    maskmill vocab demo                       learn a vocabulary from the recipe's text
+    maskmill prepare demo                     text -> shards
+    maskmill train demo train.steps=500       shards -> checkpoints in run.dir
+    maskmill export runs/demo                 newest checkpoint -> runs/demo/export, a Hugging Face model
+
+`maskmill settings` lists every key with its meaning and default."""
+
+app = typer.Typer(
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console(highlight=False)
+
+Recipe = Annotated[
+    str, typer.Argument(metavar="RECIPE", help=f"Shipped: {', '.join(recipe_names())}; or a YAML path.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe's.")
+]
+Folder = Annotated[Path, typer.Argument(metavar="PATH")]
+
+
+@app.command()
+def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Train a WordPiece vocabulary on data.sources; write tokenizer.json and vocab.txt into the folder data.vocab.
+
+    \b
+    Example:
+        maskmill vocab bert_base data.sources=corpus/ data.vocab=vocab/ vocabulary.size=30522"""
+    config = load_config(recipe, overrides or [])
+    from data_pipeline.prepare import learn_vocabulary
+
+    vocabulary = learn_vocabulary(config.data, config.vocabulary, stages(console))
+    say(f"vocabulary of {vocabulary.size:,} entries in {config.data.vocab}")
+
+
+@app.command()
+def prepare(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Turn data.sources into pre-masked shards and index.json in the folder data.out.
+
+    The bytes depend on the text, the settings and the seed alone. A killed run goes on where it was.
+
+    \b
+    Example:
+        maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
+    config = load_config(recipe, overrides or [])
+    from data_pipeline.prepare import prepare as run
+    from pretrain.objectives import load
+
+    index, fresh = run(config.data, load(config.objective.name).data, stages(console))
+    train = index.splits["train"]
+    say(
+        f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
+        f"{len(train.shards)} shards in {config.data.out}"
+    )
+
+
+@app.command()
+def train(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Train on prepared shards; checkpoints, metrics.jsonl and report.html go to the folder run.dir.
+
+    Starts run.ranks processes on this machine, or joins those that torchrun, deepspeed or srun started.
+    The same command again goes on from the newest checkpoint; a finished run says so.
+
+    \b
+    Example:
+        maskmill train bert_base run.dir=runs/base run.ranks=8"""
+    from launch.ranks import start_ranks, started_by_launcher
+
+    config = load_config(recipe, overrides or [])
+    if config.run.ranks > 1 and not started_by_launcher():
+        from pretrain.preflight import check_run
+
+        check_run(config, config.run.ranks)
+        raise SystemExit(start_ranks(sys.argv[1:], config.run.ranks, Path(config.run.dir) / "logs"))
+    from pretrain.train import train as run
+
+    run(config, console, command=f"maskmill {' '.join(sys.argv[1:])}")
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(metavar="PATH", help="A run or checkpoint folder, or a recipe.")],
+    overrides: Overrides = None,
+    out: Annotated[str, typer.Option(help="Folder of the model; default: `export` in the run folder.")] = "",
+) -> None:
+    """Write a checkpoint as a Hugging Face folder, after a proof that both models give the same logits.
+
+    \b
+    Example:
+        maskmill export runs/base --out models/base"""
+    from pretrain.exporting import export_run
+
+    path, proof = export_run(run_folder(source, overrides), out)
+    say(proof)
+    say(f"exported to {path}")
+
+
+@app.command()
+def inspect(
+    path: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    examples: Annotated[
+        str, typer.Option(help="Print so many examples, or `all`, one a line with --json.")
+    ] = "",
+    split: Annotated[str, typer.Option(help="Which examples: train or held_out.")] = "train",
+) -> None:
+    """Say what is in a folder of shards, a run, a checkpoint or an exported model, and whether all hashes hold.
+
+    \b
+    Example:
+        maskmill inspect shards/ --examples all --json"""
+    from pretrain.inspection import inspect_path
+
+    inspect_path(path, console, as_json=as_json, examples=examples, split=split)
+
+
+@app.command()
+def report(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folder, or a recipe.")]) -> None:
+    """Draw report.html, one self-contained page, from a run folder.
+
+    \b
+    Example:
+        maskmill report runs/base"""
+    from pretrain.report import render
+
+    say(f"report: {render(run_folder(source, None))}")
+
+
+@app.command()
+def sync(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folder, or a recipe.")]) -> None:
+    """Send a run that W&B has not seen whole: every step once, in order, whatever the number of its lives.
+
+    \b
+    Example:
+        maskmill sync runs/base"""
+    from pretrain.run_folder import sync_run
+
+    say(f"sent {sync_run(run_folder(source, None)):,} lines to W&B")
+
+
+@app.command()
+def fill(
+    model: Folder,
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Sentences with a [MASK] in each.")],
+) -> None:
+    """Fill the blanks of sentences with an exported model, through transformers.pipeline.
+
+    \b
+    Example:
+        maskmill fill models/base "The capital of France is [MASK]." """
+    from pretrain.evaluate.fill import fill_blanks
+
+    for text, words in fill_blanks(model, texts):
+        say(f"{text}\n    " + "   ".join(f"{word} {share:.1%}" for word, share in words))
+
+
+@app.command()
+def settings(
+    contains: Annotated[str, typer.Argument(metavar="[WORD]", help="Only keys that contain this.")] = "",
+) -> None:
+    """List every setting: key, default, meaning.
+
+    \b
+    Example:
+        maskmill settings train."""
+    from launch.manual import manual
+
+    for key, default, meaning in manual():
+        if contains in key:
+            console.print(f"[bold]{key}[/bold] = {escape(default)}\n    {escape(meaning)}")
+
+
+def run_folder(source: str, overrides: list[str] | None) -> Path:
+    """The folder that `source` names, or the run.dir of the recipe that it names."""
+    if Path(source).is_dir():
+        if overrides:
+            raise UserError(
+                f"cannot apply {overrides[0]!r} to a folder", where=source, expected="a recipe before it"
+            )
+        return Path(source)
+    if "/" in source and not source.endswith((".yaml", ".yml")):
+        raise UserError("no such folder", where=source)
+    config = load_config(source, overrides or [])
+    if not Path(config.run.dir).is_dir():
+        raise UserError(
+            "the recipe has not been trained yet", where=config.run.dir, remedy=f"maskmill train {source}"
+        )
+    return Path(config.run.dir)
+
+
+def say(text: str) -> None:
+    """Prints a line as it is."""
+    console.print(escape(text), soft_wrap=True)
+
+
+def main() -> None:
+    """Entry point: exit code 2 and one line for what a person can put right, 130 after Ctrl-C."""
+    first_rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    try:
+        app(standalone_mode=False)
+    except UserError as error:
+        fail(str(error), 2)
+    except typer.Exit as error:
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        fail("interrupted" if first_rank else "", 130)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        name = f"{error.filename}: " if error.filename else ""
+        fail(f"{name}{error.strerror}", 2)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # click's own usage errors
+        if usage is None:
+            raise
+        fail(usage(), 2)
+
+
+def fail(line: str, code: int) -> None:
+    """Prints `maskmill: line` to stderr, if there is something to say, and ends the process."""
+    if line:
+        print(f"maskmill: {line}", file=sys.stderr, flush=True)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A console in; progress bars on a terminal, a plain line a stage in a batch log, out."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""stage(name, total) gives a context whose value is called with how many more are done."""
+
+
+def stages(console: Console) -> Stage:
+    """Shows how far each stage is, on whatever `console` writes to."""
+    return _bars(console) if console.is_terminal else _lines(console)
+
+
+def _bars(console: Console) -> Stage:
+    @contextmanager
+    def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task(name, total=total or None)
+            yield lambda n: progress.advance(task, n)
+
+    return stage
+
+
+def _lines(console: Console) -> Stage:
+    @contextmanager
+    def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
+        started, last, done = time.monotonic(), time.monotonic(), 0
+
+        def advance(n: int) -> None:
+            nonlocal done, last
+            done += n
+            if time.monotonic() - last > 30:
+                last = time.monotonic()
+                console.print(f"{name}: {done:,}" + (f" of {total:,}" if total else ""))
+
+        yield advance
+        console.print(f"{name}: {done:,} in {time.monotonic() - started:.1f} s")
+
+    return stage

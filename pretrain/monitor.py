@@ -1,0 +1,175 @@
+"""Metrics of a step in; lines of metrics.jsonl and points on a dashboard out. The one door to wandb.
+
+metrics.jsonl is the surviving history, written once: a resumed run cuts it at its checkpoint's step. W&B is
+fed with the same lines under the run's own `step` axis, so that it never decides what is true.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from data_pipeline.errors import UserError
+from pretrain.config import MonitorSettings
+
+METRICS, LOST, UPLOADED = "metrics.jsonl", "metrics.lost.jsonl", "wandb_uploaded.json"
+
+
+class Tracker(Protocol):
+    """Where a line of metrics goes."""
+
+    def log(self, line: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Keeps nothing: for ranks other than the first, and for `monitor.tracker=none`."""
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class JsonLines:
+    """Appends to metrics.jsonl, a whole line at a time, so that a killed run leaves at most one torn line."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / METRICS).open("a", encoding="utf-8")
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Writes `line` and flushes it."""
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class Wandb:
+    """metrics.jsonl and W&B: online where there is a key, else offline, to be sent by `maskmill sync`."""
+
+    def __init__(self, folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> None:
+        self._lines = JsonLines(folder)
+        self._folder = folder
+        self._online = _has_key()
+        self._run = _start(folder, settings.project, run_id, config, "online" if self._online else "offline")
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Writes the line to metrics.jsonl first, then hands its numbers to W&B."""
+        self._lines.log(line)
+        self._run.log(_numbers(line))
+        if self._online:
+            _set_uploaded(self._folder, _uploaded(self._folder) + 1)
+
+    def close(self) -> None:
+        """Finishes both; an online run is then complete on the server."""
+        self._lines.close()
+        self._run.finish()
+
+
+def open_tracker(
+    folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any], first_rank: bool
+) -> Tracker:
+    """The tracker that `monitor.tracker` names; silent on all ranks but the first."""
+    if not first_rank or settings.tracker == "none":
+        return Silent()
+    if settings.tracker == "wandb":
+        return Wandb(folder, settings, run_id, config)
+    return JsonLines(folder)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a torn last line, left by a kill, is not one."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict):
+            lines.append(line)
+    return lines
+
+
+def cut_metrics(folder: Path, step: int) -> int:
+    """Keeps the lines up to `step` in metrics.jsonl; later ones, which the checkpoint does not know of, go to
+    metrics.lost.jsonl. Returns how many went."""
+    lines = read_metrics(folder)
+    kept = [line for line in lines if line.get("step", 0) <= step]
+    lost = [line for line in lines if line.get("step", 0) > step]
+    if lost:
+        with (folder / LOST).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lost)
+    if (folder / METRICS).is_file():
+        partial = folder / f"{METRICS}.partial"
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        partial.replace(folder / METRICS)
+    if _uploaded(folder) > len(kept):
+        _set_uploaded(folder, len(kept))
+    return len(lost)
+
+
+def sync(folder: Path, run_id: str, project: str, config: dict[str, Any]) -> int:
+    """Sends the lines of metrics.jsonl that W&B has not yet, as one run, whatever the number of its lives.
+
+    The history comes from metrics.jsonl, not from the offline files of each life: those hold steps that a
+    resumed run did again. Returns the number of lines sent. Raises UserError without a key."""
+    if not _has_key():
+        raise UserError("no W&B key", where=folder, remedy="run `wandb login`, or set WANDB_API_KEY")
+    lines = read_metrics(folder)
+    sent = _uploaded(folder)
+    if sent < len(lines):
+        run = _start(folder, project, run_id, config, "online")
+        for line in lines[sent:]:
+            run.log(_numbers(line))
+        run.finish()
+        _set_uploaded(folder, len(lines))
+    return max(0, len(lines) - sent)
+
+
+def _start(folder: Path, project: str, run_id: str, config: dict[str, Any], mode: str) -> Any:
+    import wandb  # seconds to import: only who asks for it waits
+
+    run = wandb.init(
+        project=project,
+        id=run_id,
+        name=folder.name,
+        dir=str(folder),
+        config=config,
+        mode=mode,  # type: ignore[arg-type]
+        resume="allow" if mode == "online" else None,
+        settings=wandb.Settings(silent=True, console="off", init_timeout=60),
+    )
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return run
+
+
+def _numbers(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if isinstance(value, int | float)}
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled"):
+        return False
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
+    return netrc.is_file() and host in netrc.read_text(errors="replace")
+
+
+def _uploaded(folder: Path) -> int:
+    path = folder / UPLOADED
+    return int(json.loads(path.read_text())["lines"]) if path.is_file() else 0
+
+
+def _set_uploaded(folder: Path, lines: int) -> None:
+    (folder / UPLOADED).write_text(json.dumps({"lines": lines}))

@@ -1,0 +1,85 @@
+"""Examples with random content and folders of shards made of them, for tests and benchmarks of the loader's side."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.index import Index
+from data_pipeline.records import Examples
+from data_pipeline.shards import write_index, write_shard
+
+SIZE = 300
+
+
+@dataclass(frozen=True)
+class StubVocabulary:
+    """What write_index asks of a vocabulary."""
+
+    size: int = SIZE
+    json: str = '{"model": "none"}'
+    cls: int = 1
+    sep: int = 2
+    mask: int = 3
+    pad: int = 0
+    unk: int = 4
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.json.encode()).hexdigest()
+
+
+def random_examples(
+    count: int, seed: int = 0, longest: int = 24, size: int = SIZE, labels: tuple[int, ...] = (0, 1)
+) -> Examples:
+    """Examples of 4 to `longest` tokens, a sixth of them masked (one at least), with ids from 5 to size - 1."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(4, longest + 1, count)
+    masked = np.maximum(1, lengths // 6)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    masked_offsets = np.concatenate([[0], np.cumsum(masked)])
+    dtype = np.uint16 if size <= 2**16 else np.uint32
+    tokens = rng.integers(5, size, offsets[-1]).astype(dtype)
+    positions = np.concatenate(
+        [
+            np.zeros(0, int),
+            *(np.sort(rng.choice(n - 2, m, False)) + 1 for n, m in zip(lengths, masked, strict=True)),
+        ]
+    )
+    ids = rng.integers(5, size, masked_offsets[-1]).astype(dtype)
+    first = (lengths // 2).astype(np.uint16)
+    pair = rng.choice(labels, count).astype(np.int8)
+    return Examples(tokens, offsets, first, pair, positions.astype(np.uint16), ids, masked_offsets)
+
+
+def blocks_of(examples: Examples, block: int) -> list[Examples]:
+    """The examples in blocks."""
+    order = np.arange(len(examples))
+    return [examples.take(order[i : i + block]) for i in range(0, len(order), block)]
+
+
+def shard_folder(
+    folder: Path, counts: list[int], block: int = 8, held_out: tuple[int, ...] = (), longest: int = 24
+) -> tuple[Index, list[Examples]]:
+    """A folder with shards of so many examples, and the training examples of each shard."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = [random_examples(n, seed, longest) for seed, n in enumerate(counts)]
+    aside = [random_examples(n, 1000 + seed, longest) for seed, n in enumerate(held_out)]
+    splits = {
+        name: [
+            write_shard(folder / f"{name}-{i:06d}.tar", blocks_of(part, block))
+            for i, part in enumerate(parts)
+        ]
+        for name, parts in (("train", content), ("held_out", aside))
+    }
+    index = write_index(
+        folder,
+        splits=splits,
+        settings={"sequence_length": longest, "seed": 1},
+        block_examples=block,
+        objective="bert",
+        vocabulary=StubVocabulary(),  # type: ignore[arg-type]
+        statistics={"examples": sum(counts), "share": 0.15},
+    )
+    return index, content

@@ -1,0 +1,72 @@
+"""A corpus on disk is the corpus in memory; merging parts is sorting all of them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.corpus import document_tokens, merge, open_corpus, save_corpus, sorted_by_key
+from data_pipeline.records import Corpus
+
+
+def documents(corpus: Corpus) -> dict[int, list[list[int]]]:
+    """key -> sentences of ids, in the corpus's order."""
+    result = {}
+    for d in range(len(corpus)):
+        sentences = range(corpus.document_starts[d], corpus.document_starts[d + 1])
+        result[int(corpus.keys[d])] = [
+            corpus.tokens[corpus.sentence_starts[s] : corpus.sentence_starts[s + 1]].tolist()
+            for s in sentences
+        ]
+    return result
+
+
+def build(texts: dict[int, list[list[int]]]) -> Corpus:
+    sentences = [sentence for document in texts.values() for sentence in document]
+    return Corpus(
+        tokens=np.array([t for s in sentences for t in s], np.uint16),
+        sentence_starts=np.cumsum([0] + [len(s) for s in sentences]),
+        document_starts=np.cumsum([0] + [len(d) for d in texts.values()]),
+        keys=np.array(list(texts), np.uint64),
+    )
+
+
+def some_texts(count: int, seed: int) -> dict[int, list[list[int]]]:
+    rng = np.random.default_rng(seed)
+    return {
+        int(rng.integers(2**63)): [
+            rng.integers(1, 60_000, rng.integers(1, 9)).tolist() for _ in range(rng.integers(1, 5))
+        ]
+        for _ in range(count)
+    }
+
+
+def test_saved_and_opened_again(tmp_path: Path) -> None:
+    texts = some_texts(20, 0)
+    save_corpus(build(texts), tmp_path)
+    assert documents(open_corpus(tmp_path)) == texts
+    assert document_tokens(open_corpus(tmp_path)).tolist() == [sum(map(len, d)) for d in texts.values()]
+
+
+def test_an_empty_part_is_a_part(tmp_path: Path) -> None:
+    save_corpus(sorted_by_key(build({})), tmp_path)
+    assert len(open_corpus(tmp_path)) == 0
+
+
+def test_sorting_moves_whole_documents() -> None:
+    texts = some_texts(50, 1)
+    found = documents(sorted_by_key(build(texts)))
+    assert found == texts
+    assert list(found) == sorted(texts)
+
+
+def test_merging_chosen_documents_is_sorting_them(tmp_path: Path) -> None:
+    texts = [some_texts(n, n) for n in (7, 0, 30)]
+    parts = [sorted_by_key(build(t)) for t in texts]
+    chosen = [np.arange(len(p))[::2] for p in parts]
+    merge(list(zip(parts, chosen, strict=True)), tmp_path)
+    expected = {
+        int(p.keys[d]): documents(p)[int(p.keys[d])] for p, c in zip(parts, chosen, strict=True) for d in c
+    }
+    found = documents(open_corpus(tmp_path))
+    assert found == expected
+    assert list(found) == sorted(expected)

@@ -1,0 +1,105 @@
+"""The history of a run is written once, whatever the number of its lives, and W&B gets each line once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.errors import UserError
+from pretrain import monitor
+from pretrain.config import MonitorSettings
+
+
+def steps(folder: Path) -> list[int]:
+    return [line["step"] for line in monitor.read_metrics(folder)]
+
+
+def write(folder: Path, *numbers: int) -> None:
+    tracker = monitor.open_tracker(folder, MonitorSettings(), "id", {}, first_rank=True)
+    for step in numbers:
+        tracker.log({"kind": "train", "step": step, "loss": 1.5})
+    tracker.close()
+
+
+def test_a_resumed_run_cuts_what_its_checkpoint_does_not_know(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20, 30, 40)
+    assert monitor.cut_metrics(tmp_path, 20) == 2
+    assert steps(tmp_path) == [10, 20]
+    write(tmp_path, 30, 40, 50)
+    assert steps(tmp_path) == [10, 20, 30, 40, 50]
+    lost = (tmp_path / "metrics.lost.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lost] == [30, 40]
+
+
+def test_a_line_torn_by_a_kill_is_not_a_line(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2')
+    assert steps(tmp_path) == [10]
+    monitor.cut_metrics(tmp_path, 10)
+    write(tmp_path, 20)
+    assert steps(tmp_path) == [10, 20]
+
+
+def test_other_ranks_and_tracker_none_write_nothing(tmp_path: Path) -> None:
+    for settings, first in ((MonitorSettings(), False), (MonitorSettings(tracker="none"), True)):
+        tracker = monitor.open_tracker(tmp_path, settings, "id", {}, first_rank=first)
+        tracker.log({"step": 1})
+        tracker.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+class Server:
+    """Stands in for W&B: keeps what each run was sent."""
+
+    def __init__(self) -> None:
+        self.points: list[dict[str, Any]] = []
+        self.ids: set[str] = set()
+
+    def start(self, folder: Path, project: str, run_id: str, config: dict[str, Any], mode: str) -> "Server":
+        self.ids.add(run_id)
+        self.mode = mode
+        return self
+
+    def log(self, point: dict[str, Any]) -> None:
+        self.points.append(point)
+
+    def finish(self) -> None:
+        pass
+
+
+def test_sync_sends_every_step_once_over_several_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    monkeypatch.setattr(monitor, "_start", server.start)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    write(tmp_path, 10, 20, 30)
+    assert monitor.sync(tmp_path, "abc", "p", {}) == 3
+    monitor.cut_metrics(tmp_path, 30)
+    write(tmp_path, 40, 50)
+    assert monitor.sync(tmp_path, "abc", "p", {}) == 2
+    assert monitor.sync(tmp_path, "abc", "p", {}) == 0
+    assert [point["step"] for point in server.points] == [10, 20, 30, 40, 50]
+    assert server.ids == {"abc"}
+    assert all("kind" not in point for point in server.points), "only numbers make points"
+
+
+def test_sync_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="wandb login"):
+        monitor.sync(tmp_path, "abc", "p", {})
+
+
+def test_wandb_runs_offline_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    settings = MonitorSettings(tracker="wandb", project="test")
+    tracker = monitor.open_tracker(tmp_path, settings, "fixedid1", {"a": 1}, first_rank=True)
+    tracker.log({"kind": "train", "step": 1, "loss": 2.0})
+    tracker.close()
+    assert steps(tmp_path) == [1]
+    assert [p.name.split("-")[-1] for p in (tmp_path / "wandb").glob("offline-run-*")] == ["fixedid1"]

@@ -1,0 +1,140 @@
+"""Recipes and overrides: every shipped one is read, every mistake is one line that names the key."""
+
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import UserError
+from data_pipeline.settings import DataSettings, deciding_values
+from launch.manual import manual
+from launch.recipe import load_config, recipe_names, setting_names
+from pretrain.config_check import CHOICES, RANGES, value_of
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_is_a_valid_run(name: str) -> None:
+    config = load_config(name, [])
+    assert config.run.dir
+    assert config.data.out
+
+
+def test_the_lamb_recipe_is_to_the_letter() -> None:
+    one, two = load_config("bert_large_phase1", []), load_config("bert_large_phase2", [])
+    for config, length, batch, steps, rate, warmup in (
+        (one, 128, 65_536, 7038, 6e-3, 0.2843),
+        (two, 512, 32_768, 1563, 4e-3, 0.128),
+    ):
+        assert config.data.sequence_length == length
+        assert (config.train.global_batch, config.train.steps) == (batch, steps)
+        assert (config.optim.lr, config.schedule.warmup) == (rate, warmup)
+        assert (config.schedule.name, config.schedule.power) == ("nvidia", 0.5)
+        assert (config.optim.name, config.optim.betas, config.optim.eps) == ("lamb", [0.9, 0.999], 1e-6)
+        assert (config.optim.weight_decay, config.train.clip) == (0.01, 1.0)
+        assert (config.encoder.layers, config.encoder.hidden, config.encoder.heads) == (24, 1024, 16)
+        assert config.encoder.activation == "gelu_tanh"
+    assert two.init_from == one.run.dir
+    assert two.init_moments
+
+
+def test_three_merges_in_order(tmp_path: Path) -> None:
+    (tmp_path / "parent.yaml").write_text(
+        "train: {steps: 5, global_batch: 8}\ndata: {sources: '{here}/text'}\n"
+    )
+    (tmp_path / "child.yaml").write_text("extends: parent\ntrain: {steps: 6}\n")
+    config = load_config(str(tmp_path / "child.yaml"), ["optim.lr=1e-3", "data.vocab=~/v"])
+    assert (config.train.steps, config.train.global_batch, config.optim.lr) == (6, 8, 1e-3)
+    assert config.data.sources == [f"{tmp_path}/text"]
+    assert config.data.vocab == str(Path.home() / "v")
+    assert load_config(str(tmp_path / "child.yaml"), ["data.sources=[a, b]"]).data.sources == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.step=3", "unknown key train.step (expected one of train.steps"),
+        ("steps=3", "train.steps"),
+        ("train.steps=many", "train.steps"),
+        ("train.steps=0", "train.steps=0"),
+        ("train=3", "train is a group of settings"),
+        ("train.steps.x=3", "train.steps is one setting"),
+        ("train.steps", "expected key=value"),
+        ("data.mode=quick", "one of fast, exact"),
+        ("data.sequence_length=4096", "beyond the model's positions"),
+        ("run.ranks=65", "run.ranks=65 is above train.global_batch=64"),
+        ("data.streams=7", "does not divide"),
+        ("encoder.heads=3", "does not divide"),
+        ("data.mode=exact", "sets nothing aside"),
+        ("data.across_languages=false", "data.across_languages"),
+        ("schedule.warmup=2.5", "schedule.warmup"),
+        ("optim.betas=[0.9]", "optim.betas"),
+        ("init_moments=true", "init_from"),
+        ("data.sources=[a", "cannot read"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(override: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("demo", [override])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: [", "not YAML"),
+        ("- a", "not a recipe"),
+        ("train: {steps: !!python/object/apply:os.system [true]}", "not YAML"),
+        ("extends: itself", "circle"),
+        ("extends: 3", "extends"),
+        ("extends: nobody", "no such recipe"),
+        ("trian: {steps: 3}", "unknown key trian"),
+        ("train: {steps: null}", "has no value"),
+        ("run: {dir: '${oc.env:NO_SUCH_VARIABLE}'}", "NO_SUCH_VARIABLE"),
+    ],
+)
+def test_a_bad_recipe_is_one_line_that_names_the_file(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "itself.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config(str(path), [])
+    assert said in str(caught.value)
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean demo"):
+        load_config("demoo", [])
+
+
+def test_every_setting_is_documented_and_checked() -> None:
+    listed = {key: meaning for key, _, meaning in manual()}
+    assert list(listed) == setting_names()
+    assert [key for key, meaning in listed.items() if not meaning] == []
+    config = load_config("demo", [])
+    for key in setting_names():
+        value = value_of(config, key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            assert key in CHOICES or key in RANGES, f"{key} takes any number"
+
+
+def test_names_that_scripts_rely_on() -> None:
+    names = set(setting_names())
+    for group, keys in {
+        "data": "sources out vocab seed sequence_length dupe_factor short_seq_prob masked_lm_prob max_predictions "
+        "whole_word mode held_out streams across_languages min_donors workers executor verify",
+        "run": "dir ranks seed stop_after",
+        "train": "shards steps global_batch micro_batch precision clip eval_every checkpoint_every deterministic",
+        "zero": "stage",
+        "optim": "name lr betas eps weight_decay",
+        "schedule": "name warmup power",
+        "encoder": "layers hidden heads intermediate activation dropout attention_dropout max_positions",
+        "objective": "name",
+        "monitor": "tracker project id",
+    }.items():
+        assert {f"{group}.{key}" for key in keys.split()} <= names
+    assert "init_from" in names
+
+
+def test_places_and_workers_do_not_decide_bytes() -> None:
+    deciding = set(deciding_values(DataSettings()))
+    assert deciding.isdisjoint({"sources", "out", "vocab", "workers", "executor", "streams", "verify"})
+    assert {"seed", "sequence_length", "dupe_factor", "held_out", "block_examples"} <= deciding
