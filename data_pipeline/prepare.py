@@ -189,10 +189,7 @@ def _held_out_entropy(index: Index, vocabulary: Vocabulary) -> float:
 
 def _identity(settings: DataSettings, recipe: str, vocabulary: Vocabulary, files: list[SourceFile]) -> str:
     """What unfinished work belongs to; sizes and times of the sources included, for they may have changed."""
-    sources = [
-        [file.uri, file.name, file.size, file.start, file.stop, file.stripe, _changed(file.uri)]
-        for file in files
-    ]
+    sources = [[*asdict(file).values(), _changed(file.uri)] for file in files]
     return canonical_json([deciding_values(settings), recipe, vocabulary.sha256, sources]).decode()
 
 

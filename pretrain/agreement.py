@@ -1,0 +1,70 @@
+"""This rank's share of each global batch in; the share with what all ranks agreed on for it, one step ahead, out.
+
+One small all-reduce a step carries the counts that normalise the loss, the number of micro-batches and the wish to
+stop. It is issued for the next step before this one computes, so that nobody waits for it.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+import numpy as np
+
+from data_pipeline.packing import StepShare
+from pretrain.world import SumMax, World
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know of a global batch before they compute it."""
+
+    examples: int
+    tokens: int
+    masked: int
+    pairs: int
+    squares: int
+    """Sum of the squared lengths, for the operations of attention."""
+    micro_batches: int
+    """Of every rank: as many as the one with the most needs."""
+    stop: bool
+    """Some rank was asked to stop: this batch is left to the next life."""
+    waited: float
+    """Seconds that this rank waited for its data."""
+
+
+class StopRequest:
+    """Remembers SIGTERM, SIGUSR1 or Ctrl-C until the ranks agree on a step; a second signal changes nothing."""
+
+    def __init__(self) -> None:
+        self.received = ""
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.received = self.received or signal.Signals(number).name
+
+
+def agreed(
+    shares: Iterator[StepShare], world: World, stop: StopRequest
+) -> Iterator[tuple[StepShare, Agreed]]:
+    """Each share with its agreement; the next share's is under way while the caller works on this one."""
+    share, handle, waited = _announce(shares, world, stop)
+    while True:
+        (examples, tokens, masked, pairs, squares), (micro_batches, stopping) = handle.wait()
+        counts = Agreed(examples, tokens, masked, pairs, squares, micro_batches, bool(stopping), waited)
+        following = _announce(shares, world, stop)
+        yield share, counts
+        share, handle, waited = following
+
+
+def _announce(
+    shares: Iterator[StepShare], world: World, stop: StopRequest
+) -> tuple[StepShare, SumMax, float]:
+    started = time.perf_counter()
+    share = next(shares)
+    waited = time.perf_counter() - started
+    squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
+    counts = (share.examples, share.tokens, share.masked, share.pairs, squares)
+    return share, world.sum_max(counts, (len(share.micro_batches), int(bool(stop.received)))), waited

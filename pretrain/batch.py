@@ -1,0 +1,180 @@
+"""The micro-batch that an objective sees: columns of packed examples in, tensors on a device out.
+
+Spare rows, which give a micro-batch a static shape or stand in for one that a rank lacks, carry no weight:
+a masked row with id -1 and an example with label -1 add nothing to any sum, count or gradient.
+
+Shape legend: T packed tokens, E examples, R masked rows.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from data_pipeline.packing import PackedMicroBatch
+from data_pipeline.records import NO_LABEL, Examples
+from pretrain.encoder.attention import Packing
+
+IGNORED = -1
+"""Value of `masked_ids` in a spare row: no prediction is asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Packed examples: example i holds tokens cu_seqlens[i]..cu_seqlens[i + 1] - 1 of the run."""
+
+    input_ids: Tensor  # (T,) int64, as the encoder sees them: masked
+    segment_ids: Tensor  # (T,) int64: 0 up to the first [SEP], 1 after it
+    positions: Tensor  # (T,) int64, within the token's example
+    cu_seqlens: Tensor  # (E + 1,) int32
+    masked_index: Tensor  # (R,) int64: rows of the run to predict
+    masked_ids: Tensor  # (R,) int64: the original ids there; -1: a spare row
+    labels: Tensor  # (E,) int64: 1 random next, 0 true next, -1 none
+    lengths: tuple[int, ...]  # tokens of each example, on the host: nothing waits for the device
+    max_length: int  # at least the longest example
+    packing: Packing = field(
+        init=False, repr=False
+    )  # what attention needs; keeps the tile plan for all layers
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "packing", Packing(self.cu_seqlens, self.lengths, self.max_length))
+
+    @property
+    def cls_index(self) -> Tensor:
+        """(E,) int64: the row of each example's [CLS]; of a spare example without tokens, some row."""
+        return self.cu_seqlens[:-1].long().clamp(max=self.input_ids.shape[0] - 1)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the run, on the host."""
+        return self.input_ids.shape[0]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "MicroBatch":
+        """The same micro-batch with its tensors on `device`."""
+        moved = {
+            f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    def pin_memory(self) -> "MicroBatch":
+        """The same micro-batch in page-locked memory, from which copies to a GPU overlap with computation."""
+        pinned = {
+            f.name: getattr(self, f.name).pin_memory()
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **pinned)
+
+    @staticmethod
+    def from_arrays(
+        tokens: ArrayLike,
+        lengths: ArrayLike,
+        first_lengths: ArrayLike,
+        masked_positions: ArrayLike,
+        masked_ids: ArrayLike,
+        masked_counts: ArrayLike,
+        labels: ArrayLike,
+        max_length: int | None = None,
+    ) -> "MicroBatch":
+        """A micro-batch on the CPU from NumPy columns of any integer dtype.
+
+        `tokens` (T,) holds the examples one after the other, `lengths` (E,) of them each, the first `first_lengths`
+        (E,) of segment 0. `masked_positions` (R,) count within the example, `masked_counts` (E,) of them
+        each, with the original `masked_ids` (R,). `max_length` states a bound that stays the same over a run,
+        for static shapes."""
+        length_of = np.asarray(lengths, np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_of)])
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length_of)
+        segment_ids = positions >= np.repeat(np.asarray(first_lengths, np.int64), length_of)
+        masked_starts = np.repeat(offsets[:-1], np.asarray(masked_counts, np.int64))
+        return MicroBatch(
+            input_ids=_column(tokens),
+            segment_ids=_column(segment_ids),
+            positions=_column(positions),
+            cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
+            masked_index=_column(masked_starts + np.asarray(masked_positions, np.int64)),
+            masked_ids=_column(masked_ids),
+            labels=_column(labels),
+            lengths=tuple(length_of.tolist()),
+            max_length=max_length or int(length_of.max()),
+        )
+
+    @staticmethod
+    def from_packed(packed: PackedMicroBatch) -> "MicroBatch":
+        """What the loader packed, without a copy."""
+        return MicroBatch(
+            input_ids=torch.from_numpy(packed.input_ids),
+            segment_ids=torch.from_numpy(packed.segment_ids),
+            positions=torch.from_numpy(packed.positions),
+            cu_seqlens=torch.from_numpy(packed.cu_seqlens),
+            masked_index=torch.from_numpy(packed.masked_index),
+            masked_ids=torch.from_numpy(packed.masked_ids),
+            labels=torch.from_numpy(packed.labels),
+            lengths=tuple(packed.lengths.tolist()),
+            max_length=packed.max_length,
+        )
+
+    @staticmethod
+    def from_examples(examples: Examples, max_length: int | None = None) -> "MicroBatch":
+        """All of `examples` (columns as shards hold them) as one micro-batch."""
+        return MicroBatch.from_arrays(
+            examples.tokens,
+            examples.lengths,
+            examples.first_lengths,
+            examples.masked_positions,
+            examples.masked_ids,
+            np.diff(examples.masked_offsets),
+            examples.labels,
+            max_length,
+        )
+
+    @staticmethod
+    def from_lists(
+        sequences: Sequence[Sequence[int]],
+        first_lengths: Sequence[int] | None = None,
+        masked: Sequence[dict[int, int]] | None = None,
+        labels: Sequence[int] | None = None,
+    ) -> "MicroBatch":
+        """A micro-batch of token id lists. `first_lengths` defaults to all of each; `masked` maps, for each
+        example, positions to original ids; `labels` defaults to none."""
+        lengths = [len(s) for s in sequences]
+        targets = masked or [{} for _ in sequences]
+        return MicroBatch.from_arrays(
+            tokens=_joined(sequences),
+            lengths=lengths,
+            first_lengths=first_lengths or lengths,
+            masked_positions=_joined(t.keys() for t in targets),
+            masked_ids=_joined(t.values() for t in targets),
+            masked_counts=[len(t) for t in targets],
+            labels=labels or [NO_LABEL] * len(lengths),
+        )
+
+    @staticmethod
+    def empty(cls: int, sep: int, max_length: int | None = None) -> "MicroBatch":
+        """A micro-batch of weight 0: one [CLS] [SEP] without a label and one spare masked row.
+
+        Its forward and backward pass go through every parameter, with zero gradients, so that a rank which
+        has run out of examples takes part in the collectives of ZeRO-2 and ZeRO-3."""
+        return MicroBatch.from_arrays(
+            tokens=[cls, sep],
+            lengths=[2],
+            first_lengths=[2],
+            masked_positions=[1],
+            masked_ids=[IGNORED],
+            masked_counts=[1],
+            labels=[NO_LABEL],
+            max_length=max_length,
+        )
+
+
+def _column(values: ArrayLike) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
+
+
+def _joined(parts: Iterable[Iterable[int]]) -> NDArray[np.int64]:
+    return np.array([x for part in parts for x in part], np.int64)

@@ -1,0 +1,101 @@
+"""Attention that never crosses an example's border: packed q, k, v in, packed outputs out, by any backend.
+
+Backends, chosen by device, dtype and dropout:
+
+    varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout
+    flash    the flash kernel below it, which takes a dropout rate: CUDA, half precision, Ampere or newer
+    tiles    dense tiles of near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout
+
+Shape legend: T packed tokens, N heads, D size of a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from pretrain.encoder.tiles import TilePlan, plan_tiles, tile_attention
+
+BACKENDS = ("varlen", "flash", "tiles")
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Where the examples of a packed run lie. One object a micro-batch: it keeps the tile plan for all layers."""
+
+    cu_seqlens: Tensor  # int32, examples + 1: example i holds tokens cu_seqlens[i]..cu_seqlens[i + 1] - 1
+    lengths: tuple[int, ...]  # the same on the host, so that planning waits for no device
+    max_length: int  # at least the longest example; constant over the run where shapes are static
+    _plans: dict[tuple[int, torch.device], TilePlan] = field(default_factory=dict, repr=False)
+
+    def tiles(self, heads: int, device: torch.device) -> TilePlan:
+        """The tile plan for so many heads, made at the first call."""
+        key = (heads, device)
+        if key not in self._plans:
+            self._plans[key] = plan_tiles(self.lengths, heads, device)
+        return self._plans[key]
+
+    @staticmethod
+    def of(lengths: Sequence[int], device: torch.device | str = "cpu") -> "Packing":
+        """The packing of examples of `lengths` tokens, one after the other."""
+        cumulative = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        return Packing(cumulative.to(device), tuple(lengths), max(lengths))
+
+
+def choose_backend(device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> str:
+    """The name of the backend that `attend` takes for such tensors."""
+    if device.type != "cuda" or dtype not in _HALF or head_size % 8 or head_size > 256:
+        return "tiles"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "tiles"
+    return "flash" if dropout > 0.0 else "varlen"
+
+
+def attend(
+    q_TND: Tensor,
+    k_TND: Tensor,
+    v_TND: Tensor,
+    packing: Packing,
+    dropout: float = 0.0,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax(q k' / sqrt(D)) v within each example of a packed run (Vaswani et al. 2017, section 3.2.1).
+
+    q, k and v are (T, N, D) of one floating dtype; so is the result. `dropout` is the rate at which
+    attention probabilities are zeroed: 0 in evaluation. `backend` forces one of BACKENDS, for tests.
+    Raises UserError where the forced backend cannot do what is asked."""
+    name = backend or choose_backend(q_TND.device, q_TND.dtype, q_TND.shape[-1], dropout)
+    if name == "tiles":
+        return tile_attention(q_TND, k_TND, v_TND, packing.tiles(q_TND.shape[1], q_TND.device), dropout)
+    _check_flash(name, q_TND, dropout)
+    lengths = (packing.cu_seqlens, packing.cu_seqlens, packing.max_length, packing.max_length)
+    if name == "varlen":
+        from torch.nn.attention.varlen import varlen_attn  # CUDA builds only promise it
+
+        out_TND = varlen_attn(q_TND, k_TND, v_TND, *lengths)
+        assert isinstance(out_TND, Tensor)  # no auxiliary output was asked for
+        return out_TND
+    causal, debug_mask = False, False
+    return torch.ops.aten._flash_attention_forward(
+        q_TND, k_TND, v_TND, *lengths, dropout, causal, debug_mask
+    )[0]
+
+
+def _check_flash(name: str, q_TND: Tensor, dropout: float) -> None:
+    if name not in BACKENDS:
+        raise UserError(f"no attention backend {name!r}", expected=", ".join(BACKENDS))
+    if name == "varlen" and dropout > 0.0:
+        raise UserError(
+            f"the varlen backend has no dropout, and {dropout} is asked for",
+            where="encoder.attention_dropout",
+            remedy="set it to 0, or let the backend be chosen",
+        )
+    if q_TND.device.type != "cuda" or q_TND.dtype not in _HALF:
+        raise UserError(
+            f"the {name} backend cannot take {q_TND.dtype} on {q_TND.device.type}",
+            expected="float16 or bfloat16 on CUDA",
+            remedy="let the backend be chosen",
+        )

@@ -1,0 +1,151 @@
+"""Cross-entropy of a vocabulary projection: hidden states and original ids in, summed loss and hits out.
+
+At 30,522 words the logits are the largest tensor of a step. Here they live a few rows at a time: while a chunk
+of them is hot, its softmax, its loss and its share of all three gradients are computed, and its memory is used
+again. The backward pass only scales. `reference` states the same in four lines.
+
+Shape legend: R masked rows, H hidden size, V words with padding, C rows of a chunk.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+_CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
+"""Logits alive at a time: 16 MiB on a CPU, which its last cache may hold; 256 MiB on a GPU."""
+
+
+@torch.compiler.disable  # matrix products and in-place chunks, whose number varies: nothing to gain from a graph
+def vocabulary_cross_entropy(
+    hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
+) -> tuple[Tensor, Tensor]:
+    """-log softmax(hidden weight' + bias)[id], summed over the rows whose id is not negative, and the number
+    of those whose id has the largest logit: 0-d tensors, in float32 (float64 for
+    float64 input) and int64. Words from `vocabulary_size` on are padding: minus infinity in the softmax.
+
+    The softmax and the sums are in float32 whatever the dtype of the input. One backward pass only."""
+    return _VocabularyCrossEntropy.apply(
+        hidden_RH, weight_VH, bias_V, ids_R, vocabulary_size, torch.is_grad_enabled()
+    )
+
+
+def reference(
+    hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
+) -> tuple[Tensor, Tensor]:
+    """The same, plainly."""
+    logits = F.linear(hidden_RH, weight_VH, bias_V)[:, :vocabulary_size]
+    loss = F.cross_entropy(logits, ids_R, ignore_index=-1, reduction="sum")
+    return loss, ((logits.argmax(-1) == ids_R) & (ids_R >= 0)).sum()
+
+
+class _Gradients(NamedTuple):
+    """Of the summed loss, in the dtype of the softmax; None where nobody asks."""
+
+    hidden_RH: Tensor | None
+    weight_VH: Tensor | None
+    bias_V: Tensor | None
+
+
+class _VocabularyCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor,
+        ids_R: Tensor,
+        vocabulary_size: int,
+        grad_enabled: bool,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if hidden_RH.dtype == torch.float64 else torch.float32
+        inputs = (hidden_RH, weight_VH, bias_V)
+        wanted = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
+        ctx.gradients = _Gradients(
+            *(torch.zeros_like(x, dtype=dtype) if w else None for x, w in zip(inputs, wanted, strict=True))
+        )
+        ctx.dtypes = [x.dtype for x in inputs]
+        loss, hits = hidden_RH.new_zeros((), dtype=dtype), ids_R.new_zeros(())
+        elements = _CHUNK_ELEMENTS.get(hidden_RH.device.type, _CHUNK_ELEMENTS["cuda"])
+        rows = max(1, elements // weight_VH.shape[0])
+        buffer = hidden_RH.new_empty((min(rows, len(ids_R)), weight_VH.shape[0]), dtype=dtype)
+        for start in range(0, len(ids_R), rows):
+            chunk = slice(start, start + rows)
+            chunk_loss, chunk_hits = _chunk(inputs, ids_R, vocabulary_size, chunk, buffer, ctx.gradients)
+            loss += chunk_loss
+            hits += chunk_hits
+        ctx.mark_non_differentiable(hits)
+        return loss, hits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _hits: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "the gradients of this cross-entropy have been handed over: one backward pass only"
+            )
+        scaled = [
+            None if g is None else g.mul_(grad).to(dtype)
+            for g, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
+        ]
+        ctx.gradients = None
+        return (*scaled, None, None, None)
+
+
+def _chunk(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    ids_R: Tensor,
+    vocabulary_size: int,
+    chunk: slice,
+    buffer: Tensor,
+    gradients: _Gradients,
+) -> tuple[Tensor, Tensor]:
+    """Loss and hits of the rows `chunk`; their gradients are added to `gradients`."""
+    hidden_CH, weight_VH, bias_V = inputs[0][chunk], inputs[1], inputs[2]
+    ids_C = ids_R[chunk]
+    counted_C = ids_C >= 0
+    target_C1 = ids_C.clamp(min=0)[:, None]
+    logits_CV = _logits(hidden_CH, weight_VH, bias_V, buffer[: len(ids_C)])
+    logits_CV[:, vocabulary_size:] = -torch.inf
+    best_C1, target_logit_C1 = logits_CV.amax(-1, keepdim=True), logits_CV.gather(1, target_C1)
+    hits = ((target_logit_C1 == best_C1)[:, 0] & counted_C).sum()
+    softmax_CV = torch.softmax(logits_CV, -1, out=logits_CV if logits_CV.device.type == "cpu" else None)
+    # log-sum-exp from the largest probability, which is at least 1 / V and so never underflows.
+    losses_C1 = best_C1 - softmax_CV.amax(-1, keepdim=True).log_() - target_logit_C1
+    loss = losses_C1[:, 0].masked_fill(~counted_C, 0.0).sum()
+    if any(g is not None for g in gradients):
+        softmax_CV.scatter_add_(1, target_C1, softmax_CV.new_full((1, 1), -1.0).expand_as(target_C1))
+        _add_gradients(softmax_CV, hidden_CH, weight_VH, counted_C, chunk, gradients)
+    return loss, hits
+
+
+def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor, out_CV: Tensor) -> Tensor:
+    if hidden_CH.dtype == out_CV.dtype:
+        return torch.addmm(bias_V, hidden_CH, weight_VH.T, out=out_CV)
+    return out_CV.copy_(hidden_CH @ weight_VH.T).add_(bias_V)
+
+
+def _add_gradients(
+    error_CV: Tensor,
+    hidden_CH: Tensor,
+    weight_VH: Tensor,
+    counted_C: Tensor,
+    chunk: slice,
+    gradients: _Gradients,
+) -> None:
+    """`error_CV` is the gradient of the logits, but for rows that do not count: they are left out of what it
+    is multiplied with, which is a thousandth of its size."""
+    error = error_CV.to(hidden_CH.dtype)
+    counted_C1 = counted_C[:, None].to(hidden_CH.dtype)
+    if gradients.hidden_RH is not None:
+        gradients.hidden_RH[chunk] = (error @ weight_VH).mul_(counted_C1)
+    if gradients.weight_VH is not None:
+        hidden_CH = hidden_CH * counted_C1
+        if error.dtype == gradients.weight_VH.dtype:
+            gradients.weight_VH.addmm_(error.T, hidden_CH)
+        else:
+            gradients.weight_VH.add_(error.T @ hidden_CH)
+    if gradients.bias_V is not None:
+        gradients.bias_V.add_(error_CV.T @ counted_C.to(error_CV.dtype))

@@ -1,0 +1,33 @@
+"""Embeddings: token ids, segment ids and positions in, the first hidden states out.
+
+Shape legend: T packed tokens, H hidden size.
+"""
+
+from torch import Tensor, nn
+
+from pretrain.config import EncoderSettings
+from pretrain.encoder.dropout import Dropout
+from pretrain.encoder.initialize import bare, padded
+
+SEGMENTS = 2
+"""Segments that an encoder tells apart: A and B."""
+
+
+class Embeddings(nn.Module):
+    """LayerNorm(word + segment + position), then dropout (Devlin et al. 2019, section 3 and figure 2).
+
+    The word table has a row for each entry of the padded vocabulary; no id reaches its padding."""
+
+    def __init__(self, settings: EncoderSettings, vocabulary_size: int) -> None:
+        super().__init__()
+        self.word = bare(nn.Embedding, padded(vocabulary_size), settings.hidden)
+        self.position = bare(nn.Embedding, settings.max_positions, settings.hidden)
+        self.segment = bare(nn.Embedding, SEGMENTS, settings.hidden)
+        self.norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        self.dropout = Dropout(settings.dropout)
+        self.vocabulary_rows = {"word.weight": vocabulary_size}
+
+    def forward(self, input_ids_T: Tensor, segment_ids_T: Tensor, positions_T: Tensor) -> Tensor:
+        """Hidden states (T, H)."""
+        x_TH = self.word(input_ids_T) + self.segment(segment_ids_T) + self.position(positions_T)
+        return self.dropout(self.norm(x_TH))

@@ -1,0 +1,66 @@
+"""The encoder: a MicroBatch of packed tokens in, one hidden state a token out.
+
+Shape legend: T packed tokens, H hidden size.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from data_pipeline.errors import UserError
+from pretrain.batch import MicroBatch
+from pretrain.config import EncoderSettings
+from pretrain.encoder.embeddings import Embeddings
+from pretrain.encoder.layers import ACTIVATIONS, Layer
+
+
+class Encoder(nn.Module):
+    """BERT's encoder (Devlin et al. 2019) over packed tokens: no padding, no rank, any device and dtype.
+
+    Its parameters are not set yet: call `initialize` or `load_parameters` on the module that holds it. With
+    `activation_checkpointing` each layer keeps only its input and is computed again in the backward pass,
+    with the same dropout. Raises UserError where a setting is out of its range."""
+
+    def __init__(
+        self, settings: EncoderSettings, vocabulary_size: int, activation_checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        check_settings(settings)
+        self.settings = settings
+        self.vocabulary_size = vocabulary_size
+        self.activation_checkpointing = activation_checkpointing
+        self.embeddings = Embeddings(settings, vocabulary_size)
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Hidden states (T, H) of the batch's tokens, in the parameters' dtype."""
+        x_TH = self.embeddings(batch.input_ids, batch.segment_ids, batch.positions)
+        recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
+        for layer in self.layers:
+            if recompute:
+                x_TH = checkpoint(layer, x_TH, batch.packing, use_reentrant=False)
+            else:
+                x_TH = layer(x_TH, batch.packing)
+        return x_TH
+
+
+def check_settings(settings: EncoderSettings) -> None:
+    """Raises UserError for sizes, rates and names that no encoder can have."""
+    for name in ("layers", "hidden", "heads", "intermediate", "max_positions"):
+        if getattr(settings, name) < 1:
+            raise UserError(f"is {getattr(settings, name)}", where=f"encoder.{name}", expected="1 or more")
+    if settings.hidden % settings.heads:
+        raise UserError(
+            f"{settings.hidden} cannot be shared out among {settings.heads} heads",
+            where="encoder.hidden",
+            expected="a multiple of encoder.heads",
+        )
+    if settings.activation not in ACTIVATIONS:
+        raise UserError(
+            f"unknown {settings.activation!r}", where="encoder.activation", expected=", ".join(ACTIVATIONS)
+        )
+    for name in ("dropout", "attention_dropout"):
+        if not 0.0 <= getattr(settings, name) < 1.0:
+            raise UserError(
+                f"is {getattr(settings, name)}", where=f"encoder.{name}", expected="0 up to below 1"
+            )

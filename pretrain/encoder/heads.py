@@ -1,0 +1,88 @@
+"""Heads: hidden states of the encoder in; logits, loss sums, counts and hits out.
+
+Shape legend: T packed tokens, E examples, R masked rows, H hidden size, V words.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from data_pipeline.records import NO_LABEL
+from pretrain.batch import IGNORED, MicroBatch
+from pretrain.encoder.cross_entropy import vocabulary_cross_entropy
+from pretrain.encoder.encoder import Encoder
+from pretrain.encoder.initialize import bare, padded
+from pretrain.encoder.layers import ACTIVATIONS
+
+
+class Predictions(NamedTuple):
+    """Sums over the rows that count: 0-d tensors on the device, so that nothing waits for it."""
+
+    loss: Tensor  # with a gradient
+    count: Tensor  # type: ignore[assignment]  # a tuple's `count` is of no use here
+    hits: Tensor
+
+
+class MaskedTokenHead(nn.Module):
+    """Linear, activation, LayerNorm, then the word embeddings as the output matrix, plus a bias a word.
+
+    `decoder` is the embedding's own parameter, registered here as well: one tensor under one name for the
+    optimizer, and ZeRO-3 gathers it for this module as for the other."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        settings = encoder.settings
+        self.vocabulary_size = encoder.vocabulary_size
+        self.dense = bare(nn.Linear, settings.hidden, settings.hidden)
+        self.activation = ACTIVATIONS[settings.activation]
+        self.norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        self.decoder = encoder.embeddings.word.weight
+        self.bias = nn.Parameter(torch.zeros(padded(self.vocabulary_size)))
+        self.vocabulary_rows = {"bias": self.vocabulary_size}
+
+    def forward(self, hidden_TH: Tensor, batch: MicroBatch) -> Predictions:
+        """Loss, count and hits over the masked rows of the batch."""
+        hidden_RH = self._transform(hidden_TH, batch)
+        loss, hits = vocabulary_cross_entropy(
+            hidden_RH, self.decoder, self.bias, batch.masked_ids, self.vocabulary_size
+        )
+        return Predictions(loss, (batch.masked_ids != IGNORED).sum(), hits)
+
+    def logits(self, hidden_TH: Tensor, batch: MicroBatch) -> Tensor:
+        """(R, V) logits of the masked rows, without padding."""
+        rows = self.vocabulary_size
+        return F.linear(self._transform(hidden_TH, batch), self.decoder[:rows], self.bias[:rows])
+
+    def _transform(self, hidden_TH: Tensor, batch: MicroBatch) -> Tensor:
+        hidden_RH = hidden_TH.index_select(0, batch.masked_index)
+        return self.norm(self.activation(self.dense(hidden_RH)))
+
+
+class NextSentenceHead(nn.Module):
+    """tanh(Linear) of [CLS] (the pooler), then two logits: 0 true next, 1 random next."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        hidden = encoder.settings.hidden
+        self.pooler = bare(nn.Linear, hidden, hidden)
+        self.classifier = bare(nn.Linear, hidden, 2)
+
+    def forward(self, hidden_TH: Tensor, batch: MicroBatch) -> tuple[Predictions, Predictions]:
+        """Loss, count and hits of the pairs with label 0 (true next), and of those with label 1 (random next)."""
+        logits_E2 = self.logits(hidden_TH, batch)
+        logits_E2 = logits_E2.to(torch.promote_types(logits_E2.dtype, torch.float32))
+        losses_E = F.cross_entropy(logits_E2, batch.labels, ignore_index=NO_LABEL, reduction="none")
+        right_E = logits_E2.argmax(-1) == batch.labels
+        return self._of_label(0, losses_E, right_E, batch), self._of_label(1, losses_E, right_E, batch)
+
+    @staticmethod
+    def _of_label(label: int, losses_E: Tensor, right_E: Tensor, batch: MicroBatch) -> Predictions:
+        chosen_E = batch.labels == label
+        loss = losses_E.masked_fill(~chosen_E, 0.0).sum()
+        return Predictions(loss, chosen_E.sum(), (right_E & chosen_E).sum())
+
+    def logits(self, hidden_TH: Tensor, batch: MicroBatch) -> Tensor:
+        """(E, 2) logits."""
+        return self.classifier(torch.tanh(self.pooler(hidden_TH.index_select(0, batch.cls_index))))

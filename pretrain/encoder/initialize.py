@@ -1,0 +1,106 @@
+"""Parameters by name: a seed or stored tensors in, an initialised module out; the rule of vocabulary padding.
+
+A tensor that a module holds twice (the tied embedding) has one name here: the first in definition order, as
+`named_parameters` yields it. Checkpoints and exports hold such names and no padding rows.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from data_pipeline.draws import text_key
+from data_pipeline.errors import UserError
+
+VOCABULARY_MULTIPLE = 64
+"""The vocabulary is padded to a multiple of this, which matrix kernels need to be fast."""
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def padded(vocabulary_size: int) -> int:
+    """Rows of the embedding for a vocabulary of `vocabulary_size`."""
+    return -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def bare(kind: type[AnyModule], *sizes: int, **options: Any) -> AnyModule:
+    """A layer whose parameters are not set yet: `initialize` will, without a draw from the global generator."""
+    return nn.utils.skip_init(kind, *sizes, **options)
+
+
+def vocabulary_rows(module: nn.Module) -> dict[str, int]:
+    """The parameters of `module` that have a row for each entry of the padded vocabulary, with the number of
+    their rows that are real: what its submodules state in an attribute `vocabulary_rows` of their own."""
+    return {
+        f"{prefix}.{name}".lstrip("."): rows
+        for prefix, part in module.named_modules()
+        for name, rows in getattr(part, "vocabulary_rows", {}).items()
+    }
+
+
+@torch.no_grad()
+def initialize(module: nn.Module, seed: int, std: float) -> None:
+    """Sets every parameter of `module`: biases 0, LayerNorm 1 and 0, weights from a normal of mean 0 and
+    deviation `std` cut at two deviations (google-research/bert, modeling.py), padding rows 0.
+
+    Each tensor is drawn by a generator of its own, keyed by seed and name: equal on every rank, whatever
+    else was drawn, and equal for the same encoder under another objective."""
+    real_rows = vocabulary_rows(module)
+    norms = {id(p) for m in module.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(False)}
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+        elif id(parameter) in norms:
+            parameter.fill_(1.0)
+        else:
+            generator = torch.Generator().manual_seed(text_key(f"{seed} {name}"))
+            rows = real_rows.get(name, parameter.shape[0])
+            drawn = torch.empty((rows, *parameter.shape[1:]))
+            nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std, generator=generator)
+            parameter.zero_()
+            parameter[:rows].copy_(drawn)
+
+
+def without_padding(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` (names of `module`'s parameters -> tensors of the same shapes) without vocabulary padding."""
+    rows = vocabulary_rows(module)
+    return {name: tensor[: rows[name]] if name in rows else tensor for name, tensor in state.items()}
+
+
+@torch.no_grad()
+def load_parameters(
+    module: nn.Module, state: Mapping[str, Tensor], *, where: str = "", partial: bool = False
+) -> list[str]:
+    """Copies `state` into the parameters of `module`, by name, with or without vocabulary padding; padding
+    rows become 0. Returns the names that the module has and `state` lacks, or `state` has and the module
+    lacks: none unless `partial`. Raises UserError for such names otherwise, and for a shape that does not fit."""
+    parameters, real_rows = dict(module.named_parameters()), vocabulary_rows(module)
+    unmatched = sorted(parameters.keys() ^ state.keys())
+    if unmatched and not partial:
+        raise UserError(
+            f"weights do not match the model: {_first(unmatched)}",
+            where=where,
+            expected=f"{len(parameters)} tensors by name, found {len(state)}",
+            remedy="check objective.name and encoder.layers",
+        )
+    for name in parameters.keys() & state.keys():
+        rows = real_rows.get(name, parameters[name].shape[0])
+        _copy(name, parameters[name], state[name], rows, where)
+    return unmatched
+
+
+def _copy(name: str, parameter: nn.Parameter, tensor: Tensor, rows: int, where: str) -> None:
+    if tensor.shape[1:] != parameter.shape[1:] or tensor.shape[0] not in (rows, parameter.shape[0]):
+        raise UserError(
+            f"{name} has shape {tuple(tensor.shape)}",
+            where=where,
+            expected=f"{(rows, *parameter.shape[1:])}",
+            remedy="check the encoder settings and the vocabulary",
+        )
+    parameter.zero_()
+    parameter[:rows].copy_(tensor[:rows])
+
+
+def _first(names: list[str], count: int = 3) -> str:
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")

@@ -1,0 +1,75 @@
+"""One encoder layer: hidden states in, hidden states out.
+
+Shape legend: T packed tokens, H hidden size, F intermediate size, N heads, D size of a head (N * D = H).
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pretrain.config import EncoderSettings
+from pretrain.encoder.attention import Packing, attend
+from pretrain.encoder.dropout import Dropout
+from pretrain.encoder.initialize import bare
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": torch.relu,
+}
+"""Activations by the name in `encoder.activation`."""
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention within each example.
+
+    Query, key and value are three matrices, not one: LAMB's trust ratio is a tensor's, and three separate
+    modules are gathered by ZeRO-3 like any other."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        super().__init__()
+        self.heads = settings.heads
+        self.dropout = settings.attention_dropout
+        self.query = bare(nn.Linear, settings.hidden, settings.hidden)
+        self.key = bare(nn.Linear, settings.hidden, settings.hidden)
+        self.value = bare(nn.Linear, settings.hidden, settings.hidden)
+        self.output = bare(nn.Linear, settings.hidden, settings.hidden)
+
+    def forward(self, x_TH: Tensor, packing: Packing) -> Tensor:
+        q_TND, k_TND, v_TND = (
+            project(x_TH).unflatten(-1, (self.heads, -1)) for project in (self.query, self.key, self.value)
+        )
+        dropout = self.dropout if self.training else 0.0
+        return self.output(attend(q_TND, k_TND, v_TND, packing, dropout).flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """Linear, activation, Linear, on each token."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        super().__init__()
+        self.intermediate = bare(nn.Linear, settings.hidden, settings.intermediate)
+        self.output = bare(nn.Linear, settings.intermediate, settings.hidden)
+        self.activation = ACTIVATIONS[settings.activation]
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        return self.output(self.activation(self.intermediate(x_TH)))
+
+
+class Layer(nn.Module):
+    """Post-LayerNorm: x = LN(x + drop(attention(x))); x = LN(x + drop(feed_forward(x)))."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        super().__init__()
+        self.attention = SelfAttention(settings)
+        self.attention_norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        self.feed_forward = FeedForward(settings)
+        self.feed_forward_norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        self.dropout = Dropout(settings.dropout)
+
+    def forward(self, x_TH: Tensor, packing: Packing) -> Tensor:
+        x_TH = self.attention_norm(x_TH + self.dropout(self.attention(x_TH, packing)))
+        return self.feed_forward_norm(x_TH + self.dropout(self.feed_forward(x_TH)))

@@ -1,0 +1,195 @@
+"""Dense attention over tiles of near-equal lengths: packed q, k, v in, packed outputs out.
+
+The examples of a micro-batch are sorted by length and cut into tiles; each is a dense (examples, heads,
+length, size) block, padded to its longest example. The plan depends on the lengths alone, so it is made once
+a micro-batch and serves every layer, forward and backward. All moves between the packed and the tiled layout are
+gathers of whole rows in both directions: the padding's gradient is zero, so no scatter-add is needed.
+
+Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles (sum of E*N*S),
+E examples of a tile, S length of a tile.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from pretrain.encoder.dropout import keep_mask
+
+# What starting one more tile costs, in attention scores: some 30 kernel starts against one exponential and
+# four multiply-adds a score. A GPU computes scores a thousand times faster and starts kernels no faster.
+_TILE_OVERHEAD = {"cpu": 6_000, "cuda": 4_000_000}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One dense block of examples."""
+
+    examples: int
+    length: int
+    bias_E11S: Tensor | None  # float32: 0 at tokens, -inf at padding; None where there is no padding
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """Where each packed row (token, head) lies in the tiles, and which packed row each tile row shows."""
+
+    heads: int
+    tiles: tuple[Tile, ...]
+    gather_P: Tensor  # int64: the row of (T * N) that each tile row copies; padding repeats its example's last token
+    scatter_TN: Tensor  # int64: the tile row of each packed row
+    padding: Tensor  # int64: the tile rows that are padding
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each tile."""
+        return [tile.examples * self.heads * tile.length for tile in self.tiles]
+
+
+def plan_tiles(lengths: Sequence[int], heads: int, device: torch.device) -> TilePlan:
+    """The tiles for examples of `lengths` tokens that lie one after the other in a packed run."""
+    length_of = np.asarray(lengths, np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_of)[:-1]])
+    order = np.argsort(length_of, kind="stable")[
+        np.count_nonzero(length_of == 0) :
+    ]  # spare examples have no tokens
+    overhead = _TILE_OVERHEAD.get(device.type, _TILE_OVERHEAD["cuda"]) / heads
+    tiles, gather, padded = [], [], []
+    for first, last in _cut(length_of[order], overhead):
+        members = order[first:last]
+        width = int(length_of[members].max())
+        columns = np.arange(width)
+        is_padding = columns[None, :] >= length_of[members, None]
+        token = starts[members, None] + np.minimum(columns[None, :], length_of[members, None] - 1)
+        rows = token[:, None, :] * heads + np.arange(heads)[None, :, None]
+        gather.append(rows.ravel())
+        padded.append(np.broadcast_to(is_padding[:, None, :], rows.shape).ravel())
+        tiles.append(Tile(len(members), width, _bias(is_padding, device)))
+    gather_P, is_padding_P = np.concatenate(gather), np.concatenate(padded)
+    scatter_TN = np.empty(int(length_of.sum()) * heads, np.int64)
+    scatter_TN[gather_P[~is_padding_P]] = np.flatnonzero(~is_padding_P)
+    gathered, scattered, padding = (
+        torch.from_numpy(index).to(device) for index in (gather_P, scatter_TN, np.flatnonzero(is_padding_P))
+    )
+    return TilePlan(heads, tuple(tiles), gathered, scattered, padding)
+
+
+def _bias(is_padding_ES: NDArray[np.bool_], device: torch.device) -> Tensor | None:
+    if not is_padding_ES.any():
+        return None
+    bias_ES = np.where(is_padding_ES, np.float32(-np.inf), np.float32(0.0))
+    return torch.from_numpy(bias_ES)[:, None, None, :].to(device)
+
+
+def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]:
+    """Cuts lengths in ascending order into runs [first, last) of the least cost: for each run its examples times
+    the square of its longest, plus `overhead`. Exact, by dynamic programming over the distinct lengths."""
+    distinct, counts = np.unique(ascending, return_counts=True)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    best, cut_before = np.zeros(len(distinct) + 1), np.zeros(len(distinct) + 1, np.int64)
+    for j, length in enumerate(distinct, start=1):
+        costs = best[:j] + (ends[j] - ends[:j]) * float(length) ** 2 + overhead
+        cut_before[j] = int(np.argmin(costs))
+        best[j] = costs[cut_before[j]]
+    runs, j = [], len(distinct)
+    while j > 0:
+        runs.append((int(ends[cut_before[j]]), int(ends[j])))
+        j = int(cut_before[j])
+    return runs[::-1]
+
+
+@torch.compiler.disable  # the tiles differ from batch to batch: a graph of them would be compiled anew each time
+def tile_attention(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, plan: TilePlan, dropout: float) -> Tensor:
+    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), dropout on the probabilities."""
+    size = q_TND.shape[-1]
+    dense = _dense_on_cpu if q_TND.device.type == "cpu" else _dense
+    q_tiles, k_tiles, v_tiles = (_ToTiles.apply(x, plan).split(plan.sizes) for x in (q_TND, k_TND, v_TND))
+    out = []
+    for tile, *qkv in zip(plan.tiles, q_tiles, k_tiles, v_tiles, strict=True):
+        q, k, v = (x.view(tile.examples, plan.heads, tile.length, size) for x in qkv)
+        out.append(dense(q, k, v, tile.bias_E11S, dropout).reshape(-1, size))
+    return _FromTiles.apply(torch.cat(out) if len(out) > 1 else out[0], plan)
+
+
+class _ToTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TND: Tensor, plan: TilePlan) -> Tensor:
+        ctx.plan, ctx.shape = plan, x_TND.shape
+        return x_TND.reshape(-1, x_TND.shape[-1]).index_select(0, plan.gather_P)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None]:
+        return grad_PD.index_select(0, ctx.plan.scatter_TN).view(ctx.shape), None
+
+
+class _FromTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_PD: Tensor, plan: TilePlan) -> Tensor:
+        ctx.plan = plan
+        return x_PD.index_select(0, plan.scatter_TN).view(-1, plan.heads, x_PD.shape[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_TND: Tensor) -> tuple[Tensor, None]:
+        grad_PD = grad_TND.reshape(-1, grad_TND.shape[-1]).index_select(0, ctx.plan.gather_P)
+        return grad_PD.index_fill_(0, ctx.plan.padding, 0.0), None
+
+
+def _dense(q_ENSD: Tensor, k_ENSD: Tensor, v_ENSD: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    bias = None if bias is None else bias.to(q_ENSD.dtype)
+    return F.scaled_dot_product_attention(q_ENSD, k_ENSD, v_ENSD, attn_mask=bias, dropout_p=dropout)
+
+
+def _dense_on_cpu(
+    q_ENSD: Tensor, k_ENSD: Tensor, v_ENSD: Tensor, bias: Tensor | None, dropout: float
+) -> Tensor:
+    return _CpuAttention.apply(q_ENSD, k_ENSD, v_ENSD, bias, dropout)
+
+
+class _CpuAttention(torch.autograd.Function):
+    """Plain attention, in place where it can: at BERT's lengths faster on a CPU than torch's fused kernel,
+    and much faster with dropout, which that kernel lacks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_ENSD: Tensor, k_ENSD: Tensor, v_ENSD: Tensor, bias_E11S: Tensor | None, dropout: float
+    ) -> Tensor:
+        examples, heads, length, size = q_ENSD.shape
+        q, k, v = (x.reshape(examples * heads, length, size) for x in (q_ENSD, k_ENSD, v_ENSD))
+        scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=size**-0.5)
+        if bias_E11S is not None:
+            scores.view(examples, heads, length, length).add_(bias_E11S)
+        probabilities = torch.softmax(scores, -1, out=scores)
+        keep, ctx.scale = keep_mask(scores.shape, dropout) if dropout > 0.0 else (None, 1.0)
+        ctx.save_for_backward(q, k, v, probabilities, keep)
+        return torch.bmm(_dropped(probabilities, keep, ctx.scale), v).view(q_ENSD.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ENSD: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, probabilities, keep = ctx.saved_tensors
+        grad = grad_ENSD.reshape(v.shape)
+        alpha, zero = q.shape[-1] ** -0.5, q.new_empty(())
+        grad_v = torch.bmm(_dropped(probabilities, keep, ctx.scale).transpose(1, 2), grad)
+        grad_p = _dropped(torch.bmm(grad, v.transpose(1, 2)), keep, ctx.scale)
+        grad_s = torch._softmax_backward_data(grad_p, probabilities, -1, probabilities.dtype)
+        grad_q = torch.baddbmm(zero, grad_s, k, beta=0, alpha=alpha)
+        grad_k = torch.baddbmm(zero, grad_s.transpose(1, 2), q, beta=0, alpha=alpha)
+        return (
+            grad_q.view(grad_ENSD.shape),
+            grad_k.view(grad_ENSD.shape),
+            grad_v.view(grad_ENSD.shape),
+            None,
+            None,
+        )
+
+
+def _dropped(x: Tensor, keep: Tensor | None, scale: float) -> Tensor:
+    return x if keep is None else torch.ops.aten.native_dropout_backward(x, keep, scale)

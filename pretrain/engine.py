@@ -1,0 +1,350 @@
+"""A model and its RunConfig in; an Engine that steps it under DeepSpeed ZeRO out. The one door to deepspeed.
+
+What DeepSpeed 0.19 puts around our optimizer, and how each cell is kept to fp32 masters, moments, accumulation and
+reduction. All cells that are not refused are tested (tests/multirank; fp16 with DeepSpeed's CPU check patched).
+
+| stage | fp32                          | bf16                          | fp16                          |
+|-------|-------------------------------|-------------------------------|-------------------------------|
+| 0     | none: we clip and count norms | FP16_UnfusedOptimizer         | refused: it never scales the  |
+|       |                               | (+ grad_dtype fp32)           | loss                          |
+| 1     | DeepSpeedZeroOptimizer        | BF16_Optimizer                | DeepSpeedZeroOptimizer        |
+| 2     | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        |
+| 3     | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 |
+
+Every rank runs the same number of backward passes a step (pad with empty micro-batches of weight 0). A gradient
+that is missing counts as zero at every stage: moments decay and weight decay applies. Stage 3 partitions the model
+after its construction: it must fit one rank's memory once.
+"""
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from data_pipeline.errors import UserError
+from pretrain.config import RunConfig
+from pretrain.optim.groups import build_optimizer, trainable_parameters
+from pretrain.optim.lamb import Lamb
+from pretrain.optim.segments import squared_norm
+from pretrain.optim.zero_partition import PartitionMap, build_partition_map
+from pretrain.world import World
+
+BUCKET = 50_000_000
+"""Gradient elements that travel together: 200 MB in fp32."""
+
+
+class Engine:
+    """The one object the training loop steps. Micro-batches: `backward(engine(batch), last=...)`, then `step()`."""
+
+    def __init__(
+        self, deepspeed_engine: Any, optimizer: Optimizer, precision: str, clip: float, world: World
+    ) -> None:
+        self._engine, self._optimizer, self._clip = deepspeed_engine, optimizer, clip
+        self._wrapper: Any = deepspeed_engine.optimizer
+        self._bare = self._wrapper is optimizer  # stage 0 in fp32: DeepSpeed only sums gradients over ranks
+        self._norm, self._applied = 0.0, False
+        self.precision = precision
+        """fp32, bf16 or fp16."""
+        optimizer.state.clear()  # stage 0's wrapper has made a step on zero gradients
+        self.partition: PartitionMap = build_partition_map(
+            self._wrapper, optimizer, deepspeed_engine.module, world.rank, world.size
+        )
+        """Named fragments of weights and moments: for saving and loading."""
+        if isinstance(optimizer, Lamb):
+            optimizer.use_layouts(self.partition.layout_of, _sum_over_ranks if world.size > 1 else None)
+        self._fp32_gradients: list[nn.Parameter] = []
+        if (
+            precision == "bf16"
+            and hasattr(self._wrapper, "fp16_groups")
+            and hasattr(self._wrapper, "fp32_groups")
+        ):
+            self._keep_gradients_in_fp32()
+        self._scale_updates: list[bool] | None = None
+        if precision == "fp16":
+            self._defer_scale_updates()
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself. Call the engine, not the module, for a forward pass: stage 3 counts on it."""
+        return self._engine.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A forward pass of the model."""
+        return self._engine(*args, **kwargs)
+
+    def train(self) -> None:
+        """Switches dropout on."""
+        self._engine.train()
+
+    def eval(self) -> None:
+        """Switches dropout off."""
+        self._engine.eval()
+
+    def compile(self, **options: Any) -> None:
+        """Compiles the module with torch.compile (the optimizer stays as it is), before the first forward pass."""
+        self._engine.compile(compile_kwargs=options)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Adds the gradient of `loss`; `last` tells the step's last micro-batch, which reduces at stages 0 and 1.
+
+        `loss` is this rank's W * sum / N over the whole global batch: DeepSpeed divides by W when it averages over
+        the ranks, and by nothing else.
+        """
+        for parameter in self._fp32_gradients:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self) -> bool:
+        """Clips by the global norm and updates; True if applied, False where a gradient was not finite.
+
+        The gradients are gone afterwards in either case. Raises UserError when fp16's loss scale cannot be lowered.
+        """
+        with torch.no_grad():
+            if self._bare:
+                self._step_bare()
+            else:
+                self._step_wrapped()
+        return self._applied
+
+    def was_step_applied(self) -> bool:
+        """Whether the last `step` updated the weights."""
+        return self._applied
+
+    @property
+    def grad_norm(self) -> float:
+        """Global L2 norm of the last step's gradient, before clipping; inf where it was not finite."""
+        return self._norm
+
+    @property
+    def loss_scale(self) -> float:
+        """What fp16 multiplies the loss with; 1 in other precisions."""
+        return float(self._wrapper.loss_scale) if self.precision == "fp16" else 1.0
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the next step."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
+    def trust_ratios(self) -> dict[str, Tensor]:
+        """LAMB's trust ratio of each parameter with weight decay at the last update; {} for other optimizers."""
+        return self._optimizer.trust_ratios() if isinstance(self._optimizer, Lamb) else {}
+
+    def mean_trust_ratio(self) -> float | None:
+        """Their mean; None before the first update and for other optimizers."""
+        mean = self._optimizer.mean_trust_ratio() if isinstance(self._optimizer, Lamb) else None
+        return None if mean is None else float(mean)
+
+    SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+    def scaler_state(self) -> dict[str, float]:
+        """fp16: state of the loss scaler, for the checkpoint (JSON); {} in other precisions."""
+        if self.precision != "fp16":
+            return {}
+        return {key: getattr(self._wrapper.loss_scaler, key) for key in self.SCALER_STATE}
+
+    def load_scaler_state(self, state: Mapping[str, float]) -> None:
+        """Sets the loss scaler as `scaler_state` found it; what an fp32 or bf16 run saved changes nothing."""
+        if self.precision == "fp16":
+            for key in state.keys() & set(self.SCALER_STATE):
+                setattr(self._wrapper.loss_scaler, key, state[key])
+
+    def close(self) -> None:
+        """Takes DeepSpeed's hooks off the model."""
+        self._engine.destroy()
+
+    def _step_bare(self) -> None:
+        """Stage 0 in fp32. DeepSpeed's own clipping sums squares in fp32: off by 1e-3 for large tensors on a CPU."""
+        gradients = [p.grad for p in self.module.parameters() if p.requires_grad and p.grad is not None]
+        norm = torch.stack([squared_norm(g.view(-1)) for g in gradients]).sum().sqrt()
+        self._norm = float(norm)
+        self._applied = math.isfinite(self._norm)
+        if not self._applied:
+            self._norm = math.inf
+            self._engine.zero_grad()
+            return
+        over = (self._norm + 1e-6) / self._clip if self._clip else 0.0
+        if over > 1:
+            torch._foreach_mul_(gradients, 1 / over)
+        self._engine.step()
+
+    def _step_wrapped(self) -> None:
+        if hasattr(self._wrapper, "fp32_groups_has_gradients"):
+            # Stage 1 in bf16 leaves a parameter that went unused on this rank out of its norm and clipping, though
+            # the sum over ranks has a gradient for it: ranks would clip differently.
+            flags = self._wrapper.fp32_groups_has_gradients
+            flags[:] = [[True] * len(group) for group in flags]
+        self._engine.step()
+        if hasattr(self._wrapper, "grad_partitions_flat_buffer"):
+            # Stage 3 keeps the last gradient of a parameter that goes unused in the next step, or in its first
+            # micro-batch, and would add to it.
+            self._wrapper.grad_partitions_flat_buffer.zero_()
+        self._applied = bool(self._engine.was_step_applied())
+        norm = float(self._engine.get_global_grad_norm())
+        self._norm = norm if self._applied and math.isfinite(norm) else math.inf
+        self._update_scale()
+
+    def _keep_gradients_in_fp32(self) -> None:
+        """Stage 0 in bf16: autograd accumulates, and DeepSpeed sums over ranks, in the gradient's precision."""
+        self._fp32_gradients = [p for group in self._wrapper.fp16_groups for p in group]
+        for parameter in self._fp32_gradients:
+            parameter.grad_dtype = torch.float32
+
+    def _defer_scale_updates(self) -> None:
+        """DeepSpeed changes the loss scale before it unscales: a scale that grows would halve that step's gradient."""
+        self._scale_updates = []
+        self._change_scale = self._wrapper._update_scale
+        self._wrapper._update_scale = self._scale_updates.append
+
+    def _update_scale(self) -> None:
+        while self._scale_updates:
+            overflow = self._scale_updates.pop()
+            scaler = self._wrapper.loss_scaler
+            if overflow and scaler.cur_hysteresis == 1 and scaler.cur_scale <= scaler.min_scale:
+                raise UserError(
+                    f"gradients overflow in fp16 at the smallest loss scale, {scaler.cur_scale:g}",
+                    where="train.precision",
+                    remedy="lower optim.lr, or use bf16 or fp32",
+                )
+            self._change_scale(overflow)
+
+
+def build_engine(
+    model: nn.Module, config: RunConfig, world: World, *, zero: Mapping[str, Any] | None = None
+) -> Engine:
+    """Puts `model` under DeepSpeed as `config` says. Collective; `world` has been started.
+
+    Rank 0's weights are everybody's; in low precision the masters start from them in fp32, unrounded. `zero` adds to
+    DeepSpeed's `zero_optimization` section. Raises UserError for a stage and precision that do not go together.
+    """
+    precision = resolve_precision(config, world)
+    deepspeed = _import_deepspeed(world)
+    _refuse(deepspeed, config.zero.stage, precision)
+    model.to(world.device)
+    _share_rank_0(model, world)
+    masters = {}
+    if precision != "fp32":
+        masters = {name: p.detach().cpu().clone() for name, p in trainable_parameters(model).items()}
+    optimizer = build_optimizer(model, config.optim)
+    settings = _settings(config, precision, dict(zero or {}))
+    with redirect_stdout(StringIO()):  # it prints its memory use
+        wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    engine = Engine(wrapped, optimizer, precision, config.train.clip, world)
+    if masters:
+        engine.partition.load(_reader(masters), updates=0, kinds=("master",))
+    return engine
+
+
+def resolve_precision(config: RunConfig, world: World) -> str:
+    """fp32, bf16 or fp16: what `train.precision` means on this device."""
+    if config.train.precision != "auto":
+        return config.train.precision
+    return "bf16" if world.device.type == "cuda" else "fp32"
+
+
+def _refuse(deepspeed: Any, stage: int, precision: str) -> None:
+    accelerator = deepspeed.accelerator.get_accelerator()
+    supported = {
+        "fp32": True,
+        "bf16": accelerator.is_bf16_supported(),
+        "fp16": accelerator.is_fp16_supported(),
+    }
+    if not supported[precision]:
+        raise UserError(
+            f"train.precision={precision} does not run on this device", where="settings", remedy="fp32"
+        )
+    if stage == 0 and precision == "fp16":
+        raise UserError(
+            "zero.stage=0 with train.precision=fp16: DeepSpeed does not scale the loss there",
+            where="settings",
+            remedy="zero.stage=1, or bf16",
+        )
+
+
+def _settings(config: RunConfig, precision: str, zero: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's configuration. Steps, learning rate and the size of the global batch are not its business."""
+    bare = config.zero.stage == 0 and precision == "fp32"
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,  # only scales losses, which we do: the number of micro-batches may vary
+        "gradient_clipping": 0.0 if bare else config.train.clip,
+        "communication_data_type": "fp32",
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "timers": {"throughput": {"enabled": False}},
+        "zero_optimization": {
+            "stage": config.zero.stage,
+            "sub_group_size": config.zero.sub_group_size,
+            "reduce_bucket_size": BUCKET,
+            **zero,
+        },
+    }
+    if config.zero.stage > 0:
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    if precision != "fp32":
+        settings[precision] = {"enabled": True}
+    return settings
+
+
+def _import_deepspeed(world: World) -> Any:
+    """DeepSpeed, told what it would otherwise guess, and quiet but for errors."""
+    os.environ.setdefault("DS_ACCELERATOR", world.device.type)
+    os.environ["LOCAL_RANK"] = str(
+        world.device.index or 0 if world.device.type == "cuda" else world.local_rank
+    )
+    os.environ["LOCAL_SIZE"] = str(world.local_size)
+    # What DeepSpeed's own code gives rise to, and its users can do nothing about.
+    _silence(Warning, r"deepspeed\b")
+    _silence(FutureWarning, r"torch\.distributed\.c10d_logger")
+    import deepspeed
+    import deepspeed.ops
+    import deepspeed.utils.groups as groups
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # On a CPU it would compile (half a minute, with a C++ compiler) an operator that only its inference uses; this
+    # table, which DeepSpeed fills on first use, has no other reader.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    if groups._WORLD_GROUP is not None and not _is_alive(groups._WORLD_GROUP):
+        groups._release_process_group_references(group=None)  # an earlier run's, in the same process
+    return deepspeed
+
+
+def _is_alive(group: Any) -> bool:
+    try:
+        return bool(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):
+        return False
+
+
+def _silence(category: type[Warning], module: str) -> None:
+    """For good, not around each call: leaving `catch_warnings` would let every other warning be shown again."""
+    warnings.filterwarnings("ignore", category=category, module=module)
+
+
+def _share_rank_0(model: nn.Module, world: World) -> None:
+    if world.size > 1:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor, src=0)
+
+
+def _sum_over_ranks(values: Tensor) -> None:
+    dist.all_reduce(values)
+
+
+def _reader(tensors: Mapping[str, Tensor]) -> Any:
+    def read(name: str, kind: str, start: int, length: int) -> Tensor | None:
+        tensor = tensors.get(name)
+        return None if tensor is None else tensor.view(-1)[start : start + length]
+
+    return read

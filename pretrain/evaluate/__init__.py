@@ -1,0 +1,1 @@
+"""Exported models in; what they can do out."""

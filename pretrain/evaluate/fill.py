@@ -1,0 +1,26 @@
+"""An exported model and sentences with a blank in; the likeliest words out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_pipeline.errors import UserError
+
+
+def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    """(text, [(word, probability)]) for each text, through transformers.pipeline, as any user of the model would.
+
+    Raises UserError for a folder without a model or a text without exactly one blank."""
+    if not (model / "config.json").is_file():
+        raise UserError("not an exported model", where=model, remedy="maskmill export RUN writes one")
+    from transformers import AutoTokenizer, pipeline, utils
+
+    utils.logging.set_verbosity_error()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    fill = pipeline("fill-mask", model=str(model), tokenizer=tokenizer, device="cpu", top_k=top)
+    for text in texts:
+        blanks = text.count(tokenizer.mask_token)
+        if blanks != 1:
+            raise UserError(
+                f"{blanks} blanks in {text!r}", expected=f"one {tokenizer.mask_token} in each sentence"
+            )
+        yield text, [(str(guess["token_str"]), float(guess["score"])) for guess in fill(text)]

@@ -1,0 +1,1 @@
+"""Export: weights by our names in, a Hugging Face folder out, and back."""

@@ -1,0 +1,96 @@
+"""Export: weights by our names in; a folder that transformers loads out, and only if it computes the same."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from data_pipeline.records import Examples
+from pretrain.config import EncoderSettings
+from pretrain.encoder.embeddings import SEGMENTS
+from pretrain.encoder.encoder import Encoder
+from pretrain.encoder.initialize import load_parameters, without_padding
+from pretrain.export.card import Facts, write_card
+from pretrain.export.names import ACTIVATIONS, CONFIG, to_hugging_face
+from pretrain.export.parity import Parity, check_parity, quiet
+from pretrain.export.tokenizer import size_and_pad, write_tokenizer
+from pretrain.objectives.base import Model, Objective
+
+
+def export(
+    state: Mapping[str, Tensor],
+    settings: EncoderSettings,
+    objective: type[Objective],
+    tokenizer_json: str,
+    out: str | Path,
+    held_out: Examples,
+    facts: Facts,
+    overwrite: bool = False,
+) -> dict[str, Parity]:
+    """Writes config.json, model.safetensors, tokenizer files and README.md (from `facts`) to the folder `out`.
+
+    `state` maps our parameter names to float32 tensors, with or without vocabulary padding. The folder appears
+    under its name only after transformers has loaded it and computed, for real examples of `held_out`, the
+    same logits as our model: see `check_parity`, whose findings by head are returned. Raises UserError if it
+    does not, if `out` exists (unless `overwrite`), or if state and settings do not fit; then nothing is left."""
+    vocabulary_size, pad = size_and_pad(tokenizer_json)
+    model = objective.model(Encoder(settings, vocabulary_size))
+    load_parameters(model, state, where="weights to export")
+    with _folder_when_whole(Path(out), overwrite) as folder, quiet():
+        write_config(settings, objective, vocabulary_size, pad, folder)
+        write_weights(model, folder)
+        write_tokenizer(tokenizer_json, folder, settings.max_positions)
+        parity = check_parity(model, folder, objective.export_class, held_out, pad)
+        write_card(folder, Path(out).name, facts, objective, parity)
+    return parity
+
+
+def write_config(
+    settings: EncoderSettings, objective: type[Objective], vocabulary_size: int, pad: int, folder: Path
+) -> None:
+    """Writes config.json."""
+    transformers.BertConfig(
+        **{theirs: getattr(settings, ours) for ours, theirs in CONFIG.items()},
+        hidden_act=ACTIVATIONS[settings.activation],
+        vocab_size=vocabulary_size,
+        type_vocab_size=SEGMENTS,
+        pad_token_id=pad,
+        tie_word_embeddings=True,
+        architectures=[objective.export_class],
+        dtype="float32",
+    ).save_pretrained(folder)
+
+
+def write_weights(model: Model, folder: Path) -> None:
+    """Writes model.safetensors: float32, Hugging Face names, tied tensors once, no vocabulary padding."""
+    state = without_padding(model, dict(model.named_parameters()))
+    tensors = {to_hugging_face(name): p.detach().to(torch.float32).contiguous() for name, p in state.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@contextmanager
+def _folder_when_whole(out: Path, overwrite: bool) -> Iterator[Path]:
+    """A new folder beside `out` that gets its name when the block ends well, and vanishes when it does not."""
+    if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(
+            "exists already", where=out, expected="a new folder", remedy="name another or remove it"
+        )
+    mark = secrets.token_hex(4)
+    partial, old = (out.with_name(f".{out.name}.{mark}.{kind}") for kind in ("partial", "old"))
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if out.exists():
+            os.rename(out, old)
+        os.rename(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,143 @@
+"""The gate of every export: our model, the exported folder and real examples in; how far the logits differ out.
+
+In float64 with dropout off, two programs that compute the same function agree to rounding: anything beyond
+1e-9 of the largest logit is a wrong name, a wrong setting or a wrong mask, and the export fails.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from data_pipeline.records import Examples
+from pretrain.batch import MicroBatch
+from pretrain.objectives.base import Model
+
+TOLERANCE = 1e-9
+"""Allowed difference in float64, as a share of the largest logit where that is above 1."""
+EXAMPLES = 16
+"""Examples that are compared, from the shortest to the longest at hand."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What was found for one head."""
+
+    difference: float  # largest absolute difference of two logits, in float64
+    allowed: float
+    largest_logit: float
+    difference_float32: float
+
+
+def check_parity(
+    model: Model, folder: Path, export_class: str, held_out: Examples, pad: int
+) -> dict[str, Parity]:
+    """Compares `model` with what transformers loads from `folder`, each head apart, at every token of EXAMPLES of
+    `held_out`. `model` is left in float32 and evaluation mode. `pad` is the id of [PAD].
+
+    Raises UserError where keys are missing or left over, weights are not tied, or a head's logits differ."""
+    theirs = _loaded(folder, export_class)
+    batches = list(_batches(held_out))
+    exact = _compare(model.double().eval(), theirs.double().eval(), batches, pad)
+    single = _compare(model.float(), theirs.float(), batches, pad)
+    found = {
+        head: Parity(difference, TOLERANCE * max(1.0, largest), largest, single[head][0])
+        for head, (difference, largest) in exact.items()
+    }
+    for head, parity in found.items():
+        if not parity.difference <= parity.allowed:  # so that NaN fails too
+            raise UserError(
+                f"the {head} logits of the exported model differ from ours by {parity.difference:.3g}",
+                where=folder,
+                expected=f"at most {parity.allowed:.3g} in float64",
+                remedy="nothing was exported; this is an error of the exporter, please report it",
+            )
+    return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without progress bars and notices."""
+    bars, verbosity = (
+        transformers.utils.logging.is_progress_bar_enabled(),
+        transformers.logging.get_verbosity(),
+    )
+    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def _loaded(folder: Path, export_class: str) -> transformers.PreTrainedModel:
+    with quiet():
+        model, info = getattr(transformers, export_class).from_pretrained(
+            folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
+        )
+    wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
+    if wrong:
+        raise UserError(
+            f"{export_class} loads with {wrong}", where=folder, expected="every key, and no other"
+        )
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        raise UserError(
+            f"{export_class} loads untied", where=folder, expected="one tensor for both embeddings"
+        )
+    return model
+
+
+def _batches(held_out: Examples) -> Iterator[MicroBatch]:
+    """Pairs of a short and a long example, so that one of them is padded on the other side, with a prediction
+    asked for at every token; two at a time, since a row of logits is as long as the vocabulary."""
+    if not len(held_out):
+        raise UserError("no example to compare the exported model on", remedy="set data.held_out above 0")
+    by_length = np.argsort(held_out.lengths, kind="stable")
+    chosen = by_length[np.linspace(0, len(by_length) - 1, min(EXAMPLES, len(by_length))).round().astype(int)]
+    for i in range((len(chosen) + 1) // 2):
+        pair = chosen[sorted({i, len(chosen) - 1 - i})]
+        batch = MicroBatch.from_examples(held_out.take(pair))
+        rows = torch.arange(batch.tokens)
+        yield replace(batch, masked_index=rows, masked_ids=torch.full_like(rows, -1))
+
+
+@torch.no_grad()
+def _compare(
+    ours: Model, theirs: transformers.PreTrainedModel, batches: list[MicroBatch], pad: int
+) -> dict[str, tuple[float, float]]:
+    """For each head, the largest difference and the largest logit over `batches`."""
+    found: dict[str, tuple[float, float]] = {}
+    for batch in batches:
+        our_logits, their_logits = ours.logits(batch), hugging_face_logits(theirs, batch, pad)
+        for head, logits in our_logits.items():
+            difference = (logits - their_logits[head]).abs().max()  # max of a NaN is NaN
+            before = found.get(head, (0.0, 0.0))
+            found[head] = (_larger(before[0], float(difference)), max(before[1], float(logits.abs().max())))
+    return found
+
+
+def _larger(a: float, b: float) -> float:
+    return a if a >= b or a != a else b
+
+
+def hugging_face_logits(
+    model: transformers.PreTrainedModel, batch: MicroBatch, pad: int
+) -> dict[str, Tensor]:
+    """The logits of a model of transformers for a packed batch, padded for it and packed again:
+    {"mlm": (tokens, words)} and, where it has that head, {"nsp": (examples, 2)}."""
+    shape = (len(batch.lengths), max(batch.lengths))
+    mask = torch.arange(shape[1])[None, :] < torch.tensor(batch.lengths)[:, None]
+    input_ids, segment_ids = torch.full(shape, pad), torch.zeros(shape, dtype=torch.int64)
+    input_ids[mask], segment_ids[mask] = batch.input_ids, batch.segment_ids
+    out = model(input_ids=input_ids, token_type_ids=segment_ids, attention_mask=mask.long())
+    if "seq_relationship_logits" in out:
+        return {"mlm": out.prediction_logits[mask], "nsp": out.seq_relationship_logits}
+    return {"mlm": out.logits[mask]}

@@ -1,0 +1,91 @@
+"""A run or checkpoint folder in; a Hugging Face folder out, with what its model card says and the proof it passed."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from data_pipeline.errors import UserError
+from data_pipeline.index import TOKENIZER, Index
+from data_pipeline.records import Examples
+from data_pipeline.shards import BlockReader
+from data_pipeline.storage import read_bytes
+from pretrain.checkpoint import Checkpoint, find_checkpoint
+from pretrain.config import RunConfig
+from pretrain.export.card import Facts
+from pretrain.export.huggingface import export
+from pretrain.objectives import load
+from pretrain.run_folder import CONFIG, read_run, read_summary
+
+
+def export_run(source: Path, out: str) -> tuple[Path, str]:
+    """Exports the newest checkpoint of a run, or the checkpoint in `source`. Returns the folder and a line that
+    says what the proof found. Raises UserError, and leaves nothing, where the two models differ."""
+    checkpoint = find_checkpoint(source)
+    run = source if (source / CONFIG).is_file() else checkpoint.folder.parent.parent
+    config = read_config(run)
+    index = Index.load(config.train.shards or config.data.out)
+    known = read_run(run)
+    if known is None or known["identity"]["vocabulary"] != index.vocabulary.sha256:
+        raise UserError("its vocabulary is not that of its shards", where=run, expected=index.folder)
+    target = Path(out) if out else run / "export"
+    parity = export(
+        {name: checkpoint.tensor(name) for name in checkpoint.shapes},
+        config.encoder,
+        load(config.objective.name),
+        read_bytes(index.path(TOKENIZER)).decode("utf-8"),
+        target,
+        proof_examples(index),
+        card_facts(run, checkpoint, index, config),
+        overwrite=(target / "config.json").is_file() and (target / "model.safetensors").is_file(),
+    )
+    heads = ", ".join(
+        f"{head} {p.difference:.1e} (allowed {p.allowed:.1e}; in float32 {p.difference_float32:.1e})"
+        for head, p in parity.items()
+    )
+    return target, f"proof: largest difference to transformers' logits in float64: {heads}"
+
+
+def read_config(run: Path) -> RunConfig:
+    """The resolved settings that a run folder keeps."""
+    path = run / CONFIG
+    if not path.is_file():
+        raise UserError("not a run folder", where=run, expected=f"a folder with {CONFIG}")
+    merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path))
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def proof_examples(index: Index) -> Examples:
+    """Real examples, short and long: the first held-out block, or a training one where none was set aside."""
+    split = index.held_out if index.held_out.examples else index.train
+    return next(BlockReader(index, split).read([(0, 0)]))
+
+
+def card_facts(run: Path, checkpoint: Checkpoint, index: Index, config: RunConfig) -> Facts:
+    """What the model card says: data, recipe, scores."""
+    summary = read_summary(run)
+    scores = {k: v for k, v in summary.items() if k.startswith("held_out_") or k == "unigram_entropy"}
+    encoder, optim, schedule = asdict(config.encoder), asdict(config.optim), asdict(config.schedule)
+    return {
+        "Data": {
+            "training examples": index.train.examples,
+            "training tokens": index.train.tokens,
+            "held-out examples": index.held_out.examples,
+            "SHA-256 of index.json": index.identity,
+            "SHA-256 of the vocabulary": index.vocabulary.sha256,
+            **index.settings,
+        },
+        "Recipe": {
+            "objective.name": config.objective.name,
+            "steps done": f"{checkpoint.step} of {config.train.steps}",
+            "train.global_batch": config.train.global_batch,
+            "train.clip": config.train.clip,
+            **{f"optim.{key}": value for key, value in optim.items()},
+            **{f"schedule.{key}": value for key, value in schedule.items()},
+            **{f"encoder.{key}": value for key, value in encoder.items()},
+        },
+        "Hardware": {name: summary[name] for name in ("device", "ranks", "seconds") if name in summary},
+        "Scores on held-out text": scores or "The run has not been evaluated.",
+    }

@@ -1,0 +1,193 @@
+"""What happened in each step in; metrics.jsonl, summary.json, a live line for the person in front of it out.
+
+Figures are those of the whole global batch, averaged over the steps since the last line.
+"""
+
+import math
+import platform
+import resource
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pretrain.agreement import Agreed
+from pretrain.config import RunConfig
+from pretrain.engine import Engine
+from pretrain.meters import Meter
+from pretrain.monitor import open_tracker
+from pretrain.preflight import Plan
+from pretrain.resume import Position, real_shapes
+from pretrain.run_folder import read_summary, write_summary
+from pretrain.throughput import peak_flops, training_flops
+from pretrain.world import World
+
+
+class Journal:
+    """Keeps the figures of a run. All ranks have one, since the figures are added up over them; only the first
+    rank's writes and shows anything."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        engine: Engine,
+        world: World,
+        console: Console,
+        command: str,
+        run_id: str,
+    ) -> None:
+        self.meter = Meter()
+        self._config, self._plan, self._engine, self._world = config, plan, engine, world
+        self._console = console if world.rank == 0 else Console(quiet=True)
+        self._folder = Path(config.run.dir)
+        peak = peak_flops(world.device, config.monitor.peak_tflops)
+        self._peak = sum(world.gather(peak))
+        self._tracker = open_tracker(self._folder, config.monitor, run_id, asdict(config), world.rank == 0)
+        self._summary = {"started": _now(), **read_summary(self._folder), **_machine(world)}
+        self._summary |= {
+            "command": command,
+            "steps": config.train.steps,
+            "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
+            "peak_tflops": self._peak / 1e12,
+            "data": plan.index.statistics,
+        }
+        self._started = time.perf_counter()
+        self._before = float(self._summary.get("seconds", 0.0))
+        self._reset()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("training", total=config.train.steps)
+
+    def __enter__(self) -> "Journal":
+        self._summary |= {"status": "running"}
+        self._write_summary()
+        self._bar.start()
+        self._reset()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if kind is not None:
+            self._summary |= {"status": "failed", "error": f"{kind.__name__}: {error}"[:500]}
+        self._summary["finished"] = _now()
+        self._write_summary()
+        self._tracker.close()
+
+    def step(self, position: Position, counts: Agreed, lr: float) -> None:
+        """Counts an accepted step; at a log step writes a line. All ranks call this."""
+        self._counts.append(counts)
+        self._bar.update(self._task, completed=position.step)
+        if is_due(position.step, self._config.train.log_every, self._config.train.steps):
+            self._log(position, lr)
+
+    def evaluation(self, position: Position, figures: dict[str, float]) -> None:
+        """Writes the held-out figures of this step; the time they took is not training time."""
+        if figures:
+            line = {"kind": "eval", "step": position.step, **figures}
+            self._tracker.log(line)
+            self._summary |= figures
+            self._write_summary()
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            self._console.print(f"step {position.step:,}  {shown}", highlight=False)
+        self._reset()
+
+    def ended(self, status: str) -> None:
+        """What this life came to: finished or stopped."""
+        self._summary["status"] = status
+
+    def _log(self, position: Position, lr: float) -> None:
+        means = self.meter.read(self._world)
+        here = (
+            time.perf_counter() - self._since,
+            sum(c.waited for c in self._counts),
+            _peak_memory(self._world.device),
+        )
+        seconds, waited, memory = (max(values) for values in zip(*self._world.gather(here), strict=True))
+        tokens, squares, masked, examples, slots = (
+            sum(getattr(c, name) for c in self._counts)
+            for name in ("tokens", "squares", "masked", "examples", "micro_batches")
+        )
+        index, micro_batch = self._plan.index, self._config.train.micro_batch
+        budget = slots * self._world.size * micro_batch * index.settings["sequence_length"]
+        flops = training_flops(self._config.encoder, index.vocabulary.size, tokens, squares, masked)
+        line: dict[str, Any] = {
+            "kind": "train",
+            "step": position.step,
+            "batch": position.batch,
+            "epoch": position.examples / index.train.examples,
+            **means,
+            "lr": lr,
+            "grad_norm": self._engine.grad_norm,
+            "trust_ratio": self._engine.mean_trust_ratio(),
+            "tokens_per_s": tokens / seconds,
+            "examples_per_s": examples / seconds,
+            "mfu": flops / seconds / self._peak if self._peak else None,
+            "padding_share": 0.0,  # packed: no example is padded; what a micro-batch leaves empty is 1 - fill
+            "fill": tokens / budget,
+            "data_wait_share": waited / seconds,
+            "memory_gb": memory,
+            "seconds": self._before + time.perf_counter() - self._started,
+        }
+        line = {key: value for key, value in line.items() if value is not None}
+        self._tracker.log(line)
+        self._summary |= {key: value for key, value in line.items() if key != "kind"}
+        self._write_summary()
+        self._show(line)
+        self._reset()
+
+    def _show(self, line: dict[str, Any]) -> None:
+        figures = f"loss {line['loss']:.3f}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
+        self._bar.update(self._task, description=figures)
+        if not self._console.is_terminal:
+            self._console.print(
+                f"step {line['step']:,}/{self._config.train.steps:,}  {figures}", highlight=False
+            )
+
+    def _reset(self) -> None:
+        self._counts: list[Agreed] = []
+        self._since = time.perf_counter()
+
+    def _write_summary(self) -> None:
+        if self._world.rank == 0:
+            write_summary(self._folder, self._summary)
+
+
+def is_due(step: int, every: int, last: int) -> bool:
+    """Whether what happens each `every` steps (0: never) and at the last one happens now."""
+    return step == last or (every > 0 and step % every == 0)
+
+
+def _peak_memory(device: torch.device) -> float:
+    """GB of this rank at its peak: of the GPU, or of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def _machine(world: World) -> dict[str, Any]:
+    device = (
+        torch.cuda.get_device_name(world.device)
+        if world.device.type == "cuda"
+        else platform.processor() or "CPU"
+    )
+    names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
+    return {
+        "device": device,
+        "ranks": world.size,
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

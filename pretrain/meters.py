@@ -1,0 +1,51 @@
+"""Terms of micro-batches in; figures over the global batches between two log lines out.
+
+Everything is kept as (sum, count) on the device until a log step, which adds up over ranks in one all-reduce: the
+figures are those of the whole global batch, whatever the cut, and no other step waits for the device.
+"""
+
+from torch import Tensor
+
+from pretrain.objectives.terms import Terms
+from pretrain.world import World
+
+
+class Meter:
+    """Adds up terms and metrics; `read` empties it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, terms: Terms) -> None:
+        """Adds one micro-batch."""
+        for name, term in terms.items():
+            self._weights[name] = term.weight
+            self._add(f"{name}_loss", term.sum.detach(), term.count)
+        for name, ratio in terms.metrics.items():
+            self._add(name, ratio.sum, ratio.count)
+
+    def read(self, world: World) -> dict[str, float]:
+        """Means over all ranks since the last call, by name, and `loss`, the weighted sum of the terms. All ranks
+        call this together. A mean over nothing is left out."""
+        names = sorted(self._sums)
+        pairs = [value.double().cpu() for name in names for value in self._sums[name]]
+        sums, _ = world.sum_max([float(value) for value in pairs], []).wait()
+        means = {
+            name: total / count
+            for name, total, count in zip(names, sums[::2], sums[1::2], strict=True)
+            if count > 0
+        }
+        losses = [
+            weight * means[f"{name}_loss"]
+            for name, weight in self._weights.items()
+            if f"{name}_loss" in means
+        ]
+        self._sums = {}
+        return {"loss": sum(losses), **means} if losses else means
+
+    def _add(self, name: str, total: Tensor, count: Tensor) -> None:
+        old = self._sums.get(name)
+        self._sums[name] = (
+            (total.detach(), count) if old is None else (old[0] + total.detach(), old[1] + count)
+        )

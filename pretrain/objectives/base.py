@@ -1,0 +1,60 @@
+"""What an objective is: its settings, its data recipe, its model; and what all models share to be built."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from data_pipeline.segments import SegmentRecipe
+from pretrain.batch import MicroBatch
+from pretrain.config import EncoderSettings
+from pretrain.encoder.encoder import Encoder
+from pretrain.encoder.initialize import initialize
+from pretrain.objectives.terms import Terms
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of an objective that has none of its own."""
+
+
+class Model(nn.Module):
+    """An encoder with heads. `self.encoder` is the Encoder; heads are further submodules."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
+        """The parts of the loss, and the memory for the next step of each stream (None without one)."""
+        raise NotImplementedError
+
+    def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """The logits of each head by name: "mlm" (masked rows, words), "nsp" (examples, 2)."""
+        raise NotImplementedError
+
+
+class Objective(Protocol):
+    """One entry of the registry. The data half, `data`, is NumPy only and goes to the workers."""
+
+    Config: ClassVar[type]  # settings of this objective only
+    data: ClassVar[type[SegmentRecipe]]
+    pairs: ClassVar[bool]  # whether examples have two segments and a label
+    counted_by: ClassVar[dict[str, str]]  # which count of the global batch normalises each term
+    export_class: ClassVar[str]  # the class of transformers that loads an export
+    metrics: ClassVar[tuple[str, ...]]  # names in Terms.metrics, in the order to show them
+    model: ClassVar[type[Model]]
+
+
+def build(
+    objective: type[Objective],
+    settings: EncoderSettings,
+    vocabulary_size: int,
+    seed: int = 0,
+    activation_checkpointing: bool = False,
+) -> Model:
+    """The objective's model with fresh weights, on the CPU in float32: equal for equal arguments, on every rank,
+    and without a draw from torch's global generator. Raises UserError where a setting is out of range."""
+    model = objective.model(Encoder(settings, vocabulary_size, activation_checkpointing))
+    initialize(model, seed, settings.initializer_range)
+    return model

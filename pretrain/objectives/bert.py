@@ -1,0 +1,68 @@
+"""BERT: masked tokens and next sentence, each weighing 1 (Devlin et al. 2019, section 3.1 and appendix A.2)."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from data_pipeline.segments import NextSentencePairs
+from pretrain.batch import MicroBatch
+from pretrain.encoder.encoder import Encoder
+from pretrain.encoder.heads import MaskedTokenHead, NextSentenceHead
+from pretrain.objectives.base import Model, NoSettings
+from pretrain.objectives.terms import Ratio, Term, Terms, accuracy, loss_ratio
+
+
+class MaskedTokensAndNextSentence(Model):
+    """An encoder that predicts masked tokens, and whether segment B follows segment A."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder)
+        self.mlm_head = MaskedTokenHead(encoder)
+        self.nsp_head = NextSentenceHead(encoder)
+
+    def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
+        """The terms `mlm` and `nsp`: cross-entropies of masked tokens and of pair labels."""
+        hidden_TH = self.encoder(batch)
+        mlm = self.mlm_head(hidden_TH, batch)
+        is_next, not_next = self.nsp_head(hidden_TH, batch)
+        pairs = is_next.count + not_next.count
+        terms = {
+            "mlm": Term(mlm.loss, mlm.count, 1.0),
+            "nsp": Term(is_next.loss + not_next.loss, pairs, 1.0),
+        }
+        metrics = {
+            "mlm_accuracy": accuracy(mlm),
+            "nsp_accuracy": Ratio(is_next.hits + not_next.hits, pairs),
+            "nsp_loss_is_next": loss_ratio(is_next),
+            "nsp_loss_not_next": loss_ratio(not_next),
+            "nsp_accuracy_is_next": accuracy(is_next),
+            "nsp_accuracy_not_next": accuracy(not_next),
+        }
+        return Terms(terms, metrics), carry
+
+    def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """{"mlm": (masked rows, words), "nsp": (examples, 2)}; of the two, index 1 is a random next."""
+        hidden_TH = self.encoder(batch)
+        return {
+            "mlm": self.mlm_head.logits(hidden_TH, batch),
+            "nsp": self.nsp_head.logits(hidden_TH, batch),
+        }
+
+
+class Bert:
+    """The objective `bert`."""
+
+    Config = NoSettings
+    data = NextSentencePairs
+    pairs = True
+    counted_by: ClassVar[dict[str, str]] = {"mlm": "masked", "nsp": "pairs"}
+    export_class = "BertForPreTraining"
+    metrics = (
+        "mlm_accuracy",
+        "nsp_accuracy",
+        "nsp_loss_is_next",
+        "nsp_loss_not_next",
+        "nsp_accuracy_is_next",
+        "nsp_accuracy_not_next",
+    )
+    model = MaskedTokensAndNextSentence

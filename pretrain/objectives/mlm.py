@@ -1,0 +1,41 @@
+"""Masked language modelling of single streams, without pairs (Liu et al. 2019, RoBERTa: DOC-SENTENCES)."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from data_pipeline.segments import SingleStreams
+from pretrain.batch import MicroBatch
+from pretrain.encoder.encoder import Encoder
+from pretrain.encoder.heads import MaskedTokenHead
+from pretrain.objectives.base import Model, NoSettings
+from pretrain.objectives.terms import Term, Terms, accuracy
+
+
+class MaskedTokens(Model):
+    """An encoder that predicts the masked tokens of its input."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder)
+        self.mlm_head = MaskedTokenHead(encoder)
+
+    def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
+        """The term `mlm`: cross-entropy of the masked tokens."""
+        mlm = self.mlm_head(self.encoder(batch), batch)
+        return Terms({"mlm": Term(mlm.loss, mlm.count, 1.0)}, {"mlm_accuracy": accuracy(mlm)}), carry
+
+    def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """{"mlm": (masked rows, words)}."""
+        return {"mlm": self.mlm_head.logits(self.encoder(batch), batch)}
+
+
+class Mlm:
+    """The objective `mlm`."""
+
+    Config = NoSettings
+    data = SingleStreams
+    pairs = False
+    counted_by: ClassVar[dict[str, str]] = {"mlm": "masked"}
+    export_class = "BertForMaskedLM"
+    metrics = ("mlm_accuracy",)
+    model = MaskedTokens

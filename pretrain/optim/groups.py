@@ -1,0 +1,52 @@
+"""A model in, parameter groups and an optimizer over them out.
+
+Weight decay (and with LAMB the trust ratio) is for tensors of two dimensions and more. Vectors and scalars, which
+in an encoder are the biases and LayerNorm's weights, have none: the exclusions of the published recipes (names
+with `bias`, `LayerNorm`, `layer_norm`, `gamma`, `beta`), told by shape instead of by spelling.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pretrain.config import OptimSettings
+from pretrain.optim.lamb import Lamb
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that want a gradient, by name in the model's order; a tied one once, under its first name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups, with `weight_decay` and without, in this order; an empty one is left out."""
+    parameters = list(trainable_parameters(model).values())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _lamb(groups: list[dict[str, Any]], settings: OptimSettings) -> Optimizer:
+    return Lamb(groups, lr=settings.lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps)
+
+
+def _adamw(groups: list[dict[str, Any]], settings: OptimSettings) -> Optimizer:
+    """Loshchilov & Hutter 2019, decoupled decay. Elementwise, so that it may be cut and padded anywhere."""
+    betas = (settings.betas[0], settings.betas[1])
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=True)
+
+
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimSettings], Optimizer]] = {
+    "lamb": _lamb,
+    "adamw": _adamw,
+}
+
+
+def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
+    """The optimizer `optim.name` over the parameters of `model`, whose learning rate the engine sets each step."""
+    return OPTIMIZERS[settings.name](parameter_groups(model, settings.weight_decay), settings)

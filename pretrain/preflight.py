@@ -1,0 +1,101 @@
+"""A RunConfig and a number of ranks in; everything a run needs, checked before anybody waits, out.
+
+What can be wrong is found here, in seconds, before the first rank starts: shards, vocabulary, lengths, batch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data_pipeline.bins import Caps, caps_for
+from data_pipeline.errors import UserError
+from data_pipeline.index import Index, Split
+from data_pipeline.order import default_streams
+from data_pipeline.settings import deciding_values
+from data_pipeline.shards import verify_full
+from data_pipeline.vocabulary import load_vocabulary
+from pretrain.config import RunConfig
+from pretrain.objectives import load
+from pretrain.objectives.base import Objective
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a checked configuration comes to."""
+
+    index: Index
+    objective: type[Objective]
+    streams: int
+    precision: str
+
+    def caps(self, split: Split, config: RunConfig) -> Caps:
+        """The most that a micro-batch of this split's examples may hold."""
+        return caps_for(split, config.train.micro_batch, self.index.settings["sequence_length"])
+
+
+def check_run(config: RunConfig, ranks: int) -> Plan:
+    """Raises UserError, naming what to do, for the first thing that does not fit."""
+    if not config.run.dir:
+        raise UserError("run.dir is empty", where="settings", expected="a folder for the run")
+    if ranks > config.train.global_batch:
+        raise UserError(
+            f"{ranks} ranks are more than train.global_batch={config.train.global_batch}",
+            where="settings",
+            expected="at least one example a rank",
+        )
+    shards = config.train.shards or config.data.out
+    index = Index.load(shards)
+    objective = load(config.objective.name)
+    _check_data(config, index, objective, shards)
+    if config.data.verify == "full":
+        verify_full(index)
+    streams = config.data.streams or default_streams(config.train.global_batch)
+    return Plan(index, objective, streams, _precision(config))
+
+
+def _check_data(config: RunConfig, index: Index, objective: type[Objective], shards: str) -> None:
+    if index.train.examples == 0:
+        raise UserError("holds no training examples", where=shards)
+    if index.train.longest > config.encoder.max_positions:
+        raise UserError(
+            f"the shards have examples of {index.train.longest} tokens, beyond the model's positions",
+            where=shards,
+            expected=f"at most encoder.max_positions={config.encoder.max_positions}",
+        )
+    if index.objective != objective.data.__name__:
+        raise UserError(
+            f"the shards hold {index.objective}, objective.name={config.objective.name} "
+            f"needs {objective.data.__name__}",
+            where=shards,
+            remedy="prepare them with this recipe",
+        )
+    if not config.train.shards:
+        wanted = deciding_values(config.data)
+        differing = [
+            f"data.{k}={wanted[k]} (shards: {v})" for k, v in index.settings.items() if wanted.get(k) != v
+        ]
+        if differing:
+            raise UserError(
+                f"the shards were prepared with other settings: {', '.join(differing)}",
+                where=shards,
+                remedy="prepare them anew in another data.out, or name them as train.shards to take them as they are",
+            )
+    if config.data.vocab and Path(config.data.vocab).exists():
+        vocabulary = load_vocabulary(config.data.vocab)
+        if vocabulary.sha256 != index.vocabulary.sha256:
+            raise UserError(
+                f"the vocabulary {config.data.vocab} is not the one that made the shards",
+                where=shards,
+                expected=f"SHA-256 {index.vocabulary.sha256[:12]}..., found {vocabulary.sha256[:12]}...",
+                remedy="point data.vocab at the right one, or prepare the shards anew",
+            )
+
+
+def _precision(config: RunConfig) -> str:
+    cuda = torch.cuda.is_available()
+    if config.train.precision == "fp16" and not cuda:
+        raise UserError("train.precision=fp16 needs a GPU", where="settings", expected="fp32 on a CPU")
+    if config.train.precision == "auto":
+        return "bf16" if cuda else "fp32"
+    return config.train.precision

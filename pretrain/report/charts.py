@@ -1,0 +1,272 @@
+"""Series of numbers in, pictures out: each an SVG that stretches to any width, with its numbers in a table.
+
+Lines live in an SVG of 1000 x 1000 units that is stretched to the plot; strokes keep their width, and the
+axis labels are HTML at percentages, so that text keeps its size on a phone. A picture's size on the page is
+bounded, however long the run.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretrain.report.record import Points, last
+from pretrain.report.scales import running_middle, text, thin, ticks, value_range
+
+RAW_POINTS, DOTS = 600, 240
+"""Most points drawn of a line, and of a row of dots."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric in a chart. Noisy lines get a smooth line in front of the raw values."""
+
+    name: str
+    points: Points
+    colour: int = 1  # 1 to 4: the palette in page.css
+    dots: bool = False
+    dashed: bool = False
+    noisy: bool = False
+
+
+@dataclass(frozen=True)
+class Level:
+    """A constant to compare with, drawn as a thin dashed line."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one picture shows."""
+
+    id: str
+    title: str
+    about: str  # unit, and which way is good
+    series: list[Series]
+    levels: list[Level]
+    share: bool = False  # values are shares of one, shown in percent
+    whole: bool = False  # the axis goes from nothing to all, 0 to 1
+    zero: bool = False  # the axis starts at zero
+
+
+def draw(chart: Chart) -> str:
+    """The chart as an HTML figure; empty where nothing was logged."""
+    if not chart.series:
+        return ""
+    series = [s for s in chart.series if np.isfinite(s.points.values).any()]
+    body = _broken(chart.series)
+    if series:
+        smooth = [running_middle(s.points) if s.noisy else s.points for s in series]
+        x_range = _step_range(series)
+        values = np.concatenate([s.points.values for s in series])
+        values = values[np.isfinite(values)]
+        levels = [level.value for level in chart.levels]
+        y_range = (0.0, 1.0) if chart.whole else value_range(values, levels, chart.zero)
+        body = (
+            _legend(chart, series, smooth)
+            + _plot(chart, series, smooth, x_range, y_range)
+            + body
+            + _outside(chart, values, y_range)
+            + _table(chart, series)
+        )
+    return (
+        f'<figure class="chart" id="{chart.id}"><figcaption><h3>{escape(chart.title)}</h3>'
+        f"<p>{escape(chart.about)}</p></figcaption>{body}</figure>"
+    )
+
+
+def _step_range(series: list[Series]) -> tuple[float, float]:
+    low = min(float(s.points.steps.min()) for s in series)
+    high = max(float(s.points.steps.max()) for s in series)
+    margin = 0.012 * (high - low) or 1.0  # so that the frame cuts no dot in half
+    return low - margin, high + margin
+
+
+def _plot(
+    chart: Chart,
+    series: list[Series],
+    smooth: list[Points],
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+) -> str:
+    x_ticks = [t for t in ticks(*x_range, 5) if t == int(t)]
+    y_ticks = ticks(*y_range, 4)
+    grid = "".join(f"M0 {_y(t, y_range):.1f}H1000" for t in y_ticks)
+    marks = "".join(_line(s, middle, x_range, y_range) for s, middle in zip(series, smooth, strict=True))
+    levels = "".join(
+        f'<path class="level" d="M0 {_y(level.value, y_range):.1f}H1000"/>' for level in chart.levels
+    )
+    rows = "".join(
+        f'<span style="top:{_y(t, y_range) / 10:.2f}%">{_tick(t, chart.share)}</span>' for t in y_ticks
+    )
+    columns = "".join(f'<span style="left:{_x(t, x_range) / 10:.2f}%">{text(t)}</span>' for t in x_ticks)
+    return (
+        f'<div class="plot" tabindex="0" data-plot="{escape(_hover(chart, series, smooth, x_range, y_range))}">'
+        f'<div class="rows" aria-hidden="true">{rows}</div>'
+        f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" '
+        f'aria-labelledby="{chart.id}-title {chart.id}-desc">'
+        f'<title id="{chart.id}-title">{escape(chart.title)} over steps</title>'
+        f'<desc id="{chart.id}-desc">{escape(_description(chart, series))}</desc>'
+        f'<path class="grid" d="{grid}"/>{levels}{marks}</svg>'
+        f'<div class="columns" aria-hidden="true">{columns}</div><div class="tip" hidden></div></div>'
+    )
+
+
+def _line(s: Series, middle: Points, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
+    kind = f"s{s.colour}" + (" dashed" if s.dashed else "")
+    drawn = thin(s.points, DOTS if s.dots else RAW_POINTS)
+    path = _path(drawn, x_range, y_range)
+    if s.dots:
+        dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in _places(drawn, x_range, y_range) if y is not None)
+        body = f'<path class="s{s.colour} thin" d="{path}"/><path class="s{s.colour} dot" d="{dots}"/>'
+    elif middle is not s.points:
+        front = _path(middle, x_range, y_range)
+        body = f'<path class="s{s.colour} raw" d="{path}"/><path class="{kind}" d="{front}"/>'
+    else:
+        body = f'<path class="{kind}" d="{path}"/>'
+    holes = thin(s.points, RAW_POINTS)
+    gaps = "".join(f"M{_x(x, x_range):.1f} 1000V955" for x in holes.steps[~np.isfinite(holes.values)])
+    return body + (f'<path class="gap" d="{gaps}"/>' if gaps else "")
+
+
+def _path(points: Points, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
+    """A polyline that lifts its pen over every NaN; a lone point between two becomes a dot."""
+    parts, pen_down = [], False
+    for x, y in _places(points, x_range, y_range):
+        if y is not None:
+            parts.append(f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}" + ("" if pen_down else "h0"))
+        pen_down = y is not None
+    return "".join(parts)
+
+
+def _places(
+    points: Points, x_range: tuple[float, float], y_range: tuple[float, float]
+) -> list[tuple[float, float | None]]:
+    return [
+        (_x(x, x_range), _y(y, y_range) if math.isfinite(y) else None)
+        for x, y in zip(points.steps.tolist(), points.values.tolist(), strict=True)
+    ]
+
+
+def _x(step: float, x_range: tuple[float, float]) -> float:
+    return 1000 * (step - x_range[0]) / (x_range[1] - x_range[0])
+
+
+def _y(value: float, y_range: tuple[float, float]) -> float:
+    """From the top; what lies far outside is held just outside, where the frame cuts it off."""
+    return min(1500.0, max(-500.0, 1000 * (y_range[1] - value) / (y_range[1] - y_range[0])))
+
+
+def _tick(value: float, share: bool) -> str:
+    if share:
+        return f"{100 * value:.3g}%"
+    return f"{value:g}" if abs(value) < 1000 else text(value)
+
+
+def _legend(chart: Chart, series: list[Series], smooth: list[Points]) -> str:
+    """Names with their last values, so that the eye need not travel to the axis."""
+    items = []
+    for s, middle in zip(series, smooth, strict=True):
+        kind = f"s{s.colour}" + (" dot" if s.dots else " dashed" if s.dashed else "")
+        items.append(_key(kind, "M9 5h0" if s.dots else "M1 5H17", s.name, text(last(middle), chart.share)))
+    items += [_key("level", "M1 5H17", level.name, text(level.value, chart.share)) for level in chart.levels]
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _key(kind: str, path: str, name: str, value: str) -> str:
+    return (
+        f'<li><svg viewBox="0 0 18 10" aria-hidden="true"><path class="{kind}" d="{path}"/></svg>'
+        f"{escape(name)} <b>{value}</b></li>"
+    )
+
+
+def _broken(series: list[Series]) -> str:
+    """Which series have values that are not finite, how many, and since when."""
+    notes = []
+    for s in series:
+        steps = s.points.steps[~np.isfinite(s.points.values)]
+        if len(steps) == len(s.points.steps):
+            notes.append(f"{s.name}: not one of {len(steps):,} values is finite.")
+        elif len(steps):
+            count = "1 value is" if len(steps) == 1 else f"{len(steps):,} values are"
+            notes.append(
+                f"{s.name}: {count} not finite, first at step {text(steps[0])}; the line has a gap there."
+            )
+    return "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+
+
+def _outside(chart: Chart, values: NDArray[np.float64], y_range: tuple[float, float]) -> str:
+    outside = int(((values < y_range[0]) | (values > y_range[1])).sum())
+    if not outside:
+        return ""
+    extent = f"from {text(float(values.min()), chart.share)} to {text(float(values.max()), chart.share)}"
+    count = (
+        f"1 of {len(values):,} values lies" if outside == 1 else f"{outside:,} of {len(values):,} values lie"
+    )
+    return f'<p class="aside">{count} outside the frame; they reach {extent}.</p>'
+
+
+def _description(chart: Chart, series: list[Series]) -> str:
+    parts = []
+    for s in series:
+        finite = np.isfinite(s.points.values)
+        values, steps = s.points.values[finite], s.points.steps[finite]
+        parts.append(
+            f"{s.name}: {text(float(values[0]), chart.share)} at step {text(steps[0])}, "
+            f"{text(float(values[-1]), chart.share)} at step {text(steps[-1])}"
+        )
+    parts += [f"{level.name}: {text(level.value, chart.share)}" for level in chart.levels]
+    return "; ".join(parts) + "."
+
+
+def _table(chart: Chart, series: list[Series]) -> str:
+    """The picture in numbers: up to twelve steps, evenly apart, of the sparsest series that has so many."""
+    by_count = sorted(series, key=lambda s: len(s.points.steps))
+    chosen = next((s for s in by_count if len(s.points.steps) >= 6), by_count[-1]).points.steps
+    steps = np.unique(chosen[np.linspace(0, len(chosen) - 1, min(12, len(chosen))).round().astype(int)])
+    reach = (steps[-1] - steps[0]) / max(1, len(steps) - 1) / 2 if len(steps) > 1 else 0.0
+    head = "".join(f'<th scope="col">{escape(s.name)}</th>' for s in series)
+    rows = []
+    for step in steps:
+        cells = "".join(f"<td>{text(_near(s.points, step, reach), chart.share)}</td>" for s in series)
+        rows.append(f'<tr><th scope="row">{text(float(step))}</th>{cells}</tr>')
+    return (
+        f'<details><summary>Numbers</summary><div class="scroll"><table><thead><tr><th scope="col">step</th>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+    )
+
+
+def _near(points: Points, step: float, reach: float) -> float | None:
+    """The value logged nearest to `step`, None where none is within `reach`."""
+    index = int(np.argmin(np.abs(points.steps - step)))
+    return float(points.values[index]) if abs(points.steps[index] - step) <= reach else None
+
+
+def _hover(
+    chart: Chart,
+    series: list[Series],
+    smooth: list[Points],
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+) -> str:
+    """What the script needs to read values off the picture: names and points, four digits each."""
+    lines = []
+    for s, middle in zip(series, smooth, strict=True):
+        drawn = middle if middle is not s.points else thin(middle, DOTS)
+        finite = np.isfinite(drawn.values)
+        lines.append(
+            {
+                "name": s.name,
+                "colour": s.colour,
+                "steps": [int(x) for x in drawn.steps[finite]],
+                "values": [float(f"{v:.4g}") for v in drawn.values[finite]],
+            }
+        )
+    return json.dumps(
+        {"x": list(x_range), "y": list(y_range), "share": chart.share, "lines": lines}, separators=(",", ":")
+    )

@@ -1,0 +1,209 @@
+"""A RunRecord in, the top of the page out: what ran, where, how well, in one look."""
+
+from datetime import datetime
+from html import escape
+from typing import Any
+
+from pretrain.report.record import RunRecord, number
+from pretrain.report.scales import text
+from pretrain.report.statistics import not_next_share, splits_of
+
+STATUS = {
+    "finished": ("good", "Finished"),
+    "stopped": ("fair", "Stopped"),
+    "failed": ("broken", "Failed"),
+    "running": ("live", "Running"),
+    "unknown": ("fair", "End unknown"),
+}
+
+
+def headline(run: RunRecord) -> str:
+    """Title, status and one sentence about the run, then a tile for every number that matters."""
+    kind, status = STATUS.get(run.status, ("fair", run.status))
+    error = run.summary.get("error") if run.status == "failed" else None
+    words = [*([str(error)] if error else []), *run.complaints]
+    complaints = "".join(f'<p class="note">{escape(complaint)}</p>' for complaint in words)
+    return (
+        f'<header><p class="status {kind}">{escape(status)}</p><h1>{escape(run.name)}</h1>'
+        f'<p class="lead">{escape(_sentence(run))}</p>{complaints}</header>'
+        f'<section aria-label="Results"><div class="tiles">{"".join(_tiles(run))}</div></section>'
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: 42 s, 3 min 5 s, 2 h 10 min, 4 d 3 h."""
+    if seconds is None or seconds < 0:
+        return ""
+    whole = round(seconds)
+    for size, unit, next_size, next_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // next_size
+            return f"{whole // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def moment(value: Any) -> datetime | None:
+    """A moment written as ISO 8601 text or as seconds since 1970 (UTC)."""
+    try:
+        seconds = number(value)
+        if seconds is not None:
+            return datetime.fromisoformat("1970-01-01T00:00:00+00:00").fromtimestamp(seconds).astimezone()
+        return datetime.fromisoformat(str(value))
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def elapsed(run: RunRecord) -> float | None:
+    """Seconds of training: the run's own count, else from its start to its end."""
+    own = number(run.summary.get("seconds"))
+    if own is not None:
+        return own
+    start, end = moment(run.summary.get("started")), moment(run.summary.get("finished"))
+    if start is None or end is None or (start.tzinfo is None) != (end.tzinfo is None):
+        return None
+    return (end - start).total_seconds()
+
+
+def _sentence(run: RunRecord) -> str:
+    steps, planned = _steps(run), number(run.setting("train.steps"))
+    ranks, device = number(run.summary.get("ranks")), run.summary.get("device")
+    done = (
+        f"{text(steps)} of {text(planned)} steps" if planned and steps != planned else f"{text(steps)} steps"
+    )
+    parts = [
+        f"Objective {run.setting('objective.name')}" if run.setting("objective.name") else "",
+        done if steps is not None else "",
+        f"in {duration(elapsed(run))}" if duration(elapsed(run)) else "",
+        f"on {text(ranks)} rank{'' if ranks == 1 else 's'}" if ranks else "",
+        f"of {device}" if device and ranks else f"on {device}" if device else "",
+    ]
+    words = " ".join(part for part in parts[1:] if part)
+    return (
+        ": ".join(part for part in (parts[0], words) if part) + "." if any(parts) else "Nothing recorded yet."
+    )
+
+
+def _steps(run: RunRecord) -> float | None:
+    """Steps done: as the run itself says, once it has ended, else as its lines say."""
+    logged = max((float(metric.steps[-1]) for metric in run.train.values()), default=None)
+    told = number(run.summary.get("step"))
+    if told is None and run.status == "finished":
+        told = number(run.summary.get("steps"))
+    return told if told is not None and (run.ended or logged is None) else logged
+
+
+def _tiles(run: RunRecord) -> list[str]:
+    tiles = [_loss_tile(run), _pair_tile(run), _masked_tile(run)]
+    speed = run.final("tokens_per_s")
+    if speed is not None:
+        examples = run.final("examples_per_s")
+        share = run.final("mfu")
+        parts = [f"{text(examples)} examples/s" if examples is not None else ""]
+        parts.append(f"{text(share, share=True)} of the peak" if share else "")
+        tiles.append(_tile("Throughput", text(speed), "tokens/s", ", ".join(part for part in parts if part)))
+    if elapsed(run) is not None:
+        started = moment(run.summary.get("started"))
+        about = f"Started {started:%Y-%m-%d %H:%M}{_zone(started)}." if started else ""
+        about += (
+            f" Resumed {run.lives - 1} times."
+            if run.lives > 2
+            else " Resumed once."
+            if run.lives == 2
+            else ""
+        )
+        tiles.append(_tile("Time", duration(elapsed(run)), "", about))
+    parameters = number(run.summary.get("parameters"))
+    if parameters is not None:
+        tiles.append(_tile("Parameters", _large(parameters), "", _shape(run)))
+    tiles.append(_data_tile(run))
+    return [tile for tile in tiles if tile] or [_tile("Results", "none yet", "", "No metrics were logged.")]
+
+
+def _loss_tile(run: RunRecord) -> str:
+    held_out, entropy = run.final("held_out_mlm_loss"), run.final("unigram_entropy")
+    if held_out is None:
+        train = run.final("mlm_loss")
+        about = "In training; this run was not evaluated on held-out text."
+        return _tile("Masked-token loss", text(train), "nats", about) if train is not None else ""
+    if entropy is None:
+        return _tile("Held-out masked-token loss", text(held_out), "nats", "Lower is better.", wide=True)
+    better = held_out < entropy
+    verdict = (
+        "it knows more than how frequent words are" if better else "not yet better than word frequencies"
+    )
+    side = "below" if better else "above"
+    about = f"{abs(entropy - held_out):.2f} nats {side} the unigram entropy ({text(entropy)}): {verdict}."
+    scale = max(held_out, entropy) or 1.0
+    bars = "".join(
+        f'<div class="bar"><span>{name}</span><i class="{kind}" style="width:{max(0.0, 60 * value / scale):.1f}%"></i>'
+        f"<b>{value:.2f}</b></div>"
+        for name, kind, value in (("this model", "b2", held_out), ("unigram", "b0", entropy))
+    )
+    return _tile("Held-out masked-token loss", f"{held_out:.3f}", "nats", about, bars, wide=True)
+
+
+def _pair_tile(run: RunRecord) -> str:
+    prefix, where = "held_out_nsp_accuracy", "Held-out next-sentence accuracy"
+    if run.final(prefix) is None:
+        prefix, where = "nsp_accuracy", "Next-sentence accuracy in training"
+    accuracy = run.final(prefix)
+    if accuracy is None:
+        return ""
+    share = not_next_share(run, "held_out" if prefix.startswith("held_out") else "train")
+    always = max(share, 1 - share) if share is not None else 0.5
+    about = f"One answer for all pairs would get {text(always, share=True)}."
+    labels = [run.final(f"{prefix}_{label}") for label in ("is_next", "not_next")]
+    if None not in labels:
+        about = f"IsNext {text(labels[0], share=True)}, NotNext {text(labels[1], share=True)}. {about}"
+    return _tile(where, text(accuracy, share=True), "", about)
+
+
+def _masked_tile(run: RunRecord) -> str:
+    accuracy = run.final("held_out_mlm_accuracy")
+    if accuracy is None:
+        return ""
+    return _tile("Held-out masked-token accuracy", text(accuracy, share=True), "", "First guess right.")
+
+
+def _data_tile(run: RunRecord) -> str:
+    data = run.summary.get("data")
+    parts = splits_of(data) if isinstance(data, dict) else {}
+    counts = next((part for part in parts.values() if "tokens" in part), {})
+    documents = next((number(part["documents"]) for part in parts.values() if "documents" in part), None)
+    tokens, examples = number(counts.get("tokens")), number(counts.get("examples"))
+    if tokens is None:
+        return ""
+    about = [
+        f"{_large(count)} {name}"
+        for name, count in (("examples", examples), ("documents", documents))
+        if count
+    ]
+    return _tile("Data", _large(tokens), "tokens", ", ".join(about) + "." if about else "")
+
+
+def _tile(name: str, value: str, unit: str, about: str, picture: str = "", wide: bool = False) -> str:
+    return (
+        f'<div class="tile{" wide" if wide else ""}"><h2>{escape(name)}</h2>'
+        f'<p class="value">{escape(value)}{f" <small>{escape(unit)}</small>" if unit else ""}</p>'
+        f"{picture}{f'<p>{escape(about)}</p>' if about else ''}</div>"
+    )
+
+
+def _zone(when: datetime) -> str:
+    return f" {when:%Z}" if when.tzinfo else ""
+
+
+def _large(count: float) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+def _shape(run: RunRecord) -> str:
+    layers, hidden, heads = (run.setting(f"encoder.{name}") for name in ("layers", "hidden", "heads"))
+    return f"{layers} layers, {hidden} wide, {heads} heads." if layers and hidden and heads else ""

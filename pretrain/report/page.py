@@ -1,0 +1,91 @@
+"""A run folder in, its report.html out: one file that asks for nothing from anywhere.
+
+A content security policy forbids every request, and every script but the one whose hash it names, so that a
+hostile name in a run's settings stays text even where escaping failed.
+"""
+
+import base64
+import hashlib
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from pretrain.report.curves import charts
+from pretrain.report.headline import headline
+from pretrain.report.provenance import checkpoints_section, reproduce_section, settings_section
+from pretrain.report.record import RunRecord, read_run
+from pretrain.report.statistics import data_section
+
+REPORT = "report.html"
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<footer>Written by Maskmill from the files of the run folder.</footer>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def render(run_folder: str | Path) -> Path:
+    """Writes RUN/report.html from the run's own files and returns its path.
+
+    Works at any moment of a run's life; the same files give the same page. Raises UserError for a folder that
+    is not a run, OSError where the page cannot be written."""
+    folder = Path(run_folder)
+    page = page_of(read_run(folder))
+    partial = folder / f"{REPORT}.partial"
+    partial.write_text(page, encoding="utf-8", errors="replace")
+    partial.replace(folder / REPORT)
+    return folder / REPORT
+
+
+def page_of(run: RunRecord) -> str:
+    """The page as text."""
+    script = _asset("page.js")
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return PAGE.format(
+        title=escape(f"{run.name} · Maskmill report"),
+        style=_asset("page.css"),
+        script=script,
+        script_hash=script_hash,
+        body="\n".join(part for part in _sections(run) if part),
+    )
+
+
+def _sections(run: RunRecord) -> list[str]:
+    pictures = charts(run)
+    curves = [
+        f'<section id="{title.lower()}"><h2>{title}</h2><div class="charts">{"".join(figures)}</div></section>'
+        for title, figures in pictures.items()
+    ]
+    if not curves:
+        curves = [
+            '<section id="learning"><h2>Learning</h2><div class="card"><p>No metrics were logged: '
+            "there is nothing to draw.</p></div></section>"
+        ]
+    return [
+        headline(run),
+        *curves,
+        data_section(run),
+        checkpoints_section(run),
+        reproduce_section(run),
+        settings_section(run),
+    ]
+
+
+def _asset(name: str) -> str:
+    return (files("pretrain.report") / name).read_text(encoding="utf-8")

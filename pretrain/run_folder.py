@@ -1,0 +1,114 @@
+"""A run's folder: what it is a run of (identity), where it stands (summary), and its parts by name.
+
+RUN/config.yaml       resolved settings        RUN/metrics.jsonl     a line a log step
+RUN/run.json          identity, W&B run id     RUN/summary.json      status and newest figures
+RUN/checkpoints/      see checkpoint.py        RUN/logs/             output of ranks other than the first
+"""
+
+import json
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from data_pipeline.errors import UserError
+from data_pipeline.index import canonical_json
+from data_pipeline.storage import write_whole
+from pretrain.config import RunConfig
+from pretrain.monitor import sync
+from pretrain.preflight import Plan
+
+RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
+
+
+def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """What decides the weights: a folder holds one run, and a run has one identity.
+
+    Ranks, ZeRO stage, micro-batch and intervals are not in it: they may change at a resume."""
+    groups = {name: asdict(config)[name] for name in ("optim", "schedule", "encoder")}
+    return {
+        "data": plan.index.identity,
+        "vocabulary": plan.index.vocabulary.sha256,
+        "objective.name": config.objective.name,
+        "data.streams": plan.streams,
+        "run.seed": config.run.seed,
+        "train.steps": config.train.steps,
+        "train.global_batch": config.train.global_batch,
+        "train.precision": plan.precision,
+        "train.clip": config.train.clip,
+        **{f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()},
+        "init_from": config.init_from,
+        "init_moments": config.init_moments,
+    }
+
+
+def open_run(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """Makes the run folder, or checks that it holds this very run; the first rank calls this. Returns the run's
+    W&B `id` and whether it is `finished`. Raises UserError for a folder that holds something else."""
+    folder = Path(config.run.dir)
+    identity = identity_of(config, plan)
+    run = read_run(folder)
+    if run is None:
+        if folder.is_dir() and any(path.name != "logs" for path in folder.iterdir()):
+            raise UserError(
+                "holds other files", where=folder, expected="a new or empty folder, or this run's own"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        run = {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "lives": 0}
+    then = run["identity"]
+    differing = [
+        f"{key}={value} (there: {then.get(key)})" for key, value in identity.items() if then.get(key) != value
+    ]
+    if differing:
+        raise UserError(
+            f"holds another run: {', '.join(differing)}",
+            where=folder,
+            remedy="choose another run.dir, or the settings that it was made with",
+        )
+    finished = read_summary(folder).get("status") == "finished"
+    if not finished:
+        run["lives"] += 1
+        write_whole(folder / RUN, canonical_json(run, indent=1))
+        write_whole(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.structured(config)).encode())
+    return {"id": run["id"], "finished": finished}
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """run.json of `folder`; None where there is none."""
+    path = folder / RUN
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values["identity"], dict) or not isinstance(values["lives"], int):
+            raise ValueError("not a run's")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"malformed: {error}", where=path) from None
+    return values
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """summary.json of `folder`, empty where there is none."""
+    path = folder / SUMMARY
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except (ValueError, TypeError):
+        raise UserError("malformed", where=path, expected="JSON") from None
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Replaces summary.json as a whole."""
+    write_whole(folder / SUMMARY, canonical_json(summary, indent=1))
+
+
+def sync_run(folder: Path) -> int:
+    """Sends the run's history to W&B; returns the number of lines sent."""
+    run = read_run(folder)
+    if run is None:
+        raise UserError("not a run folder", where=folder, expected=f"a folder with {RUN}")
+    config = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+    assert isinstance(config, dict)
+    settings = {str(key): value for key, value in config.items()}
+    return sync(folder, run["id"], str(settings["monitor"]["project"]), settings)

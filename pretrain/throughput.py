@@ -1,0 +1,46 @@
+"""Lengths and masked counts in; floating-point operations of the model, and the peak to hold them against, out.
+
+Only the model's own operations on real tokens count: 6 N s + 12 L h s^2 for the blocks (Kaplan et al. 2020,
+section 2.1, with the attention term of Narayanan et al. 2021), and 6 (h^2 + h V) a masked position for the head.
+No recomputation, no padding.
+"""
+
+import time
+
+import torch
+
+from pretrain.config import EncoderSettings
+
+PEAKS = {"A100": 312.0, "H100": 989.0, "H200": 989.0, "V100": 125.0}
+"""Dense half-precision TFLOP/s by name of the device (vendors' data sheets)."""
+
+
+def training_flops(
+    encoder: EncoderSettings, vocabulary: int, tokens: int, squares: int, masked: int
+) -> float:
+    """Operations of forward and backward over examples with `tokens` tokens in all, whose squared lengths sum to
+    `squares`, and `masked` positions to predict."""
+    hidden = encoder.hidden
+    weights = encoder.layers * (4 * hidden * hidden + 2 * hidden * encoder.intermediate)
+    return float(
+        6 * weights * tokens
+        + 12 * encoder.layers * hidden * squares
+        + 6 * (hidden * hidden + hidden * vocabulary) * masked
+    )
+
+
+def peak_flops(device: torch.device, stated_tflops: float) -> float:
+    """Operations a second that one rank's device can do: stated, known by name, or measured on a CPU with this
+    rank's threads (fp32 matrix product, 1024 cubed); 0 where nothing is known."""
+    if stated_tflops > 0:
+        return stated_tflops * 1e12
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return next((peak * 1e12 for key, peak in PEAKS.items() if key in name), 0.0)
+    a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - started)
+    return 2 * 1024**3 / best

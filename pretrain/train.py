@@ -1,0 +1,167 @@
+"""Shards in; checkpoints, metrics and a summary out: the training loop, from top to bottom.
+
+agreed shares of global batches -> forward and backward over micro-batches -> one step -> log, evaluate, save
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from data_pipeline import draws
+from data_pipeline.errors import UserError
+from data_pipeline.loader import Loader, order_of
+from data_pipeline.packing import StepShare
+from pretrain.agreement import Agreed, StopRequest, agreed
+from pretrain.batch import MicroBatch
+from pretrain.config import RunConfig
+from pretrain.engine import Engine, build_engine
+from pretrain.evaluate.held_out import HeldOut
+from pretrain.journal import Journal, is_due
+from pretrain.objectives.base import build
+from pretrain.optim.schedule import learning_rate
+from pretrain.preflight import Plan, check_run
+from pretrain.report import render
+from pretrain.resume import Position, begin, save
+from pretrain.run_folder import open_run
+from pretrain.world import World
+
+MAX_OVERFLOWS = 10
+"""Skipped steps in a row that end a run: its loss scale is not going to recover."""
+STOPPED = 3
+"""Exit code after a signal: the run is saved, and the same command goes on with it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with."""
+
+    config: RunConfig
+    plan: Plan
+    engine: Engine
+    held_out: HeldOut
+    journal: Journal
+    position: Position
+    stop: StopRequest
+    world: World
+
+
+def train(config: RunConfig, console: Console, command: str) -> None:
+    """Runs, or goes on with, the run that `config` describes. All ranks call this.
+
+    Raises UserError for what a person can put right; exits with STOPPED after a signal, its checkpoint saved."""
+    stop = StopRequest()
+    world = World.from_environment()
+    set_threads(config, world)
+    plan = check_run(config, world.size)
+    world = world.start()
+    try:
+        about = world.broadcast(open_run(config, plan) if world.rank == 0 else None)
+        if about["finished"]:
+            console.print(
+                f"{config.run.dir}: finished at step {config.train.steps:,}; nothing to do", soft_wrap=True
+            )
+            return
+        engine = build_engine(
+            build(
+                plan.objective,
+                config.encoder,
+                plan.index.vocabulary.size,
+                config.run.seed,
+                config.train.activation_checkpointing,
+            ),
+            config,
+            world,
+        )
+        position = begin(config, engine, world, console)
+        held_out = HeldOut(plan, config, world)
+        with Journal(config, plan, engine, world, console, command, about["id"]) as journal:
+            loop(Run(config, plan, engine, held_out, journal, position, stop, world))
+        if world.rank == 0:
+            console.print(f"report: {render(Path(config.run.dir))}", soft_wrap=True)
+    finally:
+        world.stop()
+    if stop.received and position.step < last_step(config):
+        raise SystemExit(STOPPED)
+
+
+def loop(run: Run) -> None:
+    """Steps until the run is done, has come to run.stop_after, or is asked to stop."""
+    config, engine, journal, position = run.config, run.engine, run.journal, run.position
+    saved, overflows, last = position.step, 0, last_step(config)
+    with training_loader(run) as loader:
+        for share, counts in agreed(iter(loader), run.world, run.stop):
+            if counts.stop or position.step >= last:
+                break
+            rate = learning_rate(position.step, config.optim.lr, config.train.steps, config.schedule)
+            engine.set_lr(rate)
+            compute(run, share, counts)
+            applied = engine.step()
+            position.advance(applied, counts)
+            overflows = 0 if applied else overflows + 1
+            if overflows == MAX_OVERFLOWS:
+                raise UserError(
+                    f"{overflows} steps in a row overflowed in fp16, the last after step {position.step}",
+                    where=config.run.dir,
+                    remedy="lower optim.lr, or use train.precision=bf16",
+                )
+            if not applied:
+                continue
+            journal.step(position, counts, rate)
+            if is_due(position.step, config.train.eval_every, config.train.steps):
+                journal.evaluation(position, run.held_out.evaluate(engine))
+            if is_due(position.step, config.train.checkpoint_every, last):
+                save(config, engine, position, run.world)
+                saved = position.step
+    if position.step > saved:
+        save(config, engine, position, run.world)
+    journal.ended("finished" if position.step >= config.train.steps else "stopped")
+
+
+def compute(run: Run, share: StepShare, counts: Agreed) -> None:
+    """Forward and backward over this rank's micro-batches, with empty ones where other ranks have more."""
+    vocabulary = run.plan.index.vocabulary
+    for number in range(counts.micro_batches):
+        if number < len(share.micro_batches):
+            micro_batch = MicroBatch.from_packed(share.micro_batches[number])
+        else:
+            micro_batch = MicroBatch.empty(vocabulary.cls, vocabulary.sep)
+        seed_dropout(run.config.run.seed, share.batch, run.world.rank, number)
+        terms, _ = run.engine(micro_batch.to(run.world.device, non_blocking=True))
+        # sums over the counts of the whole global batch, times W: DeepSpeed averages gradients over the ranks
+        loss = sum(
+            term.sum
+            * (term.weight * run.world.size / max(getattr(counts, run.plan.objective.counted_by[name]), 1))
+            for name, term in terms.items()
+        )
+        run.engine.backward(loss, last=number == counts.micro_batches - 1)
+        run.journal.meter.add(terms)
+
+
+def training_loader(run: Run) -> Loader:
+    """This rank's shares, from the first global batch that the run has not seen."""
+    config, index, world = run.config, run.plan.index, run.world
+    order = order_of(
+        index, seed=config.run.seed, global_batch=config.train.global_batch, streams=run.plan.streams
+    )
+    caps = run.plan.caps(index.train, config)
+    return Loader(index, order, caps, rank=world.rank, world=world.size, start_batch=run.position.batch)
+
+
+def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
+    """Points torch's generators at the dropout of one micro-batch: no generator's state needs to be saved."""
+    torch.manual_seed(draws.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
+
+
+def last_step(config: RunConfig) -> int:
+    """The step at which this life of the run ends."""
+    return min(config.train.steps, config.run.stop_after or config.train.steps)
+
+
+def set_threads(config: RunConfig, world: World) -> None:
+    """CPU threads of this rank, set explicitly: sums depend on how they are shared out."""
+    available = len(os.sched_getaffinity(0))
+    torch.set_num_threads(config.run.threads or max(1, available // world.local_size))
+    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)

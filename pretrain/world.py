@@ -1,0 +1,261 @@
+"""The launcher's environment in; one World out: who this process is, which device it uses, how ranks talk.
+
+torchrun, the deepspeed launcher, Slurm's `srun`, or nothing (a single process). Built once, by the entry point, and
+passed down: nobody else reads these variables.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.errors import UserError
+
+PORT = 29500
+"""Where rank 0 listens if the launcher names no port."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a run, seen from one of them."""
+
+    rank: int = 0
+    """0 to size - 1, over all nodes."""
+    size: int = 1
+    """Ranks of the run."""
+    local_rank: int = 0
+    """0 to local_size - 1, on this node."""
+    local_size: int = 1
+    """Ranks on this node."""
+    node: int = 0
+    """Number of this node."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where this rank computes."""
+    address: str = ""
+    """Host of rank 0; empty for a single process."""
+    port: int = PORT
+    """Port of rank 0."""
+    messages: Any = field(default=None, repr=False, compare=False)
+    """gloo group of the small CPU messages below; None before `start` and for a single process."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "World":
+        """The world that the launcher's variables describe. Starts nothing.
+
+        Raises UserError for variables that contradict each other and for ranks without a GPU of their own.
+        """
+        variables = os.environ if environment is None else environment
+        if "RANK" in variables and "WORLD_SIZE" in variables:
+            world = _from_launcher(variables)
+        elif _is_slurm_task(variables):
+            world = _from_slurm(variables)
+        else:
+            world = cls()
+        if not 0 <= world.rank < world.size or not 0 <= world.local_rank < world.local_size:
+            raise UserError(
+                f"rank {world.rank} of {world.size}, local rank {world.local_rank} of {world.local_size}",
+                where="launcher",
+                expected="ranks from 0 up to, not including, their number",
+            )
+        return replace(world, device=_device(world))
+
+    def start(self, timeout: timedelta = timedelta(minutes=30)) -> "World":
+        """Connects the ranks (NCCL on CUDA, else gloo) and returns the world that can send messages."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if not dist.is_initialized():
+            _connect(self, timeout)
+        if self.size == 1 or self.messages is not None:
+            return self
+        return replace(self, messages=dist.new_group(backend="gloo", timeout=timeout))
+
+    def stop(self) -> None:
+        """Takes the connections down; harmless without any."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # Small CPU messages, on a group of their own: they never wait behind, nor disturb the order of, the
+    # collectives of the training step. All ranks call them in the same order.
+
+    def barrier(self) -> None:
+        """Waits until every rank is here."""
+        if self.size > 1:
+            dist.barrier(group=self.messages)
+
+    def broadcast(self, value: Any = None) -> Any:
+        """Rank 0's `value`, on every rank. Anything JSON can hold, so that nothing received is ever executed."""
+        return self.gather(value if self.rank == 0 else None)[0] if self.size > 1 else value
+
+    def gather(self, value: Any) -> list[Any]:
+        """The `value` of each rank, in order of rank, on every rank. Anything JSON can hold."""
+        if self.size == 1:
+            return [value]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(text)]), group=self.messages)
+        longest = max(int(length) for length in lengths)
+        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(texts, torch.nn.functional.pad(text, (0, longest - len(text))), group=self.messages)
+        return [
+            json.loads(bytes(text[: int(length)].numpy()))
+            for text, length in zip(texts, lengths, strict=True)
+        ]
+
+    def sum_max(self, sums: Sequence[float], maxima: Sequence[int]) -> "SumMax":
+        """Starts to add up `sums` and to find the largest of `maxima` over the ranks; `wait` has the result.
+
+        Returns at once, so that the numbers of the next step travel while this one computes. Sums are float64:
+        counts are exact up to 2**53.
+        """
+        return SumMax(self, sums, maxima)
+
+
+class SumMax:
+    """Two small all-reduces under way."""
+
+    def __init__(self, world: World, sums: Sequence[float], maxima: Sequence[int]) -> None:
+        self._kinds = [type(value) for value in sums]
+        self._sums = torch.tensor(list(sums), dtype=torch.float64)
+        self._maxima = torch.tensor(list(maxima), dtype=torch.int64)
+        self._works = []
+        if world.size > 1:
+            for tensor, operation in ((self._sums, dist.ReduceOp.SUM), (self._maxima, dist.ReduceOp.MAX)):
+                if tensor.numel():
+                    self._works.append(
+                        dist.all_reduce(tensor, operation, group=world.messages, async_op=True)
+                    )
+
+    def wait(self) -> tuple[list[Any], list[int]]:
+        """(sums, maxima), equal on all ranks; a sum has the type of the number that this rank gave."""
+        while self._works:
+            self._works.pop(0).wait()
+        sums = [kind(value) for kind, value in zip(self._kinds, self._sums.tolist(), strict=True)]
+        return sums, self._maxima.tolist()
+
+
+def _from_launcher(variables: Mapping[str, str]) -> World:
+    """torchrun, or DeepSpeed's launcher (LOCAL_SIZE, CROSS_RANK)."""
+    size = _number(variables, "WORLD_SIZE")
+    local_size = _number(variables, "LOCAL_WORLD_SIZE", "LOCAL_SIZE", default=size)
+    rank = _number(variables, "RANK")
+    return World(
+        rank=rank,
+        size=size,
+        local_rank=_number(variables, "LOCAL_RANK", default=rank % local_size),
+        local_size=local_size,
+        node=_number(variables, "GROUP_RANK", "CROSS_RANK", default=rank // local_size),
+        address=variables.get("MASTER_ADDR", "127.0.0.1"),
+        port=_number(variables, "MASTER_PORT", default=PORT),
+    )
+
+
+def _is_slurm_task(variables: Mapping[str, str]) -> bool:
+    """Started by `srun`. A batch script has a SLURM_PROCID too, but is no step: it is a single process."""
+    in_step = "SLURM_STEP_ID" in variables or "SLURM_JOB_ID" not in variables
+    return in_step and "SLURM_PROCID" in variables and "SLURM_NTASKS" in variables
+
+
+def _from_slurm(variables: Mapping[str, str]) -> World:
+    size = _number(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    node = _number(variables, "SLURM_NODEID", default=0)
+    nodes = _number(variables, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", default=1)
+    counts = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
+    per_node = _tasks_per_node(counts) if counts else [-(-size // nodes)]
+    job = _number(variables, "SLURM_JOB_ID", default=0)
+    step = _number(variables, "SLURM_STEP_ID", default=0)
+    return World(
+        rank=_number(variables, "SLURM_PROCID"),
+        size=size,
+        local_rank=_number(variables, "SLURM_LOCALID", default=0),
+        local_size=per_node[min(node, len(per_node) - 1)],
+        node=node,
+        address=variables.get("MASTER_ADDR") or _first_host(variables),
+        # Derived alike on all ranks; below the range that systems hand out to outgoing connections.
+        port=_number(variables, "MASTER_PORT", default=20_000 + (job * 16 + step) % 10_000),
+    )
+
+
+def _tasks_per_node(counts: str) -> list[int]:
+    """Slurm's short form, for example `4(x2),3`, as one number a node."""
+    numbers: list[int] = []
+    for part in counts.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not match:
+            raise UserError(
+                f"SLURM_TASKS_PER_NODE={counts}", where="launcher", expected="for example 4(x2),3"
+            )
+        numbers += [int(match[1])] * int(match[2] or 1)
+    return numbers
+
+
+def _first_host(variables: Mapping[str, str]) -> str:
+    """The node of rank 0: the first of the step's node list, which Slurm's own tool unfolds."""
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
+    if nodes and not re.search(r"[\[,]", nodes):
+        return nodes
+    try:
+        command = ["scontrol", "show", "hostnames", nodes]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+        if nodes and lines:
+            return lines[0]
+    except (OSError, subprocess.SubprocessError):
+        pass  # no scontrol on this node: the next source
+    address = variables.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    if not address:
+        raise UserError(
+            "the node of rank 0 is unknown: no scontrol here, and no SLURM_LAUNCH_NODE_IPADDR",
+            where="launcher",
+            remedy="set MASTER_ADDR in the batch script",
+        )
+    return address
+
+
+def _number(variables: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    for name in names:
+        if name in variables:
+            try:
+                return int(variables[name])
+            except ValueError:
+                raise UserError(
+                    f"{name}={variables[name]}", where="launcher", expected="a whole number"
+                ) from None
+    if default is None:
+        raise UserError(
+            f"{names[0]} is not set", where="launcher", remedy="start the ranks with torchrun or srun"
+        )
+    return default
+
+
+def _device(world: World, count: Callable[[], int] = torch.cuda.device_count) -> torch.device:
+    """One GPU a rank; a launcher may also show each rank nothing but its own."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    devices = count()
+    if devices > 1 and world.local_rank >= devices:
+        raise UserError(
+            f"{world.local_size} ranks on a node with {devices} GPUs",
+            where="launcher",
+            expected="at most one rank a GPU",
+        )
+    return torch.device("cuda", world.local_rank if devices > 1 else 0)
+
+
+def _connect(world: World, timeout: timedelta) -> None:
+    settings: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "timeout": timeout}
+    if world.size == 1:
+        settings["store"] = dist.HashStore()  # no port, no network
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        settings["init_method"] = "env://"  # torchrun itself holds the store
+    else:
+        settings["init_method"] = f"tcp://{world.address}:{world.port}"
+    if world.device.type == "cuda":
+        dist.init_process_group("nccl", device_id=world.device if world.size > 1 else None, **settings)
+    else:
+        dist.init_process_group("gloo", **settings)

@@ -1,0 +1,53 @@
+"""The real command line for tests: a small text, a tiny run, and what `maskmill` is called with."""
+
+import json
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+WORDS = """the sea ship a captain sailed over dark water and found an island where old kings slept under stone while
+birds sang of rain wind summer she said nothing but walked along river to mill he opened door window letter lamp garden
+winter morning night road horse carriage village church bell""".split()  # noqa: SIM905
+
+TINY = [  # a model and a run that take seconds
+    "vocabulary.size=300",
+    "data.sequence_length=32",
+    "data.max_predictions=5",
+    "data.held_out=0.2",
+    "data.block_examples=16",
+    "data.shard_tokens=2000",
+    "data.workers=1",
+    "encoder.hidden=32",
+    "encoder.heads=2",
+    "encoder.intermediate=64",
+    "train.global_batch=12",
+    "train.micro_batch=4",
+    "train.log_every=1",
+    "train.eval_every=0",
+    "train.checkpoint_every=2",
+    "train.steps=4",
+    "run.threads=1",
+    "optim.lr=1e-2",
+]
+
+
+def write_text(path: Path, documents: int = 40, seed: int = 0) -> None:
+    """Documents of a few sentences of common words, apart by blank lines."""
+    rng = random.Random(seed)
+
+    def sentence() -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(4, 14))).capitalize() + "."
+
+    texts = [" ".join(sentence() for _ in range(rng.randint(3, 12))) for _ in range(documents)]
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+
+
+Maskmill = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def described(maskmill: Maskmill, path: Path | str) -> dict:
+    """What `maskmill inspect --json` says of `path`."""
+    return json.loads(maskmill("inspect", str(path), "--json").stdout)

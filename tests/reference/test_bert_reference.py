@@ -1,0 +1,94 @@
+"""Our packed model against transformers' padded one with equal weights: logits, losses and every gradient."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F
+
+from data_pipeline.records import Examples
+from pretrain.batch import MicroBatch
+from pretrain.config import EncoderSettings
+from pretrain.encoder.initialize import without_padding
+from pretrain.export.names import ACTIVATIONS, CONFIG, to_hugging_face
+from pretrain.export.parity import hugging_face_logits
+from pretrain.objectives import OBJECTIVES, load
+from pretrain.objectives.base import Model, build
+
+VOCABULARY = 85
+
+
+def pair(name: str, settings: EncoderSettings) -> tuple[Model, transformers.PreTrainedModel]:
+    """Our model and transformers' with the same weights, in float64."""
+    ours = build(load(name), settings, VOCABULARY, seed=5)
+    config = transformers.BertConfig(
+        **{theirs: getattr(settings, mine) for mine, theirs in CONFIG.items()},
+        vocab_size=VOCABULARY,
+        hidden_act=ACTIVATIONS[settings.activation],
+    )
+    theirs = getattr(transformers, load(name).export_class)(config)
+    state = without_padding(ours, dict(ours.named_parameters()))
+    missing, unexpected = theirs.load_state_dict(
+        {to_hugging_face(n): p for n, p in state.items()}, strict=False
+    )
+    assert not unexpected
+    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    theirs.tie_weights()
+    return ours.double(), theirs.double()
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_and_gradients(
+    name: str, activation: str, settings: EncoderSettings, examples: Examples, streams: Examples
+) -> None:
+    settings.activation = activation
+    ours, theirs = pair(name, settings)
+    batch = MicroBatch.from_examples(examples if load(name).pairs else streams)
+    terms, _ = ours(batch)
+    sum(t.weight * t.sum / t.count for t in terms.values()).backward()
+
+    logits = hugging_face_logits(theirs, batch, pad=0)
+    expected = {"mlm": F.cross_entropy(logits["mlm"][batch.masked_index], batch.masked_ids)}
+    if "nsp" in logits:
+        expected["nsp"] = F.cross_entropy(logits["nsp"], batch.labels)
+    assert terms.keys() == expected.keys()
+    for term, loss in expected.items():
+        assert (terms[term].sum / terms[term].count).item() == pytest.approx(loss.item(), rel=1e-12)
+
+    sum(expected.values()).backward()
+    gradients = dict(theirs.named_parameters())
+    for parameter, gradient in without_padding(ours, {n: p.grad for n, p in ours.named_parameters()}).items():
+        reference = gradients[to_hugging_face(parameter)].grad
+        if parameter.endswith("word.weight"):  # transformers lets no gradient through its lookup of [PAD]
+            gradient, reference = gradient[1:], reference[1:]
+        torch.testing.assert_close(gradient, reference, rtol=0, atol=1e-12, msg=parameter)
+
+
+def test_their_own_loss_is_ours(settings: EncoderSettings, examples: Examples) -> None:
+    """BertForPreTraining's loss is the mean over masked tokens plus the mean over pairs, as our terms add up."""
+    ours, theirs = pair("bert", settings)
+    batch = MicroBatch.from_examples(examples.take(np.arange(4)))
+    terms, _ = ours(batch)
+    longest = max(batch.lengths)
+    shown = torch.arange(longest)[None, :] < torch.tensor(batch.lengths)[:, None]
+    columns = {name: torch.zeros(shown.shape, dtype=torch.int64) for name in ("input_ids", "token_type_ids")}
+    columns["input_ids"][shown], columns["token_type_ids"][shown] = batch.input_ids, batch.segment_ids
+    flat = torch.full((batch.tokens,), -100)
+    flat[batch.masked_index] = batch.masked_ids
+    labels = torch.full(shown.shape, -100)
+    labels[shown] = flat
+    out = theirs(**columns, attention_mask=shown.long(), labels=labels, next_sentence_label=batch.labels)
+    total = sum(t.weight * t.sum / t.count for t in terms.values())
+    assert total.item() == pytest.approx(out.loss.item(), rel=1e-12)
+
+
+def test_bert_base_has_its_parameters() -> None:
+    """110,106,428: BERT-base with both heads (objectives of Devlin et al. 2019, uncased vocabulary)."""
+    with torch.device("meta"):
+        model = load("bert").model
+        from pretrain.encoder.encoder import Encoder
+
+        module = model(Encoder(EncoderSettings(), 30522))
+    shapes = without_padding(module, dict(module.named_parameters()))
+    assert sum(p.numel() for p in shapes.values()) == 110_106_428

@@ -1,0 +1,102 @@
+"""Every verb of the real command line for every objective: from text to a model that transformers loads."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from pretrain.checkpoint import newest_checkpoint
+from pretrain.objectives import OBJECTIVES, load
+from tests.command_line import Maskmill, described
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "shards"
+    settings = [*tiny, f"objective.name={objective}", f"run.dir={run}", f"data.out={data}", "run.ranks=2"]
+    maskmill("prepare", "demo", *settings)
+    assert "already prepared" in maskmill("prepare", "demo", *settings).stdout
+
+    stopped = maskmill("train", "demo", *settings, "run.stop_after=2")
+    assert described(maskmill, run)["status"] == "stopped"
+    resumed = maskmill("train", "demo", *settings)
+    assert "going on from step 2 (bit-equal" in resumed.stdout
+    assert "nothing to do" in maskmill("train", "demo", *settings).stdout
+    assert stopped.stderr == resumed.stderr == ""
+
+    facts = described(maskmill, run)
+    assert (facts["status"], facts["step"], facts["lives"]) == ("finished", 4, 2)
+    assert facts["checkpoints"] == ["step-00000002", "step-00000004"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
+    shown = set(load(objective).metrics) | {
+        "loss",
+        "mlm_loss",
+        "lr",
+        "grad_norm",
+        "trust_ratio",
+        "mfu",
+        "fill",
+    }
+    assert shown | {"tokens_per_s", "examples_per_s", "padding_share", "memory_gb", "data_wait_share"} <= set(
+        lines[-2]
+    )
+    assert {"held_out_loss", "held_out_mlm_loss", "unigram_entropy"} <= set(lines[-1])
+    assert (run / "report.html").stat().st_size > 1000
+
+    proof = maskmill("export", str(run), "--out", str(tmp_path / "model")).stdout
+    assert "in float64: mlm" in proof
+    model_class = getattr(transformers, load(objective).export_class)
+    model, loading = model_class.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    assert model.bert.embeddings.word_embeddings.weight.equal(
+        checkpoint.tensor("encoder.embeddings.word.weight")
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.tokenize("The sea") == tokenizer.tokenize("the sea")
+    assert described(maskmill, tmp_path / "model")["architectures"] == [load(objective).export_class]
+
+    filled = maskmill("fill", str(tmp_path / "model"), "the captain of the [MASK].").stdout
+    assert filled.count("%") == 5
+
+
+def test_inspect_tells_what_is_in_shards(tiny: list[str], maskmill: Maskmill) -> None:
+    shards = next(s.partition("=")[2] for s in tiny if s.startswith("data.out="))
+    facts = described(maskmill, shards)
+    counts, split = facts["statistics"]["train"], facts["splits"]["train"]
+    assert counts["examples"] == split["examples"] == sum(counts["length_histogram"])
+    assert counts["pairs_is_next"] + counts["pairs_random"] == counts["examples"]
+    assert (
+        counts["masked_as_mask"] + counts["masked_as_random"] + counts["masked_as_itself"] == counts["masked"]
+    )
+    printed = maskmill("inspect", shards, "--examples", "all", "--json").stdout.splitlines()
+    assert len(printed) == split["examples"]
+    example = json.loads(printed[0])
+    assert set(example) == {
+        "input_ids", "segment_ids", "is_random_next", "masked_lm_positions", "masked_lm_ids",
+    }  # fmt: skip
+    assert len(example["input_ids"]) == len(example["segment_ids"])
+    assert "[CLS]" in maskmill("inspect", shards).stdout
+
+
+def test_weights_of_another_run_or_model_are_a_start(
+    tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    maskmill("train", "demo", *tiny, f"run.dir={first}", "run.ranks=1")
+    maskmill("export", str(first))
+    start = [*tiny, "run.ranks=1", "run.stop_after=1", "optim.lr=0"]
+    maskmill("train", "demo", *start, f"run.dir={second}", f"init_from={first}", "init_moments=true")
+    maskmill("train", "demo", *start, f"run.dir={third}", f"init_from={first}/export")
+    found = [newest_checkpoint(run) for run in (first, second, third)]
+    assert found[1] is not None
+    assert found[1].state["updates"] == 1, "the bias correction starts anew"
+    for name in found[0].shapes:  # type: ignore[union-attr]
+        one, two, three = (checkpoint.tensor(name) for checkpoint in found)  # type: ignore[union-attr]
+        assert one.equal(two), name  # with a learning rate of 0 they are still what they started from
+        assert one.equal(three), name

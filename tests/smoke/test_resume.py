@@ -1,0 +1,114 @@
+"""A run that is killed or stopped, and started again with the same command, ends with the same weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrain.checkpoint import Checkpoint, newest_checkpoint
+from tests.command_line import ROOT, Maskmill
+
+RUN = ["run.ranks=2", "train.steps=8", "encoder.dropout=0.1", "encoder.attention_dropout=0.1", "zero.stage=1"]
+
+
+def final(run: Path) -> Checkpoint:
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    assert checkpoint.step == 8
+    return checkpoint
+
+
+def assert_bit_equal(one: Checkpoint, two: Checkpoint) -> None:
+    assert one.shapes == two.shapes
+    for name in one.shapes:
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            assert one.tensor(name, kind).equal(two.tensor(name, kind)), f"{kind} of {name} differs"
+    assert one.state["position"] == two.state["position"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}")
+    return run
+
+
+def start(arguments: list[str]) -> subprocess.Popen[bytes]:
+    """The command in a process group of its own, so that a kill takes all its ranks."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "launch.cli", "train", "demo", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, f"ended with {process.returncode} before {path.name} was there"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.multirank
+def test_killed_and_resumed_is_bit_equal(
+    undisturbed: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start([*tiny, *RUN, f"run.dir={run}"])
+    wait_for(run / "checkpoints" / "step-00000002", process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (run / "checkpoints" / "step-00000008").exists(), "too late to show anything"
+    resumed = maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}")
+    assert "bit-equal" in resumed.stdout
+    assert_bit_equal(final(undisturbed), final(run))
+    steps = [line["step"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
+    assert steps == [*range(1, 9), 8], "the history holds each step once, and the evaluation at the end"
+
+
+@pytest.mark.multirank
+def test_a_signal_saves_and_stops_all_ranks_together(
+    undisturbed: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start([*tiny, *RUN, f"run.dir={run}"])
+    wait_for(run / "checkpoints" / "step-00000002", process)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)  # an impatient second one changes nothing
+    code = process.wait(timeout=120)
+    assert code in (3, 0), "3: saved and stopped; 0: it was done before the signal came"
+    if code == 3:
+        assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
+    maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}")
+    assert_bit_equal(final(undisturbed), final(run))
+
+
+@pytest.mark.multirank
+def test_another_world_and_stage_goes_on_within_rounding(
+    tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    without_dropout = [*tiny, "train.steps=8", "encoder.dropout=0", "encoder.attention_dropout=0"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    maskmill("train", "demo", *without_dropout, "run.ranks=1", "zero.stage=0", f"run.dir={one}")
+    first = [*without_dropout, "run.ranks=2", "zero.stage=1", "run.stop_after=4", f"run.dir={two}"]
+    maskmill("train", "demo", *first)
+    second = [*without_dropout, "run.ranks=3", "zero.stage=3", "train.micro_batch=2", f"run.dir={two}"]
+    resumed = maskmill("train", "demo", *second)
+    assert "ranks 2 -> 3" in resumed.stdout
+    assert "zero.stage 1 -> 3" in resumed.stdout
+    a, b = final(one), final(two)
+    total = sum(float((a.tensor(n).double() - b.tensor(n).double()).square().sum()) for n in a.shapes) ** 0.5
+    size = sum(float(a.tensor(n).double().square().sum()) for n in a.shapes) ** 0.5
+    assert total <= 1e-6 * size
+    for name in a.shapes:
+        difference = float((a.tensor(name) - b.tensor(name)).abs().max())
+        rms = float(a.tensor(name).square().mean()) ** 0.5
+        bound = 1e-5 if name.endswith("attention.key.bias") else 1e-6 + 1e-5 * rms
+        assert difference <= bound, f"{name}: {difference:.2e} > {bound:.2e}"

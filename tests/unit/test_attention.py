@@ -1,0 +1,217 @@
+"""Attention over packed examples: equal to one example at a time, tight borders, honest dropout."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from data_pipeline.errors import UserError
+from pretrain.encoder.attention import Packing, attend, choose_backend
+from pretrain.encoder.dropout import dropout, keep_mask
+from pretrain.encoder.tiles import _cut, plan_tiles
+
+LENGTHS = {
+    "one": [7],
+    "equal": [5, 5, 5],
+    "near": [30, 31, 32, 33],
+    "far": [2, 128, 3, 64, 127],
+    "ones": [1, 1, 9, 1],
+    "many": [random.Random(0).randint(2, 40) for _ in range(50)],
+}
+
+
+def draw(
+    lengths: list[int], heads: int = 2, size: int = 8, dtype: torch.dtype = torch.float64
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shape = (sum(lengths), heads, size)
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for _ in range(3)]
+
+
+def one_at_a_time(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    pieces = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+    return torch.cat(
+        [
+            F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in piece))[0].transpose(0, 1)
+            for piece in pieces
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_packed_equals_one_at_a_time(name: str, heads: int) -> None:
+    lengths = LENGTHS[name]
+    qkv, weights = draw(lengths, heads), torch.randn(sum(lengths), heads, 8, dtype=torch.float64)
+    packed, apart = attend(*qkv, Packing.of(lengths)), one_at_a_time(*qkv, lengths)
+    torch.testing.assert_close(packed, apart, rtol=0, atol=1e-13)
+    gradients = [torch.autograd.grad((out * weights).sum(), qkv) for out in (packed, apart)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_gradient_by_finite_differences_with_dropout() -> None:
+    lengths = [3, 5, 4]
+
+    def attention(*qkv: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(11)  # the same mask at every evaluation
+        return attend(*qkv, Packing.of(lengths), dropout=0.3)
+
+    assert torch.autograd.gradcheck(attention, draw(lengths, size=4))
+
+
+@pytest.mark.parametrize("changed", range(5))
+def test_other_examples_stay_bit_equal(changed: int) -> None:
+    lengths = LENGTHS["far"]
+    qkv, packing = draw(lengths, dtype=torch.float32), Packing.of(lengths)
+    start = sum(lengths[:changed])
+    before = attend(*qkv, packing)
+    for x in qkv:
+        x.data[start] += 100.0
+    after = attend(*qkv, packing)
+    same = torch.cat(
+        [(a == b).all().reshape(1) for a, b in zip(before.split(lengths), after.split(lengths), strict=True)]
+    )
+    assert same.tolist() == [i != changed for i in range(len(lengths))]
+
+
+def test_padding_brings_no_nan_into_gradients() -> None:
+    qkv = draw(LENGTHS["far"], dtype=torch.float32)
+    attend(*qkv, Packing.of(LENGTHS["far"]), dropout=0.5).sum().backward()
+    assert all(x.grad is not None and torch.isfinite(x.grad).all() for x in qkv)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_realised_dropout_of_attention(rate: float) -> None:
+    lengths, heads = [64] * 30 + [60] * 20, 2
+    q, k = (torch.zeros(sum(lengths), heads, 64, dtype=torch.float32) for _ in range(2))
+    v = torch.cat([torch.eye(64)[:n] for n in lengths])[:, None].expand(-1, heads, -1)
+    torch.manual_seed(0)
+    probabilities = attend(q, k, v, Packing.of(lengths), dropout=rate)  # v is the identity: it shows them
+    shown = torch.cat(
+        [p[..., :n].flatten() * n for p, n in zip(probabilities.split(lengths), lengths, strict=True)]
+    )
+    spread = 4 * (rate * (1 - rate) / len(shown)) ** 0.5
+    assert (shown == 0).double().mean().item() == pytest.approx(rate, abs=spread)
+    assert shown.double().mean().item() == pytest.approx(1.0, abs=spread / (1 - rate))
+
+
+def test_realised_dropout_of_hidden_states() -> None:
+    torch.manual_seed(1)
+    x = torch.ones(1000, 1001, requires_grad=True)
+    y = dropout(x, 0.1, training=True)
+    kept = y != 0
+    assert kept.double().mean().item() == pytest.approx(0.9, abs=1.5e-3)
+    assert y.double().mean().item() == pytest.approx(1.0, abs=1.5e-3)
+    y.sum().backward()
+    assert torch.equal(x.grad, y)
+    columns = kept.double().mean(0)
+    assert (columns - 0.9).abs().max() < 6 * (
+        0.09 / 1000
+    ) ** 0.5  # no column, such as every fourth, is special
+    assert dropout(x, 0.1, training=False) is x
+
+
+def test_neighbouring_bits_of_dropout_are_independent() -> None:
+    torch.manual_seed(2)
+    keep, scale = keep_mask((400_000,), 0.5)
+    assert scale == 2.0
+    signs = keep.double() * 2 - 1
+    for distance in (1, 2, 3, 4, 8):
+        assert abs((signs[distance:] * signs[:-distance]).mean().item()) < 5 / len(signs) ** 0.5
+
+
+def test_dropout_follows_the_global_generator() -> None:
+    qkv, packing = draw([9, 12]), Packing.of([9, 12])
+    results = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        results.append(attend(*qkv, packing, dropout=0.2))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+def test_a_tile_plan_places_every_row_once_and_is_made_once() -> None:
+    packing = Packing.of(LENGTHS["many"])
+    plan = packing.tiles(3, torch.device("cpu"))
+    assert packing.tiles(3, torch.device("cpu")) is plan
+    rows = torch.arange(sum(LENGTHS["many"]) * 3)
+    assert torch.equal(plan.gather_P[plan.scatter_TN], rows)
+    assert len(plan.scatter_TN.unique()) == len(rows)
+    assert len(plan.padding) == len(plan.gather_P) - len(rows)
+
+
+def test_only_tiles_with_padding_have_a_mask() -> None:
+    equal, unequal = (plan_tiles(lengths, 2, torch.device("cpu")).tiles for lengths in ([6, 6, 6], [6, 5]))
+    assert [tile.bias_E11S for tile in equal] == [None]
+    (tile,) = unequal
+    assert tile.bias_E11S is not None
+    assert tile.bias_E11S.squeeze().tolist() == [[0.0] * 5 + [-float("inf")], [0.0] * 6]
+
+
+def test_spare_examples_without_tokens_are_left_out() -> None:
+    qkv = draw([4, 6])
+    spare = attend(*qkv, Packing.of([4, 0, 6, 0]))
+    assert torch.equal(spare, attend(*qkv, Packing.of([4, 6])))
+
+
+@pytest.mark.parametrize("overhead", [0.0, 50.0, 1e9])
+def test_cuts_are_the_cheapest(overhead: float) -> None:
+    lengths = np.array(sorted(random.Random(4).choices(range(1, 20), k=9)))
+
+    def cost(cuts: tuple[int, ...]) -> float:
+        ends = [0, *cuts, len(lengths)]
+        return sum((b - a) * float(lengths[b - 1]) ** 2 + overhead for a, b in itertools.pairwise(ends))
+
+    inner = range(1, len(lengths))
+    choices = [c for n in range(len(lengths)) for c in itertools.combinations(inner, n)]
+    cuts = tuple(last for _, last in _cut(lengths, overhead)[:-1])
+    assert cost(cuts) == min(map(cost, choices))
+
+
+def test_backends_are_chosen_and_refused() -> None:
+    cpu = torch.device("cpu")
+    assert choose_backend(cpu, torch.float32, 64, 0.1) == "tiles"
+    assert choose_backend(cpu, torch.bfloat16, 64, 0.0) == "tiles"
+    qkv = draw([3])
+    with pytest.raises(UserError, match=r"encoder\.attention_dropout: the varlen backend has no dropout"):
+        attend(*qkv, Packing.of([3]), dropout=0.1, backend="varlen")
+    with pytest.raises(UserError, match="float16 or bfloat16 on CUDA"):
+        attend(*qkv, Packing.of([3]), backend="flash")
+    with pytest.raises(UserError, match="no attention backend"):
+        attend(*qkv, Packing.of([3]), backend="magic")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["varlen", "flash", "tiles"])
+def test_cuda_backends_agree_with_one_at_a_time(backend: str) -> None:
+    lengths = LENGTHS["far"]
+    qkv = [x.detach().cuda().bfloat16().requires_grad_() for x in draw(lengths, heads=2, size=64)]
+    exact = [x.detach().double().requires_grad_() for x in qkv]
+    out = attend(*qkv, Packing.of(lengths, "cuda"), backend=backend)
+    expected = one_at_a_time(*exact, lengths)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-2)
+    for ours, theirs in zip(
+        torch.autograd.grad(out.sum(), qkv), torch.autograd.grad(expected.sum(), exact), strict=True
+    ):
+        torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=5e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["flash", "tiles"])
+def test_cuda_backends_drop_at_the_rate(backend: str) -> None:
+    lengths, heads, rate = [64] * 50, 2, 0.1
+    q = torch.zeros(sum(lengths), heads, 64, dtype=torch.bfloat16, device="cuda")
+    v = (
+        torch.eye(64, dtype=torch.bfloat16, device="cuda")
+        .repeat(50, 1)[:, None]
+        .expand(-1, heads, -1)
+        .contiguous()
+    )
+    shown = attend(q, q, v, Packing.of(lengths, "cuda"), dropout=rate, backend=backend)
+    assert (shown == 0).double().mean().item() == pytest.approx(rate, abs=5e-3)

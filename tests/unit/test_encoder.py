@@ -1,0 +1,174 @@
+"""The encoder: packed equals alone, recomputation equals storage, initial weights, padding rows, batches."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from data_pipeline.errors import UserError
+from data_pipeline.records import Examples
+from pretrain.batch import MicroBatch
+from pretrain.config import EncoderSettings
+from pretrain.encoder.encoder import Encoder
+from pretrain.encoder.initialize import initialize, load_parameters, padded, vocabulary_rows, without_padding
+
+VOCABULARY = 100
+TINY = EncoderSettings(
+    layers=2, hidden=16, heads=2, intermediate=32, max_positions=40, dropout=0.0, attention_dropout=0.0
+)
+
+
+def encoder(seed: int = 0, **changes: object) -> Encoder:
+    module = Encoder(dataclasses.replace(TINY, **changes), VOCABULARY)
+    initialize(module, seed, 0.2)
+    return module
+
+
+def batch(lengths: list[int], seed: int = 1) -> MicroBatch:
+    draws = np.random.RandomState(seed)
+    return MicroBatch.from_lists(
+        [draws.randint(0, VOCABULARY, n).tolist() for n in lengths], [max(1, n // 2) for n in lengths]
+    )
+
+
+def test_packed_equals_alone() -> None:
+    module, together = encoder().double(), batch([3, 17, 8, 17])
+    hidden = module(together)
+    start = 0
+    for length in together.lengths:
+        ids = together.input_ids[start : start + length].tolist()
+        alone = module(MicroBatch.from_lists([ids], [max(1, length // 2)]))
+        torch.testing.assert_close(hidden[start : start + length], alone, rtol=0, atol=1e-12)
+        start += length
+
+
+def test_a_changed_token_leaves_other_examples_bit_equal() -> None:
+    module, together = encoder(), batch([5, 21, 9])
+    before = module(together)
+    together.input_ids[7] = (together.input_ids[7] + 1) % VOCABULARY  # in the second example
+    after = module(together)
+    assert torch.equal(before[:5], after[:5])
+    assert torch.equal(before[26:], after[26:])
+    assert not torch.equal(before[5:26], after[5:26])
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu"])
+def test_activations_differ(activation: str) -> None:
+    others = {"gelu_tanh", "gelu", "relu"} - {activation}
+    ours = encoder(activation=activation)(batch([9]))
+    assert all(not torch.equal(ours, encoder(activation=other)(batch([9]))) for other in others)
+
+
+def test_activation_checkpointing_gives_the_same_gradients_with_dropout() -> None:
+    gradients = []
+    for recompute in (False, True):
+        module = encoder(dropout=0.2, attention_dropout=0.2)
+        module.activation_checkpointing = recompute
+        torch.manual_seed(9)
+        module(batch([6, 11])).square().sum().backward()
+        gradients.append([p.grad for p in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_dropout_only_while_training() -> None:
+    module = encoder(dropout=0.3, attention_dropout=0.3)
+    assert not torch.equal(module(batch([8])), module(batch([8])))
+    module.eval()
+    assert torch.equal(module(batch([8])), module(batch([8])))
+
+
+@pytest.mark.parametrize("only", ["dropout", "attention_dropout"])
+def test_each_dropout_setting_acts(only: str) -> None:
+    module = encoder(**{only: 0.5})
+    assert not torch.equal(module(batch([8])), module(batch([8])))
+
+
+def test_initial_weights() -> None:
+    module = Encoder(EncoderSettings(layers=2, hidden=64, heads=2, intermediate=128), 1000)
+    initialize(module, 3, 0.02)
+    parameters = dict(module.named_parameters())
+    for name, p in parameters.items():
+        if name.endswith("bias"):
+            assert not p.any()
+        elif "norm" in name:
+            assert (p == 1).all()
+        else:
+            assert p.abs().max() <= 0.04
+            drawn = p[:1000] if name == "embeddings.word.weight" else p
+            assert drawn.std().item() == pytest.approx(0.017593, rel=0.1 if drawn.numel() < 1000 else 0.03)
+    assert not parameters["embeddings.word.weight"][1000:].any()
+    assert len({p.double().sum().item() for n, p in parameters.items() if n.endswith("query.weight")}) == 2
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first = encoder(seed=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    second, third = encoder(seed=4), encoder(seed=5)
+    pairs = list(zip(first.parameters(), second.parameters(), third.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert any(not torch.equal(a, c) for a, _, c in pairs)
+
+
+def test_vocabulary_padding_comes_and_goes() -> None:
+    module = encoder()
+    assert padded(100) == 128 == module.embeddings.word.weight.shape[0]
+    assert padded(128) == 128
+    assert vocabulary_rows(copy.deepcopy(module)) == {"embeddings.word.weight": 100}
+    state = without_padding(module, dict(module.named_parameters()))
+    assert state["embeddings.word.weight"].shape == (100, 16)
+    other = encoder(seed=8)
+    other.embeddings.word.weight.data[100:] = 1.0
+    assert load_parameters(other, state) == []
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
+
+
+def test_loading_refuses_what_does_not_fit() -> None:
+    module = encoder()
+    state = {name: p.detach().clone() for name, p in module.named_parameters()}
+    word = state.pop("embeddings.word.weight")
+    with pytest.raises(UserError, match=r"embeddings\.word\.weight"):
+        load_parameters(module, state)
+    assert load_parameters(module, state, partial=True) == ["embeddings.word.weight"]
+    with pytest.raises(UserError, match=r"shape \(99, 16\)"):
+        load_parameters(module, {**state, "embeddings.word.weight": word[:99]})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"heads": 3}, {"activation": "swish"}, {"dropout": 1.0}, {"attention_dropout": -0.1}, {"layers": 0}],
+)
+def test_settings_out_of_range_are_named(changes: dict) -> None:
+    with pytest.raises(UserError, match=r"^encoder\."):
+        encoder(**changes)
+
+
+def test_a_micro_batch_from_columns() -> None:
+    examples = Examples(
+        tokens=np.array([2, 10, 3, 11, 3, 2, 4, 3], np.uint16),
+        offsets=np.array([0, 5, 8]),
+        first_lengths=np.array([3, 3], np.uint16),
+        labels=np.array([1, -1], np.int8),
+        masked_positions=np.array([1, 3, 1], np.uint16),
+        masked_ids=np.array([20, 21, 22], np.uint16),
+        masked_offsets=np.array([0, 2, 3]),
+    )
+    made = MicroBatch.from_examples(examples)
+    assert made.input_ids.tolist() == [2, 10, 3, 11, 3, 2, 4, 3]
+    assert made.segment_ids.tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
+    assert made.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert made.cu_seqlens.tolist() == [0, 5, 8]
+    assert made.cu_seqlens.dtype == torch.int32
+    assert made.masked_index.tolist() == [1, 3, 6]
+    assert made.masked_ids.tolist() == [20, 21, 22]
+    assert made.labels.tolist() == [1, -1]
+    assert made.cls_index.tolist() == [0, 5]
+    assert (made.lengths, made.max_length, made.tokens) == ((5, 3), 5, 8)
+    listed = MicroBatch.from_lists([[2, 10, 3, 11, 3], [2, 4, 3]], [3, 3], [{1: 20, 3: 21}, {1: 22}], [1, -1])
+    for name in ("input_ids", "segment_ids", "positions", "masked_index", "masked_ids", "labels"):
+        assert torch.equal(getattr(made, name), getattr(listed, name))
+    assert torch.equal(made.to("cpu").input_ids, made.input_ids)

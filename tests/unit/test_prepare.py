@@ -1,0 +1,247 @@
+"""Sources to shards: the same bytes whatever the workers and the place, nothing lost on the way, and exact mode."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline import executors
+from data_pipeline.errors import UserError
+from data_pipeline.index import HELD_OUT, TRAIN, Index
+from data_pipeline.packing import original_tokens
+from data_pipeline.plan import Partition, Unit, plan
+from data_pipeline.prepare import learn_vocabulary, prepare
+from data_pipeline.records import Corpus
+from data_pipeline.segments import NextSentencePairs, SingleStreams
+from data_pipeline.settings import DataSettings, VocabularySettings
+from data_pipeline.shards import BlockReader
+from tests.command_line import ROOT, Maskmill, write_text
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@contextmanager
+def silent(_name: str, _total: int) -> Iterator:
+    yield lambda _n: None
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files of documents, and a vocabulary."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "corpus").mkdir()
+    write_text(folder / "corpus" / "a.txt", documents=60, seed=1)
+    write_text(folder / "corpus" / "b.txt", documents=30, seed=2)
+    settings = DataSettings(sources=[f"{folder}/corpus"], vocab=f"{folder}/vocabulary")
+    learn_vocabulary(settings, VocabularySettings(size=300), silent)
+    return folder
+
+
+def settings_for(text: Path, out: Path, **options: object) -> DataSettings:
+    small = {
+        "sequence_length": 32,
+        "max_predictions": 5,
+        "shard_tokens": 1500,
+        "block_examples": 8,
+        "dupe_factor": 2,
+    }
+    values = {"sources": [f"{text}/corpus"], "vocab": f"{text}/vocabulary", "held_out": 0.2, "workers": 1}
+    return DataSettings(out=str(out), **{**small, **values, **options})  # type: ignore[arg-type]
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file that decides the data."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name != "prepare.log.json"
+    }
+
+
+def test_equal_bytes_for_any_workers_folder_time_zone_and_umask(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, fresh = prepare(settings_for(text, tmp_path / "one"), NextSentencePairs, silent)
+    assert fresh
+    assert len(index.train.shards) > 2
+    assert len(index.held_out.shards) >= 1
+    moved = tmp_path / "elsewhere" / "corpus"
+    moved.mkdir(parents=True)
+    for name in ("b.txt", "a.txt"):  # written, and so perhaps listed, in another order
+        (moved / name).write_bytes((text / "corpus" / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    old = os.umask(0o077)
+    try:
+        prepare(
+            settings_for(text, Path("two"), workers=2, sources=["elsewhere/corpus"]),
+            NextSentencePairs,
+            silent,
+        )
+    finally:
+        os.umask(old)
+    assert hashes(tmp_path / "one") == hashes(tmp_path / "two")
+    assert not (tmp_path / "one" / ".work").exists()
+    prepare(settings_for(text, tmp_path / "three", seed=1), NextSentencePairs, silent)
+    assert hashes(tmp_path / "one")["train-000000.tar"] != hashes(tmp_path / "three")["train-000000.tar"]
+
+
+def test_a_killed_run_goes_on_where_it_was(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(settings_for(text, tmp_path / "whole"), NextSentencePairs, silent)
+    kept = executors._keep
+    results = []
+
+    def dies_after(count: int):  # type: ignore[no-untyped-def]
+        def keep(marker: Path, result: dict) -> None:
+            if len(results) == count:
+                raise KeyboardInterrupt
+            results.append(marker)
+            kept(marker, result)
+
+        return keep
+
+    for count in (1, 3, 5):
+        monkeypatch.setattr(executors, "_keep", dies_after(count))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(settings_for(text, tmp_path / "killed"), NextSentencePairs, silent)
+        assert not (tmp_path / "killed" / "index.json").exists()
+    monkeypatch.setattr(executors, "_keep", kept)
+    before = {path: path.stat().st_mtime_ns for path in results}
+    monkeypatch.setattr(
+        "data_pipeline.prepare.shutil.rmtree", lambda *_a, **_k: None
+    )  # keep .work to look at
+    prepare(settings_for(text, tmp_path / "killed"), NextSentencePairs, silent)
+    assert {path: path.stat().st_mtime_ns for path in results} == before, "what was done was done again"
+    assert hashes(tmp_path / "killed") == hashes(tmp_path / "whole")
+
+
+def test_nothing_is_lost_and_nothing_shared(text: Path, tmp_path: Path) -> None:
+    """As single streams, whose tokens cover the text exactly: every document once a pass, on one side only."""
+    options = {"short_seq_prob": 0.0, "held_out": 0.3}
+    index, _ = prepare(settings_for(text, tmp_path / "streams", **options), SingleStreams, silent)
+    reading = index.statistics["reading"]
+    assert reading["documents"] == 90
+    per_split = {}
+    for split in (index.train, index.held_out):
+        blocks = list(BlockReader(index, split).all_blocks())
+        per_split[split.name] = sum(len(b.tokens) - 2 * len(b) for b in blocks)
+    assert sum(per_split.values()) == 2 * reading["tokens"]
+    assert 0.1 < per_split[HELD_OUT] / sum(per_split.values()) < 0.5
+    texts = {
+        name: {
+            tuple(original_tokens(b)[b.offsets[i] : b.offsets[i + 1]]) for b in blocks for i in range(len(b))
+        }
+        for name, blocks in (
+            (s.name, list(BlockReader(index, s).all_blocks())) for s in (index.train, index.held_out)
+        )
+    }
+    assert not texts[TRAIN] & texts[HELD_OUT]
+
+
+def test_statistics_are_those_of_the_examples(text: Path, tmp_path: Path) -> None:
+    index, _ = prepare(settings_for(text, tmp_path / "shards"), NextSentencePairs, silent)
+    blocks = list(BlockReader(index, index.train).all_blocks())
+    counts = index.statistics["train"]
+    assert counts["examples"] == index.train.examples == sum(map(len, blocks))
+    assert counts["tokens"] == sum(len(b.tokens) for b in blocks)
+    assert counts["pairs_random"] == sum(int((b.labels == 1).sum()) for b in blocks)
+    assert counts["masked"] == sum(len(b.masked_ids) for b in blocks)
+    held = np.concatenate([original_tokens(b) for b in BlockReader(index, index.held_out).all_blocks()])
+    words = held[(held != index.vocabulary.cls) & (held != index.vocabulary.sep)]
+    shares = np.unique(words, return_counts=True)[1] / len(words)
+    assert index.statistics["held_out_unigram_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
+
+
+def test_stock_webdataset_reads_a_shard(text: Path, tmp_path: Path) -> None:
+    index, _ = prepare(settings_for(text, tmp_path / "shards"), NextSentencePairs, silent)
+    code = (
+        "import sys, webdataset\n"
+        "n = sum(len(s['labels.npy']) for s in webdataset.WebDataset(sys.argv[1], shardshuffle=False).decode())\n"
+        "print(n)"
+    )
+    path = index.path(index.train.shards[0].file)
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, path], capture_output=True, text=True, check=True
+    )
+    assert int(found.stdout) == index.train.shards[0].examples
+
+
+def test_the_folder_of_other_data_is_left_alone(text: Path, tmp_path: Path) -> None:
+    prepare(settings_for(text, tmp_path / "shards"), NextSentencePairs, silent)
+    before = hashes(tmp_path / "shards")
+    _, fresh = prepare(settings_for(text, tmp_path / "shards", workers=2), NextSentencePairs, silent)
+    assert not fresh
+    for options in ({"seed": 3}, {"whole_word": True}):
+        with pytest.raises(UserError, match="holds other data"):
+            prepare(settings_for(text, tmp_path / "shards", **options), NextSentencePairs, silent)
+    with pytest.raises(UserError, match="holds other data"):
+        prepare(settings_for(text, tmp_path / "shards"), SingleStreams, silent)
+    assert hashes(tmp_path / "shards") == before
+
+
+def corpus_of(keys: list[int], tokens: int = 10) -> Corpus:
+    count = len(keys)
+    return Corpus(
+        tokens=np.zeros(count * tokens, np.uint16),
+        sentence_starts=np.arange(count + 1) * tokens,
+        document_starts=np.arange(count + 1),
+        keys=np.array(keys, np.uint64),
+    )
+
+
+def test_the_plan_follows_from_documents_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = DataSettings(shard_tokens=40, min_donors=4)
+    assert plan([corpus_of([1, 2]), corpus_of([3])], settings) == [Partition(TRAIN, 1, 3, (Unit(0, 3),))]
+    monkeypatch.setattr("data_pipeline.plan.PARTITION_TOKENS", 50)
+    keys = list(range(100, 113))
+    partitions = plan([corpus_of(keys[::2]), corpus_of(keys[1::2])], settings)
+    assert [(p.low, p.high) for p in partitions] == [(100, 105), (106, 112)], (
+        "two, for three would lack donors"
+    )
+    assert partitions[1].units == (Unit(0, 4), Unit(4, 7))
+    assert plan([corpus_of(keys)], settings) == partitions
+
+
+def test_two_documents_of_one_id_are_refused() -> None:
+    with pytest.raises(UserError, match=r"1 documents have the id of another"):
+        plan([corpus_of([7, 8]), corpus_of([8])], DataSettings())
+
+
+@pytest.mark.parametrize("name", ["sample_text.seq128", "sample_text.seq512.wwm"])
+def test_exact_mode_is_googles_script_on_the_command_line(
+    maskmill: Maskmill, tmp_path: Path, name: str
+) -> None:
+    first, *expected = (GOLDEN / "pairs" / f"{name}.jsonl").read_text().splitlines()
+    golden = json.loads(first)
+    settings = {
+        "data.mode": "exact",
+        "data.sentences": "lines",
+        "data.held_out": 0,
+        "data.sources": GOLDEN / "pairs" / "sample_text.txt",
+        "data.vocab": ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt",
+        "data.out": tmp_path / "shards",
+        "data.seed": golden["random_seed"],
+        "data.sequence_length": golden["max_seq_length"],
+        "data.dupe_factor": golden["dupe_factor"],
+        "data.short_seq_prob": golden["short_seq_prob"],
+        "data.masked_lm_prob": golden["masked_lm_prob"],
+        "data.max_predictions": golden["max_predictions_per_seq"],
+        "data.whole_word": golden["do_whole_word_mask"],
+        "data.block_examples": 16,
+        "encoder.max_positions": 512,
+    }
+    maskmill("prepare", "demo", *(f"{key}={value}" for key, value in settings.items()))
+    printed = maskmill("inspect", str(tmp_path / "shards"), "--examples", "all", "--json").stdout.splitlines()
+    assert len(printed) == len(expected) == golden["instances"]
+    for found, wanted in zip(map(json.loads, printed), map(json.loads, expected), strict=True):
+        assert {key: found[key] for key in wanted} == wanted
+    assert Index.load(tmp_path / "shards").train.examples == golden["instances"]
