@@ -88,13 +88,16 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     \b
     Example:
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
-    from launch.ranks import start_ranks, started_by_launcher
+    from launch.ranks import start_ranks
+    from pretrain.world import is_launched
 
     config = load_config(recipe, overrides or [])
-    if config.run.ranks > 1 and not started_by_launcher():
+    if not is_launched():
         from pretrain.preflight import check_run
+        from pretrain.run_folder import check_folder
 
-        check_run(config, config.run.ranks)
+        # here, so that what is wrong is said once, in seconds, and leaves no folder
+        check_folder(config, check_run(config, config.run.ranks))
         raise SystemExit(start_ranks(sys.argv[1:], config.run.ranks, Path(config.run.dir) / "logs"))
     from pretrain.train import train as run
 

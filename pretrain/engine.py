@@ -5,15 +5,16 @@ reduction. All cells that are not refused are tested (tests/multirank; fp16 with
 
 | stage | fp32                          | bf16                          | fp16                          |
 |-------|-------------------------------|-------------------------------|-------------------------------|
-| 0     | none: we clip and count norms | FP16_UnfusedOptimizer         | refused: it never scales the  |
-|       |                               | (+ grad_dtype fp32)           | loss                          |
+| 0     | none                          | FP16_UnfusedOptimizer         | refused: it never scales the  |
+|       |                               | and `grad_dtype` fp32         | loss                          |
 | 1     | DeepSpeedZeroOptimizer        | BF16_Optimizer                | DeepSpeedZeroOptimizer        |
 | 2     | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        |
 | 3     | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 |
 
-Every rank runs the same number of backward passes a step (pad with empty micro-batches of weight 0). A gradient
-that is missing counts as zero at every stage: moments decay and weight decay applies. Stage 3 partitions the model
-after its construction: it must fit one rank's memory once.
+Every rank runs the same number of backward passes a step (pad with empty micro-batches of weight 0), and at stages 2
+and 3 each of them through the same parameters as on the other ranks, or the ranks wait for each other forever. A
+gradient that is missing counts as zero at every stage: moments decay and weight decay applies. Stage 3 partitions
+the model after its construction: it must fit one rank's memory once.
 """
 
 import logging
@@ -50,7 +51,7 @@ class Engine:
     ) -> None:
         self._engine, self._optimizer, self._clip = deepspeed_engine, optimizer, clip
         self._wrapper: Any = deepspeed_engine.optimizer
-        self._bare = self._wrapper is optimizer  # stage 0 in fp32: DeepSpeed only sums gradients over ranks
+        self._sharded = deepspeed_engine.zero_optimization_stage() > 0
         self._norm, self._applied = 0.0, False
         self.precision = precision
         """fp32, bf16 or fp16."""
@@ -62,13 +63,9 @@ class Engine:
         if isinstance(optimizer, Lamb):
             optimizer.use_layouts(self.partition.layout_of, _sum_over_ranks if world.size > 1 else None)
         self._fp32_gradients: list[nn.Parameter] = []
-        if (
-            precision == "bf16"
-            and hasattr(self._wrapper, "fp16_groups")
-            and hasattr(self._wrapper, "fp32_groups")
-        ):
+        if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()
-        self._scale_updates: list[bool] | None = None
+        self._scale_updates: list[bool] = []
         if precision == "fp16":
             self._defer_scale_updates()
 
@@ -111,10 +108,10 @@ class Engine:
         The gradients are gone afterwards in either case. Raises UserError when fp16's loss scale cannot be lowered.
         """
         with torch.no_grad():
-            if self._bare:
-                self._step_bare()
+            if self._sharded:
+                self._step_sharded()
             else:
-                self._step_wrapped()
+                self._step_unsharded()
         return self._applied
 
     def was_step_applied(self) -> bool:
@@ -163,8 +160,9 @@ class Engine:
         """Takes DeepSpeed's hooks off the model."""
         self._engine.destroy()
 
-    def _step_bare(self) -> None:
-        """Stage 0 in fp32. DeepSpeed's own clipping sums squares in fp32: off by 1e-3 for large tensors on a CPU."""
+    def _step_unsharded(self) -> None:
+        """Stage 0. DeepSpeed's own clipping sums squares in fp32, which on a CPU is off by 1e-3 for large tensors, and
+        under bf16 takes the norm of gradients rounded to bf16."""
         gradients = [p.grad for p in self.module.parameters() if p.requires_grad and p.grad is not None]
         norm = torch.stack([squared_norm(g.view(-1)) for g in gradients]).sum().sqrt()
         self._norm = float(norm)
@@ -178,7 +176,7 @@ class Engine:
             torch._foreach_mul_(gradients, 1 / over)
         self._engine.step()
 
-    def _step_wrapped(self) -> None:
+    def _step_sharded(self) -> None:
         if hasattr(self._wrapper, "fp32_groups_has_gradients"):
             # Stage 1 in bf16 leaves a parameter that went unused on this rank out of its norm and clipping, though
             # the sum over ranks has a gradient for it: ranks would clip differently.
@@ -202,7 +200,6 @@ class Engine:
 
     def _defer_scale_updates(self) -> None:
         """DeepSpeed changes the loss scale before it unscales: a scale that grows would halve that step's gradient."""
-        self._scale_updates = []
         self._change_scale = self._wrapper._update_scale
         self._wrapper._update_scale = self._scale_updates.append
 
@@ -273,11 +270,10 @@ def _refuse(deepspeed: Any, stage: int, precision: str) -> None:
 
 def _settings(config: RunConfig, precision: str, zero: dict[str, Any]) -> dict[str, Any]:
     """DeepSpeed's configuration. Steps, learning rate and the size of the global batch are not its business."""
-    bare = config.zero.stage == 0 and precision == "fp32"
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # only scales losses, which we do: the number of micro-batches may vary
-        "gradient_clipping": 0.0 if bare else config.train.clip,
+        "gradient_clipping": config.train.clip if config.zero.stage else 0.0,  # at stage 0 we clip
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

@@ -44,19 +44,17 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
     }
 
 
-def open_run(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """Makes the run folder, or checks that it holds this very run; the first rank calls this. Returns the run's
-    W&B `id` and whether it is `finished`. Raises UserError for a folder that holds something else."""
-    folder = Path(config.run.dir)
-    identity = identity_of(config, plan)
+def check_folder(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """run.json of this very run in run.dir, or a new one's; nothing is written. Raises UserError for a folder that
+    holds something else."""
+    folder, identity = Path(config.run.dir), identity_of(config, plan)
     run = read_run(folder)
     if run is None:
-        if folder.is_dir() and any(path.name != "logs" for path in folder.iterdir()):
+        if folder.exists() and (not folder.is_dir() or any(path.name != "logs" for path in folder.iterdir())):
             raise UserError(
                 "holds other files", where=folder, expected="a new or empty folder, or this run's own"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        run = {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "lives": 0}
+        return {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "lives": 0}
     then = run["identity"]
     differing = [
         f"{key}={value} (there: {then.get(key)})" for key, value in identity.items() if then.get(key) != value
@@ -67,9 +65,17 @@ def open_run(config: RunConfig, plan: Plan) -> dict[str, Any]:
             where=folder,
             remedy="choose another run.dir, or the settings that it was made with",
         )
+    return run
+
+
+def open_run(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """Makes the run folder where there is none and counts this life; the first rank calls this. Returns the run's
+    W&B `id` and whether it is `finished`."""
+    folder, run = Path(config.run.dir), check_folder(config, plan)
     finished = read_summary(folder).get("status") == "finished"
     if not finished:
         run["lives"] += 1
+        folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RUN, canonical_json(run, indent=1))
         write_whole(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.structured(config)).encode())
     return {"id": run["id"], "finished": finished}

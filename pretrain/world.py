@@ -140,6 +140,14 @@ class SumMax:
         return sums, self._maxima.tolist()
 
 
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun, deepspeed or `srun` has started this process as one of the ranks of a run."""
+    variables = os.environ if environment is None else environment
+    if "RANK" in variables and "WORLD_SIZE" in variables:
+        return True
+    return _is_slurm_task(variables) and _number(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") > 1
+
+
 def _from_launcher(variables: Mapping[str, str]) -> World:
     """torchrun, or DeepSpeed's launcher (LOCAL_SIZE, CROSS_RANK)."""
     size = _number(variables, "WORLD_SIZE")

@@ -1,8 +1,11 @@
 """What several tests share: the real command line, and a small corpus in shards."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,22 +15,70 @@ from tests.command_line import ROOT, TINY, Maskmill, write_text
 
 @pytest.fixture(scope="session")
 def maskmill() -> Maskmill:
-    """Runs the real command; fails with its output unless it ends with the expected exit code."""
+    """Runs a command line; fails with its output unless it ends with the expected exit code.
 
-    def run(*arguments: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            [sys.executable, "-m", "launch.cli", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-            timeout=300,
-            check=False,
-        )
+    In this process, to save the seconds that importing torch takes (the ranks of a training run are processes in any
+    case), or with `process=True` as a user would."""
+
+    def run(
+        *arguments: str, code: int = 0, cwd: Path | None = None, process: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        result = _as_process(arguments, cwd) if process else _in_process(arguments, cwd)
         assert result.returncode == code, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
         return result
 
     return run
+
+
+def _as_process(arguments: tuple[str, ...], cwd: Path | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "launch.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        timeout=300,
+        check=False,
+    )
+
+
+def _in_process(arguments: tuple[str, ...], cwd: Path | None) -> subprocess.CompletedProcess[str]:
+    from launch import cli
+
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+        pytest.MonkeyPatch.context() as patch,
+        _descriptor(1, out.fileno()),
+        _descriptor(2, err.fileno()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["maskmill", *arguments])
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("COLUMNS", "200")
+        patch.chdir(cwd or Path.cwd())
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        for file in (out, err):
+            file.flush()
+            file.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+
+
+@contextlib.contextmanager
+def _descriptor(number: int, target: int) -> Iterator[None]:
+    """The file descriptor `number` leads to `target`, for child processes too."""
+    saved = os.dup(number)
+    os.dup2(target, number)
+    try:
+        yield
+    finally:
+        os.dup2(saved, number)
+        os.close(saved)
 
 
 @pytest.fixture(scope="session")

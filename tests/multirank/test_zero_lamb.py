@@ -290,7 +290,9 @@ def saved(trained: Trained) -> list[tuple[str, Tensors]]:
 def test_a_run_goes_on_at_another_stage_and_world_size(
     saved: list[tuple[str, Tensors]], unsharded: Reference, trained: Trained, size: int
 ) -> None:
-    cells = [(stage, "fp32") for stage in range(4)] + [(stage, "bf16") for stage in range(4)]
+    cells = [(stage, "fp32") for stage in range(4)]
+    if size == 2:
+        cells += [(stage, "bf16") for stage in range(4)]
     ranks = [rank[0] for rank in run(continue_from, size, saved, cells)]
     shapes = trained[1, 0, "fp32", "lamb"][0]["shapes"]
     for (stage, precision), (label, tensors) in product(cells, saved):

@@ -18,7 +18,7 @@ def test_from_text_to_model(maskmill: Maskmill, tmp_path: Path, monkeypatch) -> 
     for line in block_after("run by tests/smoke/test_readme.py").splitlines():
         command, *arguments = shlex.split(line, comments=True)
         assert command == "maskmill"
-        maskmill(*arguments, cwd=tmp_path)
+        maskmill(*arguments, cwd=tmp_path, process=True)
     snippet = block_after("The exported folder is a")
     monkeypatch.chdir(tmp_path)
     names: dict = {}

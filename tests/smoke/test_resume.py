@@ -41,7 +41,7 @@ def undisturbed(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.Te
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     """The command in a process group of its own, so that a kill takes all its ranks."""
     return subprocess.Popen(
-        [sys.executable, "-m", "launch.cli", "train", "demo", *arguments],
+        [sys.executable, "-P", "-m", "launch.cli", "train", "demo", *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         start_new_session=True,
