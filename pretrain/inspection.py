@@ -33,6 +33,9 @@ def inspect_path(path: Path, console: Console, as_json: bool, examples: str, spl
     if as_json:
         print(json.dumps(facts, indent=1, sort_keys=True))
         return
+    if facts["kind"] == "run":
+        _show_run(facts, path, console)
+        return
     _show(facts, console)
     if facts["kind"] == "shards":
         index = Index.load(path)
@@ -142,6 +145,50 @@ def _show(facts: dict[str, Any], console: Console) -> None:
     for key, value in _flat(facts):
         if "histogram" in key:
             console.print(escape(f"{key}\n{bars(value)}"))
+
+
+def _show_run(facts: dict[str, Any], path: Path, console: Console) -> None:
+    """The few figures that a person asks for first; the rest is in --json and in the report."""
+    table = Table(title=f"run {path}", show_header=False, title_justify="left")
+    for name, value in run_headlines(facts, read_metrics(path)):
+        table.add_row(escape(name), escape(value))
+    console.print(table)
+
+
+def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What a run came to, in words: (what, figure)."""
+    rows = [
+        (
+            "status",
+            f"{facts.get('status', 'not started')}, step {facts.get('step', 0):,} of {facts.get('steps', 0):,}",
+        )
+    ]
+    loss, entropy = facts.get("held_out_mlm_loss"), facts.get("unigram_entropy")
+    if loss is not None:
+        rows.append(("held-out MLM loss", f"{loss:.3f} nats a token"))
+    if loss is not None and entropy is not None:
+        where = "below" if loss < entropy else "above"
+        rows.append(
+            (
+                "unigram entropy of the same text",
+                f"{entropy:.3f}: the model is {abs(entropy - loss):.3f} {where}",
+            )
+        )
+    if (accuracy := facts.get("held_out_nsp_accuracy")) is not None:
+        counts = facts.get("data", {}).get("held_out", {})
+        most = max(counts.get("pairs_is_next", 0), counts.get("pairs_random", 0)) / max(
+            counts.get("examples", 0), 1
+        )
+        rows.append(("held-out NSP accuracy", f"{accuracy:.1%} (always the same answer: {most:.1%})"))
+    speeds = sorted(line["tokens_per_s"] for line in lines if "tokens_per_s" in line)
+    if speeds:
+        rows.append(("tokens/s, median, no padding counted", f"{speeds[len(speeds) // 2]:,.0f}"))
+    if "seconds" in facts:
+        rows.append(
+            ("time", f"{facts['seconds'] / 60:.1f} minutes on {facts['ranks']} ranks, {facts['device']}")
+        )
+    rows.append(("checkpoints", f"{', '.join(facts['checkpoints']) or 'none'}; all hashes hold"))
+    return rows + [(name, where) for name, where in facts["where"].items() if where]
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

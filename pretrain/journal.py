@@ -178,7 +178,7 @@ def _machine(world: World) -> dict[str, Any]:
     device = (
         torch.cuda.get_device_name(world.device)
         if world.device.type == "cuda"
-        else platform.processor() or "CPU"
+        else _cpu_name()
     )
     names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
     return {
@@ -187,6 +187,13 @@ def _machine(world: World) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
     }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _now() -> str:

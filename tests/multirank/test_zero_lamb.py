@@ -125,6 +125,7 @@ def train_cells(cells: list[tuple[int, str, str]]) -> list[dict[str, Any]]:
             result["norms"].append(engine.grad_norm)
             if step in (2, SAVED_AT - 1):
                 result["early" if step == 2 else "saved"] = pieces(engine)
+        assert padding_is_zero(engine)
         result["pieces"], result["ratio"] = pieces(engine), engine.mean_trust_ratio()
         result["ratios"] = {name: float(ratio) for name, ratio in engine.trust_ratios().items()}
         result["shapes"], result["updates"] = engine.partition.shapes, engine.partition.updates
