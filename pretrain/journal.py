@@ -97,8 +97,7 @@ class Journal:
             self._tracker.log(line)
             self._summary |= figures
             self._write_summary()
-            shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-            self._console.print(f"step {position.step:,}  {shown}", highlight=False)
+            self._console.print(f"step {position.step:,}  held-out: {_in_words(figures)}", soft_wrap=True)
         self._reset()
 
     def ended(self, status: str) -> None:
@@ -167,6 +166,15 @@ def is_due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
+def _in_words(figures: dict[str, float]) -> str:
+    parts = [f"MLM loss {figures['held_out_mlm_loss']:.3f}"]
+    if "unigram_entropy" in figures:
+        parts.append(f"(unigram entropy {figures['unigram_entropy']:.3f})")
+    if "held_out_nsp_accuracy" in figures:
+        parts.append(f" NSP accuracy {figures['held_out_nsp_accuracy']:.1%}")
+    return " ".join(parts)
+
+
 def _peak_memory(device: torch.device) -> float:
     """GB of this rank at its peak: of the GPU, or of the process."""
     if device.type == "cuda":
@@ -175,11 +183,7 @@ def _peak_memory(device: torch.device) -> float:
 
 
 def _machine(world: World) -> dict[str, Any]:
-    device = (
-        torch.cuda.get_device_name(world.device)
-        if world.device.type == "cuda"
-        else _cpu_name()
-    )
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else _cpu_name()
     names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
     return {
         "device": device,

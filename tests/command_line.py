@@ -48,6 +48,11 @@ def write_text(path: Path, documents: int = 40, seed: int = 0) -> None:
 Maskmill = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def setting(settings: list[str], key: str) -> str:
+    """The value of `key` among `settings`."""
+    return next(s.partition("=")[2] for s in settings if s.startswith(f"{key}="))
+
+
 def described(maskmill: Maskmill, path: Path | str) -> dict:
     """What `maskmill inspect --json` says of `path`."""
     return json.loads(maskmill("inspect", str(path), "--json").stdout)

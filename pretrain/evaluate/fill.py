@@ -15,6 +15,7 @@ def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[s
     from transformers import AutoTokenizer, pipeline, utils
 
     utils.logging.set_verbosity_error()
+    utils.logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model)
     fill = pipeline("fill-mask", model=str(model), tokenizer=tokenizer, device="cpu", top_k=top)
     for text in texts:

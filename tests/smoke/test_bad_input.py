@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import Maskmill, write_text
-
-
-def setting(settings: list[str], key: str) -> str:
-    return next(s.partition("=")[2] for s in settings if s.startswith(f"{key}="))
+from tests.command_line import Maskmill, setting, write_text
 
 
 def refused(maskmill: Maskmill, *arguments: str) -> str:

@@ -8,7 +8,7 @@ import transformers
 
 from pretrain.checkpoint import newest_checkpoint
 from pretrain.objectives import OBJECTIVES, load
-from tests.command_line import Maskmill, described
+from tests.command_line import Maskmill, described, setting
 
 
 @pytest.mark.multirank
@@ -66,7 +66,7 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
 
 
 def test_inspect_tells_what_is_in_shards(tiny: list[str], maskmill: Maskmill) -> None:
-    shards = next(s.partition("=")[2] for s in tiny if s.startswith("data.out="))
+    shards = setting(tiny, "data.out")
     facts = described(maskmill, shards)
     counts, split = facts["statistics"]["train"], facts["splits"]["train"]
     assert counts["examples"] == split["examples"] == sum(counts["length_histogram"])
