@@ -113,7 +113,10 @@ def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
         save(tmp_path, step)
     drop_old_checkpoints(tmp_path, 2)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000003", "step-00000004"]
-    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000003", "step-00000004"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == [
+        "step-00000003",
+        "step-00000004",
+    ]
 
 
 def test_a_folder_without_one_says_so(tmp_path: Path) -> None:

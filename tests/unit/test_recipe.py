@@ -60,7 +60,7 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("train.steps", "expected key=value"),
         ("data.mode=quick", "one of fast, exact"),
         ("data.sequence_length=4096", "beyond the model's positions"),
-        ("run.ranks=65", "run.ranks=65 is above train.global_batch=64"),
+        ("run.ranks=65", "run.ranks=65 is above train.global_batch=32"),
         ("data.streams=7", "does not divide"),
         ("encoder.heads=3", "does not divide"),
         ("data.mode=exact", "sets nothing aside"),
