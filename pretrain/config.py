@@ -48,8 +48,6 @@ class TrainSettings:
     """Steps between lines of metrics.jsonl."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
-    compile: bool = False
-    """Compile the encoder with torch.compile: about a minute on a CPU, worth it for long runs."""
     deterministic: bool = True
     """Ask torch for deterministic kernels, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
 

@@ -86,10 +86,6 @@ class Engine:
         """Switches dropout off."""
         self._engine.eval()
 
-    def compile(self, **options: Any) -> None:
-        """Compiles the module with torch.compile (the optimizer stays as it is), before the first forward pass."""
-        self._engine.compile(compile_kwargs=options)
-
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of `loss`; `last` tells the step's last micro-batch, which reduces at stages 0 and 1.
 

@@ -80,6 +80,11 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         with Journal(config, plan, engine, world, console, command, about["id"]) as journal:
             loop(Run(config, plan, engine, held_out, journal, position, stop, world))
         if world.rank == 0:
+            if position.step < last_step(config):
+                again = "the same command goes on from there"
+                console.print(
+                    f"stopped by {stop.received} after step {position.step:,}; {again}", soft_wrap=True
+                )
             console.print(f"report: {render(Path(config.run.dir))}", soft_wrap=True)
     finally:
         world.stop()
