@@ -7,7 +7,7 @@ PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.ready
+STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml Makefile
 	@# torch is pinned to what the line above chose, so that no other package can pull another one
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev]"
-	@touch $@
+	@rm -f $(VENV)/.ready-* && touch $@
 
 DEMO_BLANKS := "He opened the [MASK] and went out." "She was the [MASK] of the king." "They sailed across the [MASK] for many days."
 

@@ -17,7 +17,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 
 ATTEMPTS = 3
-"""Times that workers may die over the same tasks before the run gives up."""
+"""Times in a row that workers may die, without a task done in between, before the run gives up."""
 
 
 class Workers:
@@ -49,7 +49,8 @@ class Workers:
         done.mkdir(parents=True, exist_ok=True)
         markers = [done / f"{number:06d}.json" for number in range(len(tasks))]
         advance(sum(marker.is_file() for marker in markers))
-        for _attempt in range(ATTEMPTS):
+        deaths = 0
+        while deaths < ATTEMPTS:
             missing = [number for number, marker in enumerate(markers) if not marker.is_file()]
             if not missing:
                 return [json.loads(marker.read_text()) for marker in markers]
@@ -59,13 +60,13 @@ class Workers:
                 for future in as_completed(futures):
                     _keep(markers[futures[future]], future.result())
                     advance(1)
+                    deaths = 0
             except BrokenProcessPool:
+                deaths += 1
                 executor.shutdown(wait=True, cancel_futures=True)
                 self._executor = None
-        if all(marker.is_file() for marker in markers):
-            return [json.loads(marker.read_text()) for marker in markers]
         raise UserError(
-            f"workers died {ATTEMPTS} times over the same work",
+            f"workers died {ATTEMPTS} times in a row",
             where=f"data.workers={self.count}",
             remedy="if the machine runs out of memory, lower data.workers",
         )

@@ -7,17 +7,15 @@ what is done. Nothing depends on the number of workers: the units to read follow
 shards from the documents' keys and lengths.
 """
 
-import re
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
-
-import numpy as np
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.counts import Counts
@@ -30,16 +28,14 @@ from data_pipeline.plan import Partition, plan
 from data_pipeline.records import Document
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.settings import DataSettings, VocabularySettings, deciding_values
-from data_pipeline.shards import BlockReader, write_shard
+from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, discover, read
 from data_pipeline.stages import gather_partition, read_source, write_unit
-from data_pipeline.statistics import add_up, shard_statistics, unigram_entropy
+from data_pipeline.statistics import add_up, shard_statistics
 from data_pipeline.storage import write_whole
 from data_pipeline.vocabulary import Vocabulary, load_vocabulary, save_vocabulary, train_vocabulary
 
 WORK, SHARDS, LOG = ".work", "shards", "prepare.log.json"
-
-SHARD_FILE = re.compile(r"(train|held_out)-\d{6}\.(tar|json)")
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """stage(name, total) gives a context whose value is called with how many more are done."""
@@ -55,16 +51,19 @@ def prepare(settings: DataSettings, recipe_class: type[SegmentRecipe], stage: St
     vocabulary = load_vocabulary(_required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
     recipe = recipe_class.from_settings(settings, vocabulary)
     name = recipe_class.__name__
-    if (out / INDEX).exists():
-        return _existing(out, settings, name, vocabulary), False
     files = discover(settings)
-    out.mkdir(parents=True, exist_ok=True)
-    work = _work_folder(out, _identity(settings, name, vocabulary, files), vocabulary)
+    sources = _sources(files)
+    if (out / INDEX).exists():
+        index = _existing(out, settings, name, vocabulary, sources)
+        shutil.rmtree(out / WORK, ignore_errors=True)
+        return index, False
+    identity = canonical_json([deciding_values(settings), name, vocabulary.sha256, sources])
+    work = _work_folder(out, identity, vocabulary)
     job = Job(settings, recipe, vocabulary, work, stage)
     shards = _exact(job, files) if settings.mode == "exact" else _fast(job, files)
     index = _finish(job, shards, name, out)
     log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
-    write_whole(out / LOG, canonical_json(log | {"sources": settings.sources}, indent=1))
+    write_whole(out / LOG, canonical_json(log | {"sources": sources}, indent=1))
     shutil.rmtree(work)
     return index, True
 
@@ -151,46 +150,22 @@ def _finish(job: Job, shards: Shards, recipe: str, out: Path) -> Index:
     """Moves the shards to their place and, last of all, writes the index."""
     for path in sorted((job.work / SHARDS).iterdir()):
         path.replace(out / path.name)
-    made = {name for entries in shards.splits.values() for e in entries for name in (e.file, e.table_file)}
-    for path in out.iterdir():  # of an earlier try with other settings, which was killed right here
-        if SHARD_FILE.fullmatch(path.name) and path.name not in made:
-            path.unlink()
     statistics: dict[str, Any] = {"reading": shards.reading}
-    for split, parts in shards.statistics.items():
-        if parts:
-            statistics[split] = add_up(parts)
-
-    def write() -> Index:
-        return write_index(
-            out,
-            splits=shards.splits,
-            settings=deciding_values(job.settings),
-            block_examples=job.settings.block_examples,
-            objective=recipe,
-            vocabulary=job.vocabulary,
-            statistics=statistics,
-        )
-
-    index = write()
-    if shards.splits[HELD_OUT]:
-        statistics["held_out_unigram_entropy"] = _held_out_entropy(index, job.vocabulary)
-        index = write()
-    return index
+    statistics |= {split: add_up(parts) for split, parts in shards.statistics.items() if parts}
+    return write_index(
+        out,
+        splits=shards.splits,
+        settings=deciding_values(job.settings),
+        block_examples=job.settings.block_examples,
+        objective=recipe,
+        vocabulary=job.vocabulary,
+        statistics=statistics,
+    )
 
 
-def _held_out_entropy(index: Index, vocabulary: Vocabulary) -> float:
-    """Unigram entropy (nats a token) of the held-out text, special tokens aside."""
-    counts = np.zeros(vocabulary.size, np.int64)
-    for block in BlockReader(index, index.held_out).all_blocks():
-        counts += np.bincount(original_tokens(block), minlength=vocabulary.size)
-    counts[[vocabulary.cls, vocabulary.sep]] = 0
-    return unigram_entropy(counts)
-
-
-def _identity(settings: DataSettings, recipe: str, vocabulary: Vocabulary, files: list[SourceFile]) -> str:
-    """What unfinished work belongs to; sizes and times of the sources included, for they may have changed."""
-    sources = [[*asdict(file).values(), _changed(file.uri)] for file in files]
-    return canonical_json([deciding_values(settings), recipe, vocabulary.sha256, sources]).decode()
+def _sources(files: list[SourceFile]) -> list[list[Any]]:
+    """What the data were made from: names, sizes and times of the units, without the folder that they lie in."""
+    return [[f.name, f.size, f.start, f.stop, f.stripe, _changed(f.uri)] for f in files]
 
 
 def _changed(uri: str) -> int:
@@ -198,20 +173,28 @@ def _changed(uri: str) -> int:
     return path.stat().st_mtime_ns if path.is_file() else 0
 
 
-def _work_folder(out: Path, identity: str, vocabulary: Vocabulary) -> Path:
-    """OUT/.work, with what a killed run of the same identity left in it, or empty."""
+def _work_folder(out: Path, identity: bytes, vocabulary: Vocabulary) -> Path:
+    """OUT/.work, with what a killed run of the same identity left in it, or empty. Raises UserError for a folder
+    that holds anything but such work: nothing of somebody else's is overwritten."""
     work = out / WORK
     note = work / "identity.json"
-    if not note.is_file() or note.read_text(encoding="utf-8") != identity:
+    ours = note.is_file() and note.read_bytes() == identity
+    if out.exists() and not ours:
         shutil.rmtree(work, ignore_errors=True)
+        if any(out.iterdir()):
+            raise UserError(
+                "holds other files", where=out, expected="a new or empty folder", remedy="choose another"
+            )
     (work / SHARDS).mkdir(parents=True, exist_ok=True)
     write_whole(work / "tokenizer.json", vocabulary.json.encode())
-    write_whole(note, identity.encode())
+    write_whole(note, identity)
     return work
 
 
-def _existing(out: Path, settings: DataSettings, recipe: str, vocabulary: Vocabulary) -> Index:
-    """The index that is there, if it is of these very settings."""
+def _existing(
+    out: Path, settings: DataSettings, recipe: str, vocabulary: Vocabulary, sources: list[list[Any]]
+) -> Index:
+    """The index that is there, if it is of these very settings and sources."""
     index = Index.load(out)
     wanted = deciding_values(settings)
     differing = [
@@ -221,6 +204,9 @@ def _existing(out: Path, settings: DataSettings, recipe: str, vocabulary: Vocabu
         differing.append(f"{recipe} (there: {index.objective})")
     if index.vocabulary.sha256 != vocabulary.sha256:
         differing.append(f"vocabulary {vocabulary.sha256[:12]} (there: {index.vocabulary.sha256[:12]})")
+    log = out / LOG
+    if log.is_file() and json.loads(log.read_bytes()).get("sources") != sources:
+        differing.append("its sources had other names, sizes or times")
     if differing:
         raise UserError(
             f"holds other data: {', '.join(differing)}",

@@ -222,6 +222,10 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Entry point: exit code 2 and one line for what a person can put right, 130 after Ctrl-C."""
+    if (
+        "RANK" in os.environ
+    ):  # DeepSpeed's launcher puts this before the verb; the environment says it as well
+        sys.argv = [argument for argument in sys.argv if not argument.startswith("--local_rank")]
     first_rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     try:
         app(standalone_mode=False)

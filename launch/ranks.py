@@ -105,7 +105,7 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
     failed: _Rank | None = None
     deadline = 0.0
     while any(rank.process.poll() is None for rank in ranks):
-        if failed is None and (failed := _first_failed(ranks)):
+        if failed is None and (failed := _first_failed(ranks, but=3)):
             deadline = time.monotonic() + GRACE
         if failed is not None and time.monotonic() > deadline:
             for rank in ranks:
@@ -115,8 +115,8 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
     return mistaken or failed or _first_failed(ranks)
 
 
-def _first_failed(ranks: list[_Rank]) -> _Rank | None:
-    return next((rank for rank in ranks if rank.code), None)
+def _first_failed(ranks: list[_Rank], but: int = 0) -> _Rank | None:
+    return next((rank for rank in ranks if rank.code not in (0, but)), None)
 
 
 def _free_port() -> int:

@@ -12,6 +12,7 @@ from types import FrameType
 
 import numpy as np
 
+from data_pipeline.errors import UserError
 from data_pipeline.packing import StepShare
 from pretrain.world import SumMax, World
 
@@ -52,8 +53,12 @@ def agreed(
     """Each share with its agreement; the next share's is under way while the caller works on this one."""
     share, handle, waited = _announce(shares, world, stop)
     while True:
-        (examples, tokens, masked, pairs, squares), (micro_batches, stopping) = handle.wait()
+        (examples, tokens, masked, pairs, squares), (micro_batches, stopping, unreadable) = handle.wait()
         counts = Agreed(examples, tokens, masked, pairs, squares, micro_batches, bool(stopping), waited)
+        if isinstance(share, UserError):
+            raise share
+        if unreadable:
+            raise RuntimeError("another rank could not read its data")
         following = _announce(shares, world, stop)
         yield share, counts
         share, handle, waited = following
@@ -61,10 +66,15 @@ def agreed(
 
 def _announce(
     shares: Iterator[StepShare], world: World, stop: StopRequest
-) -> tuple[StepShare, SumMax, float]:
+) -> tuple[StepShare | UserError, SumMax, float]:
+    """A share that cannot be read is an error only once it is needed: the run may end before it."""
     started = time.perf_counter()
-    share = next(shares)
+    stopping = int(bool(stop.received))
+    try:
+        share = next(shares)
+    except UserError as error:
+        return error, world.sum_max((0, 0, 0, 0, 0), (0, stopping, 1)), 0.0
     waited = time.perf_counter() - started
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
     counts = (share.examples, share.tokens, share.masked, share.pairs, squares)
-    return share, world.sum_max(counts, (len(share.micro_batches), int(bool(stop.received)))), waited
+    return share, world.sum_max(counts, (len(share.micro_batches), stopping, 0)), waited

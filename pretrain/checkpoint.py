@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,8 @@ def save_checkpoint(
     if world.rank == 0:
         marker = {"format": FORMAT, "step": step, "shapes": shapes, "files": files, "state": state}
         _write_whole(partial / MARKER, json.dumps(marker, indent=1, sort_keys=True))
-        shutil.rmtree(
-            final, ignore_errors=True
-        )  # a save of this step by an earlier life that was rolled back
+        _sync_folder(partial)
+        _drop(final)  # a save of this step by an earlier life that was rolled back
         partial.rename(final)
         _sync_folder(final.parent)
         _write_whole(final.parent / LATEST, final.name)
@@ -188,8 +187,19 @@ def find_checkpoint(path: Path) -> Checkpoint:
 def drop_old_checkpoints(run: Path, keep: int) -> None:
     """Deletes all but the newest `keep` checkpoints: the marker first, so that no half of one looks whole."""
     for folder in checkpoints(run)[:-keep]:
-        (folder / MARKER).unlink()
-        shutil.rmtree(folder, ignore_errors=True)
+        _drop(folder)
+
+
+def drop_leftovers(run: Path) -> None:
+    """Deletes what saves and deletions that were killed left behind: folders without a marker."""
+    for folder in (run / "checkpoints").glob("step-*"):
+        if folder.name.endswith(".partial") or not (folder / MARKER).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _drop(folder: Path) -> None:
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _plain_name(name: object) -> str:
@@ -224,8 +234,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def leftovers(run: Path) -> Iterator[Path]:
-    """Unfinished saves that a kill left behind."""
-    yield from (run / "checkpoints").glob("step-*.partial")

@@ -96,6 +96,13 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             f"data.sequence_length={data.sequence_length} is beyond the model's positions: "
             f"encoder.max_positions={encoder.max_positions}; raise it or shorten the sequences",
         ),
+        *(
+            (
+                "://" in value_of(config, key),
+                f"{key}={value_of(config, key)} is a URI: this version writes to local or shared folders only",
+            )
+            for key in ("run.dir", "data.out", "data.vocab", "init_from")
+        ),
         (
             encoder.hidden % encoder.heads != 0,
             f"encoder.hidden={encoder.hidden} does not divide into encoder.heads={encoder.heads}",

@@ -124,8 +124,12 @@ class Engine:
         """What fp16 multiplies the loss with; 1 in other precisions."""
         return float(self._wrapper.loss_scale) if self.precision == "fp16" else 1.0
 
+    lr = 0.0
+    """The learning rate of the last step."""
+
     def set_lr(self, lr: float) -> None:
         """The learning rate of the next step."""
+        self.lr = lr
         for group in self._optimizer.param_groups:
             group["lr"] = lr
 

@@ -14,6 +14,7 @@ from pretrain.checkpoint import Checkpoint, find_checkpoint
 from pretrain.config import RunConfig
 from pretrain.export.card import Facts
 from pretrain.export.huggingface import export
+from pretrain.monitor import read_metrics
 from pretrain.objectives import load
 from pretrain.run_folder import CONFIG, read_run, read_summary
 
@@ -22,7 +23,7 @@ def export_run(source: Path, out: str) -> tuple[Path, str]:
     """Exports the newest checkpoint of a run, or the checkpoint in `source`. Returns the folder and a line that
     says what the proof found. Raises UserError, and leaves nothing, where the two models differ."""
     checkpoint = find_checkpoint(source)
-    run = source if (source / CONFIG).is_file() else checkpoint.folder.parent.parent
+    run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent
     config = read_config(run)
     index = Index.load(config.train.shards or config.data.out)
     known = read_run(run)
@@ -37,7 +38,7 @@ def export_run(source: Path, out: str) -> tuple[Path, str]:
         target,
         proof_examples(index),
         card_facts(run, checkpoint, index, config),
-        overwrite=(target / "config.json").is_file() and (target / "model.safetensors").is_file(),
+        overwrite=not out,  # the run's own export may be renewed; what the user names must be new
     )
     heads = ", ".join(
         f"{head} {p.difference:.1e} (allowed {p.allowed:.1e}; in float32 {p.difference_float32:.1e})"
@@ -66,7 +67,12 @@ def proof_examples(index: Index) -> Examples:
 def card_facts(run: Path, checkpoint: Checkpoint, index: Index, config: RunConfig) -> Facts:
     """What the model card says: data, recipe, scores."""
     summary = read_summary(run)
-    scores = {k: v for k, v in summary.items() if k.startswith("held_out_") or k == "unigram_entropy"}
+    here = [
+        line
+        for line in read_metrics(run)
+        if line.get("kind") == "eval" and line.get("step") == checkpoint.step
+    ]
+    scores = {key: value for line in here for key, value in line.items() if key not in ("kind", "step")}
     encoder, optim, schedule = asdict(config.encoder), asdict(config.optim), asdict(config.schedule)
     return {
         "Data": {
@@ -87,5 +93,5 @@ def card_facts(run: Path, checkpoint: Checkpoint, index: Index, config: RunConfi
             **{f"encoder.{key}": value for key, value in encoder.items()},
         },
         "Hardware": {name: summary[name] for name in ("device", "ranks", "seconds") if name in summary},
-        "Scores on held-out text": scores or "The run has not been evaluated.",
+        "Scores on held-out text": scores or "The run was not evaluated at this step.",
     }

@@ -7,6 +7,7 @@ import math
 import platform
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -22,7 +23,7 @@ from pretrain.agreement import Agreed
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.meters import Meter
-from pretrain.monitor import open_tracker
+from pretrain.monitor import open_tracker, read_metrics
 from pretrain.preflight import Plan
 from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
@@ -51,7 +52,9 @@ class Journal:
         peak = peak_flops(world.device, config.monitor.peak_tflops)
         self._peak = sum(world.gather(peak))
         self._tracker = open_tracker(self._folder, config.monitor, run_id, asdict(config), world.rank == 0)
-        self._summary = {"started": _now(), **read_summary(self._folder), **_machine(world)}
+        self._summary = {"started": read_summary(self._folder).get("started", _now()), **_machine(world)}
+        for line in read_metrics(self._folder):  # what survives of earlier lives
+            self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._summary |= {
             "command": command,
             "steps": config.train.steps,
@@ -88,17 +91,24 @@ class Journal:
         self._counts.append(counts)
         self._bar.update(self._task, completed=position.step)
         if is_due(position.step, self._config.train.log_every, self._config.train.steps):
+            self.flush(position, lr)
+
+    def flush(self, position: Position, lr: float) -> None:
+        """Writes a line of what is not written yet, if anything. All ranks call this."""
+        if self._counts:
             self._log(position, lr)
 
-    def evaluation(self, position: Position, figures: dict[str, float]) -> None:
-        """Writes the held-out figures of this step; the time they took is not training time."""
+    def evaluation(self, position: Position, evaluate: Callable[[Engine], dict[str, float]]) -> None:
+        """Evaluates and writes the held-out figures of this step; the time it takes is not training time."""
+        started = time.perf_counter()
+        figures = evaluate(self._engine)
         if figures:
-            line = {"kind": "eval", "step": position.step, **figures}
+            line = {"kind": "eval", "step": position.step, **_finite(figures)}
             self._tracker.log(line)
-            self._summary |= figures
+            self._summary |= _finite(figures)
             self._write_summary()
             self._console.print(f"step {position.step:,}  held-out: {_in_words(figures)}", soft_wrap=True)
-        self._reset()
+        self._since += time.perf_counter() - started
 
     def ended(self, status: str) -> None:
         """What this life came to: finished or stopped."""
@@ -137,7 +147,7 @@ class Journal:
             "memory_gb": memory,
             "seconds": self._before + time.perf_counter() - self._started,
         }
-        line = {key: value for key, value in line.items() if value is not None}
+        line = _finite(line)
         self._tracker.log(line)
         self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._write_summary()
@@ -166,10 +176,17 @@ def is_due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    """Without what is unknown or not a number: JSON has no word for infinity."""
+    return {
+        k: v for k, v in line.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))
+    }
+
+
 def _in_words(figures: dict[str, float]) -> str:
-    parts = [f"MLM loss {figures['held_out_mlm_loss']:.3f}"]
-    if "unigram_entropy" in figures:
-        parts.append(f"(unigram entropy {figures['unigram_entropy']:.3f})")
+    parts = [
+        f"MLM loss {figures['held_out_mlm_loss']:.3f} (unigram entropy {figures['unigram_entropy']:.3f})"
+    ]
     if "held_out_nsp_accuracy" in figures:
         parts.append(f" NSP accuracy {figures['held_out_nsp_accuracy']:.1%}")
     return " ".join(parts)

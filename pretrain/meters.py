@@ -15,15 +15,23 @@ class Meter:
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._step: dict[str, tuple[Tensor, Tensor]] = {}  # of the step under way
         self._weights: dict[str, float] = {}
 
     def add(self, terms: Terms) -> None:
-        """Adds one micro-batch."""
+        """Adds one micro-batch to the step under way."""
         for name, term in terms.items():
             self._weights[name] = term.weight
             self._add(f"{name}_loss", term.sum.detach(), term.count)
         for name, ratio in terms.metrics.items():
             self._add(name, ratio.sum, ratio.count)
+
+    def end_step(self, applied: bool = True) -> None:
+        """Counts the step's micro-batches, or forgets them where its update was not applied."""
+        for name, (total, count) in self._step.items() if applied else ():
+            old = self._sums.get(name)
+            self._sums[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
+        self._step = {}
 
     def read(self, world: World) -> dict[str, float]:
         """Means over all ranks since the last call, by name, and `loss`, the weighted sum of the terms. All ranks
@@ -45,7 +53,6 @@ class Meter:
         return {"loss": sum(losses), **means} if losses else means
 
     def _add(self, name: str, total: Tensor, count: Tensor) -> None:
-        old = self._sums.get(name)
-        self._sums[name] = (
-            (total.detach(), count) if old is None else (old[0] + total.detach(), old[1] + count)
-        )
+        old = self._step.get(name)
+        now = total.detach()
+        self._step[name] = (now, count) if old is None else (old[0] + now, old[1] + count)

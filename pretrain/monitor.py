@@ -6,6 +6,7 @@ fed with the same lines under the run's own `step` axis, so that it never decide
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,7 +57,24 @@ class Wandb:
         self._lines = JsonLines(folder)
         self._folder = folder
         self._online = _has_key()
-        self._run = _start(folder, settings.project, run_id, config, "online" if self._online else "offline")
+        try:
+            self._run = _start(
+                folder, settings.project, run_id, config, "online" if self._online else "offline"
+            )
+        except (
+            Exception
+        ) as error:  # a firewall, a server that is down: the run goes on, `maskmill sync` sends it
+            if not self._online:
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            print(f"maskmill: W&B cannot be reached, going on offline: {reason}", file=sys.stderr)
+            self._online = False
+            self._run = _start(folder, settings.project, run_id, config, "offline")
+        if self._online:  # what earlier lives logged offline comes first
+            lines = read_metrics(folder)
+            for line in lines[_uploaded(folder) :]:
+                self._run.log(_numbers(line))
+            _set_uploaded(folder, len(lines))
 
     def log(self, line: dict[str, Any]) -> None:
         """Writes the line to metrics.jsonl first, then hands its numbers to W&B."""

@@ -57,9 +57,10 @@ def check_run(config: RunConfig, ranks: int) -> Plan:
 def _check_data(config: RunConfig, index: Index, objective: type[Objective], shards: str) -> None:
     if index.train.examples == 0:
         raise UserError("holds no training examples", where=shards)
-    if index.train.longest > config.encoder.max_positions:
+    longest = max(index.train.longest, index.held_out.longest)
+    if longest > config.encoder.max_positions:
         raise UserError(
-            f"the shards have examples of {index.train.longest} tokens, beyond the model's positions",
+            f"the shards have examples of {longest} tokens, beyond the model's positions",
             where=shards,
             expected=f"at most encoder.max_positions={config.encoder.max_positions}",
         )

@@ -8,6 +8,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pretrain.agreement import Agreed
 from pretrain.checkpoint import (
     Checkpoint,
     Fragment,
+    drop_leftovers,
     drop_old_checkpoints,
     find_checkpoint,
     newest_checkpoint,
@@ -31,6 +33,7 @@ from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face
 from pretrain.monitor import cut_metrics
 from pretrain.optim.zero_partition import KINDS, Reader
+from pretrain.run_folder import read_run
 from pretrain.world import World
 
 
@@ -59,6 +62,9 @@ class Position:
 def begin(config: RunConfig, engine: Engine, world: World, console: Console) -> Position:
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
+    if world.rank == 0:
+        drop_leftovers(folder)
+    world.barrier()
     checkpoint = newest_checkpoint(folder)
     if checkpoint is not None:
         position = Position(**checkpoint.state["position"])
@@ -125,6 +131,8 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
         "train.deterministic": config.train.deterministic,
         "device": device,
         "torch": torch.__version__,
+        "deepspeed": version("deepspeed"),
+        "maskmill": version("maskmill"),
     }
 
 
@@ -143,6 +151,7 @@ def _going_on(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
 def _start_from(source: Path, config: RunConfig, engine: Engine) -> None:
     """Weights of another model; the counters start anew, and with init_moments the moments are kept."""
     if not (source / "config.json").is_file():
+        _check_vocabulary(source, config)
         kinds = KINDS if config.init_moments else ("master",)
         engine.partition.load(reader(find_checkpoint(source), engine), updates=0, kinds=kinds)
         return
@@ -161,6 +170,15 @@ def _start_from(source: Path, config: RunConfig, engine: Engine) -> None:
         return weights[name].reshape(-1)[start : start + length]
 
     engine.partition.load(_padded(read, shapes), updates=0, kinds=("master",))
+
+
+def _check_vocabulary(source: Path, config: RunConfig) -> None:
+    """Raises UserError where the run that the weights come from had another vocabulary than this one."""
+    then, now = read_run(source), read_run(Path(config.run.dir))
+    if then and now and then["identity"]["vocabulary"] != now["identity"]["vocabulary"]:
+        raise UserError(
+            "was trained with another vocabulary", where=source, remedy="prepare the shards with that one"
+        )
 
 
 def _real(fragments: Iterable[Fragment], shapes: dict[str, list[int]]) -> Iterator[Fragment]:

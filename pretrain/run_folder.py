@@ -5,6 +5,7 @@ RUN/run.json          identity, W&B run id     RUN/summary.json      status and 
 RUN/checkpoints/      see checkpoint.py        RUN/logs/             output of ranks other than the first
 """
 
+import fcntl
 import json
 import secrets
 from dataclasses import asdict
@@ -16,9 +17,11 @@ from omegaconf import OmegaConf
 from data_pipeline.errors import UserError
 from data_pipeline.index import canonical_json
 from data_pipeline.storage import write_whole
+from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig
-from pretrain.monitor import sync
+from pretrain.monitor import read_metrics, sync
 from pretrain.preflight import Plan
+from pretrain.world import World
 
 RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
 
@@ -49,11 +52,13 @@ def check_folder(config: RunConfig, plan: Plan) -> dict[str, Any]:
     holds something else."""
     folder, identity = Path(config.run.dir), identity_of(config, plan)
     run = read_run(folder)
+    if run is not None and not checkpoints(folder) and not read_metrics(folder):
+        run = None  # a first start that came to nothing: what it was told may be corrected
+    elif run is None and _holds_other_files(folder):
+        raise UserError(
+            "holds other files", where=folder, expected="a new or empty folder, or this run's own"
+        )
     if run is None:
-        if folder.exists() and (not folder.is_dir() or any(path.name != "logs" for path in folder.iterdir())):
-            raise UserError(
-                "holds other files", where=folder, expected="a new or empty folder, or this run's own"
-            )
         return {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "lives": 0}
     then = run["identity"]
     differing = [
@@ -68,6 +73,13 @@ def check_folder(config: RunConfig, plan: Plan) -> dict[str, Any]:
     return run
 
 
+def _holds_other_files(folder: Path) -> bool:
+    """Whether there is anything beside what a start that came to nothing leaves: logs and hidden files."""
+    if not folder.is_dir():
+        return folder.exists()
+    return any(path.name != "logs" and not path.name.startswith(".") for path in folder.iterdir())
+
+
 def open_run(config: RunConfig, plan: Plan) -> dict[str, Any]:
     """Makes the run folder where there is none and counts this life; the first rank calls this. Returns the run's
     W&B `id` and whether it is `finished`."""
@@ -78,7 +90,36 @@ def open_run(config: RunConfig, plan: Plan) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RUN, canonical_json(run, indent=1))
         write_whole(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.structured(config)).encode())
-    return {"id": run["id"], "finished": finished}
+    return {"id": run["id"], "lives": run["lives"], "finished": finished}
+
+
+def seen_by_all(folder: Path, about: dict[str, Any], world: World) -> None:
+    """Raises UserError on every rank where some rank does not see the run folder of the first. All ranks call it."""
+    run = read_run(folder)
+    here = run is not None and (run["id"], run["lives"]) == (about["id"], about["lives"])
+    blind = [rank for rank, sees in enumerate(world.gather(here)) if not sees]
+    if blind:
+        raise UserError(
+            f"ranks {blind[:5]} do not see what the first rank wrote",
+            where=folder,
+            expected="a folder on storage that all nodes share",
+        )
+
+
+def lock(folder: Path) -> Any:
+    """Makes the run folder and holds it until the process ends or the result is closed. Raises UserError where
+    another life of the run is at work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            "another process is training here", where=folder, remedy="wait for it, or end it"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+    return file
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:

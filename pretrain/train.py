@@ -6,6 +6,7 @@ agreed shares of global batches -> forward and backward over micro-batches -> on
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -25,7 +26,7 @@ from pretrain.optim.schedule import learning_rate
 from pretrain.preflight import Plan, check_run
 from pretrain.report import render
 from pretrain.resume import Position, begin, save
-from pretrain.run_folder import open_run
+from pretrain.run_folder import check_folder, lock, open_run, seen_by_all
 from pretrain.world import World
 
 MAX_OVERFLOWS = 10
@@ -57,12 +58,13 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     set_threads(config, world)
     plan = check_run(config, world.size)
     world = world.start()
+    held = None
     try:
-        about = world.broadcast(open_run(config, plan) if world.rank == 0 else None)
+        about, held = agreed_run(config, plan, world)
         if about["finished"]:
-            console.print(
-                f"{config.run.dir}: finished at step {config.train.steps:,}; nothing to do", soft_wrap=True
-            )
+            if world.rank == 0:
+                done = f"finished at step {config.train.steps:,}; nothing to do"
+                console.print(f"{config.run.dir}: {done}", soft_wrap=True)
             return
         engine = build_engine(
             build(
@@ -82,14 +84,34 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         if world.rank == 0:
             if position.step < last_step(config):
                 again = "the same command goes on from there"
-                console.print(
-                    f"stopped by {stop.received} after step {position.step:,}; {again}", soft_wrap=True
-                )
+                console.print(f"stopped after step {position.step:,}; {again}", soft_wrap=True)
             console.print(f"report: {render(Path(config.run.dir))}", soft_wrap=True)
     finally:
         world.stop()
-    if stop.received and position.step < last_step(config):
+        if held is not None:
+            held.close()
+    if position.step < last_step(config):
         raise SystemExit(STOPPED)
+
+
+def agreed_run(config: RunConfig, plan: Plan, world: World) -> tuple[dict[str, Any], Any]:
+    """What the first rank finds or makes in the run folder, and its hold on it; what it refuses, all refuse."""
+    about: dict[str, Any] = {}
+    held = None
+    if world.rank == 0:
+        try:
+            check_folder(config, plan)
+            held = lock(Path(config.run.dir))
+            about = open_run(config, plan)
+        except UserError as error:
+            about = {"refused": [error.what, error.where, error.expected, error.remedy]}
+    about = world.broadcast(about)
+    if "refused" in about:
+        what, where, expected, remedy = about["refused"]
+        raise UserError(what, where=where, expected=expected, remedy=remedy)
+    if not about["finished"]:
+        seen_by_all(Path(config.run.dir), about, world)
+    return about, held
 
 
 def loop(run: Run) -> None:
@@ -97,30 +119,35 @@ def loop(run: Run) -> None:
     config, engine, journal, position = run.config, run.engine, run.journal, run.position
     saved, overflows, last = position.step, 0, last_step(config)
     with training_loader(run) as loader:
-        for share, counts in agreed(iter(loader), run.world, run.stop):
-            if counts.stop or position.step >= last:
+        steps = agreed(iter(loader), run.world, run.stop)
+        while position.step < last:
+            share, counts = next(steps)
+            if counts.stop:
                 break
             rate = learning_rate(position.step, config.optim.lr, config.train.steps, config.schedule)
             engine.set_lr(rate)
             compute(run, share, counts)
             applied = engine.step()
+            journal.meter.end_step(applied)
             position.advance(applied, counts)
             overflows = 0 if applied else overflows + 1
             if overflows == MAX_OVERFLOWS:
                 raise UserError(
-                    f"{overflows} steps in a row overflowed in fp16, the last after step {position.step}",
+                    f"the gradients of {overflows} batches in a row were not finite, after step {position.step}",
                     where=config.run.dir,
-                    remedy="lower optim.lr, or use train.precision=bf16",
+                    remedy="lower optim.lr, or use train.precision=bf16 or fp32",
                 )
             if not applied:
                 continue
             journal.step(position, counts, rate)
             if is_due(position.step, config.train.eval_every, config.train.steps):
-                journal.evaluation(position, run.held_out.evaluate(engine))
+                journal.evaluation(position, run.held_out.evaluate)
             if is_due(position.step, config.train.checkpoint_every, last):
+                journal.flush(position, rate)  # so that a resumed run's lines are those of one never stopped
                 save(config, engine, position, run.world)
                 saved = position.step
     if position.step > saved:
+        journal.flush(position, engine.lr)
         save(config, engine, position, run.world)
     journal.ended("finished" if position.step >= config.train.steps else "stopped")
 
@@ -169,4 +196,8 @@ def set_threads(config: RunConfig, world: World) -> None:
     """CPU threads of this rank, set explicitly: sums depend on how they are shared out."""
     available = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.run.threads or max(1, available // world.local_size))
+    if config.train.deterministic:
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # without it cuBLAS may differ from run to run
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)

@@ -91,6 +91,10 @@ def _folder_when_whole(out: Path, overwrite: bool) -> Iterator[Path]:
         if out.exists():
             os.rename(out, old)
         os.rename(partial, out)
+    except BaseException:
+        if old.exists() and not out.exists():
+            os.rename(old, out)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

@@ -1,5 +1,6 @@
 """What users get wrong: one clear line, exit code 2, no traceback, nothing half-written."""
 
+import fcntl
 import shutil
 from pathlib import Path
 
@@ -88,6 +89,13 @@ def test_run_folders(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> Non
     line = refused(maskmill, "train", "demo", *run, "optim.lr=0.5", "encoder.layers=3")
     assert "optim.lr=0.5 (there: 0.01)" in line
     assert "encoder.layers=3 (there: 2)" in line
+    fresh = [*run, f"run.dir={tmp_path}/fresh"]
+    assert "no checkpoint" in refused(maskmill, "train", "demo", *fresh, f"init_from={tmp_path}/typo")
+    maskmill("train", "demo", *fresh)  # what came to nothing does not stand in the way
+    with (tmp_path / "run" / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "another process" in refused(maskmill, "train", "demo", *run)
+    assert "is a URI" in refused(maskmill, "train", "demo", *run, "run.dir=s3://bucket/run")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     assert "holds other files" in refused(maskmill, "train", "demo", *run, f"run.dir={tmp_path}/mine")

@@ -10,6 +10,7 @@ from data_pipeline.errors import UserError
 from pretrain.checkpoint import (
     Fragment,
     checkpoints,
+    drop_leftovers,
     drop_old_checkpoints,
     find_checkpoint,
     newest_checkpoint,
@@ -117,6 +118,15 @@ def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
         "step-00000003",
         "step-00000004",
     ]
+
+
+def test_what_killed_saves_left_goes(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / "checkpoints" / "step-00000001" / "checkpoint.json").unlink()  # killed while it was deleted
+    (tmp_path / "checkpoints" / "step-00000003.partial").mkdir()
+    drop_leftovers(tmp_path)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000002"]
 
 
 def test_a_folder_without_one_says_so(tmp_path: Path) -> None:

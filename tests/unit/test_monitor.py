@@ -87,6 +87,42 @@ def test_sync_sends_every_step_once_over_several_lives(
     assert all("kind" not in point for point in server.points), "only numbers make points"
 
 
+def test_an_online_life_first_sends_what_offline_lives_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    write(tmp_path, 1, 2, 3)
+    monkeypatch.setattr(monitor, "_start", server.start)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    tracker = monitor.open_tracker(tmp_path, MonitorSettings(tracker="wandb"), "abc", {}, first_rank=True)
+    tracker.log({"kind": "train", "step": 4, "loss": 1.0})
+    tracker.close()
+    assert monitor.sync(tmp_path, "abc", "p", {}) == 0
+    assert [point["step"] for point in server.points] == [1, 2, 3, 4]
+
+
+def test_a_server_out_of_reach_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server()
+
+    def start(folder: Path, project: str, run_id: str, config: dict[str, Any], mode: str) -> Server:
+        if mode == "online":
+            raise TimeoutError("no route to host")
+        return server.start(folder, project, run_id, config, mode)
+
+    monkeypatch.setattr(monitor, "_start", start)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    tracker = monitor.open_tracker(tmp_path, MonitorSettings(tracker="wandb"), "abc", {}, first_rank=True)
+    tracker.log({"kind": "train", "step": 1, "loss": 1.0})
+    tracker.close()
+    assert server.mode == "offline"
+    assert "going on offline: no route to host" in capsys.readouterr().err
+    assert steps(tmp_path) == [1]
+
+
 def test_sync_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))

@@ -155,10 +155,6 @@ def test_statistics_are_those_of_the_examples(text: Path, tmp_path: Path) -> Non
     assert counts["tokens"] == sum(len(b.tokens) for b in blocks)
     assert counts["pairs_random"] == sum(int((b.labels == 1).sum()) for b in blocks)
     assert counts["masked"] == sum(len(b.masked_ids) for b in blocks)
-    held = np.concatenate([original_tokens(b) for b in BlockReader(index, index.held_out).all_blocks()])
-    words = held[(held != index.vocabulary.cls) & (held != index.vocabulary.sep)]
-    shares = np.unique(words, return_counts=True)[1] / len(words)
-    assert index.statistics["held_out_unigram_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
 
 
 def test_stock_webdataset_reads_a_shard(text: Path, tmp_path: Path) -> None:
@@ -186,6 +182,24 @@ def test_the_folder_of_other_data_is_left_alone(text: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="holds other data"):
         prepare(settings_for(text, tmp_path / "shards"), SingleStreams, silent)
     assert hashes(tmp_path / "shards") == before
+
+
+def test_a_folder_of_somebody_else_is_left_alone(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "train-000000.tar").write_bytes(b"precious")
+    (tmp_path / "train-000123.tar").write_bytes(b"precious")
+    with pytest.raises(UserError, match="holds other files"):
+        prepare(settings_for(text, tmp_path), NextSentencePairs, silent)
+    assert {p.name: p.read_bytes() for p in tmp_path.glob("*.tar")} == {
+        "train-000000.tar": b"precious",
+        "train-000123.tar": b"precious",
+    }
+
+
+def test_other_sources_are_other_data(text: Path, tmp_path: Path) -> None:
+    prepare(settings_for(text, tmp_path / "shards"), NextSentencePairs, silent)
+    one = settings_for(text, tmp_path / "shards", sources=[f"{text}/corpus/a.txt"])
+    with pytest.raises(UserError, match="its sources"):
+        prepare(one, NextSentencePairs, silent)
 
 
 def corpus_of(keys: list[int], tokens: int = 10) -> Corpus:

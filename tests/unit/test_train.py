@@ -1,5 +1,6 @@
 """The loss of a global batch does not depend on how it is cut: over ranks, micro-batches and packings."""
 
+import math
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +10,18 @@ import pytest
 import torch
 
 from data_pipeline.bins import caps_for
+from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.loader import Shares, order_of
+from data_pipeline.packing import original_tokens
+from data_pipeline.shards import BlockReader
 from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.config import EncoderSettings
+from pretrain.evaluate.held_out import HeldOut
 from pretrain.meters import Meter
 from pretrain.objectives import load
 from pretrain.objectives.base import build
+from pretrain.objectives.terms import Term, Terms
 from pretrain.resume import Position
 from pretrain.throughput import training_flops
 from pretrain.train import compute, is_due
@@ -72,6 +78,7 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
             world=World(rank=rank, size=ranks, local_size=ranks, local_rank=rank),
         )
         compute(run, share, counts)  # type: ignore[arg-type]
+    meter.end_step()
     gradients = {name: gradient / ranks for name, gradient in engine.gradients().items()}
     return gradients, meter.read(World())
 
@@ -118,6 +125,36 @@ def test_the_stop_of_one_rank_travels_with_the_counts() -> None:
             signal.signal(number, handler)
 
 
+def test_a_share_that_cannot_be_read_is_an_error_only_when_it_is_needed() -> None:
+    share = SimpleNamespace(examples=2, tokens=9, masked=3, pairs=2, micro_batches=[])
+
+    def shares():  # type: ignore[no-untyped-def]
+        yield share
+        raise UserError("bytes changed", where="train-000007.tar, block 3")
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        steps = agreed(shares(), World(), StopRequest())
+        assert next(steps)[1].tokens == 9, "the run may end with this step"
+        with pytest.raises(UserError, match="block 3"):
+            next(steps)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_skipped_batch_leaves_no_trace_in_the_figures() -> None:
+    def terms(loss: float) -> Terms:
+        return Terms({"mlm": Term(torch.tensor(loss), torch.tensor(2), 1.0)}, {})
+
+    meter = Meter()
+    for loss, applied in ((4.0, True), (math.nan, False), (8.0, True)):
+        meter.add(terms(loss))
+        meter.end_step(applied)
+    assert meter.read(World()) == {"loss": 3.0, "mlm_loss": 3.0}
+    assert meter.read(World()) == {}
+
+
 def test_the_two_counters() -> None:
     counts = Agreed(8, 100, 15, 8, 1300, 1, False, 0.0)
     position = Position()
@@ -137,6 +174,25 @@ def test_operations_of_bert_large(length: int, masked: int, gflop: float) -> Non
     large = EncoderSettings(layers=24, hidden=1024, heads=16, intermediate=4096)
     found = training_flops(large, 30_528, length, length * length, masked) / 1e9
     assert found == pytest.approx(gflop, rel=2e-3)
+
+
+def test_the_unigram_entropy_is_that_of_the_evaluated_examples(tiny: list[str]) -> None:
+    index = Index.load(setting(tiny, "data.out"))
+    limit = index.held_out.examples // 2
+    train = SimpleNamespace(eval_examples=limit, micro_batch=4)
+    plan = SimpleNamespace(index=index, caps=lambda split, config: caps_for(split, 4, 32))
+    engine = PlainEngine(index)
+    engine.eval, engine.train = engine.module.eval, engine.module.train  # type: ignore[attr-defined]
+    figures = HeldOut(plan, SimpleNamespace(train=train), World()).evaluate(engine)  # type: ignore[arg-type]
+    blocks = list(BlockReader(index, index.held_out).all_blocks())
+    texts = [original_tokens(b)[b.offsets[i] : b.offsets[i + 1]] for b in blocks for i in range(len(b))]
+    words = np.concatenate(texts[:limit])
+    words = words[(words != index.vocabulary.cls) & (words != index.vocabulary.sep)]
+    shares = np.unique(words, return_counts=True)[1] / len(words)
+    assert figures["unigram_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
+    assert figures["held_out_loss"] == pytest.approx(
+        figures["held_out_mlm_loss"] + figures["held_out_nsp_loss"]
+    )
 
 
 def test_runs_have_a_place(tmp_path: Path) -> None:
