@@ -3,6 +3,7 @@
 Every hash is verified on the way: what is shown has the bytes that were written.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,26 @@ def _model(path: Path) -> dict[str, Any]:
         "hidden_size": config.get("hidden_size"),
         "num_hidden_layers": config.get("num_hidden_layers"),
         "vocab_size": config.get("vocab_size"),
+        "hashes": _model_hashes(path),
     }
+
+
+def _model_hashes(path: Path) -> str:
+    """Raises UserError for the first file of an exported model whose bytes are not those that were written."""
+    note = path / "maskmill.json"
+    if not note.is_file():
+        return "none: not exported by Maskmill"
+    try:
+        hashes = dict(json.loads(note.read_text(encoding="utf-8"))["sha256"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError("malformed", where=note, expected="the SHA-256 of each file") from None
+    for name, expected in hashes.items():
+        file = path / Path(str(name)).name
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != expected:
+            raise UserError(
+                "is missing or its bytes changed since the export", where=file, remedy="export again"
+            )
+    return "all hold"
 
 
 def _show(facts: dict[str, Any], console: Console) -> None:

@@ -1,5 +1,6 @@
 """Export: weights by our names in; a folder that transformers loads out, and only if it computes the same."""
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
+from data_pipeline.index import canonical_json
 from data_pipeline.records import Examples
 from pretrain.config import EncoderSettings
 from pretrain.encoder.embeddings import SEGMENTS
@@ -23,6 +25,8 @@ from pretrain.export.names import ACTIVATIONS, CONFIG, to_hugging_face
 from pretrain.export.parity import Parity, check_parity, quiet
 from pretrain.export.tokenizer import size_and_pad, write_tokenizer
 from pretrain.objectives.base import Model, Objective
+
+HASHES = "maskmill.json"
 
 
 def export(
@@ -50,6 +54,7 @@ def export(
         write_tokenizer(tokenizer_json, folder, settings.max_positions)
         parity = check_parity(model, folder, objective.export_class, held_out, pad)
         write_card(folder, Path(out).name, facts, objective, parity)
+        write_hashes(folder)
     return parity
 
 
@@ -74,6 +79,12 @@ def write_weights(model: Model, folder: Path) -> None:
     state = without_padding(model, dict(model.named_parameters()))
     tensors = {to_hugging_face(name): p.detach().to(torch.float32).contiguous() for name, p in state.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_hashes(folder: Path) -> None:
+    """Writes maskmill.json: the SHA-256 of every other file, which `maskmill inspect` verifies."""
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    (folder / HASHES).write_bytes(canonical_json({"sha256": hashes}, indent=1))
 
 
 @contextmanager

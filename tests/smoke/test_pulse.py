@@ -59,7 +59,12 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.tokenize("The sea") == tokenizer.tokenize("the sea")
-    assert described(maskmill, tmp_path / "model")["architectures"] == [load(objective).export_class]
+    shown = described(maskmill, tmp_path / "model")
+    assert (shown["architectures"], shown["hashes"]) == ([load(objective).export_class], "all hold")
+
+    with (tmp_path / "model" / "vocab.txt").open("a") as file:
+        file.write("foreign\n")
+    assert "vocab.txt" in maskmill("inspect", str(tmp_path / "model"), code=2).stderr
 
     filled = maskmill("fill", str(tmp_path / "model"), "the captain of the [MASK].").stdout
     assert filled.count("%") == 5

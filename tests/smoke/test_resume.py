@@ -112,3 +112,20 @@ def test_another_world_and_stage_goes_on_within_rounding(
         rms = float(a.tensor(name).square().mean()) ** 0.5
         bound = 1e-5 if name.endswith("attention.key.bias") else 1e-6 + 1e-5 * rms
         assert difference <= bound, f"{name}: {difference:.2e} > {bound:.2e}"
+
+
+@pytest.mark.multirank
+def test_ranks_that_torchrun_started_are_joined(undisturbed: Path, tiny: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = ["-m", "launch.cli", "train", "demo", *tiny, *RUN, f"run.dir={run}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, *arguments], env=environment, check=True, capture_output=True, timeout=300)
+    assert_bit_equal(final(undisturbed), final(run))
+
+
+def test_the_option_of_deepspeeds_launcher_is_understood() -> None:
+    command = [sys.executable, "-P", "-m", "launch.cli", "--local_rank=0", "settings", "run.dir"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
+    found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert "run.dir" in found.stdout
