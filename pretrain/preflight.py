@@ -11,7 +11,8 @@ import torch
 from data_pipeline.bins import Caps, caps_for
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index, Split
-from data_pipeline.order import default_streams
+from data_pipeline.loader import order_of
+from data_pipeline.order import Order, default_streams
 from data_pipeline.settings import deciding_values
 from data_pipeline.shards import verify_full
 from data_pipeline.vocabulary import load_vocabulary
@@ -28,6 +29,11 @@ class Plan:
     objective: type[Objective]
     streams: int
     precision: str
+
+    def order(self, config: RunConfig) -> Order:
+        """Which examples make which global batch."""
+        batch = config.train.global_batch
+        return order_of(self.index, seed=config.run.seed, global_batch=batch, streams=self.streams)
 
     def caps(self, split: Split, config: RunConfig) -> Caps:
         """The most that a micro-batch of this split's examples may hold."""

@@ -17,6 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from data_pipeline.errors import UserError
+from data_pipeline.loader import loader_state, resumed_batch
 from pretrain.agreement import Agreed
 from pretrain.checkpoint import (
     Checkpoint,
@@ -33,6 +34,7 @@ from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face
 from pretrain.monitor import cut_metrics
 from pretrain.optim.zero_partition import KINDS, Reader
+from pretrain.preflight import Plan
 from pretrain.run_folder import read_run
 from pretrain.world import World
 
@@ -59,7 +61,7 @@ class Position:
         self.tokens += counts.tokens
 
 
-def begin(config: RunConfig, engine: Engine, world: World, console: Console) -> Position:
+def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: Console) -> Position:
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
     if world.rank == 0:
@@ -68,6 +70,7 @@ def begin(config: RunConfig, engine: Engine, world: World, console: Console) -> 
     checkpoint = newest_checkpoint(folder)
     if checkpoint is not None:
         position = Position(**checkpoint.state["position"])
+        position.batch = resumed_batch(checkpoint.state["loader"], plan.index, plan.order(config))
         engine.partition.load(reader(checkpoint, engine), updates=checkpoint.state["updates"])
         engine.load_scaler_state(checkpoint.state["scaler"])
         lost = cut_metrics(folder, position.step) if world.rank == 0 else 0
@@ -81,11 +84,12 @@ def begin(config: RunConfig, engine: Engine, world: World, console: Console) -> 
     return Position()
 
 
-def save(config: RunConfig, engine: Engine, position: Position, world: World) -> None:
+def save(config: RunConfig, plan: Plan, engine: Engine, position: Position, world: World) -> None:
     """Writes a checkpoint of this position and drops old ones. All ranks call this."""
     folder, shapes = Path(config.run.dir), real_shapes(engine)
     state = {
         "position": asdict(position),
+        "loader": loader_state(plan.index, plan.order(config), position.batch),
         "updates": engine.partition.updates,
         "scaler": engine.scaler_state(),
         "conditions": conditions(config, world),

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from data_pipeline import draws
 from data_pipeline.errors import UserError
-from data_pipeline.loader import Loader, order_of
+from data_pipeline.loader import Loader
 from data_pipeline.packing import StepShare
 from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.batch import MicroBatch
@@ -77,7 +77,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
             config,
             world,
         )
-        position = begin(config, engine, world, console)
+        position = begin(config, plan, engine, world, console)
         held_out = HeldOut(plan, config, world)
         with Journal(config, plan, engine, world, console, command, about["id"]) as journal:
             loop(Run(config, plan, engine, held_out, journal, position, stop, world))
@@ -144,11 +144,11 @@ def loop(run: Run) -> None:
                 journal.evaluation(position, run.held_out.evaluate)
             if is_due(position.step, config.train.checkpoint_every, last):
                 journal.flush(position, rate)  # so that a resumed run's lines are those of one never stopped
-                save(config, engine, position, run.world)
+                save(config, run.plan, engine, position, run.world)
                 saved = position.step
     if position.step > saved:
         journal.flush(position, engine.lr)
-        save(config, engine, position, run.world)
+        save(config, run.plan, engine, position, run.world)
     journal.ended("finished" if position.step >= config.train.steps else "stopped")
 
 
@@ -174,12 +174,10 @@ def compute(run: Run, share: StepShare, counts: Agreed) -> None:
 
 def training_loader(run: Run) -> Loader:
     """This rank's shares, from the first global batch that the run has not seen."""
-    config, index, world = run.config, run.plan.index, run.world
-    order = order_of(
-        index, seed=config.run.seed, global_batch=config.train.global_batch, streams=run.plan.streams
-    )
-    caps = run.plan.caps(index.train, config)
-    return Loader(index, order, caps, rank=world.rank, world=world.size, start_batch=run.position.batch)
+    config, plan, world = run.config, run.plan, run.world
+    caps = plan.caps(plan.index.train, config)
+    start = run.position.batch
+    return Loader(plan.index, plan.order(config), caps, rank=world.rank, world=world.size, start_batch=start)
 
 
 def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
