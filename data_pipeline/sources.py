@@ -91,20 +91,6 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
             yield Document(f"{file.name}:{record}", cleaned)
 
 
-def batches(documents: Iterable[Document], limit: int = BATCH_BYTES) -> Iterator[list[Document]]:
-    """`documents` in lists of about `limit` characters: one process decompresses, several tokenize."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= limit:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def _expand(source: str) -> list[SourceFile]:
     """The files of one source, by name. A folder's files of other kinds are passed over; a file that is named,
     or found by a glob, has to be of a known kind."""

@@ -18,7 +18,7 @@ from data_pipeline import formats, sources
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import SourceFile, batches, discover, read
+from data_pipeline.sources import SourceFile, discover, read
 
 
 def documents(*names, counts=None, **options):
@@ -247,14 +247,11 @@ def test_nasty_text_is_cleaned_and_counted(tmp_path):
     )
 
 
-def test_a_long_document_is_one_and_batches_are_bounded(tmp_path):
+def test_a_long_document_is_one(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * 3_000_000 + b"\n" + b"y\n\n" * 1000)
-    chosen = DataSettings(sources=[str(tmp_path)])
-    grouped = list(batches(read(discover(chosen)[0], chosen, Counts()), limit=500))
-    assert len(grouped[0]) == 1
-    assert len(grouped[0][0].text) > 3_000_000
-    assert sum(map(len, grouped)) == 1000
-    assert max(sum(len(d.text) for d in batch) for batch in grouped[1:]) <= 500 + 2
+    first, *others = (text for _, text in documents(tmp_path))
+    assert len(first) > 3_000_000
+    assert len(others) == 999
 
 
 @pytest.mark.parametrize("suffix", [".txt.gz", ".jsonl.zst"])
