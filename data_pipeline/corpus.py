@@ -37,6 +37,7 @@ def sorted_by_key(corpus: Corpus) -> Corpus:
         sentence_starts=_starts([sentence_lengths[s] for s in sentence_spans]),
         document_starts=_starts([np.diff(corpus.document_starts)[order]]),
         keys=corpus.keys[order],
+        sources=corpus.sources[order],
     )
 
 
@@ -50,7 +51,9 @@ def merge(parts: list[tuple[Corpus, NDArray[np.int64]]], folder: Path) -> None:
     tokens = np.concatenate([document_tokens(corpus)[chosen] for corpus, chosen in parts])
     order = np.argsort(keys, kind="stable")
     document_starts, token_starts = _starts([sentences[order]]), _starts([tokens[order]])
+    sources = np.concatenate([corpus.sources[chosen] for corpus, chosen in parts])
     np.save(folder / "keys.npy", keys[order], allow_pickle=False)
+    np.save(folder / "sources.npy", sources[order], allow_pickle=False)
     np.save(folder / "document_starts.npy", document_starts, allow_pickle=False)
     all_tokens = np.lib.format.open_memmap(
         folder / "tokens.npy", "w+", dtype=parts[0][0].tokens.dtype, shape=(int(token_starts[-1]),)

@@ -119,6 +119,7 @@ def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path
         sentence_starts=np.cumsum(np.concatenate(lengths)),
         document_starts=document_starts,
         keys=np.arange(len(document_starts) - 1, dtype=np.uint64),
+        sources=np.zeros(len(document_starts) - 1, np.uint16),
     )
 
 

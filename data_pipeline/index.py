@@ -34,7 +34,7 @@ from data_pipeline.storage import join, read_bytes, remove_partial_files, write_
 if TYPE_CHECKING:
     from data_pipeline.vocabulary import Vocabulary
 
-FORMAT = 1
+FORMAT = 2
 """Version of the shards' and index's format; another one is refused."""
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 TRAIN, HELD_OUT = "train", "held_out"
@@ -82,8 +82,6 @@ class Index:
     """A folder of shards, opened."""
 
     folder: str
-    objective: str
-    """Name of the objective whose data recipe made the examples."""
     block_examples: int
     settings: Mapping[str, Any]
     """The settings that decided the bytes."""
@@ -119,7 +117,6 @@ class Index:
         splits = checked(fields["splits"], dict.fromkeys(SPLITS, list), where)
         return cls(
             folder=folder,
-            objective=fields["objective"],
             block_examples=fields["block_examples"],
             settings=fields["settings"],
             vocabulary=stamp,
@@ -157,7 +154,6 @@ class Index:
 
 _INDEX: dict[str, type] = {
     "format": int,
-    "objective": str,
     "block_examples": int,
     "settings": dict,
     "vocabulary": dict,
@@ -172,7 +168,6 @@ def write_index(
     splits: Mapping[str, Sequence[ShardEntry]],
     settings: Mapping[str, Any],
     block_examples: int,
-    objective: str,
     vocabulary: "Vocabulary",
     statistics: Mapping[str, Any],
 ) -> Index:
@@ -186,7 +181,6 @@ def write_index(
     listed = {name: [shard.as_dict() for shard in splits.get(name, ())] for name in SPLITS}
     document = {
         "format": FORMAT,
-        "objective": objective,
         "block_examples": block_examples,
         "settings": dict(settings),
         "vocabulary": stamp._asdict(),

@@ -10,58 +10,51 @@ shards from the documents' keys and lengths.
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.exact import exact_examples
-from data_pipeline.executors import Workers
+from data_pipeline.executors import Stage, Workers
 from data_pipeline.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, canonical_json, write_index
 from data_pipeline.packing import original_tokens
 from data_pipeline.plan import Partition, plan
-from data_pipeline.records import Document
+from data_pipeline.recipes import recipe_of
 from data_pipeline.segments import SegmentRecipe
-from data_pipeline.settings import DataSettings, VocabularySettings, deciding_values
+from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards import write_shard
-from data_pipeline.sources import SourceFile, discover, read
+from data_pipeline.sources import SourceFile, discover
 from data_pipeline.stages import gather_partition, read_source, write_unit
 from data_pipeline.statistics import add_up, shard_statistics
 from data_pipeline.storage import write_whole
-from data_pipeline.vocabulary import Vocabulary, load_vocabulary, save_vocabulary, train_vocabulary
+from data_pipeline.vocabulary import Vocabulary, load_vocabulary
 
 WORK, SHARDS, LOG = ".work", "shards", "prepare.log.json"
 
-Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""stage(name, total) gives a context whose value is called with how many more are done."""
 
-
-def prepare(settings: DataSettings, recipe_class: type[SegmentRecipe], stage: Stage) -> tuple[Index, bool]:
+def prepare(settings: DataSettings, stage: Stage) -> tuple[Index, bool]:
     """Makes the shards that `settings` describe; returns their index, and False where they were there already.
 
     Raises UserError for sources, a vocabulary or settings that cannot be used, and for a folder that holds other
     data; what was there before stays."""
     started = time.monotonic()
-    out = Path(_required(settings.out, "data.out", "a folder for the shards"))
-    vocabulary = load_vocabulary(_required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
-    recipe = recipe_class.from_settings(settings, vocabulary)
-    name = recipe_class.__name__
+    out = Path(required(settings.out, "data.out", "a folder for the shards"))
+    vocabulary = load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
+    recipe = recipe_of(settings, vocabulary)
     files = discover(settings)
     sources = _sources(files)
     if (out / INDEX).exists():
-        index = _existing(out, settings, name, vocabulary, sources)
+        index = _existing(out, settings, vocabulary, sources)
         shutil.rmtree(out / WORK, ignore_errors=True)
         return index, False
-    identity = canonical_json([deciding_values(settings), name, vocabulary.sha256, sources])
+    identity = canonical_json([deciding_values(settings), vocabulary.sha256, sources])
     work = _work_folder(out, identity, vocabulary)
     job = Job(settings, recipe, vocabulary, work, stage)
     shards = _exact(job, files) if settings.mode == "exact" else _fast(job, files)
-    index = _finish(job, shards, name, out)
+    index = _finish(job, shards, out)
     log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
     write_whole(out / LOG, canonical_json(log | {"sources": sources}, indent=1))
     shutil.rmtree(work)
@@ -146,7 +139,7 @@ def _exact(job: Job, files: list[SourceFile]) -> Shards:
     return Shards.of(results, {})
 
 
-def _finish(job: Job, shards: Shards, recipe: str, out: Path) -> Index:
+def _finish(job: Job, shards: Shards, out: Path) -> Index:
     """Moves the shards to their place and, last of all, writes the index."""
     for path in sorted((job.work / SHARDS).iterdir()):
         path.replace(out / path.name)
@@ -157,7 +150,6 @@ def _finish(job: Job, shards: Shards, recipe: str, out: Path) -> Index:
         splits=shards.splits,
         settings=deciding_values(job.settings),
         block_examples=job.settings.block_examples,
-        objective=recipe,
         vocabulary=job.vocabulary,
         statistics=statistics,
     )
@@ -191,17 +183,13 @@ def _work_folder(out: Path, identity: bytes, vocabulary: Vocabulary) -> Path:
     return work
 
 
-def _existing(
-    out: Path, settings: DataSettings, recipe: str, vocabulary: Vocabulary, sources: list[list[Any]]
-) -> Index:
+def _existing(out: Path, settings: DataSettings, vocabulary: Vocabulary, sources: list[list[Any]]) -> Index:
     """The index that is there, if it is of these very settings and sources."""
     index = Index.load(out)
     wanted = deciding_values(settings)
     differing = [
         f"data.{k}={wanted.get(k)} (there: {v})" for k, v in index.settings.items() if wanted.get(k) != v
     ]
-    if index.objective != recipe:
-        differing.append(f"{recipe} (there: {index.objective})")
     if index.vocabulary.sha256 != vocabulary.sha256:
         differing.append(f"vocabulary {vocabulary.sha256[:12]} (there: {index.vocabulary.sha256[:12]})")
     log = out / LOG
@@ -214,29 +202,3 @@ def _existing(
             remedy="choose another data.out, or remove it",
         )
     return index
-
-
-def learn_vocabulary(settings: DataSettings, vocabulary: VocabularySettings, stage: Stage) -> Vocabulary:
-    """Trains a WordPiece vocabulary on the sources' first documents and writes it into the folder data.vocab."""
-    folder = _required(settings.vocab, "data.vocab", "a folder for the vocabulary")
-
-    def sample(advance: Callable[[int], None]) -> Iterator[Document]:
-        left = vocabulary.sample_mb * 1_000_000
-        for source in discover(settings):
-            for document in read(source, settings, Counts()):
-                yield document
-                advance(1)
-                left -= len(document.text)
-                if left <= 0:
-                    return
-
-    with stage("learning a vocabulary from documents", 0) as advance:
-        result = train_vocabulary(sample(advance), vocabulary)
-    save_vocabulary(result, folder)
-    return result
-
-
-def _required(value: str, key: str, expected: str) -> str:
-    if not value:
-        raise UserError("is empty", where=key, expected=expected)
-    return value

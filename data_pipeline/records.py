@@ -21,6 +21,7 @@ class Document(NamedTuple):
 
     id: str
     text: str
+    source: int = 0  # number in data.sources: decides language and weight
 
 
 class Sentences(NamedTuple):
@@ -28,6 +29,7 @@ class Sentences(NamedTuple):
 
     id: str
     sentences: list[str]
+    source: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Corpus:
     sentence_starts: NDArray[np.int64]  # sentences + 1
     document_starts: NDArray[np.int64]  # documents + 1
     keys: NDArray[np.uint64]  # hash of each document's id: orders documents and keys their random draws
+    sources: NDArray[np.uint16]  # number in data.sources of each document
 
     def __len__(self) -> int:
         return len(self.keys)

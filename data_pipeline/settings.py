@@ -3,16 +3,22 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from data_pipeline.errors import UserError
 
-def deciding(default: Any = None, *, factory: Any = None) -> Any:
-    """A field that decides bytes: it is part of the data's identity and written to index.json."""
-    kind = {"default_factory": factory} if factory else {"default": default}
-    return field(metadata={"decides_bytes": True}, **kind)
+
+def deciding(default: Any, *, tokens: bool = False) -> Any:
+    """A field that decides bytes: it is part of the data's identity and written to index.json. `tokens`: it
+    already decides the tokenized text, which preparations that differ in other settings only can share."""
+    return field(default=default, metadata=_deciding(tokens))
+
+
+def _deciding(tokens: bool) -> dict[str, bool]:
+    return {"decides_bytes": True, "decides_tokens": tokens}
 
 
 @dataclass
 class VocabularySettings:
-    """How `maskmill vocab` trains a WordPiece vocabulary."""
+    """How `maskmill vocab` trains a vocabulary."""
 
     size: int = 30522
     """Entries, the five special tokens included."""
@@ -22,6 +28,8 @@ class VocabularySettings:
     """A pair of pieces seen less often than this is not merged."""
     sample_mb: int = 200
     """Megabytes of text to learn from: whole documents, in the order of the sources, until this much is read."""
+    kind: str = "wordpiece"
+    """wordpiece (BERT), bpe (byte-level, RoBERTa) or unigram (SentencePiece's, ALBERT and XLNet)."""
 
 
 @dataclass
@@ -34,16 +42,32 @@ class DataSettings:
     """Folder for the shards and index.json."""
     vocab: str = ""
     """A tokenizer.json, a vocab.txt, or a folder that holds one; `maskmill vocab` writes a folder here."""
-    text_field: str = deciding("text")
-    """JSON lines and Parquet: the field that holds the text."""
-    id_field: str = deciding("")
-    """JSON lines and Parquet: the field that names a record; empty: its number in the file."""
-    documents: str = deciding("blank_line")
+    languages: list[str] = field(default_factory=list, metadata=_deciding(True))
+    """Language (ISO 639) of each source, in their order; one stands for all; empty: en."""
+    weights: list[float] = field(default_factory=list, metadata=_deciding(False))
+    """How often the text of each source is passed over, times dupe_factor; one stands for all; empty: 1."""
+    smoothing: float = deciding(1.0)
+    """Exponent on each language's share of the text: 1 takes text as it comes, 0.7 (multilingual BERT) raises the
+    share of small languages; the amount of text stays."""
+    text_field: str = deciding("text", tokens=True)
+    """JSON lines and tables: the field that holds the text."""
+    id_field: str = deciding("", tokens=True)
+    """JSON lines and tables: the field that names a record; empty: its number in the file."""
+    documents: str = deciding("blank_line", tokens=True)
     """Plain text: `blank_line` parts documents at blank lines, `file` makes one document of a file."""
-    sentences: str = deciding("split")
+    sentences: str = deciding("split", tokens=True)
     """`split` finds sentences in running text; `lines` takes each line as one sentence."""
+    duplicates: str = deciding("keep", tokens=True)
+    """Which exact repetitions to drop: `keep` none, `documents`, `paragraphs`, or `both`; the first one stays."""
     seed: int = deciding(12345)
     """Seed of every random draw in the shards."""
+    sequences: str = deciding("")
+    """What a sequence holds: segment_pair (BERT), sentence_pair, sentence_order (ALBERT), doc_sentences or
+    full_sentences (RoBERTa); empty: what the objective is used to."""
+    separators: bool = deciding(True)
+    """Put [SEP] after each segment; without, a sequence is [CLS] and text."""
+    segment_ids: bool = deciding(True)
+    """Number the segments of a pair 0 and 1; without, all tokens have 0."""
     sequence_length: int = deciding(128)
     """Longest example in tokens, [CLS] and [SEP] included."""
     dupe_factor: int = deciding(1)
@@ -54,8 +78,24 @@ class DataSettings:
     """Share of an example's tokens to predict."""
     max_predictions: int = deciding(20)
     """Most tokens to predict in one example."""
+    masking: str = deciding("token")
+    """What is masked as one: token, span (SpanBERT), ngram (ALBERT), phrase or entity (ERNIE)."""
     whole_word: bool = deciding(False)
-    """Mask all pieces of a word together, or none of them."""
+    """With masking=token: mask all pieces of a word together, or none of them."""
+    mask_share: float = deciding(0.8)
+    """Share of the covered tokens that become [MASK]."""
+    random_share: float = deciding(0.1)
+    """Share of the covered tokens that become a random one; the rest stay as they are."""
+    replace_together: bool = deciding(False)
+    """Draw once for a whole span or unit whether it becomes [MASK], random or stays (SpanBERT), not for each token."""
+    span_p: float = deciding(0.2)
+    """masking=span: parameter of the geometric distribution of span lengths, in words."""
+    span_longest: int = deciding(10)
+    """masking=span: most words of a span."""
+    ngram_longest: int = deciding(3)
+    """masking=ngram: most words of an n-gram; n has probability proportional to 1/n."""
+    lexicon: str = deciding("")
+    """masking=phrase or entity: a text file with a phrase or name a line; its bytes count, not its place."""
     mode: str = deciding("fast")
     """`fast` scales to any corpus; `exact` repeats google-research/bert's script draw for draw, in one process."""
     held_out: float = deciding(0.0)
@@ -64,16 +104,33 @@ class DataSettings:
     """Documents that a random next segment is drawn from, at least; a smaller corpus is one pool."""
     across_languages: bool = deciding(True)
     """A random next segment may be of another language."""
+    order: str = deciding("shuffled")
+    """`shuffled`, or `sequential`: streams walk their documents in order, as memory across segments needs."""
+    bin_width: int = deciding(0)
+    """Tokens: each block holds examples of one length bin so wide, for readers that pad; 0: lengths are mixed."""
     shard_tokens: int = deciding(4_000_000)
     """Tokens of text (over all passes) that make one shard, about; a document is never cut in two."""
     block_examples: int = deciding(512)
     """Examples in one block, the unit that is read and checked."""
+    dynamic_masking: bool = False
+    """Training masks every example anew at each epoch by these settings, whatever masks the shards hold."""
+    mask_stages: list[str] = field(default_factory=list)
+    """dynamic_masking: kinds of masking one after another, each with its steps, as `token:1000 phrase:1000 entity`
+    (ERNIE); the last one stays. Empty: data.masking."""
+    tokens: str = ""
+    """A folder that keeps the tokenized text, so that another preparation of the same text, say at another
+    sequence_length, starts from it; empty: it is removed at the end."""
+    work: str = ""
+    """Folder for unfinished work that all workers see; empty: .work in data.out. Needed where data.out is a URI."""
     streams: int = 0
     """Parallel reading positions in the shards; 0: the largest divisor of the global batch up to 256."""
     workers: int = 0
     """Processes that prepare data; 0: one a core."""
     executor: str = "local"
-    """Where the workers run: `local` processes."""
+    """Where the workers run: `local` processes, or `dask`."""
+    scheduler: str = ""
+    """executor=dask: address of the scheduler, the path of its scheduler file, or `slurm`, which starts workers as
+    Slurm jobs."""
     verify: str = "blocks"
     """What training checks: `blocks` at every read, or `full`, all shard hashes at the start as well."""
 
@@ -81,3 +138,15 @@ class DataSettings:
 def deciding_values(settings: DataSettings) -> dict[str, Any]:
     """The settings that decide bytes, by name, in their order of declaration."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_bytes")}
+
+
+def token_values(settings: DataSettings) -> dict[str, Any]:
+    """The settings that decide the tokenized text, by name, in their order of declaration."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_tokens")}
+
+
+def required(value: str, key: str, expected: str) -> str:
+    """`value`, unless it is empty: that is a UserError that names the setting."""
+    if not value:
+        raise UserError("is empty", where=key, expected=expected)
+    return value

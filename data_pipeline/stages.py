@@ -24,7 +24,8 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
 from data_pipeline.statistics import shard_statistics
-from data_pipeline.tokens import WordCache, tokenize
+from data_pipeline.tokenizing import tokenize
+from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
 
 

@@ -11,21 +11,16 @@ BERT's pipeline does crosses the borders at which it cuts, ASCII white space and
 - special tokens in the text are text (see wordpiece.py).
 """
 
-from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.counts import Counts
-from data_pipeline.draws import text_key
-from data_pipeline.records import Corpus, Sentences
 from data_pipeline.word_table import LONGEST_CACHED, byte_kinds, count_ids, fill_slots, find_words, write_ids
 from data_pipeline.wordpiece import Vocabulary
 
 MOST_WORDS = 1 << 20
 """Words remembered; when so many are known all are forgotten. They take 130 MB at most, usually less than half."""
-BATCH_CHARACTERS = 4 << 20
 _GROUP = 1 << 14  # sentences encoded together, however long their document
 _BUFFER_WORDS = 1 << 18
 _FIRST_SLOTS = 1 << 12
@@ -120,42 +115,3 @@ def _joined(sentences: list[str]) -> NDArray[np.uint8]:
     if text.count("\n") > len(sentences):  # to BERT a line feed within a sentence is white space
         text = "\n".join([*(s.replace("\n", " ") for s in sentences), ""])
     return np.frombuffer(text.encode("utf-8"), np.uint8)
-
-
-def tokenize(documents: Iterable[Sentences], cache: WordCache, counts: Counts) -> Corpus:
-    """The documents as token ids, in their order, keyed by the hash of their ids. Sentences that give no token
-    are dropped, and documents that give none; `counts` is added to."""
-    unk, dtype = cache.vocabulary.unk, cache.vocabulary.dtype
-    tokens, lengths, sentences, keys = [np.empty(0, dtype)], [np.zeros(1, np.int64)], [0], []
-    for batch in _batches(documents):
-        ids, sentence_lengths = cache.encode([s for document in batch for s in document.sentences])
-        kept = sentence_lengths > 0
-        counts.empty_sentences += int((~kept).sum())
-        counts.tokens += len(ids)
-        counts.unknown_tokens += int((ids == unk).sum())
-        tokens.append(ids)
-        lengths.append(sentence_lengths[kept])
-        borders = np.cumsum([0, *(len(document.sentences) for document in batch)])
-        per_document = np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[borders])
-        counts.documents_without_tokens += int((per_document == 0).sum())
-        sentences += per_document[per_document > 0].tolist()
-        keys += [text_key(d.id) for d, n in zip(batch, per_document, strict=True) if n]
-    return Corpus(
-        tokens=np.concatenate(tokens),
-        sentence_starts=np.cumsum(np.concatenate(lengths)),
-        document_starts=np.cumsum(sentences, dtype=np.int64),
-        keys=np.array(keys, np.uint64),
-    )
-
-
-def _batches(documents: Iterable[Sentences]) -> Iterator[list[Sentences]]:
-    batch: list[Sentences] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += sum(map(len, document.sentences))
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

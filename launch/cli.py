@@ -51,7 +51,7 @@ def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
     Example:
         maskmill vocab bert_base data.sources=corpus/ data.vocab=vocab/ vocabulary.size=30522"""
     config = load_config(recipe, overrides or [])
-    from data_pipeline.prepare import learn_vocabulary
+    from data_pipeline.learning import learn_vocabulary
 
     vocabulary = learn_vocabulary(config.data, config.vocabulary, stages(console))
     say(f"vocabulary of {vocabulary.size:,} entries in {config.data.vocab}")
@@ -68,9 +68,8 @@ def prepare(recipe: Recipe, overrides: Overrides = None) -> None:
         maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
     config = load_config(recipe, overrides or [])
     from data_pipeline.prepare import prepare as run
-    from pretrain.objectives import load
 
-    index, fresh = run(config.data, load(config.objective.name).data, stages(console))
+    index, fresh = run(config.data, stages(console))
     train = index.splits["train"]
     say(
         f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data_pipeline.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config_check import check
+from pretrain.objectives import registered
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -40,6 +41,7 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
         value = getattr(settings, name)
         if value.startswith("~"):
             setattr(settings, name, str(Path(value).expanduser()))
+    config.data.sequences = config.data.sequences or registered(config.objective.name).sequences[0]
     check(config)
     return config
 

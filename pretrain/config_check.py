@@ -5,13 +5,19 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from pretrain.config import RunConfig
+from pretrain.objectives import PAIRS, STREAMS, registered
 
 CHOICES = {
     "data.documents": ("blank_line", "file"),
     "data.sentences": ("split", "lines"),
+    "data.duplicates": ("keep", "documents", "paragraphs", "both"),
+    "data.sequences": (*PAIRS, *STREAMS),
+    "data.masking": ("token", "span", "ngram", "phrase", "entity"),
+    "data.order": ("shuffled", "sequential"),
     "data.mode": ("fast", "exact"),
-    "data.executor": ("local",),
+    "data.executor": ("local", "dask"),
     "data.verify": ("blocks", "full"),
+    "vocabulary.kind": ("wordpiece", "bpe", "unigram"),
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "zero.stage": (0, 1, 2, 3),
     "optim.name": ("lamb", "adamw"),
@@ -30,6 +36,13 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.short_seq_prob": (0, 1),
     "data.masked_lm_prob": (0, 1),
     "data.max_predictions": (1, 65_535),
+    "data.mask_share": (0, 1),
+    "data.random_share": (0, 1),
+    "data.span_p": (0.001, 1),
+    "data.span_longest": (1, 1000),
+    "data.ngram_longest": (1, 1000),
+    "data.smoothing": (0, 10),
+    "data.bin_width": (0, 65_535),
     "data.held_out": (0, 0.9),
     "data.min_donors": (2, math.inf),
     "data.shard_tokens": (1, math.inf),
@@ -125,13 +138,17 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             "data.mode=exact reads one sentence a line: add data.sentences=lines, or data.mode=fast",
         ),
         (
-            data.mode == "exact" and config.objective.name != "bert",
-            f"data.mode=exact makes sentence pairs, objective.name={config.objective.name} needs data.mode=fast",
+            data.sequences not in registered(config.objective.name).sequences,
+            f"data.sequences={data.sequences} is nothing that objective.name={config.objective.name} learns from: "
+            f"choose {' or '.join(registered(config.objective.name).sequences)}",
         ),
         (
-            not data.across_languages,
-            "data.across_languages=false needs sources with languages, which this version does not read: "
-            "leave it true, or prepare each language by itself",
+            data.mode == "exact" and data.sequences != "segment_pair",
+            f"data.mode=exact makes data.sequences=segment_pair only, not {data.sequences}: data.mode=fast",
+        ),
+        (
+            data.mask_share + data.random_share > 1,
+            f"data.mask_share={data.mask_share} and data.random_share={data.random_share} are more than 1 together",
         ),
         (
             len(betas) != 2 or not all(0 <= beta < 1 for beta in betas),

@@ -72,7 +72,6 @@ def _shards(path: Path) -> dict[str, Any]:
         },
         "statistics": dict(index.statistics),
         "settings": dict(index.settings),
-        "recipe": index.objective,
         "vocabulary": index.vocabulary._asdict(),
         "identity": index.identity,
         "hashes": "all hold",

@@ -17,7 +17,7 @@ from data_pipeline.settings import deciding_values
 from data_pipeline.shards import verify_full
 from data_pipeline.vocabulary import load_vocabulary
 from pretrain.config import RunConfig
-from pretrain.objectives import load
+from pretrain.objectives import load, registered
 from pretrain.objectives.base import Objective
 
 
@@ -53,14 +53,14 @@ def check_run(config: RunConfig, ranks: int) -> Plan:
     shards = config.train.shards or config.data.out
     index = Index.load(shards)
     objective = load(config.objective.name)
-    _check_data(config, index, objective, shards)
+    _check_data(config, index, shards)
     if config.data.verify == "full":
         verify_full(index)
     streams = config.data.streams or default_streams(config.train.global_batch)
     return Plan(index, objective, streams, _precision(config))
 
 
-def _check_data(config: RunConfig, index: Index, objective: type[Objective], shards: str) -> None:
+def _check_data(config: RunConfig, index: Index, shards: str) -> None:
     if index.train.examples == 0:
         raise UserError("holds no training examples", where=shards)
     longest = max(index.train.longest, index.held_out.longest)
@@ -70,10 +70,10 @@ def _check_data(config: RunConfig, index: Index, objective: type[Objective], sha
             where=shards,
             expected=f"at most encoder.max_positions={config.encoder.max_positions}",
         )
-    if index.objective != objective.data.__name__:
+    sequences, fitting = index.settings.get("sequences"), registered(config.objective.name).sequences
+    if sequences not in fitting:
         raise UserError(
-            f"the shards hold {index.objective}, objective.name={config.objective.name} "
-            f"needs {objective.data.__name__}",
+            f"the shards hold {sequences}, objective.name={config.objective.name} needs {' or '.join(fitting)}",
             where=shards,
             remedy="prepare them with this recipe",
         )

@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from data_pipeline.segments import SegmentRecipe
 from pretrain.batch import MicroBatch
 from pretrain.config import EncoderSettings
 from pretrain.encoder.encoder import Encoder
@@ -35,10 +34,9 @@ class Model(nn.Module):
 
 
 class Objective(Protocol):
-    """One entry of the registry. The data half, `data`, is NumPy only and goes to the workers."""
+    """One entry of the registry."""
 
     Config: ClassVar[type]  # settings of this objective only
-    data: ClassVar[type[SegmentRecipe]]
     pairs: ClassVar[bool]  # whether examples have two segments and a label
     counted_by: ClassVar[dict[str, str]]  # which count of the global batch normalises each term
     export_class: ClassVar[str]  # the class of transformers that loads an export

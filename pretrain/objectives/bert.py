@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from data_pipeline.segments import NextSentencePairs
 from pretrain.batch import MicroBatch
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead, NextSentenceHead
@@ -53,7 +52,6 @@ class Bert:
     """The objective `bert`."""
 
     Config = NoSettings
-    data = NextSentencePairs
     pairs = True
     counted_by: ClassVar[dict[str, str]] = {"mlm": "masked", "nsp": "pairs"}
     export_class = "BertForPreTraining"

@@ -1,10 +1,9 @@
-"""Masked language modelling of single streams, without pairs (Liu et al. 2019, RoBERTa: DOC-SENTENCES)."""
+"""Masked language modelling, without a judgement of pairs (Liu et al. 2019, RoBERTa)."""
 
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from data_pipeline.segments import SingleStreams
 from pretrain.batch import MicroBatch
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead
@@ -33,7 +32,6 @@ class Mlm:
     """The objective `mlm`."""
 
     Config = NoSettings
-    data = SingleStreams
     pairs = False
     counted_by: ClassVar[dict[str, str]] = {"mlm": "masked"}
     export_class = "BertForMaskedLM"

@@ -86,7 +86,6 @@ def make_shards(folder: Path, examples: int, length: int) -> Index:
         splits={"train": entries},
         settings={"sequence_length": length},
         block_examples=BLOCK,
-        objective="bert",
         vocabulary=NoVocabulary(),  # type: ignore[arg-type]
         statistics={},
     )

@@ -52,7 +52,7 @@ def test_shards(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> None:
     assert "without shards" in refused(maskmill, "train", "demo", *run, f"train.shards={tmp_path}")
     assert "is above train.global_batch" in refused(maskmill, "train", "demo", *run, "run.ranks=13")
     assert "data.masked_lm_prob=0.2" in refused(maskmill, "train", "demo", *run, "data.masked_lm_prob=0.2")
-    assert "SingleStreams" in refused(maskmill, "train", "demo", *run, "objective.name=mlm")
+    assert "doc_sentences" in refused(maskmill, "train", "demo", *run, "objective.name=mlm")
     assert "holds other data" in refused(maskmill, "prepare", "demo", *tiny, "data.seed=99")
 
     other = tmp_path / "vocabulary"

@@ -25,7 +25,13 @@ def corpus(sentences_per_document, sentence_lengths, dtype=np.uint32, tokens=Non
     if tokens is None:
         tokens = np.arange(sentence_starts[-1]) + FIRST
     keys = np.random.default_rng(len(sentence_lengths)).permutation(len(sentences_per_document)) * 977
-    return Corpus(tokens.astype(dtype), sentence_starts, document_starts, keys.astype(np.uint64))
+    return Corpus(
+        tokens.astype(dtype),
+        sentence_starts,
+        document_starts,
+        keys.astype(np.uint64),
+        np.zeros(len(keys), np.uint16),
+    )
 
 
 def random_corpus(documents, seed=0, mean_sentences=6, mean_length=9, longest=60):

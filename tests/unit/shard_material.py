@@ -78,7 +78,6 @@ def shard_folder(
         splits=splits,
         settings={"sequence_length": longest, "seed": 1},
         block_examples=block,
-        objective="bert",
         vocabulary=StubVocabulary(),  # type: ignore[arg-type]
         statistics={"examples": sum(counts), "share": 0.15},
     )

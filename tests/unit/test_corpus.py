@@ -27,6 +27,7 @@ def build(texts: dict[int, list[list[int]]]) -> Corpus:
         sentence_starts=np.cumsum([0] + [len(s) for s in sentences]),
         document_starts=np.cumsum([0] + [len(d) for d in texts.values()]),
         keys=np.array(list(texts), np.uint64),
+        sources=np.array(list(texts), np.uint64).astype(np.uint16) % 7,
     )
 
 

@@ -8,7 +8,7 @@ from data_pipeline.errors import UserError
 from pretrain.batch import MicroBatch
 from pretrain.config import EncoderSettings
 from pretrain.encoder import cross_entropy
-from pretrain.objectives import OBJECTIVES, load
+from pretrain.objectives import OBJECTIVES, load, registered
 from pretrain.objectives.base import Model, build
 from pretrain.objectives.terms import Terms
 
@@ -131,8 +131,7 @@ def test_registry() -> None:
     assert load("bert").export_class == "BertForPreTraining"
     assert load("mlm").export_class == "BertForMaskedLM"
     assert [load(name).pairs for name in ("bert", "mlm")] == [True, False]
-    assert load("bert").data.__name__ == "NextSentencePairs"
-    assert load("mlm").data.__name__ == "SingleStreams"
+    assert [registered(name).sequences[0] for name in ("bert", "mlm")] == ["segment_pair", "doc_sentences"]
     with pytest.raises(UserError, match=r"objective\.name: unknown 'brt' \(expected bert or mlm\)"):
         load("brt")
     assert isinstance(model("bert")(cut(0))[0], Terms)

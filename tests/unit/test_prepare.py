@@ -15,11 +15,11 @@ import pytest
 from data_pipeline import executors
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN, Index
+from data_pipeline.learning import learn_vocabulary
 from data_pipeline.packing import original_tokens
 from data_pipeline.plan import Partition, Unit, plan
-from data_pipeline.prepare import learn_vocabulary, prepare
+from data_pipeline.prepare import prepare
 from data_pipeline.records import Corpus
-from data_pipeline.segments import NextSentencePairs, SingleStreams
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
 from tests.command_line import ROOT, Maskmill, write_text
@@ -46,6 +46,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings_for(text: Path, out: Path, **options: object) -> DataSettings:
     small = {
+        "sequences": "segment_pair",
         "sequence_length": 32,
         "max_predictions": 5,
         "shard_tokens": 1500,
@@ -68,7 +69,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def test_equal_bytes_for_any_workers_folder_time_zone_and_umask(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index, fresh = prepare(settings_for(text, tmp_path / "one"), NextSentencePairs, silent)
+    index, fresh = prepare(settings_for(text, tmp_path / "one"), silent)
     assert fresh
     assert len(index.train.shards) > 2
     assert len(index.held_out.shards) >= 1
@@ -82,21 +83,20 @@ def test_equal_bytes_for_any_workers_folder_time_zone_and_umask(
     try:
         prepare(
             settings_for(text, Path("two"), workers=2, sources=["elsewhere/corpus"]),
-            NextSentencePairs,
             silent,
         )
     finally:
         os.umask(old)
     assert hashes(tmp_path / "one") == hashes(tmp_path / "two")
     assert not (tmp_path / "one" / ".work").exists()
-    prepare(settings_for(text, tmp_path / "three", seed=1), NextSentencePairs, silent)
+    prepare(settings_for(text, tmp_path / "three", seed=1), silent)
     assert hashes(tmp_path / "one")["train-000000.tar"] != hashes(tmp_path / "three")["train-000000.tar"]
 
 
 def test_a_killed_run_goes_on_where_it_was(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(settings_for(text, tmp_path / "whole"), NextSentencePairs, silent)
+    prepare(settings_for(text, tmp_path / "whole"), silent)
     kept = executors._keep
     results = []
 
@@ -112,22 +112,22 @@ def test_a_killed_run_goes_on_where_it_was(
     for count in (1, 3, 5):
         monkeypatch.setattr(executors, "_keep", dies_after(count))
         with pytest.raises(KeyboardInterrupt):
-            prepare(settings_for(text, tmp_path / "killed"), NextSentencePairs, silent)
+            prepare(settings_for(text, tmp_path / "killed"), silent)
         assert not (tmp_path / "killed" / "index.json").exists()
     monkeypatch.setattr(executors, "_keep", kept)
     before = {path: path.stat().st_mtime_ns for path in results}
     monkeypatch.setattr(
         "data_pipeline.prepare.shutil.rmtree", lambda *_a, **_k: None
     )  # keep .work to look at
-    prepare(settings_for(text, tmp_path / "killed"), NextSentencePairs, silent)
+    prepare(settings_for(text, tmp_path / "killed"), silent)
     assert {path: path.stat().st_mtime_ns for path in results} == before, "what was done was done again"
     assert hashes(tmp_path / "killed") == hashes(tmp_path / "whole")
 
 
 def test_nothing_is_lost_and_nothing_shared(text: Path, tmp_path: Path) -> None:
     """As single streams, whose tokens cover the text exactly: every document once a pass, on one side only."""
-    options = {"short_seq_prob": 0.0, "held_out": 0.3}
-    index, _ = prepare(settings_for(text, tmp_path / "streams", **options), SingleStreams, silent)
+    options = {"sequences": "doc_sentences", "short_seq_prob": 0.0, "held_out": 0.3}
+    index, _ = prepare(settings_for(text, tmp_path / "streams", **options), silent)
     reading = index.statistics["reading"]
     assert reading["documents"] == 90
     per_split = {}
@@ -148,7 +148,7 @@ def test_nothing_is_lost_and_nothing_shared(text: Path, tmp_path: Path) -> None:
 
 
 def test_statistics_are_those_of_the_examples(text: Path, tmp_path: Path) -> None:
-    index, _ = prepare(settings_for(text, tmp_path / "shards"), NextSentencePairs, silent)
+    index, _ = prepare(settings_for(text, tmp_path / "shards"), silent)
     blocks = list(BlockReader(index, index.train).all_blocks())
     counts = index.statistics["train"]
     assert counts["examples"] == index.train.examples == sum(map(len, blocks))
@@ -158,7 +158,7 @@ def test_statistics_are_those_of_the_examples(text: Path, tmp_path: Path) -> Non
 
 
 def test_stock_webdataset_reads_a_shard(text: Path, tmp_path: Path) -> None:
-    index, _ = prepare(settings_for(text, tmp_path / "shards"), NextSentencePairs, silent)
+    index, _ = prepare(settings_for(text, tmp_path / "shards"), silent)
     code = (
         "import sys, webdataset\n"
         "n = sum(len(s['labels.npy']) for s in webdataset.WebDataset(sys.argv[1], shardshuffle=False).decode())\n"
@@ -172,15 +172,15 @@ def test_stock_webdataset_reads_a_shard(text: Path, tmp_path: Path) -> None:
 
 
 def test_the_folder_of_other_data_is_left_alone(text: Path, tmp_path: Path) -> None:
-    prepare(settings_for(text, tmp_path / "shards"), NextSentencePairs, silent)
+    prepare(settings_for(text, tmp_path / "shards"), silent)
     before = hashes(tmp_path / "shards")
-    _, fresh = prepare(settings_for(text, tmp_path / "shards", workers=2), NextSentencePairs, silent)
+    _, fresh = prepare(settings_for(text, tmp_path / "shards", workers=2), silent)
     assert not fresh
     for options in ({"seed": 3}, {"whole_word": True}):
         with pytest.raises(UserError, match="holds other data"):
-            prepare(settings_for(text, tmp_path / "shards", **options), NextSentencePairs, silent)
+            prepare(settings_for(text, tmp_path / "shards", **options), silent)
     with pytest.raises(UserError, match="holds other data"):
-        prepare(settings_for(text, tmp_path / "shards"), SingleStreams, silent)
+        prepare(settings_for(text, tmp_path / "shards", sequences="doc_sentences"), silent)
     assert hashes(tmp_path / "shards") == before
 
 
@@ -188,7 +188,7 @@ def test_a_folder_of_somebody_else_is_left_alone(text: Path, tmp_path: Path) -> 
     (tmp_path / "train-000000.tar").write_bytes(b"precious")
     (tmp_path / "train-000123.tar").write_bytes(b"precious")
     with pytest.raises(UserError, match="holds other files"):
-        prepare(settings_for(text, tmp_path), NextSentencePairs, silent)
+        prepare(settings_for(text, tmp_path), silent)
     assert {p.name: p.read_bytes() for p in tmp_path.glob("*.tar")} == {
         "train-000000.tar": b"precious",
         "train-000123.tar": b"precious",
@@ -196,10 +196,10 @@ def test_a_folder_of_somebody_else_is_left_alone(text: Path, tmp_path: Path) -> 
 
 
 def test_other_sources_are_other_data(text: Path, tmp_path: Path) -> None:
-    prepare(settings_for(text, tmp_path / "shards"), NextSentencePairs, silent)
+    prepare(settings_for(text, tmp_path / "shards"), silent)
     one = settings_for(text, tmp_path / "shards", sources=[f"{text}/corpus/a.txt"])
     with pytest.raises(UserError, match="its sources"):
-        prepare(one, NextSentencePairs, silent)
+        prepare(one, silent)
 
 
 def corpus_of(keys: list[int], tokens: int = 10) -> Corpus:
@@ -209,6 +209,7 @@ def corpus_of(keys: list[int], tokens: int = 10) -> Corpus:
         sentence_starts=np.arange(count + 1) * tokens,
         document_starts=np.arange(count + 1),
         keys=np.array(keys, np.uint64),
+        sources=np.zeros(count, np.uint16),
     )
 
 

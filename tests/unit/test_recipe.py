@@ -64,7 +64,6 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("data.streams=7", "does not divide"),
         ("encoder.heads=3", "does not divide"),
         ("data.mode=exact", "sets nothing aside"),
-        ("data.across_languages=false", "data.across_languages"),
         ("schedule.warmup=2.5", "schedule.warmup"),
         ("optim.betas=[0.9]", "optim.betas"),
         ("init_moments=true", "init_from"),

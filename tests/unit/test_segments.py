@@ -169,7 +169,9 @@ def test_donors_and_their_first_sentences_are_uniform():
 
 def test_a_document_of_the_same_key_is_no_donor():
     text = corpus([2, 2, 2], [4] * 6)
-    twins = Corpus(text.tokens, text.sentence_starts, text.document_starts, np.array([8, 8, 9], np.uint64))
+    twins = Corpus(
+        text.tokens, text.sentence_starts, text.document_starts, np.array([8, 8, 9], np.uint64), text.sources
+    )
     pairs = recipe(NextSentencePairs, twins).segments(twins, 0, 2, 1, 50)
     assert {int(document_of(twins, b)[0]) for _, b, label in halves(pairs) if label == 1} == {2}
 

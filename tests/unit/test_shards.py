@@ -55,7 +55,6 @@ def test_a_vocabulary_beyond_16_bits_and_single_streams(tmp_path: Path) -> None:
         splits={"train": [entry]},
         settings={},
         block_examples=8,
-        objective="mlm",
         vocabulary=StubVocabulary(size=100_000),  # type: ignore[arg-type]
         statistics={},
     )

@@ -12,11 +12,12 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import tokens, word_table
+from data_pipeline import tokenizing, tokens, word_table
 from data_pipeline.counts import Counts
 from data_pipeline.draws import text_key
 from data_pipeline.records import Sentences
-from data_pipeline.tokens import WordCache, tokenize
+from data_pipeline.tokenizing import tokenize
+from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
 from data_pipeline.word_table import ALONE, LONGEST_CACHED, WIDE, byte_kinds
 from data_pipeline.wordpiece import SPECIAL_TOKENS, Normalization, make_vocabulary
@@ -218,7 +219,7 @@ def test_text_without_any_border_is_cut_between_characters():
 
 
 def test_a_corpus_without_empty_sentences_and_documents(monkeypatch):
-    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 5)
+    monkeypatch.setattr(tokenizing, "BATCH_CHARACTERS", 5)
     documents = [
         Sentences("x:1", ["the a", "\u200b", "b b b"]),
         Sentences("x:2", ["\u200b", "\u200d"]),
