@@ -107,9 +107,9 @@ def test_pieces_of_a_plain_file_give_the_documents_of_the_whole(tmp_path_factory
                 assert discover(chosen, pool.map) == units
         assert len(units) == max(1, -(-os.path.getsize(name) // unit))
         assert [
-            tuple(d) for u in random.sample(units, len(units)) for d in read(u, chosen, Counts())
+            (d.id, d.text) for u in random.sample(units, len(units)) for d in read(u, chosen, Counts())
         ] or not whole
-        assert [tuple(d) for u in units for d in read(u, chosen, Counts())] == whole
+        assert [(d.id, d.text) for u in units for d in read(u, chosen, Counts())] == whole
 
 
 def test_a_piece_within_a_long_document_does_not_read_on():
