@@ -1,5 +1,6 @@
 """The `maskmill` command: each verb parses, builds, calls. Anything a person can put right is one line, exit 2."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -101,6 +102,40 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     from pretrain.train import train as run
 
     run(config, console, command=f"maskmill {' '.join(sys.argv[1:])}")
+
+
+@app.command()
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each machine.", min=1)] = 8,
+    gpu: Annotated[str, typer.Option(help="v100, a100, a100-80, h100 or h200.")] = "h100",
+    network: Annotated[
+        float, typer.Option(help="Gbit/s a GPU has to other machines; 0: what such machines usually have.")
+    ] = 0.0,
+    utilisation: Annotated[
+        float,
+        typer.Option(help="Share of the GPU's peak that the arithmetic reaches; measure it if you can."),
+    ] = 0.4,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Say what a run needs and costs before anyone pays: memory, time, epochs, and what does not add up.
+
+    \b
+    Example:
+        maskmill plan bert_large_phase1 --nodes 8 --gpu h100"""
+    config = load_config(recipe, overrides or [])
+    from pretrain.planning.forecast import forecast
+    from pretrain.planning.hardware import gpu_named
+    from pretrain.planning.show import as_values, show
+    from pretrain.planning.timing import Cluster
+
+    found = forecast(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
+    if as_json:
+        print(json.dumps(as_values(found), indent=1))
+    else:
+        show(found, config.zero.stage, console)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -14,8 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""stage(name, total) gives a context whose value is called with how many more are done."""
+from data_pipeline.executors import Stage
 
 
 def stages(console: Console) -> Stage:
