@@ -21,6 +21,7 @@ CHOICES = {
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "zero.stage": (0, 1, 2, 3),
     "optim.name": ("lamb", "adamw"),
+    "optim.form": ("nvidia", "google", "paper"),
     "schedule.name": ("linear", "polynomial", "nvidia", "cosine", "constant"),
     "encoder.activation": ("gelu_tanh", "gelu", "relu"),
     "monitor.tracker": ("wandb", "jsonl", "none"),
@@ -101,7 +102,7 @@ def check(config: RunConfig) -> None:
 
 def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
     data, train, encoder, run = config.data, config.train, config.encoder, config.run
-    betas = config.optim.betas
+    betas, clamp = config.optim.betas, config.optim.trust_clamp
     steps_of_warmup = config.schedule.warmup
     return [
         (
@@ -153,6 +154,10 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         (
             len(betas) != 2 or not all(0 <= beta < 1 for beta in betas),
             f"optim.betas={betas}: expected two numbers from 0 up to, not including, 1",
+        ),
+        (
+            bool(clamp) and not (len(clamp) == 2 and 0 <= clamp[0] <= clamp[1]),
+            f"optim.trust_clamp={clamp}: expected the least and the largest trust ratio, or nothing",
         ),
         (
             steps_of_warmup >= 1 and (steps_of_warmup > train.steps or steps_of_warmup % 1 != 0),

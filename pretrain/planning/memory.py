@@ -55,9 +55,7 @@ def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
 def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:
     """Bytes of `model` on a rank of `ranks` under the config's ZeRO stage (engine.py states the wrappers)."""
     stage, half = config.zero.stage, precision != "fp32"
-    groups = [
-        [p.numel() for p in group["params"]] for group in parameter_groups(model, config.optim.weight_decay)
-    ]
+    groups = [[p.numel() for p in group["params"]] for group in parameter_groups(model, config.optim)]
     count = sum(map(sum, groups))
     if stage == 0:
         masters = 4 * count if half else 0
