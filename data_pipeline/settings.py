@@ -1,9 +1,12 @@
 """Settings of the mill, in two groups: those that decide the bytes of the shards, and those that do not."""
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from data_pipeline.errors import UserError
+
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 
 
 def deciding(default: Any, *, tokens: bool = False) -> Any:
@@ -143,6 +146,29 @@ def deciding_values(settings: DataSettings) -> dict[str, Any]:
 def token_values(settings: DataSettings) -> dict[str, Any]:
     """The settings that decide the tokenized text, by name, in their order of declaration."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_tokens")}
+
+
+def of_source(values: list[Any], source: int, settings: DataSettings, key: str, default: Any) -> Any:
+    """What the list `values` of the setting `key` says of the source with this number (from 0): one value for
+    each source, one for all, or, if it is empty, `default`. Raises UserError for any other length."""
+    if len(values) not in (0, 1, len(settings.sources)):
+        raise UserError(
+            f"has {len(values)} entries for {len(settings.sources)} sources",
+            where=key,
+            expected="one for each source, in their order, or one for all",
+        )
+    return values[source if len(values) > 1 else 0] if values else default
+
+
+def language_of(settings: DataSettings, source: int) -> str:
+    """The language (ISO 639) of the source with this number (from 0). Raises UserError for a list of another
+    length than the sources', or for what cannot be a language code."""
+    language = str(of_source(settings.languages, source, settings, "data.languages", "en"))
+    if not _LANGUAGE.fullmatch(language):
+        raise UserError(
+            f"{language!r} is no language code", where="data.languages", expected="ISO 639, as en"
+        )
+    return language
 
 
 def required(value: str, key: str, expected: str) -> str:
