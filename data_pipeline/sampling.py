@@ -46,7 +46,7 @@ def smoothed(shares: ArrayLike, exponent: float) -> NDArray[np.float64]:
     """The shares q ~ p ** exponent of languages with the shares (or amounts) p; a share of 0 stays 0.
 
     >>> smoothed([0.8046, 0.1916, 0.0038], 0.7).round(3).tolist()
-    [0.72, 0.263, 0.017]
+    [0.72, 0.264, 0.017]
     """
     amounts = np.asarray(shares, np.float64)
     total = amounts.sum()
