@@ -4,7 +4,8 @@ Both are ranges of documents in the order of their keys, which are hashes: every
 corpus. The plan follows from the documents and the settings alone.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from data_pipeline import draws
 from data_pipeline.corpus import document_tokens
+from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
 from data_pipeline.records import Corpus
@@ -98,3 +100,16 @@ def _units(tokens: NDArray[np.int64], settings: DataSettings) -> tuple[Unit, ...
     number = (np.cumsum(tokens) - tokens) // each
     starts = np.flatnonzero(np.diff(number, prepend=-1))
     return tuple(Unit(int(a), int(b)) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=True))
+
+
+def plan_json(partitions: list[Partition]) -> bytes:
+    """The plan as a file, as `parsed_plan` reads it."""
+    return canonical_json([asdict(partition) for partition in partitions])
+
+
+def parsed_plan(data: bytes) -> list[Partition]:
+    """The plan that `plan_json` wrote."""
+    return [
+        Partition(**(fields | {"units": tuple(Unit(**unit) for unit in fields["units"])}))
+        for fields in json.loads(data)
+    ]

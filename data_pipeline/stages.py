@@ -1,12 +1,12 @@
-"""The three kinds of task that workers do; each reads files, writes files under a final name once whole,
-and returns counts as JSON.
+"""The kinds of task that workers do; each reads files, writes files under a final name once whole, and returns
+counts as JSON.
 
     read_source        one unit of a source -> tokenized documents, in the order of their keys
+    make_plan          all units -> the ranges of keys that form pools of donors, and the shards
     gather_partition   a range of keys of all units -> one memory-mapped corpus, the pool of donors
     write_unit         a range of documents of a partition -> one shard
 """
 
-import shutil
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from data_pipeline import draws
-from data_pipeline.corpus import merge, open_corpus, save_corpus, sorted_by_key
+from data_pipeline.corpus import find, merge, open_corpus, outline, save_corpus, sorted_by_key
 from data_pipeline.counts import Counts
 from data_pipeline.index import HELD_OUT
-from data_pipeline.plan import Partition, Unit, is_held_out
+from data_pipeline.plan import Partition, Unit, is_held_out, plan, plan_json
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
 from data_pipeline.statistics import shard_statistics
+from data_pipeline.storage import whole_folder, write_whole
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
@@ -34,25 +35,32 @@ def read_source(source: SourceFile, settings: DataSettings, vocabulary: str, out
     counts = Counts()
     documents = (split(document, settings, counts) for document in read(source, settings, counts))
     corpus = sorted_by_key(tokenize(documents, _words(vocabulary), counts))
-    with _whole(Path(out)) as folder:
+    with whole_folder(out) as folder:
         save_corpus(corpus, folder)
     return {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
+
+
+def make_plan(parts: list[str], settings: DataSettings, out: str) -> dict[str, Any]:
+    """Writes the partitions of the documents in the folders `parts`, and their shards, to the file `out`."""
+    partitions = plan([outline(Path(part)) for part in parts], settings)
+    write_whole(out, plan_json(partitions))
+    return {"partitions": len(partitions), "shards": sum(len(p.units) for p in partitions)}
 
 
 def gather_partition(
     parts: list[str], settings: DataSettings, partition: Partition, out: str
 ) -> dict[str, Any]:
     """Merges the partition's documents, wherever they were read, into the folder `out`."""
-    chosen = []
-    for part in parts:
+    found = []
+    for number, part in enumerate(parts):
         corpus = open_corpus(Path(part))
         first = int(np.searchsorted(corpus.keys, np.uint64(partition.low), "left"))
         last = int(np.searchsorted(corpus.keys, np.uint64(partition.high), "right"))
         aside = is_held_out(np.asarray(corpus.keys[first:last]), settings)
-        chosen.append((corpus, first + np.flatnonzero(aside == (partition.split == HELD_OUT))))
-    with _whole(Path(out)) as folder:
-        merge(chosen, folder)
-    return {"documents": sum(len(numbers) for _, numbers in chosen)}
+        found.append(find(number, corpus, first + np.flatnonzero(aside == (partition.split == HELD_OUT))))
+    with whole_folder(out) as folder:
+        merge([Path(part) for part in parts], found, folder)
+    return {"documents": sum(len(rows.keys) for rows in found)}
 
 
 def write_unit(
@@ -72,22 +80,3 @@ def write_unit(
 @lru_cache(maxsize=2)
 def _words(vocabulary: str) -> WordCache:
     return WordCache(load_vocabulary(vocabulary))
-
-
-class _whole:
-    """A folder that gets its name only if the block ends well."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.partial = folder, folder.with_name(f"{folder.name}.partial")
-
-    def __enter__(self) -> Path:
-        shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(parents=True)
-        return self.partial
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.partial.rename(self.folder)
-        else:
-            shutil.rmtree(self.partial, ignore_errors=True)
