@@ -1,6 +1,6 @@
-"""A real Slurm cluster in a folder: four nodes of one host, with daemons of its own, for tests of what it runs.
+"""A real Slurm cluster of four nodes on one host, with daemons of its own, for tests of what it runs.
 
-    with Cluster(folder) as cluster:
+    with Cluster() as cluster:
         job = cluster.submit("script.sbatch", "argument")
         assert cluster.wait(job) == "COMPLETED"
 
@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,12 +73,15 @@ class ClusterError(Exception):
 
 
 class Cluster:
-    """munged, slurmctld and four slurmd in `folder`, each with its own ports, keys and pid files."""
+    """munged, slurmctld and four slurmd in a folder that goes when they end, on ports of their own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._configuration = folder / "etc/slurm.conf"
+    def __init__(self) -> None:
+        # not one of pytest's folders: those are for one user, which munged refuses, and long for a socket's name
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self.folder.chmod(0o755)
+        self._configuration = self.folder / "etc/slurm.conf"
         self.environment = os.environ | {"SLURM_CONF": str(self._configuration)}
+        """What its commands, and so its jobs, start with."""
 
     def __enter__(self) -> "Cluster":
         try:
@@ -180,6 +184,7 @@ class Cluster:
         everything = with_descendants([*daemons, *(pid for node in NODES for pid in self.processes_of(node))])
         send(daemons, signal.SIGTERM)
         end(everything, seconds=10)
+        shutil.rmtree(self.folder)
 
     def _write_configuration(self) -> None:
         lab = self.folder
@@ -201,12 +206,11 @@ class Cluster:
 
     def _run(self, command: list[str], *, check: bool = True) -> str:
         # daemons keep their output open for ever, so it goes to a file, not to a pipe
-        with open(self.folder / "log/commands.txt", "a+") as log:
-            start = log.seek(0, os.SEEK_END)
+        with tempfile.TemporaryFile("w+") as log:
             done = subprocess.run(
                 command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, timeout=30, check=False
             )
-            log.seek(start)
+            log.seek(0)
             text = log.read()
         if check and done.returncode:
             raise ClusterError(f"{' '.join(command)}: {text.strip()}\n{self.log()}")

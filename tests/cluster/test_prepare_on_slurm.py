@@ -23,7 +23,7 @@ SCRIPT = ROOT / "slurm/prepare.sbatch"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+    with Cluster() as cluster:
         cluster.environment |= {
             "MASKMILL": f"{sys.executable} -m launch.cli",
             "PYTHONPATH": str(ROOT),
