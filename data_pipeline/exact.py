@@ -26,13 +26,15 @@ from data_pipeline.draws import jit
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
 from data_pipeline.masking import emit_covered, mask_sequence
+from data_pipeline.pair_walks import next_pair
+from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, Examples
-from data_pipeline.segments import NextSentencePairs, flat_columns
+from data_pipeline.segments import flat_columns
 from data_pipeline.settings import DataSettings
 from data_pipeline.tokens import WordCache
 from data_pipeline.twister import python_stream, shuffle
 from data_pipeline.vocabulary import Vocabulary
-from data_pipeline.walks import AT_START, draw_target, next_pair, write_pair
+from data_pipeline.walks import AT_START, draw_target, write_pair
 
 WORD_CHARACTERS = 200
 """The script takes a longer word for unknown; most vocabularies say 100."""
@@ -154,10 +156,10 @@ def script_instances(
 ) -> Iterator[Examples]:
     """All instances in the order in which the script makes them, before it shuffles them; `stream` goes on.
     What is yielded is overwritten by the next."""
-    tokens, starts, firsts, lasts, keys = flat_columns(corpus)
+    tokens, starts, firsts, lasts, keys, sources = flat_columns(corpus)
     order = np.arange(len(corpus))
     shuffle(stream, order)
-    columns = (tokens, starts, firsts[order], lasts[order], keys)
+    columns = (tokens, starts, firsts[order], lasts[order], keys, sources)
     counts = recipe.masker.counts(np.arange(recipe.sequence_length + 1))
     out = _buffers(int(counts[-1]), tokens.dtype)
     flat, offsets, first_lengths, labels, positions, ids, masked_offsets = out
@@ -224,7 +226,7 @@ def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
 def _fill_exact(walk, stream, numbers, columns, rule, out):
     """Writes masked pairs into the buffers `out` until the pass is done or a buffer is full; returns how many."""
     room, short_seq_prob, counts = numbers
-    _, _, firsts, lasts, _ = columns
+    _, _, firsts, lasts, _, _ = columns
     tokens, offsets, first_lengths, labels, positions, ids, masked_offsets = out
     sequence = np.empty(room + 3, tokens.dtype)
     scratch = np.empty((3, room + 4), np.int64)
@@ -235,10 +237,8 @@ def _fill_exact(walk, stream, numbers, columns, rule, out):
         if walk[POSITION] == AT_START:
             walk[POSITION] = firsts[document]
             walk[TARGET] = draw_target(stream, room, short_seq_prob)
-        a0, a1, b0, b1, label, onward = next_pair(
-            stream, columns, document, walk[POSITION], walk[TARGET], room
-        )
-        first, whole = write_pair(columns[0], (a0, a1, b0, b1), (rule.cls, rule.sep), sequence, 0)
+        pair, label, _, onward = next_pair(stream, columns, document, walk[POSITION], walk[TARGET], room)
+        first, whole = write_pair(columns[0], pair, (rule.cls, rule.sep, 1), sequence, 0)
         corrupted = tokens[offsets[made] : offsets[made] + whole]
         corrupted[:] = sequence[:whole]
         done = mask_sequence(stream, counts[whole], rule, sequence[:whole], corrupted, covered, scratch)

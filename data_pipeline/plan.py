@@ -1,7 +1,8 @@
 """Tokenized parts in; which documents form a pool of donors, and which a shard, out.
 
 Both are ranges of documents in the order of their keys, which are hashes: every range is a uniform sample of the
-corpus. The plan follows from the documents and the settings alone.
+corpus, or with data.across_languages=false of one language. The plan follows from the documents and the settings
+alone.
 """
 
 import json
@@ -16,7 +17,10 @@ from data_pipeline.corpus import document_tokens
 from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
+from data_pipeline.pairs import ALONE
+from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Corpus
+from data_pipeline.sampling import document_passes, language_numbers, repeats
 from data_pipeline.settings import DataSettings
 
 PARTITION_TOKENS = 256_000_000
@@ -29,6 +33,8 @@ class Unit:
 
     start: int
     stop: int
+    rates: tuple[float, ...] = ()
+    """How often the documents of each source are passed over, dupe_factor aside; empty: once."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +45,37 @@ class Partition:
     low: int
     high: int
     units: tuple[Unit, ...]
+    sources: tuple[int, ...] = ()
+    """Only documents of the sources with these numbers; empty: of all."""
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """What the plan follows from: a row a document, in the order of the keys."""
+
+    keys: NDArray[np.uint64]
+    tokens: NDArray[np.int64]
+    sources: NDArray[np.uint16]
+
+    def take(self, chosen: NDArray) -> "_Documents":
+        return _Documents(self.keys[chosen], self.tokens[chosen], self.sources[chosen])
 
 
 def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
     """The partitions of both splits, training first. Raises UserError where a split has no document."""
-    keys = np.concatenate([np.asarray(part.keys) for part in parts])
-    tokens = np.concatenate([document_tokens(part) for part in parts])
-    if not len(keys):
+    documents = _Documents(
+        np.concatenate([np.asarray(part.keys) for part in parts]),
+        np.concatenate([document_tokens(part) for part in parts]),
+        np.concatenate([np.asarray(part.sources) for part in parts]),
+    )
+    if not len(documents.keys):
         raise UserError(
             "no text to learn from: the sources hold no document with a token",
             where="data.sources",
             remedy="check the files, data.text_field and data.vocab",
         )
-    order = np.argsort(keys, kind="stable")
-    keys, tokens = keys[order], tokens[order]
+    documents = documents.take(np.argsort(documents.keys, kind="stable"))
+    keys = documents.keys
     if (repeated := int((keys[1:] == keys[:-1]).sum())) > 0:
         raise UserError(
             f"{repeated} documents have the id of another",
@@ -68,10 +91,21 @@ def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
             expected="some for training and some for evaluation",
             remedy="change data.held_out, or data.held_out=0",
         )
-    partitions = _partitions(TRAIN, keys[~aside], tokens[~aside], settings)
+    rates = _rates(documents, settings)
+    partitions = _partitions(TRAIN, documents.take(~aside), rates, settings)
     if aside.any():
-        partitions += _partitions(HELD_OUT, keys[aside], tokens[aside], settings)
+        partitions += _partitions(HELD_OUT, documents.take(aside), rates, settings)
     return partitions
+
+
+def members(part: Corpus, partition: Partition, settings: DataSettings) -> NDArray[np.int64]:
+    """The numbers of the documents of `part`, which lie in the order of their keys, that are of the partition."""
+    first = int(np.searchsorted(part.keys, np.uint64(partition.low), "left"))
+    last = int(np.searchsorted(part.keys, np.uint64(partition.high), "right"))
+    mine = is_held_out(np.asarray(part.keys[first:last]), settings) == (partition.split == HELD_OUT)
+    if partition.sources:
+        mine &= np.isin(part.sources[first:last], partition.sources)
+    return first + np.flatnonzero(mine)
 
 
 def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.bool_]:
@@ -82,24 +116,91 @@ def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.
     return draws.first_words(settings.seed, keys, draws.HELD_OUT) < limit
 
 
+def _rates(documents: _Documents, settings: DataSettings) -> tuple[float, ...]:
+    """`Unit.rates`, by the tokens of each source."""
+    amounts = np.bincount(documents.sources, weights=documents.tokens, minlength=len(settings.sources))
+    rates = repeats(amounts, settings)
+    return () if (rates == 1.0).all() else tuple(rates.tolist())
+
+
 def _partitions(
-    split: str, keys: NDArray[np.uint64], tokens: NDArray[np.int64], settings: DataSettings
+    split: str, documents: _Documents, rates: tuple[float, ...], settings: DataSettings
 ) -> list[Partition]:
+    """The partitions of one split in which a document is passed over; with data.across_languages=false, of one
+    language after the other. Raises UserError where there is none."""
+    languages, numbers = language_numbers(settings)
+    if settings.across_languages or len(languages) == 1:
+        partitions = _pools(split, "", (), documents, rates, settings)
+    else:
+        partitions = []
+        for number, language in enumerate(languages):
+            sources = np.flatnonzero(numbers == number)
+            chosen = documents.take(np.isin(documents.sources, sources))
+            if len(chosen.keys):
+                partitions += _pools(split, language, tuple(sources.tolist()), chosen, rates, settings)
+    partitions = [partition for partition in partitions if partition.units]
+    if not partitions:
+        raise UserError(
+            f"pass over none of {len(documents.keys)} {split} documents",
+            where="data.weights",
+            remedy="raise them, or add text",
+        )
+    return partitions
+
+
+def _pools(
+    split: str,
+    language: str,
+    sources: tuple[int, ...],
+    documents: _Documents,
+    rates: tuple[float, ...],
+    settings: DataSettings,
+) -> list[Partition]:
+    keys, tokens = documents.keys, documents.tokens
+    recipe = RECIPES.get(settings.sequences)
+    if len(keys) == 1 and recipe and recipe.draws_donors:
+        raise _alone(split, language)
+    passes = document_passes(keys, documents.sources, rates, settings.seed, settings.dupe_factor)
     count = max(1, min(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // settings.min_donors))
     borders = [len(keys) * n // count for n in range(count + 1)]
     return [
-        Partition(split, int(keys[first]), int(keys[last - 1]), _units(tokens[first:last], settings))
+        Partition(
+            split,
+            int(keys[first]),
+            int(keys[last - 1]),
+            _units(tokens[first:last], passes[first:last], rates, settings),
+            sources,
+        )
         for first, last in pairwise(borders)
     ]
 
 
-def _units(tokens: NDArray[np.int64], settings: DataSettings) -> tuple[Unit, ...]:
+def _alone(split: str, language: str) -> UserError:
+    """The error where a random next segment has nowhere to come from."""
+    remedies = ["raise data.held_out"] if split == HELD_OUT else []
+    remedies.append("add text, or data.across_languages=true" if language else ALONE)
+    return UserError(
+        f"a random next segment needs another document{f' in {language}' if language else ''}, and there is only one"
+        f"{' held out' if split == HELD_OUT else ''}",
+        where="data.sources",
+        expected=f"two documents or more{' of each language' if language else ''}",
+        remedy=", or ".join(remedies),
+    )
+
+
+def _units(
+    tokens: NDArray[np.int64], passes: NDArray[np.int64], rates: tuple[float, ...], settings: DataSettings
+) -> tuple[Unit, ...]:
     """Runs of documents of about shard_tokens over all passes: a new run begins with the document that crosses
-    a multiple of it."""
-    each = max(1, settings.shard_tokens // settings.dupe_factor)
-    number = (np.cumsum(tokens) - tokens) // each
-    starts = np.flatnonzero(np.diff(number, prepend=-1))
-    return tuple(Unit(int(a), int(b)) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=True))
+    a multiple of it. Documents that are not passed over begin none; there is no run without another document."""
+    each = max(1, settings.shard_tokens // settings.dupe_factor) * settings.dupe_factor
+    passed = np.flatnonzero(passes)
+    work = tokens[passed] * passes[passed]
+    number = (np.cumsum(work) - work) // each
+    starts = passed[np.flatnonzero(np.diff(number, prepend=-1))].tolist()
+    if starts:
+        starts[0] = 0
+    return tuple(Unit(a, b, rates) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=False))
 
 
 def plan_json(partitions: list[Partition]) -> bytes:
@@ -110,6 +211,12 @@ def plan_json(partitions: list[Partition]) -> bytes:
 def parsed_plan(data: bytes) -> list[Partition]:
     """The plan that `plan_json` wrote."""
     return [
-        Partition(**(fields | {"units": tuple(Unit(**unit) for unit in fields["units"])}))
-        for fields in json.loads(data)
+        Partition(
+            row["split"],
+            row["low"],
+            row["high"],
+            tuple(Unit(unit["start"], unit["stop"], tuple(unit["rates"])) for unit in row["units"]),
+            tuple(row["sources"]),
+        )
+        for row in json.loads(data)
     ]

@@ -11,19 +11,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from data_pipeline import draws
 from data_pipeline.corpus import find, merge, open_corpus, outline, save_corpus, sorted_by_key
 from data_pipeline.counts import Counts
-from data_pipeline.index import HELD_OUT
-from data_pipeline.plan import Partition, Unit, is_held_out, plan, plan_json
+from data_pipeline.plan import Partition, Unit, members, plan, plan_json
+from data_pipeline.sampling import document_passes
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
-from data_pipeline.statistics import shard_statistics
+from data_pipeline.statistics import language_statistics, shard_statistics
 from data_pipeline.storage import whole_folder, write_whole
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
@@ -51,15 +49,13 @@ def gather_partition(
     parts: list[str], settings: DataSettings, partition: Partition, out: str
 ) -> dict[str, Any]:
     """Merges the partition's documents, wherever they were read, into the folder `out`."""
+    folders = [Path(part) for part in parts]
     found = []
-    for number, part in enumerate(parts):
-        corpus = open_corpus(Path(part))
-        first = int(np.searchsorted(corpus.keys, np.uint64(partition.low), "left"))
-        last = int(np.searchsorted(corpus.keys, np.uint64(partition.high), "right"))
-        aside = is_held_out(np.asarray(corpus.keys[first:last]), settings)
-        found.append(find(number, corpus, first + np.flatnonzero(aside == (partition.split == HELD_OUT))))
-    with whole_folder(out) as folder:
-        merge([Path(part) for part in parts], found, folder)
+    for number, folder in enumerate(folders):
+        corpus = open_corpus(folder)
+        found.append(find(number, corpus, members(corpus, partition, settings)))
+    with whole_folder(out) as whole:
+        merge(folders, found, whole)
     return {"documents": sum(len(rows.keys) for rows in found)}
 
 
@@ -68,12 +64,17 @@ def write_unit(
 ) -> dict[str, Any]:
     """Cuts, masks and shuffles the unit's examples and writes them as the shard with the path `shard`."""
     corpus = open_corpus(Path(partition))
-    segments = recipe.segments(corpus, unit.start, unit.stop, settings.seed, settings.dupe_factor)
+    chosen = slice(unit.start, unit.stop)
+    passes = document_passes(
+        corpus.keys[chosen], corpus.sources[chosen], unit.rates, settings.seed, settings.dupe_factor
+    )
+    segments = recipe.segments(corpus, unit.start, unit.stop, settings.seed, passes)
     examples = recipe.corrupt(segments, settings.seed)
     order = draws.permutation(settings.seed, number, draws.SHUFFLE, len(examples))
     size = settings.block_examples
     entry = write_shard(shard, (examples.take(order[i : i + size]) for i in range(0, len(order), size)))
     statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
+    statistics |= language_statistics(segments, settings)
     return {"entry": entry.as_dict(), "statistics": statistics}
 
 

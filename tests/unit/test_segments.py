@@ -10,9 +10,10 @@ from pair_material import CLS, FIRST, MASK, SEP, corpus, difference, random_corp
 from data_pipeline import segments as segments_module
 from data_pipeline.errors import UserError
 from data_pipeline.exact import script_instances
+from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, concatenate
-from data_pipeline.segments import NextSentencePairs, SingleStreams
 from data_pipeline.settings import DataSettings
+from data_pipeline.streams import SingleStreams
 from data_pipeline.twister import python_stream
 
 
