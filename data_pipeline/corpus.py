@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.draws import jit
-from data_pipeline.records import Corpus
+from data_pipeline.records import Corpus, Examples
 from data_pipeline.storage import writing
 
 CHUNK = 1 << 25
@@ -33,11 +33,11 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(**{c.name: _mapped(folder / f"{c.name}.npy") for c in fields(Corpus)})
 
 
-def release(corpus: Corpus) -> None:
-    """Gives back the memory of what was touched of a memory-mapped corpus: the kernel maps sixteen pages where one
-    is asked for, and random donors would end with all of it in memory."""
-    for column in fields(Corpus):
-        mapped = getattr(getattr(corpus, column.name), "_mmap", None)
+def release(columns: Corpus | Examples) -> None:
+    """Gives back the memory of what was touched of memory-mapped columns: the kernel maps sixteen pages where one is
+    asked for, and random places would end with all of them in memory."""
+    for column in fields(columns):
+        mapped = getattr(getattr(columns, column.name), "_mmap", None)
         if mapped is not None:
             mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -58,7 +58,12 @@ def outline(folder: Path) -> Corpus:
 
 def document_tokens(corpus: Corpus) -> NDArray[np.int64]:
     """Tokens of each document."""
-    return np.diff(corpus.sentence_starts[corpus.document_starts])
+    return token_counts(corpus, slice(0, len(corpus)))
+
+
+def token_counts(corpus: Corpus, chosen: slice) -> NDArray[np.int64]:
+    """Tokens of each document of a run."""
+    return np.diff(corpus.sentence_starts[corpus.document_starts[chosen.start : chosen.stop + 1]])
 
 
 def sorted_by_key(corpus: Corpus) -> Corpus:

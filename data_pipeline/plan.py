@@ -25,6 +25,8 @@ from data_pipeline.settings import DataSettings
 
 PARTITION_TOKENS = 256_000_000
 """Tokens of a partition, about, where that leaves it enough donors: half a gigabyte on disk."""
+PARTITION_DOCUMENTS = 2_000_000
+"""Documents of a partition, about: gathering them takes a hundred bytes of memory for each."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ def _pools(
     if len(keys) == 1 and recipe and recipe.draws_donors:
         raise _alone(split, language)
     passes = document_passes(keys, documents.sources, rates, settings.seed, settings.dupe_factor)
-    count = max(1, min(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // settings.min_donors))
+    wanted = max(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // PARTITION_DOCUMENTS)
+    count = max(1, min(wanted, len(keys) // settings.min_donors))
     borders = [len(keys) * n // count for n in range(count + 1)]
     return [
         Partition(

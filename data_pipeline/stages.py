@@ -7,25 +7,44 @@ counts as JSON.
     write_unit         a range of documents of a partition -> one shard
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_pipeline import draws
-from data_pipeline.corpus import find, merge, open_corpus, outline, save_corpus, sorted_by_key
+from data_pipeline.corpus import (
+    find,
+    merge,
+    open_corpus,
+    outline,
+    release,
+    save_corpus,
+    sorted_by_key,
+    token_counts,
+)
 from data_pipeline.counts import Counts
 from data_pipeline.plan import Partition, Unit, members, plan, plan_json
+from data_pipeline.records import Examples, concatenate
 from data_pipeline.sampling import document_passes
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
-from data_pipeline.statistics import language_statistics, shard_statistics
-from data_pipeline.storage import whole_folder, write_whole
+from data_pipeline.spool import spooled
+from data_pipeline.statistics import add_up, language_statistics, shard_statistics
+from data_pipeline.storage import temporary_folder, whole_folder, write_whole
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
+
+SPOOL_TOKENS = 1 << 25
+"""A shard of more tokens, as of a huge document, is put together on disk."""
 
 
 def read_source(source: SourceFile, settings: DataSettings, vocabulary: str, out: str) -> dict[str, Any]:
@@ -68,14 +87,36 @@ def write_unit(
     passes = document_passes(
         corpus.keys[chosen], corpus.sources[chosen], unit.rates, settings.seed, settings.dupe_factor
     )
-    segments = recipe.segments(corpus, unit.start, unit.stop, settings.seed, passes)
-    examples = recipe.corrupt(segments, settings.seed)
-    order = draws.permutation(settings.seed, number, draws.SHUFFLE, len(examples))
-    size = settings.block_examples
-    entry = write_shard(shard, (examples.take(order[i : i + size]) for i in range(0, len(order), size)))
-    statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
-    statistics |= language_statistics(segments, settings)
-    return {"entry": entry.as_dict(), "statistics": statistics}
+    counts: list[dict[str, Any]] = []
+
+    def masked() -> Iterator[Examples]:
+        for segments in recipe.pieces(corpus, unit.start, unit.stop, settings.seed, passes):
+            release(corpus)
+            examples = recipe.corrupt(segments, settings.seed)
+            statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
+            counts.append(statistics | language_statistics(segments, settings))
+            yield examples
+
+    with _gathered_examples(masked(), int(token_counts(corpus, chosen) @ passes), Path(shard)) as examples:
+        order = draws.permutation(settings.seed, number, draws.SHUFFLE, len(examples))
+        entry = write_shard(shard, _blocks(examples, order, settings.block_examples))
+    return {"entry": entry.as_dict(), "statistics": add_up(counts)}
+
+
+@contextmanager
+def _gathered_examples(parts: Iterator[Examples], tokens: int, shard: Path) -> Iterator[Examples]:
+    """All of `parts`, in memory or, where `tokens` are too many for it, in files beside the shard."""
+    if tokens <= SPOOL_TOKENS:
+        yield concatenate(list(parts))
+        return
+    with temporary_folder(shard) as folder:
+        yield spooled(parts, folder)
+
+
+def _blocks(examples: Examples, order: NDArray[np.int64], size: int) -> Iterator[Examples]:
+    for first in range(0, len(order), size):
+        yield examples.take(order[first : first + size])
+        release(examples)
 
 
 @lru_cache(maxsize=2)

@@ -123,7 +123,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        sync_folder(final.parent)
+        _sync(final.parent)
 
 
 @contextmanager
@@ -131,22 +131,29 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A new local folder to fill that gets its name when the block ends well. Where another process made the same
     one meanwhile, that one stays: someone may be reading it."""
     final = Path(path)
-    partial = partial_name(final)
-    with writing(final):
+    with writing(final), temporary_folder(final) as partial:
+        yield partial
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
         try:
-            partial.mkdir(parents=True)
-            yield partial
-            for file in partial.iterdir():
-                _sync(file)
-            sync_folder(partial)
-            try:
-                partial.rename(final)
-            except OSError:
-                if not final.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        sync_folder(final.parent)
+            partial.rename(final)
+        except OSError:
+            if not final.is_dir():
+                raise
+        _sync(final.parent)
+
+
+@contextmanager
+def temporary_folder(beside: Path) -> Iterator[Path]:
+    """A new local folder, named after `beside` and next to it, that goes when the block ends."""
+    partial = partial_name(beside)
+    with writing(partial):
+        partial.mkdir(parents=True)
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def partial_name(final: Path) -> Path:
@@ -187,12 +194,8 @@ def remove_partial_files(folder: str | os.PathLike[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Has the names in a local folder survive a power cut."""
-    _sync(folder)
-
-
 def _sync(path: Path) -> None:
+    """Has a file's bytes, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
