@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from data_pipeline.errors import UserError
+from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config import RunConfig
 from pretrain.objectives import PAIRS, STREAMS, registered
 
@@ -12,7 +13,7 @@ CHOICES = {
     "data.sentences": ("split", "lines"),
     "data.duplicates": ("keep", "documents", "paragraphs", "both"),
     "data.sequences": (*PAIRS, *STREAMS),
-    "data.masking": ("token", "span", "ngram", "phrase", "entity"),
+    "data.masking": MASKINGS,
     "data.order": ("shuffled", "sequential"),
     "data.mode": ("fast", "exact"),
     "data.executor": ("local", "dask"),
@@ -94,6 +95,7 @@ def check(config: RunConfig) -> None:
         value = value_of(config, key)
         if not low <= value <= high:
             raise UserError(f"{key}={value}", where="settings", expected=f"a value from {low} to {high}")
+    mask_stages(config.data)
     for holds, line in _contradictions(config):
         if holds:
             raise UserError(line, where="settings")
@@ -145,6 +147,14 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         (
             data.mode == "exact" and data.sequences != "segment_pair",
             f"data.mode=exact makes data.sequences=segment_pair only, not {data.sequences}: data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and data.masking != "token",
+            f"data.mode=exact makes data.masking=token only, not {data.masking}: data.mode=fast",
+        ),
+        (
+            bool(data.mask_stages) and not data.dynamic_masking,
+            "data.mask_stages are stages of data.dynamic_masking=true",
         ),
         (
             data.mask_share + data.random_share > 1,
