@@ -1,8 +1,8 @@
 """A sequence and a rule in; which of its tokens are covered, and what stands in their place, out: the compiled walk
 of all kinds of masking.
 
-    group_candidates     tokens, words or units (units.py joins these)
-    extent_end           how many of them are covered as one (spans.py)
+    group_tokens         tokens, words or units (units.py joins these)
+    ngram_end, span_end  how many of them are covered as one (spans.py)
     draw_fate, replace   [MASK], itself, or a random token
 
 The kinds differ in the first two; they are told apart by a MaskRule, and masking.py has their names.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.draws import jit, start
-from data_pipeline.spans import NGRAM, SPAN, ngram_end, span_end
+from data_pipeline.spans import ALONE, NGRAM, SPAN, ngram_end, span_end
 from data_pipeline.twister import PHILOX_WORDS, below, shuffle, unit
 from data_pipeline.units import UnitTable, join_words
 
@@ -40,34 +40,32 @@ class MaskRule(NamedTuple):
 
 
 @jit
-def group_candidates(sequence, rule, members, starts):
-    """Lists the maskable positions of `sequence` in `members`; group g is members[starts[g]:starts[g + 1]].
-    Returns the number of groups: tokens, words or units.
+def group_tokens(sequence, specials, by_word, across, continuation, members, starts):
+    """Lists the positions of `sequence` that do not hold one of the two `specials` in `members`; group g is
+    members[starts[g]:starts[g + 1]], a token or, with `by_word`, a word. Returns the number of groups.
 
-    With `across` a continuation joins the last group that there is, even across a [SEP]: where truncation cut the
+    With `across` a continuation joins the last word that there is, even across a [SEP]: where truncation cut the
     head off a word, its rest goes with the word before, as in BERT's script."""
     groups, used = 0, 0
     for i in range(len(sequence)):
         token = sequence[i]
-        if token == rule.cls or token == rule.sep:
+        if token == specials[0] or token == specials[1]:
             continue
-        goes_on = rule.grouping != TOKENS and groups > 0 and rule.continuation[token]
-        if not (goes_on and (rule.across or members[used - 1] == i - 1)):
+        goes_on = by_word and groups > 0 and continuation[token]
+        if not (goes_on and (across or members[used - 1] == i - 1)):
             starts[groups] = used
             groups += 1
         members[used] = i
         used += 1
     starts[groups] = used
-    if rule.grouping == UNITS:
-        return join_words(sequence, rule.units, members, starts, groups)
     return groups
 
 
 @jit
-def list_candidates(rule, starts, groups, order):
+def list_candidates(extent, starts, groups, order):
     """Fills `order` with the groups that masking may begin at; returns how many. A span begins at a random token's
     word, so that a word is listed once for each of its tokens."""
-    if rule.extent != SPAN:
+    if extent != SPAN:
         for g in range(groups):
             order[g] = g
         return groups
@@ -78,42 +76,31 @@ def list_candidates(rule, starts, groups, order):
 
 
 @jit
-def extent_end(stream, rule, room, groups, members, starts, covered, first):
-    """The group behind those that are covered as one from group `first` on; `first` itself where nothing is, since
-    not more than `room` tokens may be."""
-    if rule.extent == NGRAM:
-        return ngram_end(stream, rule.lengths, room, groups, members, starts, covered, first)
-    if rule.extent == SPAN:
-        return span_end(stream, rule.lengths, room, groups, members, starts, covered, first)
-    return first if starts[first + 1] - starts[first] > room else first + 1
-
-
-@jit
-def draw_fate(stream, rule):
-    """What becomes of a covered token."""
-    if unit(stream) < rule.mask_share:
+def draw_fate(stream, shares):
+    """What becomes of a covered token: shares = (of all that become [MASK], of the others that stay)."""
+    if unit(stream) < shares[0]:
         return _MASKED
-    return _RANDOM if unit(stream) >= rule.keep_share else _KEPT
+    return _RANDOM if unit(stream) >= shares[1] else _KEPT
 
 
 @jit
-def replace(stream, rule, fate, corrupted, position):
-    """Lets its fate befall the token at `position`."""
+def replace(stream, fate, ids, corrupted, position):
+    """Lets its fate befall the token at `position`; ids = (of [MASK], how many there are)."""
     if fate == _MASKED:
-        corrupted[position] = rule.mask
+        corrupted[position] = ids[0]
     elif fate == _RANDOM:
-        corrupted[position] = below(stream, len(rule.continuation))
+        corrupted[position] = below(stream, ids[1])
 
 
 @jit
-def replace_runs(stream, rule, corrupted, covered):
+def replace_runs(stream, shares, together, ids, corrupted, covered):
     """Replaces the covered tokens once all are known: spans that touch or overlap are one span."""
     fate = _KEPT
     for i in range(len(covered)):
         if covered[i]:
-            if not (rule.together and i > 0 and covered[i - 1]):
-                fate = draw_fate(stream, rule)
-            replace(stream, rule, fate, corrupted, i)
+            if not (together and i > 0 and covered[i - 1]):
+                fate = draw_fate(stream, shares)
+            replace(stream, fate, ids, corrupted, i)
 
 
 @jit
@@ -124,8 +111,14 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
     A stream of Python's draws (twister.py) shuffles all candidates first, as the script does; a Philox
     stream draws them one by one, no more than it needs: the same distribution for fewer draws."""
     members, starts, order = scratch[0], scratch[1], scratch[2]
-    groups = group_candidates(sequence, rule, members, starts)
-    candidates = list_candidates(rule, starts, groups, order)
+    # a rule is many arrays: what a loop needs of it is taken out, since handing all of it on costs more than a draw
+    shares, ids = (rule.mask_share, rule.keep_share), (rule.mask, len(rule.continuation))
+    extent, together, lengths = rule.extent, rule.together, rule.lengths
+    by_word, specials = rule.grouping != TOKENS, (rule.cls, rule.sep)
+    groups = group_tokens(sequence, specials, by_word, rule.across, rule.continuation, members, starts)
+    if rule.grouping == UNITS:
+        groups = join_words(sequence, rule.units, members, starts, groups)
+    candidates = list_candidates(extent, starts, groups, order)
     lazily = len(stream) == PHILOX_WORDS
     if not lazily:
         shuffle(stream, order[:candidates])
@@ -136,22 +129,27 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
         if lazily:
             other = c + below(stream, candidates - c)
             order[c], order[other] = order[other], order[c]
-        first = order[c]
-        last = extent_end(stream, rule, k - done, groups, members, starts, covered, first)
-        if rule.together and rule.extent != SPAN and first < last:
-            fate = draw_fate(stream, rule)
+        first, room = order[c], k - done
+        if extent == ALONE:
+            last = first if starts[first + 1] - starts[first] > room else first + 1
+        elif extent == NGRAM:
+            last = ngram_end(stream, lengths, room, groups, members, starts, covered, first)
+        else:
+            last = span_end(stream, lengths, room, groups, members, starts, covered, first)
+        if together and extent != SPAN and first < last:
+            fate = draw_fate(stream, shares)
         for m in range(starts[first], starts[last]):
             position = members[m]
             if covered[position]:
                 continue
             covered[position] = True
             done += 1
-            if rule.extent != SPAN:
-                if not rule.together:
-                    fate = draw_fate(stream, rule)
-                replace(stream, rule, fate, corrupted, position)
-    if rule.extent == SPAN:
-        replace_runs(stream, rule, corrupted, covered[: len(sequence)])
+            if extent != SPAN:
+                if not together:
+                    fate = draw_fate(stream, shares)
+                replace(stream, fate, ids, corrupted, position)
+    if extent == SPAN:
+        replace_runs(stream, shares, together, ids, corrupted, covered[: len(sequence)])
     return done
 
 
@@ -160,10 +158,9 @@ def emit_covered(sequence, covered, done, positions, ids):
     """Lists the `done` marked positions, ascending, with their original ids, and clears the marks."""
     found, i = 0, 0
     while found < done:
-        if covered[i]:
-            positions[found], ids[found] = i, sequence[i]
-            covered[i] = False
-            found += 1
+        positions[found], ids[found] = i, sequence[i]  # overwritten, unless i is covered: a branch costs more
+        found += covered[i]
+        covered[i] = False
         i += 1
 
 

@@ -32,7 +32,11 @@ CHUNK_WORDS = 4
 CLOSED_CLASS = "closed_class_words.en.txt"
 """The English closed-class words, a file of this package."""
 
-_LEXICON, _CLOSED = np.uint8(1), np.uint8(2)  # what ends at a node of the trie
+_LEXICON, _CLOSED, _INNER = (
+    np.uint8(1),
+    np.uint8(2),
+    np.uint8(4),
+)  # what ends at a node; that an edge leaves it
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S29, _S32 = np.uint64(29), np.uint64(32)
 _NOWHERE = -1
@@ -43,7 +47,10 @@ class UnitTable(NamedTuple):
 
     edges: NDArray[np.uint64]  # (slots,) node * 2**32 + id + 1; 0: free
     nodes: NDArray[np.int32]  # (slots,) where the edge leads
-    ends: NDArray[np.uint8]  # (nodes,) whether an entry of the lexicon or a closed-class word ends there
+    heads: NDArray[np.int32]  # (vocabulary,) where the edges of the root lead; -1: there is none
+    ends: NDArray[
+        np.uint8
+    ]  # (nodes,) bits: an entry of the lexicon ends there, a closed-class word does, edges leave
     punctuation: NDArray[np.bool_]  # (vocabulary,) pieces without a letter or digit
     chunk_words: int  # words of a chunk, at most; 0: no chunks
 
@@ -115,11 +122,14 @@ def _punctuation(vocabulary: "Vocabulary") -> NDArray[np.bool_]:
 def _table(
     ids: NDArray, offsets: NDArray[np.int64], marks: NDArray[np.uint8], punctuation: NDArray, chunk_words: int
 ) -> UnitTable:
-    slots = 1 << int(2 * len(ids) + 1).bit_length()  # at most half of them used
+    slots = 1 << int(2 * len(ids) + 1).bit_length()  # at most half of them are used
     edges, nodes = np.zeros(slots, np.uint64), np.zeros(slots, np.int32)
     ends = np.zeros(len(ids) + 1, np.uint8)
     count = _build(ids.astype(np.uint32), offsets, marks, edges, nodes, ends)
-    return UnitTable(edges, nodes, ends[:count].copy(), punctuation, chunk_words)
+    heads = np.full(len(punctuation), _NOWHERE, np.int32)
+    for piece in np.unique(ids[offsets[:-1][marks > 0]]).tolist():
+        heads[piece] = nodes[_slot(edges, _edge(0, piece))]
+    return UnitTable(edges, nodes, heads, ends[:count].copy(), punctuation, chunk_words)
 
 
 @jit
@@ -149,6 +159,7 @@ def _build(ids, offsets, marks, edges, nodes, ends):
             slot = _slot(edges, _edge(node, ids[i]))
             if edges[slot] == np.uint64(0):
                 edges[slot], nodes[slot] = _edge(node, ids[i]), count
+                ends[node] |= _INNER
                 count += 1
             node = nodes[slot]
         ends[node] |= marks[entry]
@@ -156,49 +167,37 @@ def _build(ids, offsets, marks, edges, nodes, ends):
 
 
 @jit
-def _longest_entry(sequence, units, members, starts, words, first):
-    """(the word behind the longest entry of the lexicon that begins with word `first`, or `first`; whether that word
-    is of a closed class)."""
-    node, longest, closed = 0, first, False
-    for word in range(first, words):
-        if word > first and not follows(members, starts, word):
-            break
-        for m in range(starts[word], starts[word + 1]):
-            edge = _edge(node, sequence[members[m]])
-            slot = _slot(units.edges, edge)
-            node = units.nodes[slot] if units.edges[slot] == edge else _NOWHERE
-            if node == _NOWHERE:
-                return longest, closed
-        if units.ends[node] & _LEXICON:
-            longest = word + 1
-        if word == first and units.ends[node] & _CLOSED:
-            closed = True
-    return longest, closed
-
-
-@jit
 def join_words(sequence, units, members, starts, words):
     """Joins the words members[starts[w]:starts[w + 1]] to units, in place; returns the number of units."""
-    made, open_words, word = 0, 0, 0  # words of the chunk that the last unit is, if it is one
+    heads, edges, nodes, ends = units.heads, units.edges, units.nodes, units.ends
+    made, open_words, word = 0, 0, 0  # open_words: of the chunk that the last unit is, if it is one
     while word < words:
-        begins = starts[word]
-        after, closed = _longest_entry(sequence, units, members, starts, words, word)
-        if after > word:
-            open_words = 0
+        begins, after, content = starts[word], word, units.chunk_words > 0
+        node, walked, m = heads[sequence[members[begins]]], word, begins + 1
+        while node != _NOWHERE:
+            if m == starts[walked + 1]:  # here a word ends
+                if ends[node] & _LEXICON:
+                    after = walked + 1
+                if walked == word and ends[node] & _CLOSED:
+                    content = False
+                walked += 1
+                if walked == words or not ends[node] & _INNER or not follows(members, starts, walked):
+                    break
+            edge = _edge(node, sequence[members[m]])
+            slot = _slot(edges, edge)
+            node = nodes[slot] if edges[slot] == edge else _NOWHERE
+            m += 1
+        if content and after == word:
+            m = begins
+            while m < starts[word + 1] and units.punctuation[sequence[members[m]]]:
+                m += 1
+            content = m < starts[word + 1]  # a piece with a letter or digit
         else:
-            content = not closed and units.chunk_words > 0
-            if content:
-                content = False
-                for m in range(begins, starts[word + 1]):
-                    content = content or not units.punctuation[sequence[members[m]]]
-            after = word + 1
-            if content and 0 < open_words < units.chunk_words and members[begins] == members[begins - 1] + 1:
-                open_words += 1
-                word = after
-                continue
-            open_words = 1 if content else 0
-        starts[made] = begins
-        made += 1
-        word = after
+            content = False
+        joins = content and 0 < open_words < units.chunk_words and follows(members, starts, word)
+        starts[made] = begins  # to no effect where the word joins the unit before: a branch would cost more
+        made += 1 - joins
+        open_words = open_words * joins + content
+        word = max(after, word + 1)
     starts[made] = starts[words]
     return made
