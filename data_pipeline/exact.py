@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bytestream import open_bytes, reading
+from data_pipeline.covering import emit_covered, mask_sequence
 from data_pipeline.draws import jit
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
-from data_pipeline.masking import emit_covered, mask_sequence
 from data_pipeline.pair_walks import next_pair
 from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, Examples

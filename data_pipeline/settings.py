@@ -1,10 +1,15 @@
 """Settings of the mill, in two groups: those that decide the bytes of the shards, and those that do not."""
 
+import hashlib
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
+from data_pipeline.storage import read_bytes
+
+MASKINGS = ("token", "span", "ngram", "phrase", "entity")
+"""Values of data.masking."""
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 
@@ -99,7 +104,8 @@ class DataSettings:
     ngram_longest: int = deciding(3)
     """masking=ngram: most words of an n-gram; n has probability proportional to 1/n."""
     lexicon: str = deciding("")
-    """masking=phrase or entity: a text file with a phrase or name a line; its bytes count, not its place."""
+    """masking=phrase or entity: a UTF-8 text file with a phrase or name a line; its bytes count, not its place. Phrases
+    of English text are found without one as well."""
     mode: str = deciding("fast")
     """`fast` scales to any corpus; `exact` repeats google-research/bert's script draw for draw, in one process."""
     held_out: float = deciding(0.0)
@@ -119,8 +125,8 @@ class DataSettings:
     dynamic_masking: bool = False
     """Training masks every example anew at each epoch by these settings, whatever masks the shards hold."""
     mask_stages: list[str] = field(default_factory=list)
-    """dynamic_masking: kinds of masking one after another, each with its steps, as `token:1000 phrase:1000 entity`
-    (ERNIE); the last one stays. Empty: data.masking."""
+    """dynamic_masking: kinds of masking one after another, each with its global batches, as
+    `[token:1000, phrase:1000, entity]` (ERNIE); the last one stays. Empty: data.masking."""
     tokens: str = ""
     """A folder that keeps the tokenized text, so that another preparation of the same text, say at another
     sequence_length, starts from it; empty: it is removed at the end."""
@@ -139,9 +145,48 @@ class DataSettings:
     """What training checks: `blocks` at every read, or `full`, all shard hashes at the start as well."""
 
 
+class Stage(NamedTuple):
+    """From global batch `first` on, until the next stage, masking is of this kind."""
+
+    first: int
+    kind: str
+
+
+def mask_stages(settings: DataSettings) -> list[Stage]:
+    """The stages that data.mask_stages lists; one of data.masking where it is empty. Raises UserError for an unknown
+    kind, and for steps that are missing, too few, or given for the last one."""
+    found, first = [], 0
+    listed = settings.mask_stages or [settings.masking]
+    for number, text in enumerate(listed):
+        kind, colon, steps = (part.strip() for part in str(text).partition(":"))
+        last = number == len(listed) - 1
+        if (
+            kind not in MASKINGS
+            or bool(colon) == last
+            or not (last or (steps.isdecimal() and int(steps) > 0))
+        ):
+            raise UserError(
+                f"cannot read {text!r}",
+                where="data.mask_stages",
+                expected=f"KIND:STEPS for all stages but the last, which is KIND; KIND is {' or '.join(MASKINGS)}",
+                remedy="as in [token:1000, phrase:1000, entity]",
+            )
+        found.append(Stage(first, kind))
+        first += 0 if last else int(steps)
+    return found
+
+
 def deciding_values(settings: DataSettings) -> dict[str, Any]:
-    """The settings that decide bytes, by name, in their order of declaration."""
-    return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_bytes")}
+    """The settings that decide bytes, by name, in their order of declaration; of the lexicon, its SHA-256."""
+    values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_bytes")}
+    return values | {"lexicon": _sha256(settings.lexicon) if settings.lexicon else ""}
+
+
+def _sha256(lexicon: str) -> str:
+    try:
+        return hashlib.sha256(read_bytes(lexicon)).hexdigest()
+    except FileNotFoundError:
+        raise UserError("no such file", where=lexicon, remedy="check data.lexicon") from None
 
 
 def token_values(settings: DataSettings) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.sampling import language_numbers, source_weights
+from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config import RunConfig
 from pretrain.objectives import PAIRS, STREAMS, registered
 
@@ -13,7 +14,7 @@ CHOICES = {
     "data.sentences": ("split", "lines"),
     "data.duplicates": ("keep", "documents", "paragraphs", "both"),
     "data.sequences": (*PAIRS, *STREAMS),
-    "data.masking": ("token", "span", "ngram", "phrase", "entity"),
+    "data.masking": MASKINGS,
     "data.order": ("shuffled", "sequential"),
     "data.mode": ("fast", "exact"),
     "data.executor": ("local", "dask"),
@@ -99,6 +100,7 @@ def check(config: RunConfig) -> None:
     if config.data.sources:
         language_numbers(config.data)
         source_weights(config.data)
+    mask_stages(config.data)
     for holds, line in _contradictions(config):
         if holds:
             raise UserError(line, where="settings")
@@ -164,6 +166,14 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             data.mode == "exact" and not data.across_languages and len(set(data.languages)) > 1,
             "data.mode=exact draws random next segments from all documents: data.across_languages=true, or "
             "data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and data.masking != "token",
+            f"data.mode=exact makes data.masking=token only, not {data.masking}: data.mode=fast",
+        ),
+        (
+            bool(data.mask_stages) and not data.dynamic_masking,
+            "data.mask_stages are stages of data.dynamic_masking=true",
         ),
         (
             data.mask_share + data.random_share > 1,

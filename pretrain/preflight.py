@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from data_pipeline.bins import Caps, caps_for
+from data_pipeline.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index, Split
 from data_pipeline.loader import order_of
@@ -29,6 +30,8 @@ class Plan:
     objective: type[Objective]
     streams: int
     precision: str
+    masking: DynamicMasking | None
+    """What masks training examples anew, where data.dynamic_masking asks for it."""
 
     def order(self, config: RunConfig) -> Order:
         """Which examples make which global batch."""
@@ -37,7 +40,8 @@ class Plan:
 
     def caps(self, split: Split, config: RunConfig) -> Caps:
         """The most that a micro-batch of this split's examples may hold."""
-        return caps_for(split, config.train.micro_batch, self.index.settings["sequence_length"])
+        masker = self.masking.masker(0) if self.masking and split is self.index.train else None
+        return caps_for(split, config.train.micro_batch, self.index.settings["sequence_length"], masker)
 
 
 def check_run(config: RunConfig, ranks: int) -> Plan:
@@ -57,7 +61,7 @@ def check_run(config: RunConfig, ranks: int) -> Plan:
     if config.data.verify == "full":
         verify_full(index)
     streams = config.data.streams or default_streams(config.train.global_batch)
-    return Plan(index, objective, streams, _precision(config))
+    return Plan(index, objective, streams, _precision(config), _masking(config, index))
 
 
 def _check_data(config: RunConfig, index: Index, shards: str) -> None:
@@ -97,6 +101,13 @@ def _check_data(config: RunConfig, index: Index, shards: str) -> None:
                 expected=f"SHA-256 {index.vocabulary.sha256[:12]}..., found {vocabulary.sha256[:12]}...",
                 remedy="point data.vocab at the right one, or prepare the shards anew",
             )
+
+
+def _masking(config: RunConfig, index: Index) -> DynamicMasking | None:
+    """Masking by the settings of this run, whatever masked the shards; the vocabulary is the shards'."""
+    if not config.data.dynamic_masking:
+        return None
+    return DynamicMasking.from_settings(config.data, shards_vocabulary(index), config.run.seed)
 
 
 def _precision(config: RunConfig) -> str:
