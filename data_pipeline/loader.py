@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data_pipeline.bins import Caps
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
-from data_pipeline.order import Layout, Order, rank_range
+from data_pipeline.order import SEQUENTIAL, Layout, Order, rank_range
 from data_pipeline.packing import StepShare, pack
 from data_pipeline.prefetch import Prefetch
 from data_pipeline.records import Examples, concatenate
@@ -24,10 +24,19 @@ from data_pipeline.shards import BlockReader
 from data_pipeline.windows import Windows
 
 
-def order_of(index: Index, *, seed: int, global_batch: int, streams: int = 0) -> Order:
+def order_of(
+    index: Index, *, seed: int, global_batch: int, streams: int = 0, sequential: bool = False
+) -> Order:
     """The order of the index's training examples; streams=0 chooses their number. Raises UserError where there
-    are no examples or the streams do not divide the batch."""
-    return Order.of(index.train.examples, index.block_examples, seed, global_batch, streams)
+    are no examples or the streams do not divide the batch, and for a sequential order of shuffled shards."""
+    if sequential and index.settings.get("order") != SEQUENTIAL:
+        raise UserError(
+            "the shards hold their examples shuffled: no document could be read in order",
+            where=index.folder,
+            expected="shards prepared with data.order=sequential",
+            remedy="prepare them anew in another data.out, or data.order=shuffled",
+        )
+    return Order.of(index.train.examples, index.block_examples, seed, global_batch, streams, sequential)
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,8 @@ def loader_state(index: Index, order: Order, batch: int) -> dict[str, Any]:
 def resumed_batch(state: dict[str, Any], index: Index, order: Order) -> int:
     """The batch at which `state` goes on. Raises UserError where other data or another order would follow."""
     now = loader_state(index, order, state["batch"])
-    differing = [name for name in now["order"] if state["order"].get(name) != now["order"][name]]
+    before = {"sequential": False} | state["order"]  # states written when there was no other order lack it
+    differing = [name for name in now["order"] if before.get(name) != now["order"][name]]
     if state["data"] != now["data"]:
         differing.insert(0, "index.json")
     if differing:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline import draws
+from data_pipeline.arrange import arrangement
 from data_pipeline.corpus import merge, open_corpus, save_corpus, sorted_by_key
 from data_pipeline.counts import Counts
 from data_pipeline.index import HELD_OUT
@@ -58,14 +58,14 @@ def gather_partition(
 def write_unit(
     partition: str, unit: Unit, recipe: SegmentRecipe, settings: DataSettings, number: int, shard: str
 ) -> dict[str, Any]:
-    """Cuts, masks and shuffles the unit's examples and writes them as the shard with the path `shard`."""
+    """Cuts, masks and arranges the unit's examples and writes them as the shard with the path `shard`."""
     corpus = open_corpus(Path(partition))
     segments = recipe.segments(corpus, unit.start, unit.stop, settings.seed, settings.dupe_factor)
     examples = recipe.corrupt(segments, settings.seed)
-    order = draws.permutation(settings.seed, number, draws.SHUFFLE, len(examples))
+    order = arrangement(examples.lengths, settings, number)
     size = settings.block_examples
     entry = write_shard(shard, (examples.take(order[i : i + size]) for i in range(0, len(order), size)))
-    statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
+    statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask, order)
     return {"entry": entry.as_dict(), "statistics": statistics}
 
 

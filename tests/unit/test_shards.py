@@ -268,7 +268,8 @@ def test_a_folder_without_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda d: d.update(format=2),
+        lambda d: d.update(format=1),
+        lambda d: d.update(format=3),
         lambda d: d.update(format="1"),
         lambda d: d.pop("statistics"),
         lambda d: d.update(more=1),
