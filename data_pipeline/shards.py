@@ -194,13 +194,25 @@ def tokenizer_problem(index: Index) -> UserError | None:
 
 def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
     """The blocks of shard `number` of the reader's split, after a check of the whole file's hash. Raises UserError
-    where the shard, its block table or a block is not what was written."""
+    where the shard, its block table or a block is not what was written, and behind the last block where index.json
+    says something else of the longest and the most masked example."""
     shard = reader.split.shards[number]
     where = reader.index.path(shard.file)
     if _sha256(where) != shard.sha256:
         raise UserError("missing or changed", where=where, remedy=_REMEDY)
+    longest = most_masked = 0
     for block in range(shard.blocks):
-        yield from reader.read([(number, block)])
+        examples = next(reader.read([(number, block)]))
+        longest = max(longest, int(examples.lengths.max()))
+        most_masked = max(most_masked, int(np.diff(examples.masked_offsets).max()))
+        yield examples
+    if (longest, most_masked) != (shard.longest, shard.most_masked):
+        raise UserError(
+            f"index.json says longest {shard.longest} and most_masked {shard.most_masked}, "
+            f"the examples have {longest} and {most_masked}",
+            where=where,
+            remedy="prepare the shards again",
+        )
 
 
 def _sha256(path: str) -> str:
