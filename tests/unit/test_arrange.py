@@ -15,7 +15,7 @@ from data_pipeline.bins import Caps
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.learning import learn_vocabulary
-from data_pipeline.loader import Shares, order_of
+from data_pipeline.loader import Shares, loader_state, order_of, resumed_batch
 from data_pipeline.packing import original_tokens
 from data_pipeline.padding import PaddingCounter, packed_rows, padded_tokens
 from data_pipeline.prepare import prepare
@@ -23,6 +23,7 @@ from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
 from launch.recipe import load_config
+from pretrain.config import RunConfig
 from tests.command_line import write_text
 
 RNG = np.random.default_rng(0)
@@ -191,3 +192,37 @@ def test_bins_save_padding_and_change_no_example(text: Path, tmp_path: Path) -> 
 def test_orders_that_contradict_each_other(settings_: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_config("demo", settings_)
+
+
+def test_a_run_reads_in_the_order_of_its_settings(text: Path, tmp_path: Path) -> None:
+    """From data.order to the order that the loader and the checkpoint get; shuffled shards stay shuffled."""
+    from pretrain.preflight import check_run
+
+    prepared(text, tmp_path / "a", order="sequential")
+    prepared(text, tmp_path / "b")
+
+    def run(shards: str, *options: str) -> RunConfig:
+        chosen = (f"train.shards={tmp_path}/{shards}", "data.vocab=", "train.global_batch=24", "run.dir=none")
+        small = ("encoder.max_positions=32", "data.sequence_length=32", "data.held_out=0")
+        return load_config("mlm_demo", [*chosen, *small, *options])
+
+    config = run("a", "data.order=sequential")
+    plan = check_run(config, 1)
+    order = plan.order(config)
+    assert (order.sequential, order.streams, plan.streams) == (True, 24, 24)
+    state = loader_state(plan.index, order, 7)
+    assert resumed_batch(state, plan.index, order) == 7
+    shuffled = run("a", "data.streams=24")
+    assert not check_run(shuffled, 1).order(shuffled).sequential
+    with pytest.raises(UserError, match="sequential differ"):
+        resumed_batch(state, plan.index, check_run(shuffled, 1).order(shuffled))
+    with pytest.raises(UserError, match="hold their examples shuffled"):
+        check_run(run("b", "data.order=sequential"), 1)
+
+
+def test_states_from_before_there_was_another_order_go_on(text: Path, tmp_path: Path) -> None:
+    index = prepared(text, tmp_path / "a")
+    order = order_of(index, seed=1, global_batch=6)
+    state = loader_state(index, order, 5)
+    del state["order"]["sequential"]
+    assert resumed_batch(state, index, order) == 5
