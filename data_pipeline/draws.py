@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # What a draw is for: the second counter word, so that two uses of one key never share bits.
-SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE = range(6)
+SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE, BIN_ORDER = range(7)
 PASSES = 16  # passes over a document
 DYNAMIC_MASK, FACTORIZATION = 17, 18  # by epoch and number of an example
 

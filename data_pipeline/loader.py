@@ -18,7 +18,7 @@ from data_pipeline.bins import Caps
 from data_pipeline.dynamic_masking import DynamicMasking
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
-from data_pipeline.order import Layout, Order, rank_range
+from data_pipeline.order import SEQUENTIAL, Layout, Order, rank_range
 from data_pipeline.packing import StepShare, pack
 from data_pipeline.prefetch import Prefetch
 from data_pipeline.records import Examples, concatenate
@@ -26,10 +26,19 @@ from data_pipeline.shards import BlockReader
 from data_pipeline.windows import Windows
 
 
-def order_of(index: Index, *, seed: int, global_batch: int, streams: int = 0) -> Order:
+def order_of(
+    index: Index, *, seed: int, global_batch: int, streams: int = 0, sequential: bool = False
+) -> Order:
     """The order of the index's training examples; streams=0 chooses their number. Raises UserError where there
-    are no examples or the streams do not divide the batch."""
-    return Order.of(index.train.examples, index.block_examples, seed, global_batch, streams)
+    are no examples or the streams do not divide the batch, and for a sequential order of shuffled shards."""
+    if sequential and index.settings.get("order") != SEQUENTIAL:
+        raise UserError(
+            "the shards hold their examples shuffled: no document could be read in order",
+            where=index.folder,
+            expected="shards prepared with data.order=sequential",
+            remedy="prepare them anew in another data.out, or data.order=shuffled",
+        )
+    return Order.of(index.train.examples, index.block_examples, seed, global_batch, streams, sequential)
 
 
 @dataclass(frozen=True)
@@ -142,7 +151,8 @@ def resumed_batch(
     """The batch at which `state` goes on. Raises UserError where other data, another order or other masks would
     follow."""
     now = loader_state(index, order, state["batch"], masking)
-    differing = [name for name in now["order"] if state["order"].get(name) != now["order"][name]]
+    before = {"sequential": False} | state["order"]  # states written when there was no other order lack it
+    differing = [name for name in now["order"] if before.get(name) != now["order"][name]]
     then, masks = state.get("masking"), now["masking"]
     if then is None or masks is None:
         differing += ["data.dynamic_masking"] * (then is not masks)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import draws
+from data_pipeline.arrange import arrangement
 from data_pipeline.corpus import (
     find,
     merge,
@@ -37,7 +37,7 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
 from data_pipeline.spool import spooled
-from data_pipeline.statistics import add_up, language_statistics, shard_statistics
+from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
 from data_pipeline.storage import temporary_folder, whole_folder, write_whole
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
@@ -81,7 +81,7 @@ def gather_partition(
 def write_unit(
     partition: str, unit: Unit, recipe: SegmentRecipe, settings: DataSettings, number: int, shard: str
 ) -> dict[str, Any]:
-    """Cuts, masks and shuffles the unit's examples and writes them as the shard with the path `shard`."""
+    """Cuts, masks and arranges the unit's examples and writes them as the shard with the path `shard`."""
     corpus = open_corpus(Path(partition))
     chosen = slice(unit.start, unit.stop)
     passes = document_passes(
@@ -98,9 +98,10 @@ def write_unit(
             yield examples
 
     with _gathered_examples(masked(), int(token_counts(corpus, chosen) @ passes), Path(shard)) as examples:
-        order = draws.permutation(settings.seed, number, draws.SHUFFLE, len(examples))
+        order = arrangement(examples.lengths, settings, number)
         entry = write_shard(shard, _blocks(examples, order, settings.block_examples))
-    return {"entry": entry.as_dict(), "statistics": add_up(counts)}
+        padding = padding_statistics(examples.lengths[order], settings)
+    return {"entry": entry.as_dict(), "statistics": add_up(counts) | padding}
 
 
 @contextmanager

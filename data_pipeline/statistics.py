@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline import draws
+from data_pipeline.padding import packed_rows, padded_tokens
 from data_pipeline.records import Examples, Segments
 from data_pipeline.sampling import language_numbers
 from data_pipeline.settings import DataSettings
@@ -17,7 +19,7 @@ BINS = 16
 def shard_statistics(
     examples: Examples, originals: NDArray[np.unsignedinteger], settings: DataSettings, mask_id: int
 ) -> dict[str, Any]:
-    """Counts of one shard. `originals`: the tokens before masking, in the same places as examples.tokens."""
+    """Counts of some examples. `originals`: the tokens before masking, in the same places as examples.tokens."""
     lengths = examples.lengths
     width = settings.sequence_length / BINS
     histogram = np.bincount(np.minimum((lengths - 1) // width, BINS - 1).astype(int), minlength=BINS)
@@ -37,6 +39,19 @@ def shard_statistics(
         "single_streams": int((examples.labels < 0).sum()),
         "full_length": int((lengths == settings.sequence_length).sum()),
         "length_histogram": histogram.tolist(),
+    }
+
+
+def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> dict[str, int]:
+    """Counts of a shard, or some blocks of it, whose examples have these lengths in this order: what a reader that
+    takes block after block would compute, in tokens. Each block padded to its longest example; the same were the
+    lengths mixed; and the examples of each block packed by first fit into rows of sequence_length."""
+    size = settings.block_examples
+    mixed = draws.permutation(settings.seed, 0, draws.SHUFFLE, len(lengths)) if settings.bin_width else None
+    return {
+        "padded_blocks": padded_tokens(lengths, size),
+        "padded_blocks_mixed": padded_tokens(lengths if mixed is None else lengths[mixed], size),
+        "packed_blocks": packed_rows(lengths, size, settings.sequence_length) * settings.sequence_length,
     }
 
 

@@ -176,21 +176,33 @@ def export(
 
 @app.command()
 def inspect(
-    path: Folder,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder, or the URI of shards.")],
+    overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     examples: Annotated[
         str, typer.Option(help="Print so many examples, or `all`, one a line with --json.")
     ] = "",
     split: Annotated[str, typer.Option(help="Which examples: train or held_out.")] = "train",
+    batch: Annotated[int, typer.Option(help="Examples of a batch whose padding is counted.")] = 32,
+    recipe: Annotated[
+        str, typer.Option(help="A recipe, changed by KEY=VALUE: how often it reads the shards.")
+    ] = "",
 ) -> None:
     """Say what is in a folder of shards, a run, a checkpoint or an exported model, and whether all hashes hold.
 
+    Of shards every example is looked at. What is odd about the data is said with what to do, and the exit code
+    is 0; files that are missing or changed end with exit code 2.
+
     \b
     Example:
+        maskmill inspect shards/ --batch 64 --recipe bert_base train.steps=100000
         maskmill inspect shards/ --examples all --json"""
-    from pretrain.inspection import inspect_path
+    if overrides and not recipe:
+        raise UserError(f"cannot apply {overrides[0]!r}", where=path, expected="--recipe RECIPE beside it")
+    from launch.inspecting import inspect_path
 
-    inspect_path(path, console, as_json=as_json, examples=examples, split=split)
+    config = load_config(recipe, overrides or []) if recipe else None
+    inspect_path(path, console, as_json=as_json, examples=examples, split=split, batch=batch, config=config)
 
 
 @app.command()

@@ -176,6 +176,16 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             "data.mask_stages are stages of data.dynamic_masking=true",
         ),
         (
+            data.mode == "exact" and (data.order != "shuffled" or data.bin_width > 0),
+            "data.mode=exact shuffles its examples as the script does: data.order=shuffled and data.bin_width=0, "
+            "or data.mode=fast",
+        ),
+        (
+            data.order == "sequential" and data.bin_width > 0,
+            f"data.bin_width={data.bin_width} sorts by length what data.order=sequential keeps in the documents' "
+            "order: choose one",
+        ),
+        (
             data.mask_share + data.random_share > 1,
             f"data.mask_share={data.mask_share} and data.random_share={data.random_share} are more than 1 together",
         ),

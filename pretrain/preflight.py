@@ -13,7 +13,7 @@ from data_pipeline.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index, Split
 from data_pipeline.loader import order_of
-from data_pipeline.order import Order, default_streams
+from data_pipeline.order import SEQUENTIAL, Order, default_streams
 from data_pipeline.settings import deciding_values
 from data_pipeline.shards import verify_full
 from data_pipeline.vocabulary import load_vocabulary
@@ -35,8 +35,13 @@ class Plan:
 
     def order(self, config: RunConfig) -> Order:
         """Which examples make which global batch."""
-        batch = config.train.global_batch
-        return order_of(self.index, seed=config.run.seed, global_batch=batch, streams=self.streams)
+        return order_of(
+            self.index,
+            seed=config.run.seed,
+            global_batch=config.train.global_batch,
+            streams=self.streams,
+            sequential=config.data.order == SEQUENTIAL,
+        )
 
     def caps(self, split: Split, config: RunConfig) -> Caps:
         """The most that a micro-batch of this split's examples may hold."""
@@ -60,8 +65,11 @@ def check_run(config: RunConfig, ranks: int) -> Plan:
     _check_data(config, index, shards)
     if config.data.verify == "full":
         verify_full(index)
-    streams = config.data.streams or default_streams(config.train.global_batch)
-    return Plan(index, objective, streams, _precision(config), _masking(config, index))
+    sequential = config.data.order == SEQUENTIAL
+    streams = config.data.streams or default_streams(config.train.global_batch, sequential)
+    plan = Plan(index, objective, streams, _precision(config), _masking(config, index))
+    plan.order(config)  # raises for an order that these shards cannot be read in
+    return plan
 
 
 def _check_data(config: RunConfig, index: Index, shards: str) -> None:
