@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.draws import CORRUPT, jit, start
 from data_pipeline.errors import UserError
-from data_pipeline.records import Examples, Segments
+from data_pipeline.records import Examples, Segments, read_only
 from data_pipeline.settings import DataSettings
 from data_pipeline.twister import PHILOX_WORDS, below, shuffle, unit
 
@@ -91,13 +91,6 @@ class Masker:
 
 def _refused(setting: str, value: object, expected: str) -> UserError:
     return UserError(f"cannot be {value}", where=f"data.{setting}", expected=expected)
-
-
-def read_only(array: NDArray) -> NDArray:
-    """A read-only view, also of a memory map: compiled code then meets one type of array, not four."""
-    view = np.ascontiguousarray(array).view(np.ndarray)
-    view.flags.writeable = False
-    return view
 
 
 @jit

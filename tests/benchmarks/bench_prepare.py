@@ -25,7 +25,6 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from importlib.metadata import version
-from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -71,16 +70,25 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--source", default=str(ROOT / "launch/recipes/corpus/demo.jsonl.zst"))
     parser.add_argument(
-        "--vocab", type=Path, default=ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt", help="vocab.txt"
+        "--vocab",
+        type=Path,
+        default=ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt",
+        help="vocab.txt",
     )
     parser.add_argument("--peer", type=Path, action="append", default=[], help="a checkout; may be repeated")
     parser.add_argument("--megabytes", type=float, default=100, help="of text for ours")
-    parser.add_argument("--peer-megabytes", type=float, default=3, help="of text for peers: the first documents")
+    parser.add_argument(
+        "--peer-megabytes", type=float, default=3, help="of text for peers: the first documents"
+    )
     parser.add_argument("--scaling-megabytes", type=float, default=300, help="of text for --workers")
-    parser.add_argument("--document-sentences", type=int, default=0, help="cut longer documents; 0: leave them")
+    parser.add_argument(
+        "--document-sentences", type=int, default=0, help="cut longer documents; 0: leave them"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--passes", type=int, nargs="+", default=[1, 5])
-    parser.add_argument("--repetitions", type=int, default=3, help="of every whole measurement; the median counts")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="of every whole measurement; the median counts"
+    )
     parser.add_argument("--workers", type=int, default=0, help="also compare so many workers with one")
     parser.add_argument("--only", nargs="+", choices=["splitting", "stages", "whole", "workers"], default=[])
     parser.add_argument("--folder", type=Path, help="where the work goes; default: a temporary folder")
@@ -178,7 +186,9 @@ def whole_table(arguments: argparse.Namespace, texts: Texts, folder: Path) -> Ta
         row = [f"{cell[0]}, {cell[1]}", "{:.1f} ({:.1f})".format(*rate[OURS]), f"{peak:.0f} MB"]
         for name in peers:
             row.append("{:.2f} ({:.2f})".format(*rate[name]))
-            row.append("{:.1f} ({:.1f})".format(*(a / b for a, b in zip(rate[OURS], rate[name], strict=True))))
+            row.append(
+                "{:.1f} ({:.1f})".format(*(a / b for a, b in zip(rate[OURS], rate[name], strict=True)))
+            )
         table.add_row(*row)
     start = alone(prepare_whole, Work(texts.small, arguments.vocab, *cells[0]), folder, 1)
     table.caption = (

@@ -16,8 +16,8 @@ from typing import Any
 
 from data_pipeline import draws, executors, prepare, stages
 from data_pipeline.counts import Counts
-from data_pipeline.records import Examples
 from data_pipeline.recipes import RECIPES
+from data_pipeline.records import Examples
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover, read

@@ -83,7 +83,14 @@ def _google(checkout: Path, work: Work, out: Path) -> Callable[[], None]:
 
     def prepare() -> None:
         instances = script.create_training_instances(
-            [str(work.text)], tokenizer, work.length, work.passes, 0.1, 0.15, work.max_predictions, random.Random(12345)
+            [str(work.text)],
+            tokenizer,
+            work.length,
+            work.passes,
+            0.1,
+            0.15,
+            work.max_predictions,
+            random.Random(12345),
         )
         script.write_instance_to_example_files(
             instances, tokenizer, work.length, work.max_predictions, [str(out / "examples.tfrecord")]
@@ -97,7 +104,11 @@ def _tensorflow() -> ModuleType:
     for kind in ("string", "bool", "integer", "float"):
         setattr(flags, f"DEFINE_{kind}", lambda name, default, _help: setattr(flags.FLAGS, name, default))
     train = SimpleNamespace(
-        Int64List=_Values, FloatList=_Values, Feature=_Feature, Features=lambda feature: feature, Example=_Example
+        Int64List=_Values,
+        FloatList=_Values,
+        Feature=_Feature,
+        Features=lambda feature: feature,
+        Example=_Example,
     )
     return _module(
         "tensorflow",
@@ -122,7 +133,7 @@ class _Example:
     def __init__(self, features: dict[str, _Feature]) -> None:
         self._features = features
 
-    def SerializeToString(self) -> bytes:  # noqa: N802
+    def SerializeToString(self) -> bytes:
         return b"".join(
             array.array("q", f.int64_list.value).tobytes() + array.array("f", f.float_list.value).tobytes()
             for f in self._features.values()
@@ -149,7 +160,7 @@ def _lddl(checkout: Path, work: Work, out: Path) -> Callable[[], None]:
     _module("nltk", tokenize=SimpleNamespace(sent_tokenize=str.splitlines))
     _module("lddl", __path__=[str(checkout / "lddl")])
     _module("lddl.download.utils", parse_str_of_num_bytes=None)
-    nothing = {name: None for name in ("to_textfiles_binned", "to_dataframe_binned", "to_parquet_binned")}
+    nothing = dict.fromkeys(("to_textfiles_binned", "to_dataframe_binned", "to_parquet_binned"))
     _module("lddl.dask.bert.binning", **nothing)
     script = importlib.import_module("lddl.dask.bert.pretrain")
     script.read_books = lambda path, **_: _Bag(_documents(path))

@@ -7,6 +7,8 @@ from importlib.metadata import version
 
 from rich.table import Table
 
+# ruff: noqa: RUF001 (quotation marks as books have them)
+
 Splitter = Callable[[str], list[str]]
 
 HARD_CASES: dict[str, list[list[str]]] = {
@@ -69,7 +71,9 @@ def splitters() -> dict[str, Splitter]:
     if importlib.util.find_spec("blingfire"):
         import blingfire
 
-        found[f"blingfire {version('blingfire')}"] = lambda text: blingfire.text_to_sentences(text).split("\n")
+        found[f"blingfire {version('blingfire')}"] = lambda text: blingfire.text_to_sentences(text).split(
+            "\n"
+        )
     return found
 
 
