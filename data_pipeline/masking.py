@@ -19,6 +19,7 @@ from data_pipeline.draws import CORRUPT, jit, start
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples, Segments, read_only
 from data_pipeline.settings import DataSettings
+from data_pipeline.token_masks import mask_tokens
 from data_pipeline.twister import PHILOX_WORDS, below, shuffle, unit
 
 if TYPE_CHECKING:
@@ -70,9 +71,13 @@ class Masker:
         ids = np.empty(len(positions), tokens.dtype)
         masked_offsets = np.zeros(len(segments) + 1, np.int64)
         sequences = (read_only(segments.tokens), read_only(segments.offsets), read_only(segments.keys))
-        used = _mask_all(
-            np.uint64(seed % 2**64), sequences, counts, self.rule, (tokens, positions, ids, masked_offsets)
-        )
+        out = (tokens, positions, ids, masked_offsets)
+        rule, key = self.rule, np.uint64(seed % 2**64)
+        if rule.whole_word:
+            used = _mask_all(key, sequences, counts, rule, out)
+        else:
+            plain = (rule.cls, rule.sep, rule.mask, len(rule.continuation), 0.8, 0.5)
+            used = mask_tokens((key, np.uint64(CORRUPT)), sequences, counts, plain, out)
         return Examples(
             tokens=tokens,
             offsets=segments.offsets,
