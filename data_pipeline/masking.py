@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from data_pipeline.covering import TOKENS, UNITS, WORDS, MaskRule, mask_all
 from data_pipeline.draws import CORRUPT
 from data_pipeline.errors import UserError
-from data_pipeline.records import Examples, Segments
+from data_pipeline.records import Examples, Segments, read_only
 from data_pipeline.settings import MASKINGS, DataSettings
 from data_pipeline.spans import ALONE, NGRAM, SPAN, geometric, harmonic
+from data_pipeline.token_masks import mask_tokens
 from data_pipeline.units import no_units, unit_table
 
 if TYPE_CHECKING:
@@ -67,7 +68,13 @@ class Masker:
         masked_offsets = np.zeros(len(segments) + 1, np.int64)
         key = (np.uint64(seed % 2**64), np.uint64(purpose))
         sequences = (read_only(segments.tokens), read_only(segments.offsets), read_only(segments.keys))
-        used = mask_all(key, sequences, counts, self.rule, (tokens, positions, ids, masked_offsets))
+        out, rule = (tokens, positions, ids, masked_offsets), self.rule
+        if rule.grouping == TOKENS and rule.extent == ALONE:
+            shares = (rule.mask_share, rule.keep_share)
+            plain = (rule.cls, rule.sep, rule.mask, len(rule.continuation), *shares)
+            used = mask_tokens(key, sequences, counts, plain, out)
+        else:
+            used = mask_all(key, sequences, counts, rule, out)
         return Examples(
             tokens=tokens,
             offsets=segments.offsets,
@@ -117,10 +124,3 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
 
 def _refused(setting: str, value: object, expected: str) -> UserError:
     return UserError(f"cannot be {value}", where=f"data.{setting}", expected=expected)
-
-
-def read_only(array: NDArray) -> NDArray:
-    """A read-only view, also of a memory map: compiled code then meets one type of array, not four."""
-    view = np.ascontiguousarray(array).view(np.ndarray)
-    view.flags.writeable = False
-    return view

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.draws import FACTORIZATION, jit, start
 from data_pipeline.dynamic_masking import example_keys
-from data_pipeline.masking import read_only
+from data_pipeline.records import read_only
 from data_pipeline.spans import draw_length, harmonic
 from data_pipeline.twister import PHILOX_WORDS, below
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.draws import jit
+
 NO_LABEL = -1
 """Value of `labels` for a single stream, which has no second segment to judge."""
 
@@ -112,12 +114,32 @@ class Examples:
 def take_ragged(
     order: NDArray[np.integer], offsets: NDArray[np.int64], flat: NDArray
 ) -> tuple[NDArray, NDArray[np.int64]]:
-    """Rows `order` of a ragged array (flat, offsets), as a new (flat, offsets)."""
-    lengths = offsets[1:][order] - offsets[:-1][order]
+    """Rows `order` of a ragged array (flat, offsets), as a new (flat, offsets). Raises IndexError for rows that do
+    not lie within `flat`."""
+    starts, stops = offsets[:-1][order], offsets[1:][order]
+    if len(order) and (starts.min() < 0 or stops.max() > len(flat) or (stops < starts).any()):
+        raise IndexError(f"a row lies outside of the {len(flat)} entries")
     new_offsets = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(lengths, out=new_offsets[1:])
-    source = np.repeat(offsets[:-1][order] - new_offsets[:-1], lengths) + np.arange(new_offsets[-1])
-    return flat[source], new_offsets
+    np.cumsum(stops - starts, out=new_offsets[1:])
+    taken = np.empty(new_offsets[-1], flat.dtype)
+    _copy_rows(read_only(starts), read_only(new_offsets), read_only(flat), taken)
+    return taken, new_offsets
+
+
+@jit
+def _copy_rows(starts, new_offsets, flat, taken):
+    for i in range(len(starts)):
+        # unsigned: numba then asks of no index whether it counts from the end, and the loop copies many at once
+        start, at, stop = np.uint64(starts[i]), np.uint64(new_offsets[i]), np.uint64(new_offsets[i + 1])
+        for k in range(stop - at):
+            taken[at + k] = flat[start + k]
+
+
+def read_only(array: NDArray) -> NDArray:
+    """A read-only view, also of a memory map: compiled code then meets one type of array, not four."""
+    view = np.ascontiguousarray(array).view(np.ndarray)
+    view.flags.writeable = False
+    return view
 
 
 def concatenate(parts: list[Examples]) -> Examples:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
-from data_pipeline.masking import Masker, read_only
-from data_pipeline.records import Corpus, Examples, Segments
+from data_pipeline.masking import Masker
+from data_pipeline.records import Corpus, Examples, Segments, read_only
 from data_pipeline.settings import DataSettings
 from data_pipeline.twister import PHILOX_WORDS
 from data_pipeline.walks import AT_START, DOCUMENT

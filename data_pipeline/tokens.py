@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.word_batches import encode_words
 from data_pipeline.word_table import LONGEST_CACHED, byte_kinds, count_ids, fill_slots, find_words, write_ids
 from data_pipeline.wordpiece import Vocabulary
 
@@ -99,14 +100,7 @@ class WordCache:
 
     def _encode(self, words: list[bytes]) -> tuple[NDArray, NDArray[np.int64]]:
         """The library's ids of words, flat, and where each word's begin."""
-        texts = [word.decode("utf-8") for word in words]
-        encoded = (
-            self.vocabulary.tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
-        )
-        ids = [e.ids for e in encoded]
-        starts = np.zeros(len(ids) + 1, np.int64)
-        np.cumsum([len(i) for i in ids], out=starts[1:])
-        return np.fromiter((i for word in ids for i in word), self.vocabulary.dtype, int(starts[-1])), starts
+        return encode_words(self.vocabulary.tokenizer, words, self.vocabulary.dtype)
 
 
 def _joined(sentences: list[str]) -> NDArray[np.uint8]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_material import SIZE, StubVocabulary, blocks_of, random_examples, shard_folder
 
-from data_pipeline.columns import COLUMNS, BlockError, check_examples, decode_block, encode_block
+from data_pipeline.columns import COLUMNS, BlockError, _member, check_examples, decode_block, encode_block
 from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
@@ -139,6 +140,17 @@ def test_the_bytes_of_a_block_never_change() -> None:
     for number, name in enumerate(COLUMNS):  # numpy reads each member
         member = io.BytesIO(data[1024 * number + 512 : 1024 * (number + 1)])
         assert np.array_equal(np.load(member, allow_pickle=False), getattr(examples, name))
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 8**6 - 1, 8**6, 10**7])
+def test_a_member_is_what_tarfile_writes(size: int) -> None:
+    info = tarfile.TarInfo("000123.masked_positions.npy")
+    info.size, info.mode = size, 0o644
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(b"x" * size))
+        end = tar.offset
+    assert _member(info.name, b"x" * size) == written.getvalue()[:end]
 
 
 def test_only_whole_files_get_their_names(tmp_path: Path) -> None:
