@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pair_material import corpus, random_corpus, rows, surprise, vocabulary
 
-from data_pipeline.corpus import open_corpus, save_corpus, sorted_by_key
+from data_pipeline.corpus import open_corpus, save_corpus
 from data_pipeline.draws import text_key
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
@@ -27,7 +27,8 @@ def hashed(text, sources=None):
     placed = replace(
         text, keys=keys, sources=text.sources if sources is None else np.asarray(sources, np.uint16)
     )
-    return sorted_by_key(placed), np.argsort(keys, kind="stable")
+    order = np.argsort(keys, kind="stable")
+    return taken(placed, order), order
 
 
 def settings(**options):
