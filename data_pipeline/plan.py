@@ -175,7 +175,7 @@ def _pools(
 
 def _alone(split: str, language: str) -> UserError:
     """The error where a random next segment has nowhere to come from."""
-    remedies = ["raise data.held_out"] if split == HELD_OUT else []
+    remedies = ["change data.held_out"] if split == HELD_OUT else []
     remedies.append("add text, or data.across_languages=true" if language else ALONE)
     return UserError(
         f"a random next segment needs another document{f' in {language}' if language else ''}, and there is only one"
