@@ -14,7 +14,6 @@ instances lie in a spool on disk, memory-mapped, 2 bytes a token of the text and
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, Examples
 from data_pipeline.segments import flat_columns
 from data_pipeline.settings import DataSettings
+from data_pipeline.spool import mapped, spooled
 from data_pipeline.tokens import WordCache
 from data_pipeline.twister import python_stream, shuffle
 from data_pipeline.vocabulary import Vocabulary
@@ -117,7 +117,7 @@ def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path
         raise UserError("no sentence found", where="data.sources", expected="text, one sentence a line")
     document_starts = np.concatenate([*starts, np.full(1, sentences)])
     return Corpus(
-        tokens=_mapped(spool / "text.tokens", vocabulary.dtype),
+        tokens=mapped(spool / "text.tokens", vocabulary.dtype),
         sentence_starts=np.cumsum(np.concatenate(lengths)),
         document_starts=document_starts,
         keys=np.arange(len(document_starts) - 1, dtype=np.uint64),
@@ -173,38 +173,6 @@ def script_instances(
                 flat[: offsets[n]], offsets[: n + 1], first_lengths[:n], labels[:n],
                 positions[masked], ids[masked], masked_offsets[: n + 1],
             )  # fmt: skip
-
-
-def spooled(parts: Iterable[Examples], folder: Path) -> Examples:
-    """All examples of `parts`, one after the other, the ragged columns written to `folder` and memory-mapped;
-    the others, some bytes an example, stay in memory. There has to be a part."""
-    ragged = ("tokens", "masked_positions", "masked_ids")
-    paths = {name: folder / f"instances.{name}" for name in ragged}
-    dtypes: dict[str, np.dtype] = {}
-    kept: dict[str, list[NDArray]] = {"first_lengths": [], "labels": []}
-    lengths, masked = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
-    with ExitStack() as stack:
-        files = {name: stack.enter_context(open(path, "wb")) for name, path in paths.items()}
-        for part in parts:
-            for name, file in files.items():
-                getattr(part, name).tofile(file)
-                dtypes[name] = getattr(part, name).dtype
-            for name, columns in kept.items():
-                columns.append(getattr(part, name).copy())
-            lengths.append(part.lengths)
-            masked.append(np.diff(part.masked_offsets))
-    return Examples(
-        offsets=np.cumsum(np.concatenate(lengths)),
-        masked_offsets=np.cumsum(np.concatenate(masked)),
-        **{name: np.concatenate(columns) for name, columns in kept.items()},
-        **{name: _mapped(path, dtypes[name]) for name, path in paths.items()},
-    )
-
-
-def _mapped(path: Path, dtype: np.dtype) -> NDArray:
-    if not path.stat().st_size:  # an empty file cannot be mapped
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r")
 
 
 def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:

@@ -1,5 +1,6 @@
 """Data recipes that make pairs: documents in, [CLS] A [SEP] B [SEP] and a label out."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ class NextSentencePairs(SegmentRecipe):
     draws_donors: ClassVar[bool] = True
     kind: ClassVar[int] = SEGMENT_PAIR
 
-    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Segments:
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
         """The pairs of documents start..stop-1, so many passes over each; donors come from all of `corpus`,
         which may be memory-mapped. Raises UserError where there is no other document to draw from."""
         if start < stop and corpus.keys[0] == corpus.keys[-1] and (corpus.keys == corpus.keys[0]).all():
@@ -62,6 +63,6 @@ class OrderedPairs(SegmentRecipe):
 
     parts: ClassVar[int] = 2
 
-    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Segments:
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
         """The pairs of documents start..stop-1, so many passes over each."""
         return self._walk(partial(fill_pairs, SENTENCE_ORDER), corpus, start, stop, seed, passes)

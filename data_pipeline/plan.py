@@ -5,7 +5,8 @@ corpus, or with data.across_languages=false of one language. The plan follows fr
 alone.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from data_pipeline import draws
 from data_pipeline.corpus import document_tokens
+from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
 from data_pipeline.pairs import ALONE
@@ -23,6 +25,8 @@ from data_pipeline.settings import DataSettings
 
 PARTITION_TOKENS = 256_000_000
 """Tokens of a partition, about, where that leaves it enough donors: half a gigabyte on disk."""
+PARTITION_DOCUMENTS = 2_000_000
+"""Documents of a partition, about: gathering them takes a hundred bytes of memory for each."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,8 @@ def _pools(
     if len(keys) == 1 and recipe and recipe.draws_donors:
         raise _alone(split, language)
     passes = document_passes(keys, documents.sources, rates, settings.seed, settings.dupe_factor)
-    count = max(1, min(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // settings.min_donors))
+    wanted = max(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // PARTITION_DOCUMENTS)
+    count = max(1, min(wanted, len(keys) // settings.min_donors))
     borders = [len(keys) * n // count for n in range(count + 1)]
     return [
         Partition(
@@ -199,3 +204,22 @@ def _units(
     if starts:
         starts[0] = 0
     return tuple(Unit(a, b, rates) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=False))
+
+
+def plan_json(partitions: list[Partition]) -> bytes:
+    """The plan as a file, as `parsed_plan` reads it."""
+    return canonical_json([asdict(partition) for partition in partitions])
+
+
+def parsed_plan(data: bytes) -> list[Partition]:
+    """The plan that `plan_json` wrote."""
+    return [
+        Partition(
+            row["split"],
+            row["low"],
+            row["high"],
+            tuple(Unit(unit["start"], unit["stop"], tuple(unit["rates"])) for unit in row["units"]),
+            tuple(row["sources"]),
+        )
+        for row in json.loads(data)
+    ]

@@ -9,7 +9,7 @@ that happened to agree would merely share the randomness of their masks.
 The recipes themselves are in pairs.py and streams.py, by name in recipes.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -26,7 +26,7 @@ from data_pipeline.walks import AT_START, DOCUMENT
 if TYPE_CHECKING:
     from data_pipeline.vocabulary import Vocabulary
 
-BUFFER_TOKENS = 1 << 22
+BUFFER_TOKENS = 1 << 20
 """Tokens that compiled code writes before they are handed over."""
 
 Passes = int | NDArray[np.int64]
@@ -93,6 +93,11 @@ class SegmentRecipe:
     def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Segments:
         """The sequences of documents start..stop-1 of `corpus`: `passes` passes over each of them, or passes[i] over
         document start + i. The first passes over a document yield the same sequences however many follow."""
+        return joined(list(self.pieces(corpus, start, stop, seed, passes)))
+
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
+        """The same sequences, about BUFFER_TOKENS tokens at a time: a document is never too large. At least one
+        piece, which may be empty."""
         raise NotImplementedError
 
     def corrupt(self, segments: Segments, seed: int) -> Examples:
@@ -101,7 +106,7 @@ class SegmentRecipe:
 
     def _walk(
         self, fill: Callable[..., int], corpus: Corpus, start: int, stop: int, seed: int, passes: Passes
-    ) -> Segments:
+    ) -> Iterator[Segments]:
         """Runs the compiled loop `fill` over the documents, a buffer at a time."""
         rule = self.masker.rule
         numbers = (np.uint64(seed % 2**64), start, stop, self.room, float(self.short_seq_prob))
@@ -111,14 +116,13 @@ class SegmentRecipe:
         walk = np.array([first, 0, AT_START, 0, 0, 0], np.int64)
         stream = np.zeros(PHILOX_WORDS, np.uint64)
         columns, buffers = flat_columns(corpus), _buffers(corpus.tokens.dtype)
-        parts: list[Segments] = []
-        while walk[DOCUMENT] < stop or not parts:
-            made = fill(walk, stream, numbers, each, columns, frame, buffers)
-            parts.append(_handed_over(buffers, made))
-        segments = parts[0] if len(parts) == 1 else _joined(parts)
-        if self.segment_ids:
-            return segments
-        return replace(segments, first_lengths=np.diff(segments.offsets).astype(np.uint16))
+        none = True
+        while walk[DOCUMENT] < stop or none:
+            none = False
+            segments = _handed_over(buffers, fill(walk, stream, numbers, each, columns, frame, buffers))
+            if not self.segment_ids:
+                segments = replace(segments, first_lengths=np.diff(segments.offsets).astype(np.uint16))
+            yield segments
 
 
 def passes_of_each(passes: Passes, start: int, stop: int) -> NDArray[np.int64]:
@@ -159,7 +163,10 @@ def _handed_over(buffers: tuple[NDArray, ...], made: int) -> Segments:
     return Segments(*(column.copy() for column in columns))
 
 
-def _joined(parts: list[Segments]) -> Segments:
+def joined(parts: list[Segments]) -> Segments:
+    """All sequences of `parts`, in order."""
+    if len(parts) == 1:
+        return parts[0]
     lengths = np.concatenate([np.diff(p.offsets) for p in parts])
     columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Segments)}
     columns["offsets"] = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

@@ -1,7 +1,10 @@
 """Paths and fsspec URIs -> bytes, and bytes -> files that appear under their name only when whole."""
 
+import errno
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ from data_pipeline.errors import UserError
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _PIPE = re.compile(r"(^|::)pipe:", re.IGNORECASE)
 _PARTIAL = ".partial"
+_PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOTDIR}
 
 
 def is_uri(path: str) -> bool:
@@ -88,20 +92,73 @@ def _read_local(path: str, offset: int, size: int) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A local file to write that gets its name when the block ends well, its bytes by then on the disk."""
-    final = Path(path)
-    partial = final.with_name(f".{final.name}.{os.getpid()}{_PARTIAL}")
+def writing(where: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns what can go wrong while `where` is written into one line that names it."""
     try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, final)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_folder(final.parent)
+        yield
+    except OSError as error:
+        if error.errno not in _PLACE:
+            raise
+        raise UserError(
+            f"cannot be written: {error.strerror}",
+            where=where,
+            remedy="make room or choose another folder; the same command goes on where it was",
+        ) from error
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A local file to write that gets its name when the block ends well, its bytes by then on the disk. Where two
+    processes write the same file, the later one replaces the earlier one's. Raises UserError where the disk is full
+    or may not be written to."""
+    final = Path(path)
+    partial = partial_name(final)
+    with writing(final):
+        try:
+            with open(partial, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, final)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(final.parent)
+
+
+@contextmanager
+def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A new local folder to fill that gets its name when the block ends well. Where another process made the same
+    one meanwhile, that one stays: someone may be reading it."""
+    final = Path(path)
+    with writing(final), temporary_folder(final) as partial:
+        yield partial
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        try:
+            partial.rename(final)
+        except OSError:
+            if not final.is_dir():
+                raise
+        _sync(final.parent)
+
+
+@contextmanager
+def temporary_folder(beside: Path) -> Iterator[Path]:
+    """A new local folder, named after `beside` and next to it, that goes when the block ends."""
+    partial = partial_name(beside)
+    with writing(partial):
+        partial.mkdir(parents=True)
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def partial_name(final: Path) -> Path:
+    """A name beside `final` that no other writer uses, on this machine or another that sees the folder."""
+    return final.with_name(f".{final.name}.{secrets.token_hex(8)}{_PARTIAL}")
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> None:
@@ -110,15 +167,37 @@ def write_whole(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> 
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
+def write_once(path: str | os.PathLike[str], data: bytes) -> bytes:
+    """Writes a local file unless there is one; returns what it holds, whoever of several writers was first."""
+    final = Path(path)
+    if not final.is_file():
+        partial = partial_name(final)
+        try:
+            write_whole(partial, data)
+            try:
+                os.link(partial, final)  # fails where there is one already, on network folders as well
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                os.replace(partial, final)
+        finally:
+            partial.unlink(missing_ok=True)
+    return final.read_bytes()
+
+
 def remove_partial_files(folder: str | os.PathLike[str]) -> None:
     """Removes what writers that were killed left in a local folder."""
     for path in Path(folder).glob(f".*{_PARTIAL}"):
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Has a file's bytes, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the new name too must survive a power cut
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

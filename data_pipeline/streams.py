@@ -1,5 +1,6 @@
 """Data recipes that make single streams: documents in, [CLS] text [SEP] without a label out."""
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from data_pipeline.records import Corpus, Segments
@@ -19,7 +20,7 @@ class SingleStreams(SegmentRecipe):
 
     parts: ClassVar[int] = 1
 
-    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Segments:
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
         """The streams of documents start..stop-1, so many passes over each. Labels are -1."""
         return self._walk(fill_streams, corpus, start, stop, seed, passes)
 
@@ -36,6 +37,6 @@ class FullSentences(SegmentRecipe):
 
     parts: ClassVar[int] = 1
 
-    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Segments:
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
         """The sequences of documents start..stop-1, pass after pass. Labels are -1."""
         return self._walk(fill_full, corpus, start, stop, seed, passes)

@@ -1,0 +1,156 @@
+"""Settings in; out comes a preparation: its folders, whose they are, and what its stages have left in them.
+
+    WORK        unfinished work: OUT/.work, or a folder of its own in data.work; removed at the end
+    WORK/shards finished shards, until all of them are there
+    TEXT        tokenized text: WORK, or a folder of its own in data.tokens, which stays for other preparations
+
+Everything that a stage needs lies there, so that any process that sees the folders can do any share of a stage.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.entries import canonical_json
+from data_pipeline.errors import UserError
+from data_pipeline.formats import SourceFile
+from data_pipeline.plan import Partition, parsed_plan
+from data_pipeline.recipes import recipe_of
+from data_pipeline.segments import SegmentRecipe
+from data_pipeline.settings import DataSettings, deciding_values, token_values
+from data_pipeline.sources import source_files, units_of
+from data_pipeline.storage import write_once, write_whole
+from data_pipeline.vocabulary import Vocabulary
+
+WORK, SHARDS, NOTE, UNITS, PLAN = ".work", "shards", "identity.json", "units.json", "plan.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One preparation."""
+
+    settings: DataSettings
+    recipe: SegmentRecipe
+    vocabulary: Vocabulary
+    sources: list[list[Any]]
+    """Name, size and time of each source file."""
+    work: Path
+    text: Path
+
+    @property
+    def tokenizer(self) -> str:
+        """The vocabulary as a file that workers read."""
+        return str(self.work / "tokenizer.json")
+
+    @property
+    def shards(self) -> Path:
+        """Where finished shards wait."""
+        return self.work / SHARDS
+
+    @cached_property
+    def units(self) -> list[SourceFile]:
+        """The sources cut into units of work. The first process that asks cuts them, for all."""
+        path = self.text / UNITS
+        if not path.is_file():
+            units = units_of(source_files(self.settings), self.settings)
+            write_once(path, canonical_json([asdict(unit) for unit in units]))
+        return [SourceFile(**fields) for fields in json.loads(path.read_bytes())]
+
+    @property
+    def parts(self) -> list[str]:
+        """The folders of the tokenized units."""
+        return [str(self.text / "read" / f"{number:06d}") for number in range(len(self.units))]
+
+    @cached_property
+    def partitions(self) -> list[Partition]:
+        """The plan."""
+        return parsed_plan((self.work / PLAN).read_bytes())
+
+    @cached_property
+    def pools(self) -> Path:
+        """The folder of the gathered partitions: of one name for preparations that gather the same documents."""
+        borders = [[p.split, p.low, p.high, p.sources] for p in self.partitions]
+        drawn = [self.settings.held_out, self.settings.seed] if self.settings.held_out else []
+        return self.text / f"gathered-{_short_hash([drawn, borders])}"
+
+    @property
+    def gathered(self) -> list[str]:
+        """The folder of each partition."""
+        return [str(self.pools / f"{number:06d}") for number in range(len(self.partitions))]
+
+
+def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) -> Job:
+    """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
+    other settings; together with other processes, that is a UserError. So is an `out` that holds anything else."""
+    recipe = recipe_of(settings, vocabulary)
+    out = Path(settings.out)
+    work = Path(settings.work) / _short_hash(os.path.abspath(out)) if settings.work else out / WORK
+    sources = (_noted_sources(work, settings) if together else None) or described_sources(settings)
+    identity = {"settings": deciding_values(settings), "vocabulary": vocabulary.sha256, "sources": sources}
+    for folder in {out / WORK, work}:
+        if not _is_ours(folder, identity) and out.exists() and any(p.name != WORK for p in out.iterdir()):
+            raise UserError(
+                "holds other files", where=out, expected="a new or empty folder", remedy="choose another"
+            )
+        _claim(folder, identity, settings, together=together)
+    text = work
+    if settings.tokens:
+        decided = [token_values(settings), vocabulary.sha256, sources]
+        text = Path(settings.tokens) / _short_hash(decided)
+        text.mkdir(parents=True, exist_ok=True)
+        write_once(text / NOTE, canonical_json(decided))
+    job = Job(settings, recipe, vocabulary, sources, work, text)
+    job.shards.mkdir(exist_ok=True)
+    write_whole(job.tokenizer, vocabulary.json.encode())
+    return job
+
+
+def described_sources(settings: DataSettings) -> list[list[Any]]:
+    """What the data are made from: names, sizes and times of the files, without the folder that they lie in."""
+    return [[f.name, f.size, _changed(f.uri)] for f in source_files(settings)]
+
+
+def _changed(uri: str) -> int:
+    path = Path(uri)
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+def _noted_sources(work: Path, settings: DataSettings) -> list[list[Any]] | None:
+    """What another process found, so that not every one has to look for the sources."""
+    note = _note(work)
+    return note["identity"]["sources"] if note and note["given"] == settings.sources else None
+
+
+def _claim(folder: Path, identity: dict[str, Any], settings: DataSettings, *, together: bool) -> None:
+    if not _is_ours(folder, identity) and not together:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_once(folder / NOTE, canonical_json({"identity": identity, "given": settings.sources}))
+    if not _is_ours(folder, identity):
+        raise UserError(
+            "holds unfinished work of other settings or sources",
+            where=folder,
+            remedy="finish or remove it, or choose another data.out",
+        )
+
+
+def _note(folder: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((folder / NOTE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _is_ours(folder: Path, identity: dict[str, Any]) -> bool:
+    note = _note(folder)
+    return note is not None and canonical_json(note["identity"]) == canonical_json(identity)
+
+
+def _short_hash(value: Sequence[Any] | str) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:16]
