@@ -89,7 +89,7 @@ class Job:
     @cached_property
     def pools(self) -> Path:
         """The folder of the gathered partitions: of one name for preparations that gather the same documents."""
-        borders = [[p.split, p.low, p.high, p.sources] for p in self.partitions]
+        borders = [[p.split, p.low, p.high, p.sources, p.whole] for p in self.partitions]
         drawn = [self.settings.held_out, self.settings.seed] if self.settings.held_out else []
         return self.text / f"gathered-{_short_hash([drawn, borders])}"
 
