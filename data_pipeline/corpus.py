@@ -1,6 +1,5 @@
 """A Corpus in memory <-> a folder of .npy columns that can be memory-mapped, and many of them merged into one."""
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
@@ -11,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.draws import jit
-from data_pipeline.records import Corpus, Examples
+from data_pipeline.mapping import mapped_npy
+from data_pipeline.records import Corpus
 from data_pipeline.storage import writing
 
 CHUNK = 1 << 25
@@ -30,16 +30,7 @@ def save_corpus(corpus: Corpus, folder: Path) -> None:
 
 def open_corpus(folder: Path) -> Corpus:
     """The corpus in `folder`, memory-mapped: only what is touched is read."""
-    return Corpus(**{c.name: _mapped(folder / f"{c.name}.npy") for c in fields(Corpus)})
-
-
-def release(columns: Corpus | Examples) -> None:
-    """Gives back the memory of what was touched of memory-mapped columns: the kernel maps sixteen pages where one is
-    asked for, and random places would end with all of them in memory."""
-    for column in fields(columns):
-        mapped = getattr(getattr(columns, column.name), "_mmap", None)
-        if mapped is not None:
-            mapped.madvise(mmap.MADV_DONTNEED)
+    return Corpus(**{c.name: mapped_npy(folder / f"{c.name}.npy") for c in fields(Corpus)})
 
 
 def outline(folder: Path) -> Corpus:
@@ -192,10 +183,3 @@ def _opened(file: BinaryIO) -> tuple[np.dtype, int]:
     np.lib.format.read_magic(file)
     _, _, dtype = np.lib.format.read_array_header_1_0(file)
     return dtype, file.tell()
-
-
-def _mapped(path: Path) -> NDArray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError:  # an empty column cannot be mapped
-        return np.load(path, allow_pickle=False)

@@ -1,7 +1,7 @@
 """Settings in; out comes a preparation: its folders, whose they are, and what its stages have left in them.
 
     WORK        unfinished work: OUT/.work, or a folder of its own in data.work; removed at the end
-    WORK/shards finished shards, until all of them are there
+    OUT/.work   finished shards, until all of them are there; an OUT on an object store gets each when it is whole
     TEXT        tokenized text: WORK, or a folder of its own in data.tokens, which stays for other preparations
 
 Everything that a stage needs lies there, so that any process that sees the folders can do any share of a stage.
@@ -22,10 +22,19 @@ from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
 from data_pipeline.plan import Partition, parsed_plan
 from data_pipeline.recipes import recipe_of
+from data_pipeline.remote import object_names, remove_object
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.settings import DataSettings, deciding_values, token_values
 from data_pipeline.sources import source_files, units_of
-from data_pipeline.storage import write_once, write_whole
+from data_pipeline.storage import (
+    is_uri,
+    join,
+    read_bytes,
+    remove_partial_files,
+    write_once,
+    write_whole,
+    writing,
+)
 from data_pipeline.vocabulary import Vocabulary
 
 WORK, SHARDS, NOTE, UNITS, PLAN = ".work", "shards", "identity.json", "units.json", "plan.json"
@@ -51,7 +60,12 @@ class Job:
     @property
     def shards(self) -> Path:
         """Where finished shards wait."""
-        return self.work / SHARDS
+        return (self.work if is_uri(self.settings.out) else Path(self.settings.out) / WORK) / SHARDS
+
+    @property
+    def deliver_to(self) -> str:
+        """The URI that whoever wrote a shard sends it to; empty: it waits."""
+        return self.settings.out if is_uri(self.settings.out) else ""
 
     @cached_property
     def units(self) -> list[SourceFile]:
@@ -75,7 +89,7 @@ class Job:
     @cached_property
     def pools(self) -> Path:
         """The folder of the gathered partitions: of one name for preparations that gather the same documents."""
-        borders = [[p.split, p.low, p.high, p.sources] for p in self.partitions]
+        borders = [[p.split, p.low, p.high, p.sources, p.whole] for p in self.partitions]
         drawn = [self.settings.held_out, self.settings.seed] if self.settings.held_out else []
         return self.text / f"gathered-{_short_hash([drawn, borders])}"
 
@@ -85,20 +99,31 @@ class Job:
         return [str(self.pools / f"{number:06d}") for number in range(len(self.partitions))]
 
 
+def close_job(job: Job) -> None:
+    """Removes what is not needed once index.json is there."""
+    shutil.rmtree(job.work, ignore_errors=True)
+    if is_uri(job.settings.out):
+        remove_object(join(join(job.settings.out, WORK), NOTE))
+    else:
+        shutil.rmtree(Path(job.settings.out) / WORK, ignore_errors=True)
+    if job.settings.tokens:
+        for folder in (job.text, job.text / "read", job.pools):
+            remove_partial_files(folder)
+
+
 def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) -> Job:
     """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
     other settings; together with other processes, that is a UserError. So is an `out` that holds anything else."""
     recipe = recipe_of(settings, vocabulary)
-    out = Path(settings.out)
-    work = Path(settings.work) / _short_hash(os.path.abspath(out)) if settings.work else out / WORK
+    work = _work_folder(settings)
     sources = (_noted_sources(work, settings) if together else None) or described_sources(settings)
     identity = {"settings": deciding_values(settings), "vocabulary": vocabulary.sha256, "sources": sources}
-    for folder in {out / WORK, work}:
-        if not _is_ours(folder, identity) and out.exists() and any(p.name != WORK for p in out.iterdir()):
-            raise UserError(
-                "holds other files", where=out, expected="a new or empty folder", remedy="choose another"
-            )
-        _claim(folder, identity, settings, together=together)
+    note = canonical_json({"identity": identity, "given": settings.sources})
+    if is_uri(settings.out):
+        _claim_store(settings.out, identity, note)
+    else:
+        _claim_folder(Path(settings.out), identity, note, together=together)
+    _claim(work, identity, note, together=together)
     text = work
     if settings.tokens:
         decided = [token_values(settings), vocabulary.sha256, sources]
@@ -106,7 +131,7 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) 
         text.mkdir(parents=True, exist_ok=True)
         write_once(text / NOTE, canonical_json(decided))
     job = Job(settings, recipe, vocabulary, sources, work, text)
-    job.shards.mkdir(exist_ok=True)
+    job.shards.mkdir(parents=True, exist_ok=True)
     write_whole(job.tokenizer, vocabulary.json.encode())
     return job
 
@@ -127,17 +152,59 @@ def _noted_sources(work: Path, settings: DataSettings) -> list[list[Any]] | None
     return note["identity"]["sources"] if note and note["given"] == settings.sources else None
 
 
-def _claim(folder: Path, identity: dict[str, Any], settings: DataSettings, *, together: bool) -> None:
+def _work_folder(settings: DataSettings) -> Path:
+    if settings.work:
+        out = settings.out if is_uri(settings.out) else os.path.abspath(settings.out)
+        return Path(settings.work) / _short_hash(out)
+    if is_uri(settings.out):
+        raise UserError(
+            f"is empty, and data.out={settings.out} cannot hold unfinished work",
+            where="data.work",
+            expected="a folder that all workers see",
+        )
+    return Path(settings.out) / WORK
+
+
+def _claim_folder(out: Path, identity: dict[str, Any], note: bytes, *, together: bool) -> None:
+    if not _is_ours(out / WORK, identity) and out.exists() and any(p.name != WORK for p in out.iterdir()):
+        raise UserError(
+            "holds other files", where=out, expected="a new or empty folder", remedy="choose another"
+        )
+    _claim(out / WORK, identity, note, together=together)
+
+
+def _claim_store(out: str, identity: dict[str, Any], note: bytes) -> None:
+    """As for a folder. Objects are never removed for other settings: a store has no lock, and they were dear."""
+    where = join(join(out, WORK), NOTE)
+    try:
+        there = json.loads(read_bytes(where))
+    except FileNotFoundError:
+        if object_names(out):
+            raise UserError(
+                "holds other files", where=out, expected="a new or empty folder", remedy="choose another"
+            ) from None
+        write_whole(where, note)
+        return
+    if canonical_json(there["identity"]) != canonical_json(identity):
+        raise _others_work(out)
+
+
+def _claim(folder: Path, identity: dict[str, Any], note: bytes, *, together: bool) -> None:
     if not _is_ours(folder, identity) and not together:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_once(folder / NOTE, canonical_json({"identity": identity, "given": settings.sources}))
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_once(folder / NOTE, note)
     if not _is_ours(folder, identity):
-        raise UserError(
-            "holds unfinished work of other settings or sources",
-            where=folder,
-            remedy="finish or remove it, or choose another data.out",
-        )
+        raise _others_work(folder)
+
+
+def _others_work(where: object) -> UserError:
+    return UserError(
+        "holds unfinished work of other settings or sources",
+        where=where,
+        remedy="finish or remove it, or choose another data.out",
+    )
 
 
 def _note(folder: Path) -> dict[str, Any] | None:

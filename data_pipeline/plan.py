@@ -6,7 +6,7 @@ alone.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -49,6 +49,8 @@ class Partition:
     units: tuple[Unit, ...]
     sources: tuple[int, ...] = ()
     """Only documents of the sources with these numbers; empty: of all."""
+    whole: bool = False
+    """Also the document of these sources that is set aside: alone, it would have no random next segment."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
             remedy="leave it empty to number the records",
         )
     aside = is_held_out(keys, settings)
+    alone = _alone_aside(documents, aside, settings)
+    aside[alone] = False
     if settings.held_out > 0 and not 0 < aside.sum() < len(aside):
         raise UserError(
             f"data.held_out={settings.held_out} sets aside {aside.sum()} of {len(aside)} documents",
@@ -95,6 +99,8 @@ def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
         )
     rates = _rates(documents, settings)
     partitions = _partitions(TRAIN, documents.take(~aside), rates, settings)
+    whole = set(documents.sources[alone].tolist())
+    partitions = [replace(p, whole=not whole.isdisjoint(p.sources)) for p in partitions]
     if aside.any():
         partitions += _partitions(HELD_OUT, documents.take(aside), rates, settings)
     return partitions
@@ -105,6 +111,8 @@ def members(part: Corpus, partition: Partition, settings: DataSettings) -> NDArr
     first = int(np.searchsorted(part.keys, np.uint64(partition.low), "left"))
     last = int(np.searchsorted(part.keys, np.uint64(partition.high), "right"))
     mine = is_held_out(np.asarray(part.keys[first:last]), settings) == (partition.split == HELD_OUT)
+    if partition.whole:
+        mine[:] = True
     if partition.sources:
         mine &= np.isin(part.sources[first:last], partition.sources)
     return first + np.flatnonzero(mine)
@@ -116,6 +124,27 @@ def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.
         return np.zeros(len(keys), np.bool_)
     limit = np.uint64(min(int(settings.held_out * 2.0**64), 2**64 - 1))
     return draws.first_words(settings.seed, keys, draws.HELD_OUT) < limit
+
+
+def _alone_aside(
+    documents: _Documents, aside: NDArray[np.bool_], settings: DataSettings
+) -> NDArray[np.int64]:
+    """The documents set aside that are the only ones of their language there, where pairs must not mix languages."""
+    languages, numbers = language_numbers(settings)
+    if not (_apart(languages, settings) and _draws_donors(settings)):
+        return np.empty(0, np.int64)
+    places = np.flatnonzero(aside)
+    of = numbers[documents.sources[places]]
+    return places[np.bincount(of, minlength=len(languages))[of] == 1]
+
+
+def _apart(languages: list[str], settings: DataSettings) -> bool:
+    return not settings.across_languages and len(languages) > 1
+
+
+def _draws_donors(settings: DataSettings) -> bool:
+    recipe = RECIPES.get(settings.sequences)
+    return recipe is not None and recipe.draws_donors
 
 
 def _rates(documents: _Documents, settings: DataSettings) -> tuple[float, ...]:
@@ -131,7 +160,7 @@ def _partitions(
     """The partitions of one split in which a document is passed over; with data.across_languages=false, of one
     language after the other. Raises UserError where there is none."""
     languages, numbers = language_numbers(settings)
-    if settings.across_languages or len(languages) == 1:
+    if not _apart(languages, settings):
         partitions = _pools(split, "", (), documents, rates, settings)
     else:
         partitions = []
@@ -159,8 +188,7 @@ def _pools(
     settings: DataSettings,
 ) -> list[Partition]:
     keys, tokens = documents.keys, documents.tokens
-    recipe = RECIPES.get(settings.sequences)
-    if len(keys) == 1 and recipe and recipe.draws_donors:
+    if len(keys) == 1 and _draws_donors(settings):
         raise _alone(split, language)
     passes = document_passes(keys, documents.sources, rates, settings.seed, settings.dupe_factor)
     wanted = max(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // PARTITION_DOCUMENTS)
@@ -180,14 +208,13 @@ def _pools(
 
 def _alone(split: str, language: str) -> UserError:
     """The error where a random next segment has nowhere to come from."""
-    remedies = ["raise data.held_out"] if split == HELD_OUT else []
-    remedies.append("add text, or data.across_languages=true" if language else ALONE)
+    remedy = "add text, or data.across_languages=true" if language else ALONE
     return UserError(
-        f"a random next segment needs another document{f' in {language}' if language else ''}, and there is only one"
-        f"{' held out' if split == HELD_OUT else ''}",
+        f"a random next segment needs another document{' in ' * bool(language)}{language}, and there is only one"
+        + " held out" * (split == HELD_OUT),
         where="data.sources",
-        expected=f"two documents or more{' of each language' if language else ''}",
-        remedy=", or ".join(remedies),
+        expected="two documents or more" + " of each language" * bool(language),
+        remedy="change data.held_out" if split == HELD_OUT else remedy,
     )
 
 
@@ -220,6 +247,7 @@ def parsed_plan(data: bytes) -> list[Partition]:
             row["high"],
             tuple(Unit(unit["start"], unit["stop"], tuple(unit["rates"])) for unit in row["units"]),
             tuple(row["sources"]),
+            row["whole"],
         )
         for row in json.loads(data)
     ]

@@ -9,7 +9,6 @@ the units to read follow from the sources, partitions and shards from the docume
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,13 +22,14 @@ from data_pipeline.errors import UserError
 from data_pipeline.exact import exact_examples
 from data_pipeline.executors import ALL, Share, Workers, pool_of
 from data_pipeline.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, canonical_json, write_index
-from data_pipeline.job import PLAN, WORK, Job, described_sources, open_job
+from data_pipeline.job import PLAN, WORK, Job, close_job, described_sources, open_job
 from data_pipeline.packing import original_tokens
+from data_pipeline.remote import writable
 from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards import write_shard
-from data_pipeline.stages import gather_partition, make_plan, read_source, write_unit
+from data_pipeline.stages import deliver, gather_partition, make_plan, read_source, write_unit
 from data_pipeline.statistics import add_up, padding_statistics, shard_statistics
-from data_pipeline.storage import write_whole
+from data_pipeline.storage import exists, is_uri, join, read_bytes, write_whole
 from data_pipeline.vocabulary import Vocabulary, load_vocabulary
 
 LOG = "prepare.log.json"
@@ -78,7 +78,7 @@ def _gathers(job: Job) -> list[tuple]:
 
 def _writes(job: Job) -> list[tuple]:
     return [
-        (folder, unit, job.recipe, job.settings, number, str(job.shards / name))
+        (folder, unit, job.recipe, job.settings, number, str(job.shards / name), job.deliver_to)
         for number, (folder, unit, name) in enumerate(_shards(job))
     ]
 
@@ -112,7 +112,6 @@ def prepare(settings: DataSettings, show: executors.Stage) -> tuple[Index, bool]
     started = time.monotonic()
     vocabulary = _checked(settings)
     if index := _existing(settings, vocabulary):
-        shutil.rmtree(Path(settings.out) / WORK, ignore_errors=True)
         return index, False
     job = open_job(settings, vocabulary, together=False)
     if settings.mode == "exact":
@@ -166,7 +165,8 @@ def _do(stage: Stage, job: Job, workers: Workers, show: executors.Stage, share: 
 
 
 def _checked(settings: DataSettings) -> Vocabulary:
-    required(settings.out, "data.out", "a folder for the shards")
+    if is_uri(required(settings.out, "data.out", "a folder for the shards")):
+        writable(settings.out)
     return load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
 
 
@@ -178,7 +178,9 @@ def _exact(job: Job, show: executors.Stage) -> list[tuple[str, dict[str, Any]]]:
     a_shard = max(1, settings.shard_tokens // (settings.sequence_length * settings.block_examples))
     with show("writing instances", 0) as advance:
         while some := list(islice(blocks, a_shard)):
-            entry = write_shard(job.shards / f"{TRAIN}-{len(written):06d}.tar", some)
+            path = job.shards / f"{TRAIN}-{len(written):06d}.tar"
+            entry = write_shard(path, some)
+            deliver(path, job.deliver_to)
             counts = [
                 shard_statistics(b, original_tokens(b), settings, job.vocabulary.mask)
                 | padding_statistics(b.lengths, settings)
@@ -199,15 +201,16 @@ def _finish(
     job: Job, written: list[tuple[str, dict[str, Any]]], reading: dict[str, Any], started: float
 ) -> Index:
     """Moves the shards to their place and, last of all, writes the index. `written`: split and result of each."""
-    settings, out = job.settings, Path(job.settings.out)
-    for path in sorted(job.shards.glob("[!.]*")):
-        with suppress(FileNotFoundError):  # a second process that finishes the same job was faster
-            path.replace(out / path.name)
+    settings, out = job.settings, job.settings.out
+    if not job.deliver_to:
+        for path in sorted(job.shards.glob("[!.]*")):
+            with suppress(FileNotFoundError):  # a second process that finishes the same job was faster
+                path.replace(Path(out) / path.name)
     made = {name: [result for split, result in written if split == name] for name in (TRAIN, HELD_OUT)}
     statistics: dict[str, Any] = {"reading": reading}
     statistics |= {name: add_up(r["statistics"] for r in found) for name, found in made.items() if found}
     log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
-    write_whole(out / LOG, canonical_json(log | {"sources": job.sources}, indent=1))
+    write_whole(join(out, LOG), canonical_json(log | {"sources": job.sources}, indent=1))
     index = write_index(
         out,
         splits={n: [ShardEntry.from_dict(r["entry"], WORK) for r in found] for n, found in made.items()},
@@ -216,14 +219,14 @@ def _finish(
         vocabulary=job.vocabulary,
         statistics=statistics,
     )
-    shutil.rmtree(job.work, ignore_errors=True)
+    close_job(job)
     return index
 
 
 def _existing(settings: DataSettings, vocabulary: Vocabulary, *, with_sources: bool = True) -> Index | None:
     """The index that is there, if there is one. Raises UserError unless it is of these very settings and sources."""
-    out = Path(settings.out)
-    if not (out / INDEX).exists():
+    out = settings.out
+    if not exists(join(out, INDEX)):
         return None
     index = Index.load(out)
     wanted = deciding_values(settings)
@@ -232,9 +235,8 @@ def _existing(settings: DataSettings, vocabulary: Vocabulary, *, with_sources: b
     ]
     if index.vocabulary.sha256 != vocabulary.sha256:
         differing.append(f"vocabulary {vocabulary.sha256[:12]} (there: {index.vocabulary.sha256[:12]})")
-    log = out / LOG
-    made_of = json.loads(log.read_bytes()).get("sources") if with_sources and log.is_file() else None
-    if made_of is not None and made_of != described_sources(settings):
+    log = json.loads(read_bytes(join(out, LOG))) if with_sources and exists(join(out, LOG)) else {}
+    if "sources" in log and log["sources"] != described_sources(settings):
         differing.append("its sources had other names, sizes or times")
     if differing:
         raise UserError(

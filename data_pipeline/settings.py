@@ -109,7 +109,8 @@ class DataSettings:
     mode: str = deciding("fast")
     """`fast` scales to any corpus; `exact` repeats google-research/bert's script draw for draw, in one process."""
     held_out: float = deciding(0.0)
-    """Share of documents set aside for evaluation; 0 in exact mode."""
+    """Share of documents set aside for evaluation; 0 in exact mode. Where languages stay apart in pairs, the only
+    document of a language set aside is trained on."""
     min_donors: int = deciding(10_000)
     """Documents that a random next segment is drawn from, at least; a smaller corpus is one pool."""
     across_languages: bool = deciding(True)

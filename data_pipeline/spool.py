@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.mapping import mapped
 from data_pipeline.records import Examples
 from data_pipeline.storage import writing
 
@@ -31,10 +32,3 @@ def spooled(parts: Iterable[Examples], folder: Path) -> Examples:
                 found.append(np.diff(getattr(part, name)))
     columns = {name: mapped(folder / f"instances.{name}", dtype) for name, dtype in dtypes.items()}
     return Examples(**columns, **{name: np.cumsum(np.concatenate(n)) for name, n in lengths.items()})
-
-
-def mapped(path: Path, dtype: np.dtype) -> NDArray:
-    """The values in a file, memory-mapped."""
-    if not path.stat().st_size:  # an empty file cannot be mapped
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r")

@@ -22,14 +22,15 @@ from data_pipeline.corpus import (
     merge,
     open_corpus,
     outline,
-    release,
     save_corpus,
     sorted_by_key,
     token_counts,
 )
 from data_pipeline.counts import Counts
+from data_pipeline.mapping import release
 from data_pipeline.plan import Partition, Unit, members, plan, plan_json
 from data_pipeline.records import Examples, concatenate
+from data_pipeline.remote import upload
 from data_pipeline.sampling import document_passes
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.sentences import split
@@ -38,7 +39,7 @@ from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
 from data_pipeline.spool import spooled
 from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
-from data_pipeline.storage import temporary_folder, whole_folder, write_whole
+from data_pipeline.storage import join, temporary_folder, whole_folder, write_whole
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
@@ -79,9 +80,16 @@ def gather_partition(
 
 
 def write_unit(
-    partition: str, unit: Unit, recipe: SegmentRecipe, settings: DataSettings, number: int, shard: str
+    partition: str,
+    unit: Unit,
+    recipe: SegmentRecipe,
+    settings: DataSettings,
+    number: int,
+    shard: str,
+    deliver_to: str = "",
 ) -> dict[str, Any]:
-    """Cuts, masks and arranges the unit's examples and writes them as the shard with the path `shard`."""
+    """Cuts, masks and arranges the unit's examples and writes them as the shard with the path `shard`, which goes
+    to the URI `deliver_to` if there is one."""
     corpus = open_corpus(Path(partition))
     chosen = slice(unit.start, unit.stop)
     passes = document_passes(
@@ -101,7 +109,17 @@ def write_unit(
         order = arrangement(examples.lengths, settings, number)
         entry = write_shard(shard, _blocks(examples, order, settings.block_examples))
         padding = padding_statistics(examples.lengths[order], settings)
+    deliver(Path(shard), deliver_to)
     return {"entry": entry.as_dict(), "statistics": add_up(counts) | padding}
+
+
+def deliver(shard: Path, uri: str) -> None:
+    """Moves a shard and its block table into a folder of an object store, each whole, the table first; nothing where
+    `uri` is empty."""
+    if uri:
+        for file in (shard.with_suffix(".json"), shard):
+            upload(file, join(uri, file.name))
+            file.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
+from data_pipeline.remote import object_names, read_object, read_object_ranges, write_object
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _PIPE = re.compile(r"(^|::)pipe:", re.IGNORECASE)
@@ -40,14 +40,19 @@ def join(folder: str | os.PathLike[str], file: str) -> str:
 def read_bytes(path: str) -> bytes:
     """The whole file. Raises FileNotFoundError, or UserError where it is there but cannot be read."""
     try:
-        if not is_uri(path):
-            return Path(path).read_bytes()
-        with fsspec.open(path, "rb") as file:
-            return file.read()
+        return read_object(path) if is_uri(path) else Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(path) from None
-    except (OSError, ValueError, ImportError) as error:  # fsspec: an unknown protocol, a missing package
-        raise UserError(f"cannot be read: {error}", where=path) from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file."""
+    if not is_uri(path):
+        return Path(path).is_file()
+    folder, _, name = path.rpartition("/")
+    return name in object_names(folder)
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.uint8]]:
@@ -58,17 +63,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.u
     if not ranges or not is_uri(ranges[0][0]):
         yield from (_read_local(*one) for one in ranges)
         return
-    try:
-        store, _ = fsspec.core.url_to_fs(ranges[0][0])
-        paths = [store._strip_protocol(path) for path, _, _ in ranges]
-        starts = [offset for _, offset, _ in ranges]
-        ends = [offset + size for _, offset, size in ranges]
-        parts = store.cat_ranges(paths, starts, ends, on_error="return")
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"cannot be read: {error}", where=ranges[0][0]) from None
-    for (path, _, _), part in zip(ranges, parts, strict=True):
-        if isinstance(part, Exception):
-            raise UserError(f"cannot be read: {part or type(part).__name__}", where=path) from part
+    for part in read_object_ranges(ranges):
         yield np.frombuffer(bytearray(part), np.uint8)
 
 
@@ -162,7 +157,10 @@ def partial_name(final: Path) -> Path:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> None:
-    """Writes a local file through `whole_file`."""
+    """Writes a local file through `whole_file`, or an object of a store."""
+    if is_uri(os.fspath(path)):
+        write_object(os.fspath(path), data if isinstance(data, bytes) else b"".join(data))
+        return
     with whole_file(path) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
@@ -186,7 +184,9 @@ def write_once(path: str | os.PathLike[str], data: bytes) -> bytes:
 
 
 def remove_partial_files(folder: str | os.PathLike[str]) -> None:
-    """Removes what writers that were killed left in a local folder."""
+    """Removes what writers that were killed left in a local folder; stores keep nothing of them."""
+    if is_uri(os.fspath(folder)):
+        return
     for path in Path(folder).glob(f".*{_PARTIAL}"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

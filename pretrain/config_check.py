@@ -119,9 +119,9 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         *(
             (
                 "://" in value_of(config, key),
-                f"{key}={value_of(config, key)} is a URI: this version writes to local or shared folders only",
+                f"{key}={value_of(config, key)} is a URI: it has to be a local or shared folder",
             )
-            for key in ("run.dir", "data.out", "data.vocab", "init_from")
+            for key in ("run.dir", "data.vocab", "data.work", "data.tokens", "init_from")
         ),
         (
             encoder.hidden % encoder.heads != 0,

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from pair_material import corpus, random_corpus, rows, surprise, vocabulary
 
-from data_pipeline.corpus import open_corpus, save_corpus, sorted_by_key
+from data_pipeline.corpus import open_corpus, save_corpus
 from data_pipeline.draws import text_key
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
-from data_pipeline.plan import Unit, members, plan
+from data_pipeline.plan import Unit, is_held_out, members, parsed_plan, plan, plan_json
 from data_pipeline.recipes import RECIPES, recipe_of
 from data_pipeline.sampling import document_passes, repeats
 from data_pipeline.settings import DataSettings
@@ -27,7 +27,8 @@ def hashed(text, sources=None):
     placed = replace(
         text, keys=keys, sources=text.sources if sources is None else np.asarray(sources, np.uint16)
     )
-    return sorted_by_key(placed), np.argsort(keys, kind="stable")
+    order = np.argsort(keys, kind="stable")
+    return taken(placed, order), order
 
 
 def settings(**options):
@@ -207,6 +208,26 @@ def test_a_language_of_one_document_has_no_donor(options, line):
             plan([text], chosen)
     else:
         assert plan([text], chosen)
+
+
+def test_a_language_whose_only_document_aside_would_lack_a_donor_is_trained_on_whole(tmp_path):
+    text = hashed(random_corpus(400))[0]
+    options = settings(sources=["a", "b"], languages=["en", "fi"], across_languages=False, held_out=0.1)
+    aside = is_held_out(text.keys, options)
+    finnish = np.concatenate([np.flatnonzero(aside)[:1], np.flatnonzero(~aside)[:9]])
+    text = replace(text, sources=np.isin(np.arange(400), finnish).astype(np.uint16))
+    partitions = parsed_plan(plan_json(plan([text], options)))
+    found = [members(text, p, options) for p in partitions]
+    assert [(p.split, p.sources, p.whole) for p in partitions] == [
+        (TRAIN, (0,), False),
+        (TRAIN, (1,), True),
+        (HELD_OUT, (0,), False),
+    ]
+    assert np.array_equal(np.sort(np.concatenate(found)), np.arange(400)), "none lost, none twice"
+    assert np.array_equal(found[1], np.sort(finnish))
+    assert prepared(text, tmp_path, options)[HELD_OUT]["languages"]["fi"]["examples"] == 0
+    streams = plan([text], replace(options, sequences="doc_sentences"))
+    assert [p.sources for p in streams] == [(0,), (1,), (0,), (1,)], "streams need no other document"
 
 
 def test_a_single_document_is_refused_before_anything_is_gathered():
