@@ -28,7 +28,7 @@ from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, discover
 from data_pipeline.stages import gather_partition, read_source, write_unit
-from data_pipeline.statistics import add_up, shard_statistics
+from data_pipeline.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.storage import write_whole
 from data_pipeline.vocabulary import Vocabulary, load_vocabulary
 
@@ -133,7 +133,11 @@ def _exact(job: Job, files: list[SourceFile]) -> Shards:
     with job.stage("writing instances", 0) as advance:
         while some := list(islice(blocks, a_shard)):
             entry = write_shard(job.work / SHARDS / f"{TRAIN}-{len(results):06d}.tar", some)
-            counts = [shard_statistics(b, original_tokens(b), settings, job.vocabulary.mask) for b in some]
+            counts = [
+                shard_statistics(b, original_tokens(b), settings, job.vocabulary.mask)
+                | padding_statistics(b.lengths, settings)
+                for b in some
+            ]
             results.append((TRAIN, {"entry": entry.as_dict(), "statistics": add_up(counts)}))
             advance(entry.examples)
     return Shards.of(results, {})

@@ -23,7 +23,7 @@ from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
-from data_pipeline.statistics import shard_statistics
+from data_pipeline.statistics import padding_statistics, shard_statistics
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
@@ -65,7 +65,8 @@ def write_unit(
     order = arrangement(examples.lengths, settings, number)
     size = settings.block_examples
     entry = write_shard(shard, (examples.take(order[i : i + size]) for i in range(0, len(order), size)))
-    statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask, order)
+    statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
+    statistics |= padding_statistics(examples.lengths[order], settings)
     return {"entry": entry.as_dict(), "statistics": statistics}
 
 

@@ -16,14 +16,9 @@ BINS = 16
 
 
 def shard_statistics(
-    examples: Examples,
-    originals: NDArray[np.unsignedinteger],
-    settings: DataSettings,
-    mask_id: int,
-    order: NDArray[np.int64] | None = None,
+    examples: Examples, originals: NDArray[np.unsignedinteger], settings: DataSettings, mask_id: int
 ) -> dict[str, Any]:
-    """Counts of one shard. `originals`: the tokens before masking, in the same places as examples.tokens.
-    `order`: how the shard arranges the examples; None: as they stand."""
+    """Counts of one shard. `originals`: the tokens before masking, in the same places as examples.tokens."""
     lengths = examples.lengths
     width = settings.sequence_length / BINS
     histogram = np.bincount(np.minimum((lengths - 1) // width, BINS - 1).astype(int), minlength=BINS)
@@ -43,14 +38,13 @@ def shard_statistics(
         "single_streams": int((examples.labels < 0).sum()),
         "full_length": int((lengths == settings.sequence_length).sum()),
         "length_histogram": histogram.tolist(),
-        **_padding(lengths if order is None else lengths[order], settings),
     }
 
 
-def _padding(lengths: NDArray[np.int64], settings: DataSettings) -> dict[str, int]:
-    """What a reader that takes block after block would compute, in tokens: each block padded to its longest
-    example; the same were the lengths mixed; and the examples of each block packed by first fit into rows of
-    sequence_length."""
+def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> dict[str, int]:
+    """What a reader that takes block after block of a shard would compute, in tokens: each block padded to its
+    longest example; the same were the lengths mixed; and the examples of each block packed by first fit into
+    rows of sequence_length. `lengths` in the order in which the shard holds the examples."""
     size = settings.block_examples
     mixed = draws.permutation(settings.seed, 0, draws.SHUFFLE, len(lengths)) if settings.bin_width else None
     return {
