@@ -84,5 +84,6 @@ def _shards(count: int) -> str:
 
 def _value(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
+        parts = {k: f"({_value(v)})" if isinstance(v, dict) else _value(v) for k, v in value.items()}
+        return ", ".join(f"{key} {part}" for key, part in parts.items())
     return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -199,13 +199,20 @@ def test_a_foreign_writers_shards_are_read(tmp_path: Path, size: int, header: in
 FILES = ("index.json", "train.0.json", "train.1.json", "train.0.tar", "train.1.tar", "tokenizer.json")
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], list[Pair], Path]:
+class Material:
     """The files of a folder, its examples, and a folder to write changed files into."""
+
+    def __init__(self, files: dict[str, bytes], pairs: list[Pair], folder: Path) -> None:
+        self.files, self.pairs, self.folder = files, pairs, folder
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    """A small folder of the foreign writer."""
     folder = tmp_path_factory.mktemp("fuzz") / "shards"
     train = [invented(21, 1, 300), invented(5, 2, 300)]
     write_shards(folder, {"train": train, "held_out": []}, 8, 300)
-    return {p.name: p.read_bytes() for p in folder.iterdir()}, [p for pairs in train for p in pairs], folder
+    return Material({p.name: p.read_bytes() for p in folder.iterdir()}, [*train[0], *train[1]], folder)
 
 
 @contextmanager
@@ -269,9 +276,9 @@ FUZZ = settings(
 @FUZZ
 @given(st.sampled_from(FILES[1:]), changes)
 def test_any_change_of_shards_and_tables_is_found(
-    shards: tuple[dict[str, bytes], list[Pair], Path], name: str, edits: list[tuple[str, int, int]]
+    shards: Material, name: str, edits: list[tuple[str, int, int]]
 ) -> None:
-    files, pairs, folder = shards
+    files, pairs, folder = shards.files, shards.pairs, shards.folder
     data = changed(files[name], edits)
     restored(files | {name: data}, folder)
     with in_time():
@@ -292,10 +299,10 @@ def test_any_change_of_shards_and_tables_is_found(
 @FUZZ
 @given(changes)
 def test_a_changed_index_is_refused_or_says_what_the_shards_are(
-    shards: tuple[dict[str, bytes], list[Pair], Path], edits: list[tuple[str, int, int]]
+    shards: Material, edits: list[tuple[str, int, int]]
 ) -> None:
     """A flipped digit of a count, a hash or a name ends in one line; spaces and settings are free."""
-    files, pairs, folder = shards
+    files, pairs, folder = shards.files, shards.pairs, shards.folder
     restored(files | {"index.json": changed(files["index.json"], edits)}, folder)
     with in_time():
         try:
@@ -329,11 +336,9 @@ def leaves(value: Any, path: tuple = ()) -> Iterator[tuple]:
 
 @FUZZ
 @given(st.data())
-def test_every_field_of_index_and_table_may_hold_anything(
-    shards: tuple[dict[str, bytes], list[Pair], Path], data: st.DataObject
-) -> None:
+def test_every_field_of_index_and_table_may_hold_anything(shards: Material, data: st.DataObject) -> None:
     """The table is sealed anew, so that the index vouches for the lie."""
-    files, pairs, folder = shards
+    files, pairs, folder = shards.files, shards.pairs, shards.folder
     documents = {name: json.loads(files[name]) for name in ("index.json", "train.0.json")}
     name = data.draw(st.sampled_from(sorted(documents)))
     *path, last = data.draw(st.sampled_from(list(leaves(documents[name]))))

@@ -274,6 +274,14 @@ def test_settings_and_statistics_of_another_writer_are_not_believed(tmp_path: Pa
     report(facts)
 
 
+def test_what_is_recorded_by_language_is_shown(tmp_path: Path) -> None:
+    by_language = {"en": {"examples": 300, "tokens": 4000}, "de": {"examples": 100, "tokens": 1500}}
+    recorded = {"train": {"languages": by_language, "pairs_across_languages": 12}}
+    shown = report(lint(folder_of(tmp_path, HEALTHY, statistics=recorded), silent))
+    assert "languages: de (examples 100, tokens 1,500), en (examples 300, tokens 4,000)" in shown
+    assert "pairs across languages: 12" in shown
+
+
 def test_repeats_are_sampled_whole_beyond_what_is_kept() -> None:
     hashes = np.random.default_rng(1).integers(0, 2**63, 20_000).astype(np.uint64)
     for copies in (1, 3):

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -209,6 +210,16 @@ def test_full_verification_finds_every_changed_file(folder: Path) -> None:
     (folder / "held_out-000000.tar").write_bytes(data + b"\0")
     found = [error.where.rsplit("/")[-1] for error in problems(Index.load(folder))]
     assert sorted(found) == ["held_out-000000.tar", "tokenizer.json", "train-000001.tar", "train-000002.json"]
+
+
+@pytest.mark.parametrize("field", ["longest", "most_masked"])
+def test_an_index_that_lies_about_the_greatest_example(folder: Path, field: str) -> None:
+    """Training takes its caps from them."""
+    document = json.loads((folder / "index.json").read_bytes())
+    document["splits"]["train"][0][field] += 1
+    (folder / "index.json").write_bytes(canonical_json(document))
+    (error,) = problems(Index.load(folder))
+    assert re.search(rf"train-000000\.tar: index\.json says .*{field} \d", str(error))
 
 
 def test_a_shard_that_ends_early_or_is_gone(folder: Path) -> None:
