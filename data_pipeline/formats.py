@@ -37,6 +37,7 @@ class SourceFile:
         0  # of a compressed file: only each `stripes`-th record is this unit's, from number `stripe` on
     )
     stripes: int = 1
+    source: int = 0  # number in data.sources
 
     def owns(self, record: int) -> bool:
         """Whether the record with this number, counted from any point, is of this unit's stripe."""

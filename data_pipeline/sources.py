@@ -73,7 +73,7 @@ def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) ->
             names[name] = file.uri
             uris.add(file.uri)
             with reading(file.uri):
-                units += _pieces(replace(file, name=name), settings, run)
+                units += _pieces(replace(file, name=name, source=number - 1), settings, run)
     return units
 
 
@@ -88,7 +88,7 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
                 continue
             counts.documents += 1
             counts.bytes += utf8_size(cleaned)
-            yield Document(f"{file.name}:{record}", cleaned)
+            yield Document(f"{file.name}:{record}", cleaned, file.source)
 
 
 def _expand(source: str) -> list[SourceFile]:

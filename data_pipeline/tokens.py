@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.pieces import Vocabulary
 from data_pipeline.word_table import LONGEST_CACHED, byte_kinds, count_ids, fill_slots, find_words, write_ids
-from data_pipeline.wordpiece import Vocabulary
 
 MOST_WORDS = 1 << 20
 """Words remembered; when so many are known all are forgotten. They take 130 MB at most, usually less than half."""
@@ -32,7 +32,7 @@ class WordCache:
     def __init__(self, vocabulary: Vocabulary, most_words: int = MOST_WORDS) -> None:
         self.vocabulary = vocabulary
         self._most_words = most_words
-        self._kinds = byte_kinds(vocabulary.normalization.handle_chinese_chars)
+        self._kinds = byte_kinds(vocabulary.cuts.punctuation, vocabulary.cuts.chinese)
         self._found = np.empty(_BUFFER_WORDS, np.int32)
         self._ends = np.empty(_BUFFER_WORDS, np.int64)
         self._long = np.empty((_BUFFER_WORDS // LONGEST_CACHED, 2), np.int64)
@@ -99,7 +99,8 @@ class WordCache:
 
     def _encode(self, words: list[bytes]) -> tuple[NDArray, NDArray[np.int64]]:
         """The library's ids of words, flat, and where each word's begin."""
-        texts = [word.decode("utf-8") for word in words]
+        before = self.vocabulary.cuts.before
+        texts = [before + word.decode("utf-8") for word in words]
         encoded = (
             self.vocabulary.tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
         )

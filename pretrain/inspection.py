@@ -18,6 +18,7 @@ from data_pipeline.index import INDEX, TOKENIZER, Index
 from data_pipeline.records import Examples
 from data_pipeline.shards import BlockReader, verify_full
 from data_pipeline.storage import read_bytes
+from data_pipeline.vocabulary import parse_tokenizer_json
 from pretrain.checkpoint import MARKER, checkpoints, find_checkpoint, open_checkpoint
 from pretrain.monitor import read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
@@ -240,8 +241,8 @@ def bars(counts: list[int], width: int = 40) -> str:
 
 def words_of(index: Index) -> list[str]:
     """The pieces of the shards' vocabulary, by id."""
-    vocabulary = json.loads(read_bytes(index.path(TOKENIZER)))["model"]["vocab"]
-    return sorted(vocabulary, key=vocabulary.__getitem__)
+    where = index.path(TOKENIZER)
+    return parse_tokenizer_json(read_bytes(where).decode("utf-8"), where).tokens
 
 
 def rendered(examples: Examples, number: int, words: list[str]) -> str:

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary
+from data_pipeline.vocabulary import load_vocabulary, save_vocabulary
+from data_pipeline.vocabulary_training import train_vocabulary
 from data_pipeline.wordpiece import SPECIAL_TOKENS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -114,7 +115,9 @@ def change(**parts):
     [
         ("{", "not JSON"),
         ("[]", "not a tokenizer.json"),
-        (change(model={"type": "BPE"}), "model: 'BPE'"),
+        (change(model={"type": "WordLevel"}), "model: 'WordLevel'"),
+        (change(model={"type": "BPE"}), "normalizer: 'BertNormalizer'"),
+        (change(model={"type": "Unigram", "vocab": []}), "model.unk_id"),
         (change(model=[1]), "model: None"),
         (change(normalizer={"type": "NFC"}), "normalizer: 'NFC'"),
         (change(pre_tokenizer=None), "pre_tokenizer: None"),
@@ -154,7 +157,7 @@ TRAIN = """
 import sys
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.vocabulary import train_vocabulary
+from data_pipeline.vocabulary_training import train_vocabulary
 text = open(sys.argv[1]).read()
 print(train_vocabulary([Document(str(i), text) for i in range(3)], VocabularySettings(size=600)).sha256)
 """
