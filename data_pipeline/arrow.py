@@ -2,8 +2,6 @@
 file format. And what such a saved folder says about its files.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from io import BufferedReader

@@ -35,7 +35,7 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
     Memory-mapped tokens are copied block by block: memory does not grow with them."""
     order = np.argsort(corpus.keys, kind="stable")
     sentences, document_starts = take_ragged(order, corpus.document_starts, np.diff(corpus.sentence_starts))
-    small = {
+    small: dict[str, NDArray] = {
         "keys": corpus.keys[order],
         "sources": corpus.sources[order],
         "document_starts": document_starts,
@@ -61,10 +61,10 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
 
 def _fresh(column: NDArray) -> NDArray:
     """The column, if it is memory-mapped in a new mapping: what was read through the old one stays out of memory."""
-    if not isinstance(column, np.memmap):
+    if not isinstance(column, np.memmap) or column.filename is None:
         return column
-    mapped = np.memmap(column.filename, column.dtype, "r", column.offset, column.shape)  # type: ignore[arg-type]
-    mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined] # no page that is not asked for
+    mapped = np.memmap(column.filename, column.dtype, "r", column.offset, column.shape)
+    getattr(mapped, "_mmap").madvise(mmap.MADV_RANDOM)  # noqa: B009 # no page that is not asked for
     return np.asarray(mapped)
 
 

@@ -35,7 +35,13 @@ LONG_LINE = 4 << 20
 Record = tuple[int | str, str, Iterable[str]]
 Line = tuple[int, int, bytes]
 
-_SPACE_LEADS = b"\xc2\xe1\xe2\xe3"  # first bytes of white space beyond ASCII
+# Lines of nothing but Unicode's white space, the last of a file perhaps without its line feed.
+_SPACE = rb"(?:[ \t\r\x0b\x0c]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
+_BLANK_LINES = rb"((?:%b*+\n)++(?:%b++\Z)?|%b++\Z)" % (_SPACE, _SPACE, _SPACE)
+_FIRST_GAP, _GAP = (
+    re.compile(_BLANK_LINES),
+    re.compile(rb"\n" + _BLANK_LINES),
+)  # a literal first byte: far faster
 _DOC = re.compile(rb'<doc id="([^"]*)"[^>]*>\s*$')
 
 
@@ -51,7 +57,9 @@ class SourceFile:
     start: int = 0  # first byte; Parquet: first row group
     stop: int = -1  # byte after the last, row group after the last; -1: to the end
     before: int = 0  # line feeds, or Parquet rows, before `start`
-    stripe: int = 0  # where `stripes` > 1: only each `stripes`-th record is this unit's, from number `stripe` on
+    stripe: int = (
+        0  # where `stripes` > 1: only each `stripes`-th record is this unit's, from number `stripe` on
+    )
     stripes: int = 1
     source: int = 0  # number in data.sources
 
@@ -83,7 +91,7 @@ def records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterato
             first = stream.read(PASSAGE_BYTES).removeprefix(BYTE_ORDER_MARK)
             yield _in_passages(1, chain([first], _parts(stream, PASSAGE_BYTES)), counts)
         else:
-            yield from _paragraph_runs(file, _lines(file, stream, PASSAGE_BYTES), counts)
+            yield from _paragraph_runs(file, _runs(file, stream), counts)
 
 
 def _in_passages(record: int | str, parts: Iterator[bytes], counts: Counts) -> Record:
@@ -95,9 +103,8 @@ def _parts(stream: BufferedReader, size: int) -> Iterator[bytes]:
     return iter(partial(stream.read, size), b"")
 
 
-def _lines(file: SourceFile, stream: BufferedReader, longest: int) -> Iterator[Line]:
-    """Number (from 1), first byte and content of each line that starts in this unit or after it. A line of more
-    than `longest` bytes comes in parts with one number."""
+def _first_line(file: SourceFile, stream: BufferedReader) -> tuple[int, int]:
+    """Lines before the first one that starts in this unit, and its first byte, from which the stream goes on."""
     number, position = file.before, file.start
     if position:
         stream.seek(position - 1)
@@ -108,6 +115,13 @@ def _lines(file: SourceFile, stream: BufferedReader, longest: int) -> Iterator[L
         position += len(part) - 1
     else:
         check_encoding(stream.peek(4096)[:4096], file.uri)
+    return number, position
+
+
+def _lines(file: SourceFile, stream: BufferedReader, longest: int) -> Iterator[Line]:
+    """Number (from 1), first byte and content of each line that starts in this unit or after it. A line of more
+    than `longest` bytes comes in parts with one number."""
+    number, position = _first_line(file, stream)
     ended, start = True, position
     for part in iter(partial(stream.readline, longest), b""):
         if ended:
@@ -117,45 +131,89 @@ def _lines(file: SourceFile, stream: BufferedReader, longest: int) -> Iterator[L
         position += len(part)
 
 
-def _paragraph_runs(file: SourceFile, lines: Iterator[Line], counts: Counts) -> Iterator[Record]:
+def _runs(file: SourceFile, stream: BufferedReader) -> Iterator[Line]:
+    """The text between blank lines, in parts of at most some PASSAGE_BYTES, from the first line that starts in this
+    unit on: number of its first line, first byte, content. Between two texts: where the last blank line begins, and
+    nothing."""
+    number, position = _first_line(file, stream)
+    number += 1
+    for block, is_line in _blocks(stream):
+        at = 0
+        if position == 0:
+            at = len(BYTE_ORDER_MARK) * block.startswith(BYTE_ORDER_MARK)
+        for begin, end in _gaps(block, at) if is_line else ():
+            if begin > at:
+                yield number, position + at, block[at:begin]
+            number += block.count(b"\n", at, end)
+            yield number, position + max(begin, block.rfind(b"\n", 0, end - 1) + 1), b""
+            at = end
+        if at < len(block):
+            yield number, position + at, block[at:]
+            number += block.count(b"\n", at)
+        position += len(block)
+
+
+def _gaps(block: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Where runs of blank lines begin and end, in a block that begins with a line at `at`."""
+    found = chain(filter(None, [_FIRST_GAP.match(block, at)]), _GAP.finditer(block, at))
+    for begin, end in (gap.span(1) for gap in found):
+        if end - begin < PASSAGE_BYTES or max(map(len, block[begin:end].split(b"\n"))) < PASSAGE_BYTES - 1:
+            yield begin, end
+
+
+def _blocks(stream: BufferedReader) -> Iterator[tuple[bytes, bool]]:
+    """The stream in blocks of some PASSAGE_BYTES that end where a line ends, or of a line that is longer; and
+    whether a block begins where a line does and no line in it goes on in the next."""
+    rest, whole = b"", True
+    while more := stream.read(PASSAGE_BYTES):
+        data = rest + more
+        end = (data.rfind if whole else data.find)(b"\n") + 1
+        if not end:
+            yield data, False
+            rest, whole = b"", False
+            continue
+        yield data[:end], whole
+        rest, whole = data[end:], True
+    if rest:
+        yield rest, True
+
+
+def _paragraph_runs(file: SourceFile, runs: Iterator[Line], counts: Counts) -> Iterator[Record]:
     """Documents apart by blank lines: first line and text. A document belongs to the unit that owns the blank line
     before it (the first one of a file: to the first unit), so that every unit finds its own without the others."""
-    first = found = last = size = 0
+    first = found = size = 0
     parts: list[bytes] = []
     inside, ours, past, owned = False, False, False, file.start == 0
 
     def rest() -> Iterator[bytes]:
-        """What follows of a long document, its blank line included."""
-        nonlocal inside, past, last
-        for number, position, line in lines:
+        """What follows of a long document; the blank lines after it are read too."""
+        nonlocal past
+        for _, position, text in runs:
             past = 0 <= file.stop <= position
-            if number != last and _is_blank(line):
-                break
-            last = number
-            yield line
-        inside = False
+            if not text:
+                return
+            yield text
 
-    for number, position, line in lines:
+    for number, position, text in runs:
         past = 0 <= file.stop <= position
-        if number != last and _is_blank(line):
-            if parts:
-                text = decode(b"".join(parts), counts)
-                parts.clear()
-                yield first, text, ()
-            inside, size, owned = False, 0, True
-        elif inside or owned:
+        if text and (inside or owned):
             if not inside:
                 inside, first, found = True, number, found + 1
                 ours = file.owns(found)
             if ours:
-                parts.append(line)
-                size += len(line)
-        last = number
-        if size >= PASSAGE_BYTES:
+                parts.append(text)
+                size += len(text)
+            if size < PASSAGE_BYTES:
+                continue
             begun, size, parts = b"".join(parts), 0, []
-            yield _in_passages(first, chain([begun], joined(rest())), counts)
-            owned = True
-        if past and not inside:
+            yield _in_passages(first, chain([begun], rest()), counts)
+            inside, owned = False, True
+        elif not text:
+            if parts:
+                begun, size, parts = b"".join(parts), 0, []
+                yield first, decode(begun, counts), ()
+            inside, owned = False, True
+        if past:
             return
     if parts:
         yield first, decode(b"".join(parts), counts), ()
@@ -173,14 +231,6 @@ def joined(lines: Iterable[bytes]) -> Iterator[bytes]:
             parts, size = [], 0
     if parts:
         yield b"".join(parts)
-
-
-def _is_blank(line: bytes) -> bool:
-    """Whether a line holds nothing but Unicode's white space."""
-    rest = line.strip()
-    if not rest:
-        return len(line) < PASSAGE_BYTES
-    return rest[0] in _SPACE_LEADS and len(line) < PASSAGE_BYTES and not rest.decode("utf-8", "replace").strip()
 
 
 def _wikiextractor(file: SourceFile, lines: Iterator[Line], counts: Counts) -> Iterator[Record]:

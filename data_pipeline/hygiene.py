@@ -57,7 +57,7 @@ def clean(text: str, counts: Counts) -> str:
     """`text` by the rules above: itself, without a copy, if it needs no change."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", " ")
-    if not any(map(_is_dirty, _blocks(text))):
+    if not (_is_dirty(text) if len(text) <= _BLOCK else any(map(_is_dirty, _blocks(text)))):
         return text
     text, found = _SURROGATE.subn("\ufffd", text)
     counts.invalid_characters += found
@@ -89,6 +89,8 @@ def _blocks(text: str) -> Iterator[str]:
 
 def _is_dirty(block: str) -> bool:
     """Whether `block` holds something to remove or replace: one encoding and two scans, far faster than _CONTROL."""
+    if block.isascii():
+        return len(block.encode("ascii").translate(None, _C0)) < len(block)
     try:
         raw = block.encode("utf-8")
     except UnicodeEncodeError:

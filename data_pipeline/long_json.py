@@ -49,10 +49,10 @@ class LongString:
 
 
 def read_object(parts: Iterable[bytes], counts: Counts) -> Any:
-    """What the JSON text in `parts` holds, with LongString in the place of long strings. Raises ValueError where it is no
-    JSON, or holds more than MOST_BESIDE bytes beside its long strings."""
+    """What the JSON text in `parts` holds, with LongString in the place of long strings. Raises ValueError where it
+    is no JSON, or holds more than MOST_BESIDE bytes beside its long strings."""
     # closed when the last LongString is gone
-    spool: BinaryIO = tempfile.TemporaryFile()  # type: ignore[assignment] # noqa: SIM115
+    spool: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
     strings: list[LongString] = []
     skeleton = decode(bytes(_skeleton(parts, spool, strings, counts)), counts)
     left = iter(strings)

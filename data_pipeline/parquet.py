@@ -9,7 +9,6 @@ from io import BufferedReader
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
 
 BATCH_ROWS = 1024
@@ -23,10 +22,13 @@ def batches(
     """The columns `fields` of the unit's row groups: rows of the unit before a batch, and the batch. Memory: a
     batch, and what pyarrow holds to read one: a page and its decompressed content."""
     if file.compression:  # the footer is read first, and a compressed stream cannot seek
-        spool = stack.enter_context(tempfile.TemporaryFile())
+        spool = tempfile.TemporaryFile()  # noqa: SIM115
+        stack.callback(spool.close)
         shutil.copyfileobj(stream, spool)
         spool.seek(0)
-    table = _opened(spool if file.compression else stream)
+        table = _opened(spool)
+    else:
+        table = _opened(stream)
     groups = range(file.start, table.num_row_groups if file.stop < 0 else file.stop)
     known = [name for name in fields if name in table.schema_arrow.names]
     if len(known) < len(fields):  # an empty batch tells the reader what there is

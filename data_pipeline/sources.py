@@ -7,8 +7,9 @@ folder that Hugging Face `datasets` saved is read as its state.json says, all sp
 
 A document's id is `path:record`. The path is relative to the source's root (of a folder: itself; of a glob: the
 folders before its first wildcard; of a file: its folder), so that neither the working directory nor where the data
-lie matters. The record is the id field or, without one, the line on which the document begins, counted from 1
-(tables: its row), or the page's id where the text is Wikipedia's. Where two sources hold the same relative path, the path in the n-th source becomes `#n/path`.
+lie matters. The record is the id field or, without one, the line on which the document begins, counted from 1 (tables:
+its row), or the page's id where the text is Wikipedia's. Where two sources hold the same relative path, the path in the
+n-th source becomes `#n/path`.
 
 A document of more than a million bytes is read in passages, so that memory stays small however long it is.
 
@@ -21,6 +22,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -53,10 +55,8 @@ MOST_SOURCES = 1 << 16
 BATCH_BYTES = 4 << 20
 
 _EXPECTED = f"{', '.join(FORMATS)}, each also with {', '.join(COMPRESSIONS)}"
-_INSTEAD = {
-    kind: "extract its text first, for instance with trafilatura, and give that as .jsonl"
-    for kind in (".html", ".htm", ".xhtml", ".warc")
-}
+_NO_TEXT = (".html", ".htm", ".xhtml", ".warc")
+_INSTEAD = dict.fromkeys(_NO_TEXT, "extract its text first, for instance with trafilatura, as .jsonl")
 _SPLIT_DUMP = re.compile(r"\.xml-p\d+p\d+")  # a part of a Wikipedia dump: pages from one id to another
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -166,7 +166,7 @@ def _expand(source: str) -> list[SourceFile]:
         raise UserError("there is no such file or folder", where=source, remedy="check data.sources")
     root = root.rstrip("/") + "/"
     paths = _without_descriptions(fs, sorted(set(found)))
-    files = [ask(lambda p=p: _source_file(fs, p, p.removeprefix(root), picky)) for p in paths]
+    files = [ask(partial(_source_file, fs, p, p.removeprefix(root), picky)) for p in paths]
     known = [f for f in files if f]
     if not known:
         instead = next((i for p in paths for suffix, i in _INSTEAD.items() if p.lower().endswith(suffix)), "")

@@ -35,7 +35,9 @@ def table_records(file: SourceFile, settings: DataSettings, counts: Counts) -> I
             for number, text, *ids in _rows(columns, file.before + first + 1):
                 if ids and ids[0] is None:
                     raise UserError(
-                        f"row {number} has no {settings.id_field!r}", where=file.uri, remedy="set data.id_field"
+                        f"row {number} has no {settings.id_field!r}",
+                        where=file.uri,
+                        remedy="set data.id_field",
                     )
                 name = decode(bytes(ids[0]), counts) if ids else number
                 if text is None or len(text) <= PASSAGE_BYTES:
@@ -57,9 +59,7 @@ def damaged_named(batches: Iterator, uri: str) -> Iterator:
         yield from batches
     except (pa.ArrowException, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"not a whole table: {reason}", where=uri, remedy="copy or make it again"
-        ) from error
+        raise UserError(f"not a whole table: {reason}", where=uri, remedy="copy or make it again") from error
 
 
 def _rows(columns: list[pa.Array], first: int) -> Iterator[tuple]:

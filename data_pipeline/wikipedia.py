@@ -56,7 +56,9 @@ def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
                     yield found[0], found[1], ()
 
 
-def _cut(stream: BufferedReader, place: int, stop: int, last: bool, where: str) -> Iterator[tuple[int, bytes]]:
+def _cut(
+    stream: BufferedReader, place: int, stop: int, last: bool, where: str
+) -> Iterator[tuple[int, bytes]]:
     """Place and bytes of each page that begins before `stop` (-1: the end). `last`: the dump's end has to follow."""
     data, at, ended = b"", 0, False
     while True:

@@ -15,7 +15,10 @@ _TEMPLATE = re.compile(r"(?P<open>\{\{)|\}\}")
 _TABLE = re.compile(r"(?P<open>^[ \t:*#;]*\{\|)|^[ \t]*\|\}", re.MULTILINE)
 _LINK = re.compile(r"(?P<open>\[\[)|\]\]")
 _EMPTY_REFERENCE = re.compile(r"<ref\b[^<>]*/>", re.IGNORECASE)
-_REFERENCE, _REFERENCE_END = re.compile(r"<ref\b[^<>]*>", re.IGNORECASE), re.compile(r"</ref\s*>", re.IGNORECASE)
+_REFERENCE, _REFERENCE_END = (
+    re.compile(r"<ref\b[^<>]*>", re.IGNORECASE),
+    re.compile(r"</ref\s*>", re.IGNORECASE),
+)
 _STYLE = re.compile(r"'{2,5}")
 _SWITCH = re.compile(r"__[A-Z]+__")
 _HEADING = re.compile(r"^(={1,6})[ \t]*(.*?)[ \t]*\1[ \t]*$", re.MULTILINE)
