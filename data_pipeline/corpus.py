@@ -1,12 +1,17 @@
 """A Corpus in memory <-> a folder of .npy columns that can be memory-mapped, and many of them merged into one."""
 
+import mmap
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.records import Corpus
+from data_pipeline.draws import jit
+from data_pipeline.records import Corpus, take_ragged
+
+BLOCK_TOKENS = 1 << 20
+"""Tokens sorted at a time."""
 
 
 def save_corpus(corpus: Corpus, folder: Path) -> None:
@@ -25,20 +30,51 @@ def document_tokens(corpus: Corpus) -> NDArray[np.int64]:
     return np.diff(corpus.sentence_starts[corpus.document_starts])
 
 
-def sorted_by_key(corpus: Corpus) -> Corpus:
-    """The same documents in the order of their keys, so that a range of keys is a range of documents."""
+def save_sorted(corpus: Corpus, folder: Path) -> None:
+    """Writes the documents into `folder` in the order of their keys, so that a range of keys is a range of documents.
+    Memory-mapped tokens are copied block by block: memory does not grow with them."""
     order = np.argsort(corpus.keys, kind="stable")
+    sentences, document_starts = take_ragged(order, corpus.document_starts, np.diff(corpus.sentence_starts))
+    small: dict[str, NDArray] = {
+        "keys": corpus.keys[order],
+        "sources": corpus.sources[order],
+        "document_starts": document_starts,
+        "sentence_starts": _starts([sentences]),
+    }
+    for name, column in small.items():
+        np.save(folder / f"{name}.npy", column, allow_pickle=False)
     starts = corpus.sentence_starts[corpus.document_starts]
-    spans = [slice(starts[d], starts[d + 1]) for d in order]
-    sentence_lengths = np.diff(corpus.sentence_starts)
-    sentence_spans = [slice(corpus.document_starts[d], corpus.document_starts[d + 1]) for d in order]
-    return Corpus(
-        tokens=np.concatenate([corpus.tokens[s] for s in spans]) if spans else corpus.tokens[:0],
-        sentence_starts=_starts([sentence_lengths[s] for s in sentence_spans]),
-        document_starts=_starts([np.diff(corpus.document_starts)[order]]),
-        keys=corpus.keys[order],
-        sources=corpus.sources[order],
-    )
+    lengths = np.diff(starts)[order]
+    numbers = (np.cumsum(lengths) - lengths) // BLOCK_TOKENS
+    with open(folder / "tokens.npy", "wb") as file:
+        header = np.lib.format.header_data_from_array_1_0(corpus.tokens)
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in np.split(order, np.flatnonzero(np.diff(numbers)) + 1) if len(order) else []:
+            if len(block) == 1:
+                for at in range(starts[block[0]], starts[block[0] + 1], BLOCK_TOKENS):
+                    _fresh(corpus.tokens)[at : min(at + BLOCK_TOKENS, starts[block[0] + 1])].tofile(file)
+            else:
+                out = np.empty(int((starts[block + 1] - starts[block]).sum()), corpus.tokens.dtype)
+                _copy_documents(block, starts, _fresh(corpus.tokens), out)
+                out.tofile(file)
+
+
+def _fresh(column: NDArray) -> NDArray:
+    """The column, if it is memory-mapped in a new mapping: what was read through the old one stays out of memory."""
+    if not isinstance(column, np.memmap) or column.filename is None:
+        return column
+    mapped = np.memmap(column.filename, column.dtype, "r", column.offset, column.shape)
+    getattr(mapped, "_mmap").madvise(mmap.MADV_RANDOM)  # noqa: B009 # no page that is not asked for
+    return np.asarray(mapped)
+
+
+@jit
+def _copy_documents(documents, starts, tokens, out):
+    at = 0
+    for d in documents:
+        for i in range(starts[d], starts[d + 1]):
+            out[at] = tokens[i]
+            at += 1
 
 
 def merge(parts: list[tuple[Corpus, NDArray[np.int64]]], folder: Path) -> None:

@@ -54,34 +54,47 @@ def sample(
     for unit in units:
         for document, times in zip(read(unit, settings, Counts()), copies, strict=False):
             advance(1)
-            yield from repeat(document, times)
+            if times:
+                yield from repeat(_head(document, size), times)
+
+
+def _head(document: Document, size: int) -> Document:
+    """The document as one text; one that is larger than the whole sample, up to the passage that goes beyond."""
+    passages, left = [], size
+    for passage in document.passages:
+        passages.append(passage)
+        left -= utf8_size(passage)
+        if left <= 0:
+            break
+    return Document(document.id, "".join(passages), document.source)
 
 
 def _within_reach(
     units: Iterable[SourceFile], seed: int, most: int
 ) -> tuple[list[SourceFile], dict[int, float]]:
     """Units of which no more than about `most` bytes on disk are read, and the part of each source that they are.
-    Of compressed files, whose records are shared out, every n-th record; of other units, every n-th."""
-    # A compressed file, read by one process, needs to be decompressed once only.
-    whole = [replace(unit, stripes=1) for unit in units if unit.stripe == 0]
+    Of files whose records are shared out, every n-th record; of other units, every n-th."""
+    listed = list(units)
+    shared = {unit.uri for unit in listed if unit.stripes > 1}
+    # Such a file, read by one process, needs to be decompressed once only.
+    whole = [replace(unit, stripes=1) for unit in listed if unit.stripe == 0]
     every = -(-sum(unit.size for unit in whole) // most) or 1
     chosen: list[SourceFile] = []
     parts: dict[int, float] = {}
     for source, of_source in groupby(whole, key=lambda unit: unit.source):
-        listed = list(of_source)
-        keys = first_words(seed % 2**64, _keys(f"{u.name}:{u.start}" for u in listed), VOCABULARY)
-        striped = [u.compression != "" and u.format != "parquet" for u in listed]
-        others = [i for i in np.argsort(keys, kind="stable").tolist() if not striped[i]]
+        own = list(of_source)
+        keys = first_words(seed % 2**64, _keys(f"{u.name}:{u.start}" for u in own), VOCABULARY)
+        others = [i for i in np.argsort(keys, kind="stable").tolist() if own[i].uri not in shared]
         taken = set(others[: -(-len(others) // every)])
         read_bytes = 0.0
-        for i, unit in enumerate(listed):
-            if striped[i]:
+        for i, unit in enumerate(own):
+            if unit.uri in shared:
                 chosen.append(replace(unit, stripe=int(keys[i]) % every, stripes=every))
                 read_bytes += unit.size / every
             elif i in taken:
                 chosen.append(unit)
                 read_bytes += unit.size
-        parts[source] = read_bytes / total if (total := sum(u.size for u in listed)) else 1.0
+        parts[source] = read_bytes / total if (total := sum(u.size for u in own)) else 1.0
     return chosen, parts
 
 
@@ -97,7 +110,7 @@ def _copies(
     for unit in units:
         for document in read(unit, settings, Counts()):
             ids.append(text_key(document.id))
-            lengths.append(utf8_size(document.text))
+            lengths.append(sum(map(utf8_size, document.passages)))
             sources.append(unit.source)
             advance(1)
     keys, sizes, owners = np.array(ids, np.uint64), np.array(lengths, np.int64), np.array(sources, np.int64)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline import draws
-from data_pipeline.corpus import merge, open_corpus, save_corpus, sorted_by_key
+from data_pipeline.corpus import merge, open_corpus, save_sorted
 from data_pipeline.counts import Counts
 from data_pipeline.index import HELD_OUT
 from data_pipeline.plan import Partition, Unit, is_held_out
@@ -33,9 +33,11 @@ def read_source(source: SourceFile, settings: DataSettings, vocabulary: str, out
     """Tokenizes one unit of a source into the folder `out`."""
     counts = Counts()
     documents = (split(document, settings, counts) for document in read(source, settings, counts))
-    corpus = sorted_by_key(tokenize(documents, _words(vocabulary), counts))
     with _whole(Path(out)) as folder:
-        save_corpus(corpus, folder)
+        spool = folder / "tokens.spool"
+        corpus = tokenize(documents, _words(vocabulary), counts, spool)
+        save_sorted(corpus, folder)
+        spool.unlink()
     return {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
 
 
