@@ -155,6 +155,6 @@ def _merges(listed: object, where: str) -> list[tuple[str, str]]:
     for number, pair in enumerate(pairs):
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) and p for p in pair)):
             raise UserError(
-                f"merge {number} is {str(pair)[:80]!r}", where=where, expected=KIND, remedy=REMEDY
+                f"merge {number} is {str(pair)[:80]}", where=where, expected=KIND, remedy=REMEDY
             )
     return [(a, b) for a, b in pairs]

@@ -158,7 +158,7 @@ def _entries(listed: object, where: str) -> tuple[list[str], list[float]]:
             and isinstance(entry[0], str)
             and isinstance(entry[1], int | float)
         ):
-            raise UserError(f"model.vocab holds {str(entry)[:80]!r}", where=where, expected="[piece, score]")
+            raise UserError(f"model.vocab holds {str(entry)[:80]}", where=where, expected="[piece, score]")
     return [piece for piece, _ in entries], [float(score) for _, score in entries]
 
 

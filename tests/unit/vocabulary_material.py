@@ -27,9 +27,9 @@ def trained(kind: str, lowercase: bool | None = None) -> Vocabulary:
 
 
 @cache
-def charsmap(rules: str = "") -> str:
-    """SentencePiece's table of replacements as a tokenizer.json holds it: its NFKC with lower case, or `rules`, a
-    line each: code points, a tab, code points."""
+def charsmap(rules: Path | None = None) -> str:
+    """SentencePiece's table of replacements as a tokenizer.json holds it: its NFKC with lower case, or the rules in a
+    file, a line each: code points, a tab, code points."""
     found = io.BytesIO()
     named = {"normalization_rule_tsv": rules} if rules else {"normalization_rule_name": "nmt_nfkc_cf"}
     sentencepiece.SentencePieceTrainer.train(
