@@ -1,14 +1,17 @@
-"""A path or URI in, its decompressed bytes out: local files and object stores, plain, gzip or Zstandard.
+"""A path or URI in, its decompressed bytes out: local files and object stores, plain, gzip, bzip2, xz or Zstandard.
 
 A stream that ends before its compressed data does is an error that names the file, never a short text.
 """
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import re
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -23,17 +26,25 @@ PROTOCOLS = (
     *("file", "local", "memory", "http", "https", "ftp", "sftp", "hf", "hdfs", "webhdfs"),
     *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"),
 )
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 BUFFER = 1 << 20
-LARGEST_WINDOW = 1 << 31
-"""Longest Zstandard window accepted (`zstd --long=31`); decompressing takes as much memory as its file asks for."""
+LARGEST_WINDOW = 1 << 29
+"""Longest Zstandard window accepted, and most memory for xz: decompressing takes as much as its file asks for, and a
+worker has 1 GiB. `zstd --ultra -22` asks for 2**27; `--long=30` and 31 are refused."""
+ATTEMPTS = 5
+"""Times that a remote read is tried, with a pause in between that doubles from PAUSE seconds on."""
+PAUSE = 0.5
 
 _PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)://")
 _MAGIC = {  # a Zstandard file may begin with a skippable frame, as pzstd's do
     re.compile(rb"\x1f\x8b"): "gzip",
     re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"): "zstd",
+    re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"): "bzip2",
+    re.compile(rb"\xfd7zXZ\x00"): "xz",
 }
-_ZSTD_INPUT = 1 << 14  # a block of 128 KiB may take 4 bytes: 16 KiB of input never makes more than 512 MiB
+_MAGIC_BYTES = 10
+_INPUT = 1 << 12  # a block of 128 KiB may take 4 bytes: 4 KiB of input never makes more than 128 MiB
+_OUTPUT = 1 << 20
 
 
 def filesystem(uri: str) -> tuple[Any, str]:
@@ -69,7 +80,16 @@ def reading(where: str) -> Iterator[None]:
         raise UserError(
             "the compressed file is cut off", where=where, remedy="copy or make it again"
         ) from error
-    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+    except MemoryError as error:
+        raise UserError("asks for more memory than there is", where=where) from error
+    except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError) as error:
+        if "memory" in str(error).lower():
+            raise UserError(
+                "decompressing takes too much memory",
+                where=where,
+                expected=f"a window of at most {LARGEST_WINDOW >> 20} MiB",
+                remedy="compress it anew, as with zstd --long=27",
+            ) from error
         raise UserError(
             f"the compressed file is damaged: {error}", where=where, remedy="copy or make it again"
         ) from error
@@ -79,12 +99,15 @@ def reading(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def open_bytes(uri: str, compression: str) -> Iterator[io.BufferedReader]:
-    """The bytes of `uri`, decompressed (`compression`: "", "gzip" or "zstd"), as a buffered stream.
-    Seekable if the file is and there is nothing to decompress."""
+def open_bytes(uri: str, compression: str, start: int = 0, stop: int = -1) -> Iterator[io.BufferedReader]:
+    """The bytes of `uri`, decompressed (`compression`: "" or a value of COMPRESSIONS), as a buffered
+    stream. Seekable if the file is and there is nothing to decompress. `start` and `stop`: of a compressed file, bytes
+    between which whole frames lie; the others are not read."""
     fs, path = filesystem(uri)
-    with fs.open(path, "rb") as opened, io.BufferedReader(opened, BUFFER) as raw:
-        head = raw.peek(4)
+    with _opened(fs, path) as opened, io.BufferedReader(opened, BUFFER) as raw:
+        if start:
+            raw.seek(start)
+        head = raw.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
         found = next((kind for magic, kind in _MAGIC.items() if magic.match(head)), "")
         if head and found != compression:
             kinds = f"is {found or 'not compressed'} where its name says {compression or 'plain'}"
@@ -94,20 +117,121 @@ def open_bytes(uri: str, compression: str) -> Iterator[io.BufferedReader]:
         if compression == "gzip":
             with gzip.GzipFile(fileobj=raw) as stream:
                 yield io.BufferedReader(stream, BUFFER)
-        elif compression == "zstd":
-            yield io.BufferedReader(_ZstdStream(raw), BUFFER)
+        elif compression:
+            most = stop - start if stop >= 0 else -1
+            yield io.BufferedReader(_Frames(raw, _FRAMES[compression], most), BUFFER)
         else:
             yield raw
 
 
-class _ZstdStream(io.RawIOBase):
-    """The frames of a Zstandard file, one after another. zstandard's own reader takes a file that is cut off
-    for one that ends; this one raises EOFError."""
+def _opened(fs: Any, path: str) -> Any:
+    return fs.open(path, "rb") if is_local(fs) else _Remote(fs, path)
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
+
+def patiently(ask: Callable[[], Any]) -> Any:
+    """What a remote `ask` answers, tried again where it fails for a reason that may pass. Raises OSError: the
+    stores' clients have errors of their own."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return ask()
+        except (FileNotFoundError, PermissionError, IsADirectoryError, UserError):
+            raise
+        except Exception as error:
+            if attempt == ATTEMPTS - 1:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise OSError(f"{reason} ({ATTEMPTS} attempts)") from error
+            time.sleep(PAUSE * 2**attempt)
+    raise AssertionError
+
+
+class _Remote(io.RawIOBase):
+    """A file of an object store or a web server. A read that fails is tried again, from where it was."""
+
+    def __init__(self, fs: Any, path: str) -> None:
+        self._open = lambda: fs.open(path, "rb")
+        self._file = patiently(self._open)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = patiently(lambda: self._file.seek(offset, whence))
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = patiently(lambda: self._read(len(buffer)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            if self._file is None:
+                self._file = self._reopened()
+            return bytes(self._file.read(size))
+        except Exception:
+            self._file = None  # half of an answer may have been read
+            raise
+
+    def _reopened(self) -> Any:
+        file = self._open()
+        if file.seekable():
+            file.seek(self._at)
+            return file
+        left = self._at  # a server that does not know ranges: what was read is read again
+        while left and (data := file.read(min(left, BUFFER))):
+            left -= len(data)
+        return file
+
+    def close(self) -> None:
+        if not self.closed and self._file is not None:
+            self._file.close()
+        super().close()
+
+
+class _Zstandard:
+    """A frame of Zstandard with the methods of the standard library's decompressors."""
+
+    needs_input = True
+
+    def __init__(self) -> None:
+        self._frame: Any = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
+
+    def decompress(self, data: bytes, _most: int) -> bytes:
+        return self._frame.decompress(data) if data else b""
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
+
+
+_FRAMES: dict[str, Callable[[], Any]] = {
+    "zstd": _Zstandard,
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LARGEST_WINDOW),
+}
+
+
+class _Frames(io.RawIOBase):
+    """The frames (streams) of a compressed file, one after another. The libraries' own readers take a file that is
+    cut off, or whose later frames are damaged, for one that ends; this one raises EOFError or the library's error."""
+
+    def __init__(self, raw: BinaryIO, new_frame: Callable[[], Any], most: int) -> None:
+        self._raw, self._new_frame = raw, new_frame
+        self._left = most  # compressed bytes still to read; -1: all that there are
         self._frame: Any = None
+        self._data = b""  # compressed, not yet given to a frame
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
@@ -115,25 +239,30 @@ class _ZstdStream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            data = self._raw.read(_ZSTD_INPUT)
-            if not data:
-                if self._frame is not None:
-                    raise EOFError
-                return 0
-            self._ready = memoryview(self._decompress(data))
+            if not self._data and (self._frame is None or self._frame.needs_input):
+                self._data = self._raw.read(_INPUT if self._left < 0 else min(self._left, _INPUT))
+                self._left -= len(self._data) if self._left > 0 else 0
+                if not self._data:
+                    if self._frame is not None:
+                        raise EOFError
+                    return 0
+            self._ready = memoryview(self._decompress())
         size = min(len(buffer), len(self._ready))
         buffer[:size] = self._ready[:size]
         self._ready = self._ready[size:]
         return size
 
-    def _decompress(self, data: bytes) -> bytes:
-        parts = []
-        while data:
-            if self._frame is None:
-                self._frame = self._decompressor.decompressobj()
-            parts.append(self._frame.decompress(data))
-            if not self._frame.eof:
-                break
-            data = self._frame.unused_data
-            self._frame = None
-        return b"".join(parts)
+    def _decompress(self) -> bytes:
+        if self._frame is None:
+            self._data = self._data.lstrip(b"\0")  # padding between the streams of xz, or at a tape's end
+            if not self._data:
+                return b""
+            self._frame = self._new_frame()
+        try:
+            found = self._frame.decompress(self._data, _OUTPUT)
+        except (OSError, ValueError) as error:  # bz2's for damaged data
+            raise zlib.error(str(error)) from error
+        self._data = b""
+        if self._frame.eof:
+            self._data, self._frame = self._frame.unused_data, None
+        return found

@@ -11,6 +11,8 @@ class Counts:
     """Text of the documents kept, as UTF-8."""
     documents: int = 0
     """Documents read that hold text."""
+    pages_passed_over: int = 0
+    """Wikipedia's redirects and pages that are no articles: left out."""
     empty_documents: int = 0
     """Documents without a visible character: dropped."""
     invalid_characters: int = 0

@@ -36,6 +36,7 @@ from data_pipeline.tokens import WordCache
 from data_pipeline.twister import python_stream, shuffle
 from data_pipeline.vocabulary import Vocabulary
 from data_pipeline.walks import AT_START, draw_target, write_pair
+from data_pipeline.wordpiece import WordPiece
 
 WORD_CHARACTERS = 200
 """The script takes a longer word for unknown; most vocabularies say 100."""
@@ -101,6 +102,13 @@ def _check(files: Sequence[SourceFile], settings: DataSettings) -> None:
 
 def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path) -> Corpus:
     """Tokenizes the files into `spool`. Lines without a token are dropped, and documents without a line."""
+    if not isinstance(vocabulary, WordPiece):
+        raise UserError(
+            "exact mode repeats BERT's script, which knows WordPiece only",
+            where="data.vocab",
+            expected="a WordPiece vocabulary",
+            remedy="or choose data.mode=fast",
+        )
     cache = WordCache(replace(vocabulary, word_characters=WORD_CHARACTERS))
     lines = _lines(files, vocabulary.normalization.lowercase)
     lengths, starts = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]

@@ -11,8 +11,9 @@ A byte-order mark is dropped where a file begins. Everything else is left to the
 these characters what BERT's own `clean_text` does, so they change no token id.
 """
 
+import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
@@ -38,17 +39,42 @@ def decode(raw: bytes, counts: Counts) -> str:
         return text
 
 
+def decoded(pieces: Iterable[bytes], counts: Counts) -> Iterator[str]:
+    """A text that comes in pieces, cut anywhere, by rule 1."""
+    rest = b""
+    for piece in pieces:
+        raw = rest + piece
+        text, used = codecs.utf_8_decode(raw, "replace", False)  # a character cut in two waits for its end
+        if "\ufffd" in text:
+            counts.invalid_characters += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd", 0, used)
+        rest = raw[used:]
+        yield text
+    if rest:
+        yield decode(rest, counts)
+
+
 def clean(text: str, counts: Counts) -> str:
     """`text` by the rules above: itself, without a copy, if it needs no change."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", " ")
-    if not any(map(_is_dirty, _blocks(text))):
+    if not (_is_dirty(text) if len(text) <= _BLOCK else any(map(_is_dirty, _blocks(text)))):
         return text
     text, found = _SURROGATE.subn("\ufffd", text)
     counts.invalid_characters += found
     text, found = _CONTROL.subn("", text)
     counts.control_characters += found
     return text
+
+
+def cleaned(pieces: Iterable[str], counts: Counts) -> Iterator[str]:
+    """A text that comes in pieces, cut anywhere, as `clean` would make it."""
+    rest = ""
+    for piece in pieces:
+        text = rest + piece
+        rest = "\r" if text.endswith("\r") else ""  # perhaps half of CR LF
+        yield clean(text[: len(text) - len(rest)], counts)
+    if rest:
+        yield clean(rest, counts)
 
 
 def utf8_size(text: str) -> int:
@@ -63,6 +89,8 @@ def _blocks(text: str) -> Iterator[str]:
 
 def _is_dirty(block: str) -> bool:
     """Whether `block` holds something to remove or replace: one encoding and two scans, far faster than _CONTROL."""
+    if block.isascii():
+        return len(block.encode("ascii").translate(None, _C0)) < len(block)
     try:
         raw = block.encode("utf-8")
     except UnicodeEncodeError:

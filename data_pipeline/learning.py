@@ -1,30 +1,136 @@
-"""Sources in, a trained vocabulary out: which documents it learns from is decided here."""
+"""Sources in, a trained vocabulary out: which documents it learns from is decided here.
 
-from collections.abc import Callable, Iterator
+The sample is spread over the whole text: first documents may all be of one author or one letter of the alphabet. Each
+source gives a share of its text, the same for all but for data.weights and data.smoothing (sampling.py), such that
+sample_mb is filled or every text is taken at least once. Its documents are taken in the order of a hash of their
+ids, as many times through as the share asks for: a small language in a smoothed sample may be repeated.
+
+So the text is read twice: once for the size of every document, once for the documents that were chosen. Of sources
+larger than READ_FACTOR times the sample, only some pieces are read, chosen by a hash as well. Memory holds the sample
+and 18 bytes for each document read.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby, repeat
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data_pipeline.counts import Counts
+from data_pipeline.draws import VOCABULARY, first_words, text_key
 from data_pipeline.executors import Stage
+from data_pipeline.formats import SourceFile
+from data_pipeline.hygiene import utf8_size
+from data_pipeline.pieces import Vocabulary
 from data_pipeline.records import Document
+from data_pipeline.sampling import repeats
 from data_pipeline.settings import DataSettings, VocabularySettings, required
 from data_pipeline.sources import discover, read
-from data_pipeline.vocabulary import Vocabulary, save_vocabulary, train_vocabulary
+from data_pipeline.vocabulary import save_vocabulary
+from data_pipeline.vocabulary_training import train_vocabulary
+
+READ_FACTOR = 20
+"""Bytes on disk that are read, at most, for each byte of the sample."""
 
 
 def learn_vocabulary(settings: DataSettings, vocabulary: VocabularySettings, stage: Stage) -> Vocabulary:
-    """Trains a WordPiece vocabulary on the sources' first documents and writes it into the folder data.vocab."""
+    """Trains a vocabulary on a sample of the sources and writes it into the folder data.vocab."""
     folder = required(settings.vocab, "data.vocab", "a folder for the vocabulary")
-
-    def sample(advance: Callable[[int], None]) -> Iterator[Document]:
-        left = vocabulary.sample_mb * 1_000_000
-        for source in discover(settings):
-            for document in read(source, settings, Counts()):
-                yield document
-                advance(1)
-                left -= len(document.text)
-                if left <= 0:
-                    return
-
     with stage("learning a vocabulary from documents", 0) as advance:
-        result = train_vocabulary(sample(advance), vocabulary)
+        result = train_vocabulary(sample(settings, vocabulary.sample_mb * 1_000_000, advance), vocabulary)
     save_vocabulary(result, folder)
     return result
+
+
+def sample(
+    settings: DataSettings, size: int, advance: Callable[[int], None] = lambda _: None
+) -> Iterator[Document]:
+    """About `size` bytes of UTF-8, in whole documents, in the order of the sources; a document that is taken twice
+    comes twice. `advance(1)` is called for each document read."""
+    units, parts = _within_reach(discover(settings), settings.seed, READ_FACTOR * size)
+    copies = iter(_copies(units, parts, settings, size, advance).tolist())
+    for unit in units:
+        for document, times in zip(read(unit, settings, Counts()), copies, strict=False):
+            advance(1)
+            if times:
+                yield from repeat(_head(document, size), times)
+
+
+def _head(document: Document, size: int) -> Document:
+    """The document as one text; one that is larger than the whole sample, up to the passage that goes beyond."""
+    passages, left = [], size
+    for passage in document.passages:
+        passages.append(passage)
+        left -= utf8_size(passage)
+        if left <= 0:
+            break
+    return Document(document.id, "".join(passages), document.source)
+
+
+def _within_reach(
+    units: Iterable[SourceFile], seed: int, most: int
+) -> tuple[list[SourceFile], dict[int, float]]:
+    """Units of which no more than about `most` bytes on disk are read, and the part of each source that they are.
+    Of files whose records are shared out, every n-th record; of other units, every n-th."""
+    listed = list(units)
+    shared = {unit.uri for unit in listed if unit.stripes > 1}
+    # Such a file, read by one process, needs to be decompressed once only.
+    whole = [replace(unit, stripes=1) for unit in listed if unit.stripe == 0]
+    every = -(-sum(unit.size for unit in whole) // most) or 1
+    chosen: list[SourceFile] = []
+    parts: dict[int, float] = {}
+    for source, of_source in groupby(whole, key=lambda unit: unit.source):
+        own = list(of_source)
+        keys = first_words(seed % 2**64, _keys(f"{u.name}:{u.start}" for u in own), VOCABULARY)
+        others = [i for i in np.argsort(keys, kind="stable").tolist() if own[i].uri not in shared]
+        taken = set(others[: -(-len(others) // every)])
+        read_bytes = 0.0
+        for i, unit in enumerate(own):
+            if unit.uri in shared:
+                chosen.append(replace(unit, stripe=int(keys[i]) % every, stripes=every))
+                read_bytes += unit.size / every
+            elif i in taken:
+                chosen.append(unit)
+                read_bytes += unit.size
+        parts[source] = read_bytes / total if (total := sum(u.size for u in own)) else 1.0
+    return chosen, parts
+
+
+def _copies(
+    units: list[SourceFile],
+    parts: dict[int, float],
+    settings: DataSettings,
+    size: int,
+    advance: Callable[[int], None],
+) -> NDArray[np.int64]:
+    """How often each document of the units is taken, in their order."""
+    ids, lengths, sources = array("Q"), array("q"), array("H")
+    for unit in units:
+        for document in read(unit, settings, Counts()):
+            ids.append(text_key(document.id))
+            lengths.append(sum(map(utf8_size, document.passages)))
+            sources.append(unit.source)
+            advance(1)
+    keys, sizes, owners = np.array(ids, np.uint64), np.array(lengths, np.int64), np.array(sources, np.int64)
+    read_bytes = np.bincount(owners, sizes, minlength=max(parts, default=-1) + 1)
+    text = read_bytes / [parts.get(source, 1.0) for source in range(len(read_bytes))]
+    rates = repeats(text, settings)[: len(text)]
+    copies = np.zeros(len(keys), np.int64)
+    if not (given := rates * text > 0.0).any():
+        return copies
+    times = min(size / float((rates * text).sum()), 1.0 / float(rates[given].min()))
+    ranks = first_words(settings.seed % 2**64, keys, VOCABULARY)
+    for source in np.flatnonzero(given):
+        own = np.flatnonzero(owners == source)
+        own = own[np.argsort(ranks[own], kind="stable")]
+        wanted = round(times * rates[source] * text[source])
+        whole, rest = divmod(wanted, int(read_bytes[source]))
+        before = np.cumsum(sizes[own]) - sizes[own]
+        copies[own] = whole + (before < rest)
+    return copies
+
+
+def _keys(names: Iterable[str]) -> NDArray[np.uint64]:
+    return np.array([text_key(name) for name in names], np.uint64)

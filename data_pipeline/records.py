@@ -6,7 +6,9 @@ tokenization are arithmetic over flat arrays.
     Document -> Sentences -> Corpus (token ids) -> Segments (pairs or streams) -> Examples (masked)
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -26,15 +28,21 @@ class Document(NamedTuple):
     """A text with a stable name: its path relative to the source root plus its record number or id field."""
 
     id: str
-    text: str
+    text: str  # all of it, or, of a document too long to be held, its first passage
     source: int = 0  # number in data.sources: decides language and weight
+    more: Iterable[str] = ()  # the passages that follow: read once, before the next document is asked for
+
+    @property
+    def passages(self) -> Iterator[str]:
+        """The whole text, in passages of about a million characters; one, unless the document is very long."""
+        return chain((self.text,), self.more)
 
 
 class Sentences(NamedTuple):
-    """A document cut into sentences, in order; none is empty."""
+    """A document cut into sentences, in order; none is empty. They are read once, as they are found."""
 
     id: str
-    sentences: list[str]
+    sentences: Iterable[str]
     source: int = 0
 
 

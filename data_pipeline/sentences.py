@@ -1,27 +1,33 @@
-"""A document in, its sentences out.
+"""A document in, its sentences out, as they are found: of a document only some passages are in memory at a time.
 
-`lines`: each line that holds more than white space is a sentence, as it stands.
+`lines`: each line that holds more than white space is a sentence, as it stands, but for a line of more than
+LONGEST_LINE characters, which is cut as text without an end is.
 `split`: sentencex (the Wikimedia foundation's splitter) finds the sentences of running text. A blank line ends a
 sentence; a single line feed within a paragraph is a space, and so is any white space beyond ASCII, as it is to
 BERT's tokenizer. No sentence is longer than LONGEST characters: text that goes on without an end is cut at the
 last space before that, or, without a space, there.
+
+Where a document is cut into passages changes nothing: sentences follow from its text alone.
 
 Chosen by measurement, on one core and 20 MB of novels: sentencex 99 MB/s, blingfire 20; both know the usual
 abbreviations, but blingfire parts '"Why?" asked Tom.' at the question mark and misses most ends after ' or ”.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import sentencex
 
 from data_pipeline.counts import Counts
 from data_pipeline.records import Document, Sentences
-from data_pipeline.settings import DataSettings
+from data_pipeline.settings import DataSettings, language_of
 
 LONGEST = 4_000
 """Most characters of one sentence, and of a paragraph that the splitter sees at once: its time grows with the square
 of a paragraph's quotation marks, and of its sentences in Chinese (10 MB/s in windows of this size)."""
+LONGEST_LINE = 1 << 20
+"""Most characters of one sentence where lines are sentences."""
 PASSAGE = 1 << 20
 """Characters taken at a time, about: many paragraphs for one call of the splitter, little memory."""
 
@@ -30,42 +36,98 @@ _WIDE_SPACES = [chr(c) for c in range(0x80, 0x3001) if chr(c).isspace()]
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
-def split(document: Document, settings: DataSettings, counts: Counts, language: str = "en") -> Sentences:
-    """The document's sentences by `settings.sentences`; `language` (ISO 639) chooses the abbreviations."""
+def split(document: Document, settings: DataSettings, counts: Counts) -> Sentences:
+    """The document's sentences by `settings.sentences`; the language of its source chooses the abbreviations.
+    `counts` is added to as the sentences are read."""
     find = _lines if settings.sentences == "lines" else _running_text
-    sentences = list(find(document.text, language))
-    counts.sentences += len(sentences)
-    return Sentences(document.id, sentences)
+    found = find(document.passages, language_of(settings, document.source))
+    return Sentences(document.id, chain.from_iterable(_counted(found, counts)), document.source)
 
 
-def _lines(text: str, _language: str) -> Iterator[str]:
-    return filter(None, map(str.strip, text.split("\n")))
+def _counted(batches: Iterable[list[str]], counts: Counts) -> Iterator[list[str]]:
+    for batch in batches:
+        counts.sentences += len(batch)
+        yield batch
 
 
-def _running_text(text: str, language: str) -> Iterator[str]:
-    for passage in _passages(text):
-        for space in _WIDE_SPACES:
-            if space in passage:
-                passage = passage.replace(space, " ")
-        paragraphs = [p.replace("\n", " ") for p in _BLANK_LINES.split(passage)]
-        if max(map(len, paragraphs)) <= LONGEST:
-            yield from _segment("\n\n".join(paragraphs), language)
+def _lines(passages: Iterable[str], _language: str) -> Iterator[list[str]]:
+    rest = ""
+    for passage in passages:
+        *lines, rest = (rest + passage).split("\n")
+        yield _visible(piece for line in lines for piece in _cut(line))
+        *pieces, rest = _cut(rest)
+        yield _visible(pieces)
+    yield _visible([rest])
+
+
+def _cut(line: str) -> Iterator[str]:
+    """`line` in pieces of at most LONGEST_LINE characters: one, nearly always."""
+    while len(line) > LONGEST_LINE:
+        end = line.rfind(" ", 0, LONGEST_LINE) + 1 or LONGEST_LINE
+        yield line[:end]
+        line = line[end:]
+    yield line
+
+
+def _running_text(passages: Iterable[str], language: str) -> Iterator[list[str]]:
+    passages = map(_plain_spaces, passages)
+    rest = next(passages, "")  # begins with a paragraph, or with what is left of a long one
+    in_gap = False  # the text so far ends in blank lines, which may go on
+    for passage in passages:
+        if in_gap:
+            passage = passage.lstrip()
+        in_gap = in_gap and not passage
+        rest += passage
+        if len(rest) < PASSAGE:
             continue
-        for paragraph in paragraphs:
-            yield from _long_paragraph(paragraph, language)
+        *paragraphs, rest = _BLANK_LINES.split(rest)
+        in_gap = not rest
+        yield from _segments(paragraphs, language)
+        # White space at the end may prove to be a blank line, which is no part of the paragraph.
+        solid = len(rest.rstrip())
+        sentences, done = _windows(rest[:solid].replace("\n", " "), language)
+        yield sentences
+        rest = rest[done:solid] + _bounded(rest[solid:])
+    yield from _segments(_BLANK_LINES.split(rest), language)
 
 
-def _passages(text: str) -> Iterator[str]:
-    """`text` cut at blank lines into pieces of PASSAGE characters and what is left of a paragraph."""
-    start = 0
-    while len(text) - start > PASSAGE and (gap := _BLANK_LINES.search(text, start + PASSAGE)):
-        yield text[start : gap.start()]
-        start = gap.end()
-    yield text[start:]
+def _plain_spaces(text: str) -> str:
+    if not text.isascii():
+        for space in _WIDE_SPACES:
+            if space in text:
+                text = text.replace(space, " ")
+    return text
 
 
-def _long_paragraph(paragraph: str, language: str) -> Iterator[str]:
-    """Sentences of a paragraph, seen through a window; the last one of a window, perhaps cut, begins the next."""
+def _bounded(space: str) -> str:
+    """White space without a blank line that the windows go over in the same way, at most 3 x LONGEST long."""
+    if len(space) <= 3 * LONGEST:
+        return space
+    return ("\n" if "\n" in space else " ") + " " * (2 * LONGEST - 1 + len(space) % LONGEST)
+
+
+def _segments(paragraphs: list[str], language: str) -> Iterator[list[str]]:
+    """The sentences of whole paragraphs: of many in one call, of one that is too long through windows."""
+    group: list[str] = []
+    size = 0
+    for paragraph in paragraphs:
+        if len(paragraph) > LONGEST or size > PASSAGE:
+            yield _segment("\n\n".join(group), language)
+            group, size = [], 0
+        paragraph = paragraph.replace("\n", " ")
+        if len(paragraph) > LONGEST:
+            sentences, done = _windows(paragraph, language)
+            yield sentences
+            paragraph = paragraph[done:]
+        group.append(paragraph)
+        size += len(paragraph)
+    yield _segment("\n\n".join(group), language)
+
+
+def _windows(paragraph: str, language: str) -> tuple[list[str], int]:
+    """Sentences of a paragraph, seen through a window, and where the rest begins, LONGEST characters at most; the
+    last sentence of a window, perhaps cut, begins the next."""
+    sentences: list[str] = []
     start = 0
     while len(paragraph) - start > LONGEST:
         window = paragraph[start : start + LONGEST]
@@ -73,14 +135,14 @@ def _long_paragraph(paragraph: str, language: str) -> Iterator[str]:
         if not "".join(whole).strip():  # one sentence fills the window
             space = window.rfind(" ")
             whole, last = [window[: space + 1] or window], window[space + 1 :] if space >= 0 else ""
-        yield from _visible(whole)
+        sentences += _visible(whole)
         start += LONGEST - len(last)
-    yield from _segment(paragraph[start:], language)
+    return sentences, start
 
 
-def _segment(text: str, language: str) -> Iterator[str]:
+def _segment(text: str, language: str) -> list[str]:
     return _visible(sentencex.segment(language, text))
 
 
-def _visible(sentences: list[str]) -> Iterator[str]:
-    return filter(None, map(str.strip, sentences))
+def _visible(sentences: Iterable[str]) -> list[str]:
+    return list(filter(None, map(str.strip, sentences)))

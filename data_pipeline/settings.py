@@ -30,12 +30,14 @@ class VocabularySettings:
 
     size: int = 30522
     """Entries, the five special tokens included."""
-    lowercase: bool = True
-    """Lower-case the text and strip accents, as BERT's uncased models do."""
+    lowercase: bool | None = None
+    """Lower-case the text and strip accents, as BERT's uncased models do; not given: wordpiece and unigram do, bpe does
+    not, as RoBERTa."""
     min_frequency: int = 2
-    """A pair of pieces seen less often than this is not merged."""
+    """A pair of pieces (unigram: a character) seen less often than this makes no entry."""
     sample_mb: int = 200
-    """Megabytes of text to learn from: whole documents, in the order of the sources, until this much is read."""
+    """Megabytes (10^6 bytes of UTF-8) of text to learn from, at most: whole documents drawn evenly from each source,
+    languages by data.smoothing, sources by data.weights. So much memory is needed, and as much again for words."""
     kind: str = "wordpiece"
     """wordpiece (BERT), bpe (byte-level, RoBERTa) or unigram (SentencePiece's, ALBERT and XLNet)."""
 

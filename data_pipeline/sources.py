@@ -1,30 +1,38 @@
 """Files, folders, globs and URIs in, documents with stable ids out.
 
 `discover` lists the units of work in an order that depends on nothing but the files' names; `read` streams the
-documents of one. Formats go by suffix: .txt (.text), .jsonl (.json, .ndjson), .parquet, each also .gz and .zst.
+documents of one. Formats go by suffix: .txt (.text), .jsonl (.json, .ndjson), .parquet, .arrow, .xml (Wikipedia's
+dumps), each also .gz, .bz2, .xz and .zst. WikiExtractor's files, which have no suffix, are known by their content. A
+folder that Hugging Face `datasets` saved is read as its state.json says, all splits of one that holds several.
 
 A document's id is `path:record`. The path is relative to the source's root (of a folder: itself; of a glob: the
 folders before its first wildcard; of a file: its folder), so that neither the working directory nor where the data
-lie matters. The record is the id field or, without one, the line on which the document begins, counted from 1
-(Parquet: its row). Where two sources hold the same relative path, the path in the n-th source becomes `#n/path`.
+lie matters. The record is the id field or, without one, the line on which the document begins, counted from 1 (tables:
+its row), or the page's id where the text is Wikipedia's. Where two sources hold the same relative path, the path in the
+n-th source becomes `#n/path`.
+
+A document of more than a million bytes is read in passages, so that memory stays small however long it is.
 
 Bad text never stops a run: hygiene.py states the rules and what is counted. A record that cannot be read does
 (broken JSON, no text field, a file that is cut off): leaving it out silently would be worse.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
-from data_pipeline.bytestream import COMPRESSIONS, filesystem, is_local, reading
+from data_pipeline.bytestream import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile, records
-from data_pipeline.hygiene import clean, utf8_size
+from data_pipeline.hygiene import clean, cleaned, utf8_size
 from data_pipeline.records import Document
-from data_pipeline.settings import DataSettings
+from data_pipeline.settings import DataSettings, language_of
 
 FORMATS = {
     ".txt": "text",
@@ -33,15 +41,23 @@ FORMATS = {
     ".json": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".xml": "wikipedia",
 }
-UNIT_BYTES = 64 << 20
+UNIT_BYTES = 32 << 20
 """A plain local file larger than this is shared out among workers in pieces of this size."""
 STRIPE_BYTES = 16 << 20
 """A larger compressed file is shared out by records, a unit for each so many bytes: every unit decompresses all of it,
 at some hundred MB/s, and does the rest of the work, twenty times slower, for its own records only."""
+MOST_STRIPES = 64
+"""Units that share one file in this way, at most: reading it so often would take longer than the rest."""
+MOST_SOURCES = 1 << 16
 BATCH_BYTES = 4 << 20
 
 _EXPECTED = f"{', '.join(FORMATS)}, each also with {', '.join(COMPRESSIONS)}"
+_NO_TEXT = (".html", ".htm", ".xhtml", ".warc")
+_INSTEAD = dict.fromkeys(_NO_TEXT, "extract its text first, for instance with trafilatura, as .jsonl")
+_SPLIT_DUMP = re.compile(r"\.xml-p\d+p\d+")  # a part of a Wikipedia dump: pages from one id to another
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -70,6 +86,9 @@ def source_files(settings: DataSettings) -> list[SourceFile]:
         raise UserError(
             "there is nothing to read", where="data.sources", remedy="name files, folders or globs"
         )
+    if len(settings.sources) > MOST_SOURCES:
+        raise UserError(f"more than {MOST_SOURCES} sources", where="data.sources", remedy="name folders")
+    language_of(settings, 0)
     names: dict[str, str] = {}
     uris: set[str] = set()
     found: list[SourceFile] = []
@@ -88,7 +107,7 @@ def source_files(settings: DataSettings) -> list[SourceFile]:
                 )
             names[name] = file.uri
             uris.add(file.uri)
-            found.append(replace(file, name=name))
+            found.append(replace(file, name=name, source=number - 1))
     return found
 
 
@@ -96,37 +115,79 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
     """The documents of one unit, cleaned; `counts` is added to. Documents without a visible character are left out.
     Raises UserError, with file and line, for a record or a file that cannot be read."""
     with reading(file.uri):
-        for record, text in records(file, settings, counts):
-            cleaned = clean(text, counts)
-            if not cleaned or cleaned.isspace():
+        for record, text, more in records(file, settings, counts):
+            passages: Iterator[str] = iter(())
+            if more:
+                passages = _measured(at_white_space(cleaned(chain([text], more), counts)), counts)
+                text = _with_visible(passages)
+            else:
+                text = clean(text, counts)
+                counts.bytes += utf8_size(text)
+            if not text or text.isspace():
                 counts.empty_documents += 1
+                counts.bytes -= utf8_size(text)
                 continue
             counts.documents += 1
-            counts.bytes += utf8_size(cleaned)
-            yield Document(f"{file.name}:{record}", cleaned)
+            yield Document(f"{file.name}:{record}", text, file.source, passages if more else ())
+            for _ in passages:  # what nobody read still counts, and the next record comes after it
+                pass
+
+
+def at_white_space(passages: Iterable[str]) -> Iterator[str]:
+    """The same text, cut after white space where a passage has any, so that no word is cut in two."""
+    rest = ""
+    for passage in passages:
+        text = rest + passage
+        end = max(text.rfind("\n"), text.rfind(" ")) + 1 or len(text)
+        rest = text[end:]
+        yield text[:end]
+    yield rest
+
+
+def _measured(passages: Iterable[str], counts: Counts) -> Iterator[str]:
+    for passage in passages:
+        counts.bytes += utf8_size(passage)
+        yield passage
+
+
+def _with_visible(passages: Iterator[str]) -> str:
+    """The passages up to the first that holds a visible character, as one."""
+    found = []
+    for passage in passages:
+        found.append(passage)
+        if passage and not passage.isspace():
+            break
+    return "".join(found)
 
 
 def _expand(source: str) -> list[SourceFile]:
     """The files of one source, by name. A folder's files of other kinds are passed over; a file that is named,
     or found by a glob, has to be of a known kind."""
     fs, path = filesystem(source)
+    ask = (lambda answer: answer()) if is_local(fs) else patiently
     web = "http" in (fs.protocol, *fs.protocol)  # asking a web server for a folder means loading the page
-    if path.endswith("/") if web else fs.isdir(path):
-        root, found, picky = path, _files_below(fs, path), False
-    elif fs.isfile(path):
+    if path.endswith("/") if web else ask(lambda: fs.isdir(path)):
+        root, found, picky = path, ask(lambda: _files_below(fs, path)), False
+    elif ask(lambda: fs.isfile(path)):
         root, found, picky = path.rpartition("/")[0], [path], True
     elif wildcard := _WILDCARD.search(path):
         root, picky = path[: wildcard.start()].rpartition("/")[0], True
         found = [
-            f for match in fs.glob(path) for f in (_files_below(fs, match) if fs.isdir(match) else [match])
+            f
+            for match in ask(lambda: fs.glob(path))
+            for f in (_files_below(fs, match) if fs.isdir(match) else [match])
         ]
     else:
         raise UserError("there is no such file or folder", where=source, remedy="check data.sources")
     root = root.rstrip("/") + "/"
-    files = [_source_file(fs, p, p.removeprefix(root), picky) for p in sorted(set(found))]
+    paths = _without_descriptions(fs, sorted(set(found)))
+    files = [ask(partial(_source_file, fs, p, p.removeprefix(root), picky)) for p in paths]
     known = [f for f in files if f]
     if not known:
-        raise UserError("no file to read here", where=source, expected=_EXPECTED, remedy="check data.sources")
+        instead = next((i for p in paths for suffix, i in _INSTEAD.items() if p.lower().endswith(suffix)), "")
+        raise UserError(
+            "no file to read here", where=source, expected=_EXPECTED, remedy=instead or "check data.sources"
+        )
     return known
 
 
@@ -151,13 +212,55 @@ def _files_below(fs: Any, folder: str) -> list[str]:
     return list(walk(folder, ()))
 
 
+def _without_descriptions(fs: Any, paths: list[str]) -> list[str]:
+    """`paths` without the files that describe a data set saved by Hugging Face `datasets`, after a check that the
+    files are there which they name."""
+    tables = {p.rpartition("/")[0] for p in paths if p.endswith(".arrow")}
+    kept = []
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if folder in tables and name == "state.json":
+            _check_saved(fs, path, folder, paths)
+        described = folder in tables or any(t.startswith(folder + "/") for t in tables)
+        if not (described and name in ("state.json", "dataset_info.json", "dataset_dict.json")):
+            kept.append(path)
+    return kept
+
+
+def _check_saved(fs: Any, state: str, folder: str, paths: list[str]) -> None:
+    try:
+        described = json.loads(fs.cat_file(state))
+        names = [file["filename"] for file in described["_data_files"]]
+        missing = [name for name in names if f"{folder}/{name}" not in paths]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"does not describe a saved data set: {error!r}", where=state, remedy="save it again"
+        ) from error
+    if missing:
+        raise UserError(f"names {missing[0]}, which is not there", where=state, remedy="save it again")
+    if described.get("_indices_data_files"):
+        raise UserError(
+            "the data set was saved as a selection of rows",
+            where=folder,
+            remedy="save it again after flatten_indices()",
+        )
+
+
 def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | None:
     stem, suffix = os.path.splitext(name)
     compression = COMPRESSIONS.get(suffix.lower(), "")
-    kind = FORMATS.get(os.path.splitext(stem if compression else name)[1].lower())
+    ending = os.path.splitext(stem if compression else name)[1].lower()
+    kind = FORMATS.get(".xml" if _SPLIT_DUMP.fullmatch(ending) else ending)
+    uri = path if is_local(fs) else fs.unstrip_protocol(path)
+    if kind == "wikipedia" or not ending:  # these are known by what they hold
+        with reading(uri):
+            kind = _kind_inside(uri, compression, picky)
     if kind:
-        uri = path if is_local(fs) else fs.unstrip_protocol(path)
         return SourceFile(uri, name, kind, compression, fs.size(path) or 0)
+    if picky and ending in _INSTEAD:
+        raise UserError(f"{ending} is not read", where=path, expected=_EXPECTED, remedy=_INSTEAD[ending])
+    if picky and ending == ".xml":
+        raise UserError("is no dump of MediaWiki", where=path, expected="pages-articles.xml")
     if picky:
         raise UserError(
             "its suffix names no format", where=path, expected=_EXPECTED, remedy="rename the file"
@@ -165,21 +268,45 @@ def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | Non
     return None
 
 
+def _kind_inside(uri: str, compression: str, picky: bool) -> str | None:
+    try:
+        with open_bytes(uri, compression) as stream:
+            head = stream.peek(1024)[:1024]
+    except (EOFError, UserError):
+        if picky:
+            raise
+        return None
+    if head.startswith(b'<doc id="'):
+        return "wikiextractor"
+    if head.startswith(b'{"id": '):
+        return "jsonl"  # WikiExtractor's --json
+    return "wikipedia" if b"<mediawiki" in head else None
+
+
 def _pieces(file: SourceFile, settings: DataSettings, run: Callable[..., Iterable[Any]]) -> list[SourceFile]:
     whole = file.format == "text" and settings.documents == "file"
-    if file.compression and file.format != "parquet" and not whole:
-        stripes = -(-file.size // STRIPE_BYTES)
+    local = is_local(filesystem(file.uri)[0])
+    if file.format == "wikipedia" and file.compression == "bzip2" and local and file.size > STRIPE_BYTES:
+        from data_pipeline.wikipedia import bzip2_borders
+
+        if borders := bzip2_borders(file.uri, STRIPE_BYTES):
+            return _between(file, [0, *borders])
+    if (file.compression or file.format == "arrow") and file.format != "parquet" and not whole:
+        stripes = -(-file.size // (STRIPE_BYTES if file.compression else UNIT_BYTES))
+        stripes = min(max(stripes, 1), MOST_STRIPES)
         return [replace(file, stripe=number, stripes=stripes) for number in range(stripes)]
-    if file.compression or file.size <= UNIT_BYTES or whole or not is_local(filesystem(file.uri)[0]):
+    if file.compression or file.size <= UNIT_BYTES or whole or not local:
         return [file]
     if file.format == "parquet":
-        from data_pipeline import parquet
+        from data_pipeline import tables
 
         return [
             replace(file, start=start, stop=stop, before=rows, size=size)
-            for start, stop, rows, size in parquet.units(file.uri, UNIT_BYTES)
+            for start, stop, rows, size in tables.parquet_units(file, UNIT_BYTES)
         ]
     starts = range(0, file.size, UNIT_BYTES)
+    if file.format == "wikipedia":
+        return _between(file, list(starts))
     sizes = [min(UNIT_BYTES, file.size - start) for start in starts]
     before, pieces = 0, []
     for start, size, feeds in zip(
@@ -188,6 +315,15 @@ def _pieces(file: SourceFile, settings: DataSettings, run: Callable[..., Iterabl
         pieces.append(replace(file, start=start, stop=start + size, before=before, size=size))
         before += feeds
     return pieces
+
+
+def _between(file: SourceFile, starts: list[int]) -> list[SourceFile]:
+    """The file cut at these bytes, the last piece to its end."""
+    stops = [*starts[1:], -1]
+    return [
+        replace(file, start=start, stop=stop, size=(stop if stop >= 0 else file.size) - start)
+        for start, stop in zip(starts, stops, strict=True)
+    ]
 
 
 def _line_feeds(path: str, start: int, size: int) -> int:

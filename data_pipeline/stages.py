@@ -17,17 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.arrange import arrangement
-from data_pipeline.corpus import (
-    find,
-    merge,
-    open_corpus,
-    outline,
-    save_corpus,
-    sorted_by_key,
-    token_counts,
-)
+from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.counts import Counts
 from data_pipeline.mapping import release
+from data_pipeline.merging import find, merge
 from data_pipeline.plan import Partition, Unit, members, plan, plan_json
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.remote import upload
@@ -52,9 +45,11 @@ def read_source(source: SourceFile, settings: DataSettings, vocabulary: str, out
     """Tokenizes one unit of a source into the folder `out`."""
     counts = Counts()
     documents = (split(document, settings, counts) for document in read(source, settings, counts))
-    corpus = sorted_by_key(tokenize(documents, _words(vocabulary), counts))
     with whole_folder(out) as folder:
-        save_corpus(corpus, folder)
+        spool = folder / "tokens.spool"
+        corpus = tokenize(documents, _words(vocabulary), counts, spool)
+        save_sorted(corpus, folder)
+        spool.unlink()
     return {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
 
 

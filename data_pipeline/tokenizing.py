@@ -1,8 +1,15 @@
-"""Documents cut into sentences in, a Corpus of token ids out, batch by batch."""
+"""Documents cut into sentences in, a Corpus of token ids out, batch by batch.
 
-from collections.abc import Iterable, Iterator
+A batch is so many characters, whatever documents they are of: many small ones, or a part of a long one.
+"""
+
+from array import array
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_pipeline.counts import Counts
 from data_pipeline.draws import text_key
@@ -10,45 +17,91 @@ from data_pipeline.records import Corpus, Sentences
 from data_pipeline.tokens import WordCache
 
 BATCH_CHARACTERS = 4 << 20
+_SOME = 1024  # sentences taken from a document at a time
 
 
-def tokenize(documents: Iterable[Sentences], cache: WordCache, counts: Counts) -> Corpus:
+def tokenize(
+    documents: Iterable[Sentences], cache: WordCache, counts: Counts, spool: Path | None = None
+) -> Corpus:
     """The documents as token ids, in their order, keyed by the hash of their ids. Sentences that give no token
-    are dropped, and documents that give none; `counts` is added to."""
-    unk, dtype = cache.vocabulary.unk, cache.vocabulary.dtype
-    tokens, lengths, sentences, keys = [np.empty(0, dtype)], [np.zeros(1, np.int64)], [0], []
-    sources: list[int] = []
-    for batch in _batches(documents):
-        ids, sentence_lengths = cache.encode([s for document in batch for s in document.sentences])
-        kept = sentence_lengths > 0
-        counts.empty_sentences += int((~kept).sum())
-        counts.tokens += len(ids)
-        counts.unknown_tokens += int((ids == unk).sum())
-        tokens.append(ids)
-        lengths.append(sentence_lengths[kept])
-        borders = np.cumsum([0, *(len(document.sentences) for document in batch)])
-        per_document = np.diff(np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[borders])
-        counts.documents_without_tokens += int((per_document == 0).sum())
-        sentences += per_document[per_document > 0].tolist()
-        keys += [text_key(d.id) for d, n in zip(batch, per_document, strict=True) if n]
-        sources += [d.source for d, n in zip(batch, per_document, strict=True) if n]
-    return Corpus(
-        tokens=np.concatenate(tokens),
-        sentence_starts=np.cumsum(np.concatenate(lengths)),
-        document_starts=np.cumsum(sentences, dtype=np.int64),
-        keys=np.array(keys, np.uint64),
-        sources=np.array(sources, np.uint16),
-    )
-
-
-def _batches(documents: Iterable[Sentences]) -> Iterator[list[Sentences]]:
-    batch: list[Sentences] = []
-    size = 0
+    are dropped, and documents that give none; `counts` is added to. With the path `spool`, the tokens lie in that
+    new file, memory-mapped, and memory grows by some ten bytes a sentence and a document."""
+    columns = _Columns(cache, counts, spool)
     for document in documents:
-        batch.append(document)
-        size += sum(map(len, document.sentences))
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+        columns.begin(document)
+        sentences = iter(document.sentences)
+        while some := list(islice(sentences, _SOME)):
+            columns.add(some)
+            if len(some) < _SOME:
+                break
+    return columns.corpus()
+
+
+class _Columns:
+    """The columns of a corpus in the making."""
+
+    def __init__(self, cache: WordCache, counts: Counts, spool: Path | None) -> None:
+        self._cache, self._counts, self._spool = cache, counts, spool
+        self._keys, self._sources = array("Q"), array("H")
+        self._begins = array("q")  # number of each document's first sentence
+        self._seen = 0  # sentences so far, those without a token included
+        self._waiting: list[str] = []
+        self._characters = 0
+        self._lengths = [np.empty(0, np.int32)]
+        self._tokens = [np.empty(0, cache.vocabulary.dtype)]
+        if spool:
+            spool.touch(exist_ok=False)
+
+    def begin(self, document: Sentences) -> None:
+        self._keys.append(text_key(document.id))
+        self._sources.append(document.source)
+        self._begins.append(self._seen)
+
+    def add(self, sentences: list[str]) -> None:
+        """More sentences of the document begun last."""
+        self._seen += len(sentences)
+        self._waiting += sentences
+        self._characters += sum(map(len, sentences))
+        if self._characters >= BATCH_CHARACTERS:
+            self._encode()
+
+    def _encode(self) -> None:
+        ids, lengths = self._cache.encode(self._waiting)
+        self._waiting, self._characters = [], 0
+        self._lengths.append(lengths.astype(np.int32))
+        self._counts.tokens += len(ids)
+        self._counts.unknown_tokens += int((ids == self._cache.vocabulary.unk).sum())
+        if self._spool:
+            with open(self._spool, "ab") as file:
+                ids.tofile(file)
+        else:
+            self._tokens.append(ids)
+
+    def corpus(self) -> Corpus:
+        if self._waiting:
+            self._encode()
+        lengths = np.concatenate(self._lengths)
+        kept = lengths > 0
+        borders = np.append(np.frombuffer(self._begins, np.int64), self._seen)
+        sentences = np.diff(_starts(kept)[borders])
+        whole = sentences > 0
+        self._counts.empty_sentences += int((~kept).sum())
+        self._counts.documents_without_tokens += int((~whole).sum())
+        return Corpus(
+            tokens=self._all_tokens(),
+            sentence_starts=_starts(lengths[kept]),
+            document_starts=_starts(sentences[whole]),
+            keys=np.frombuffer(self._keys, np.uint64)[whole],
+            sources=np.frombuffer(self._sources, np.uint16)[whole],
+        )
+
+    def _all_tokens(self) -> NDArray[np.unsignedinteger]:
+        if self._spool and self._spool.stat().st_size:  # an empty file cannot be mapped
+            return np.memmap(self._spool, self._cache.vocabulary.dtype, "r")
+        return np.concatenate(self._tokens)
+
+
+def _starts(lengths: NDArray) -> NDArray[np.int64]:
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts

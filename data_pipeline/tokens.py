@@ -16,9 +16,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.pieces import Vocabulary
 from data_pipeline.word_batches import encode_words
 from data_pipeline.word_table import LONGEST_CACHED, byte_kinds, count_ids, fill_slots, find_words, write_ids
-from data_pipeline.wordpiece import Vocabulary
 
 MOST_WORDS = 1 << 20
 """Words remembered; when so many are known all are forgotten. They take 130 MB at most, usually less than half."""
@@ -33,7 +33,7 @@ class WordCache:
     def __init__(self, vocabulary: Vocabulary, most_words: int = MOST_WORDS) -> None:
         self.vocabulary = vocabulary
         self._most_words = most_words
-        self._kinds = byte_kinds(vocabulary.normalization.handle_chinese_chars)
+        self._kinds = byte_kinds(vocabulary.cuts.punctuation, vocabulary.cuts.chinese)
         self._found = np.empty(_BUFFER_WORDS, np.int32)
         self._ends = np.empty(_BUFFER_WORDS, np.int64)
         self._long = np.empty((_BUFFER_WORDS // LONGEST_CACHED, 2), np.int64)
@@ -100,7 +100,8 @@ class WordCache:
 
     def _encode(self, words: list[bytes]) -> tuple[NDArray, NDArray[np.int64]]:
         """The library's ids of words, flat, and where each word's begin."""
-        return encode_words(self.vocabulary.tokenizer, words, self.vocabulary.dtype)
+        tokenizer, before = self.vocabulary.tokenizer, self.vocabulary.cuts.before
+        return encode_words(tokenizer, words, self.vocabulary.dtype, before)
 
 
 def _joined(sentences: list[str]) -> NDArray[np.uint8]:

@@ -19,13 +19,14 @@ LONGEST_RUN = 1 << 20
 PLAIN, SPACE, END, ALONE, WIDE = range(5)
 
 
-def byte_kinds(chinese: bool) -> NDArray[np.uint8]:
-    """(256,): the kind of every byte; `chinese`: whether the normaliser sets Chinese characters apart."""
+def byte_kinds(punctuation: bool, chinese: bool) -> NDArray[np.uint8]:
+    """(256,): the kind of every byte; whether characters of punctuation, and Chinese ones, always stand apart."""
     kinds = np.full(256, PLAIN, np.uint8)
     kinds[[*b"\t\r "]] = SPACE
     kinds[ord("\n")] = END
-    kinds[[*b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"]] = ALONE
-    kinds[0xE2] = WIDE  # U+2010..U+2027: dashes, quotation marks, the ellipsis
+    if punctuation:
+        kinds[[*b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"]] = ALONE
+        kinds[0xE2] = WIDE  # U+2010..U+2027: dashes, quotation marks, the ellipsis
     if chinese:
         kinds[0xE4:0xEA] = WIDE  # U+4E00..U+9FFF
     return kinds

@@ -46,7 +46,8 @@ Folder = Annotated[Path, typer.Argument(metavar="PATH")]
 
 @app.command()
 def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Train a WordPiece vocabulary on data.sources; write tokenizer.json and vocab.txt into the folder data.vocab.
+    """Train a vocabulary on data.sources and write it into the folder data.vocab: WordPiece, or what
+    vocabulary.kind says.
 
     \b
     Example:
@@ -234,7 +235,8 @@ def fill(
     model: Folder,
     texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Sentences with a [MASK] in each.")],
 ) -> None:
-    """Fill the blanks of sentences with an exported model, through transformers.pipeline.
+    """Fill the blanks of sentences with an exported model, through transformers.pipeline. [MASK] stands for whatever
+    the model's own mask token is.
 
     \b
     Example:

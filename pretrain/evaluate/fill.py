@@ -7,7 +7,8 @@ from data_pipeline.errors import UserError
 
 
 def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-    """(text, [(word, probability)]) for each text, through transformers.pipeline, as any user of the model would.
+    """(text, [(word, probability)]) for each text, through transformers.pipeline, as any user of the model would;
+    [MASK] in a text stands for the model's own mask token.
 
     Raises UserError for a folder without a model or a text without exactly one blank."""
     if not (model / "config.json").is_file():
@@ -19,9 +20,10 @@ def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[s
     tokenizer = AutoTokenizer.from_pretrained(model)
     fill = pipeline("fill-mask", model=str(model), tokenizer=tokenizer, device="cpu", top_k=top)
     for text in texts:
-        blanks = text.count(tokenizer.mask_token)
+        own = text.replace("[MASK]", tokenizer.mask_token)
+        blanks = own.count(tokenizer.mask_token)
         if blanks != 1:
             raise UserError(
                 f"{blanks} blanks in {text!r}", expected=f"one {tokenizer.mask_token} in each sentence"
             )
-        yield text, [(str(guess["token_str"]), float(guess["score"])) for guess in fill(text)]
+        yield text, [(str(guess["token_str"]).strip(), float(guess["score"])) for guess in fill(own)]

@@ -89,7 +89,7 @@ def stage_seconds(work: Work, small: Path, folder: Path) -> dict[str, float]:
     clock.watch("reading", stages, "read")
     clock.watch("given sentences", stages, "split")
     clock.watch("tokenization", stages, "tokenize")
-    clock.watch("gathering", stages, "sorted_by_key", "save_corpus", "merge", "open_corpus")
+    clock.watch("gathering", stages, "save_sorted", "merge", "open_corpus")
     clock.watch("gathering", prepare, "plan")
     clock.watch("pairs", RECIPES[SEQUENCES], "segments")
     clock.watch("masks", RECIPES[SEQUENCES], "corrupt")

@@ -1,20 +1,15 @@
 """A corpus on disk is the corpus in memory; merging parts is sorting all of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_pipeline import corpus
-from data_pipeline.corpus import (
-    document_tokens,
-    find,
-    merge,
-    open_corpus,
-    outline,
-    save_corpus,
-    sorted_by_key,
-)
+from data_pipeline import corpus as corpora
+from data_pipeline import merging
+from data_pipeline.corpus import document_tokens, open_corpus, outline, save_corpus, save_sorted
+from data_pipeline.merging import find, merge
 from data_pipeline.records import Corpus
 
 
@@ -51,6 +46,12 @@ def some_texts(count: int, seed: int) -> dict[int, list[list[int]]]:
     }
 
 
+def sorted_corpus(corpus: Corpus, folder: Path) -> Corpus:
+    folder.mkdir()
+    save_sorted(corpus, folder)
+    return open_corpus(folder)
+
+
 def test_saved_and_opened_again(tmp_path: Path) -> None:
     texts = some_texts(20, 0)
     save_corpus(build(texts), tmp_path)
@@ -59,28 +60,35 @@ def test_saved_and_opened_again(tmp_path: Path) -> None:
 
 
 def test_an_empty_part_is_a_part(tmp_path: Path) -> None:
-    save_corpus(sorted_by_key(build({})), tmp_path)
+    save_sorted(build({}), tmp_path)
     assert len(open_corpus(tmp_path)) == 0
 
 
-def test_sorting_moves_whole_documents() -> None:
+@pytest.mark.parametrize("block", [3, 40, 1 << 20])
+def test_sorting_moves_whole_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(corpora, "BLOCK_TOKENS", block)
     texts = some_texts(50, 1)
-    found = documents(sorted_by_key(build(texts)))
-    assert found == texts
-    assert list(found) == sorted(texts)
+    corpus = build(texts)
+    corpus.tokens.tofile(tmp_path / "spool")
+    (tmp_path / "sorted").mkdir()
+    mapped = replace(corpus, tokens=np.memmap(tmp_path / "spool", np.uint16, "r"))
+    for tokens in (corpus, mapped):
+        save_sorted(tokens, tmp_path / "sorted")
+        found = documents(open_corpus(tmp_path / "sorted"))
+        assert found == texts
+        assert list(found) == sorted(texts)
 
 
 @pytest.mark.parametrize(("chunk", "gap"), [(1 << 25, 1 << 14), (40, 0), (200, 30)])
 def test_merging_chosen_documents_is_sorting_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, gap: int
 ) -> None:
-    monkeypatch.setattr(corpus, "CHUNK", chunk)
-    monkeypatch.setattr(corpus, "GAP", gap)
-    parts = [sorted_by_key(build(some_texts(n, n))) for n in (7, 0, 30)]
-    folders = [tmp_path / str(number) for number in range(len(parts))]
-    for part, folder in zip(parts, folders, strict=True):
-        folder.mkdir()
-        save_corpus(part, folder)
+    monkeypatch.setattr(merging, "CHUNK", chunk)
+    monkeypatch.setattr(merging, "GAP", gap)
+    folders = [tmp_path / str(number) for number in range(3)]
+    parts = [
+        sorted_corpus(build(some_texts(n, n)), folder) for n, folder in zip((7, 0, 30), folders, strict=True)
+    ]
     chosen = [np.arange(len(p))[::2] for p in parts]
     found = [find(number, part, some) for number, (part, some) in enumerate(zip(parts, chosen, strict=True))]
     (tmp_path / "merged").mkdir()

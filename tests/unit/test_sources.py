@@ -25,7 +25,7 @@ def documents(*names, counts=None, **options):
     """(id, text) of every document of the sources."""
     chosen = DataSettings(sources=[str(n) for n in names], **options)
     tally = Counts() if counts is None else counts
-    return [(d.id, d.text) for unit in discover(chosen) for d in read(unit, chosen, tally)]
+    return [(d.id, "".join(d.passages)) for unit in discover(chosen) for d in read(unit, chosen, tally)]
 
 
 def error(*names, **options):

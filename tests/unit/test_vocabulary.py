@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.vocabulary import load_vocabulary, save_vocabulary, train_vocabulary
+from data_pipeline.vocabulary import load_vocabulary, save_vocabulary
+from data_pipeline.vocabulary_training import train_vocabulary
 from data_pipeline.wordpiece import SPECIAL_TOKENS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -114,7 +115,9 @@ def change(**parts):
     [
         ("{", "not JSON"),
         ("[]", "not a tokenizer.json"),
-        (change(model={"type": "BPE"}), "model: 'BPE'"),
+        (change(model={"type": "WordLevel"}), "model: 'WordLevel'"),
+        (change(model={"type": "BPE"}), "normalizer: 'BertNormalizer'"),
+        (change(model={"type": "Unigram", "vocab": []}), "model.unk_id"),
         (change(model=[1]), "model: None"),
         (change(normalizer={"type": "NFC"}), "normalizer: 'NFC'"),
         (change(pre_tokenizer=None), "pre_tokenizer: None"),
@@ -154,22 +157,26 @@ TRAIN = """
 import sys
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.vocabulary import train_vocabulary
-text = open(sys.argv[1]).read()
-print(train_vocabulary([Document(str(i), text) for i in range(3)], VocabularySettings(size=600)).sha256)
+from data_pipeline.vocabulary_training import train_vocabulary
+documents = [Document(str(i), open(sys.argv[1]).read()) for i in range(3)]
+for kind in sys.argv[2:]:
+    print(train_vocabulary(documents, VocabularySettings(size=600, kind=kind)).sha256)
 """
 
 
 def test_training_gives_equal_bytes_on_any_number_of_threads():
-    found = []
+    found, kinds = [], ["wordpiece", "bpe", "unigram"]
     for threads in ("1", "4", "4"):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
-        command = [sys.executable, "-c", TRAIN, str(GOLDEN / "pairs" / "sample_text.txt")]
+        command = [sys.executable, "-c", TRAIN, str(GOLDEN / "pairs" / "sample_text.txt"), *kinds]
         root = Path(__file__).parents[2]
         done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
-        found.append(done.stdout)
-    here = train_vocabulary([Document("0", TEXT)], VocabularySettings(size=600)).sha256
-    assert set(found) == {here + "\n"}
+        found.append(done.stdout.split())
+    here = [
+        train_vocabulary([Document("0", TEXT)], VocabularySettings(size=600, kind=kind)).sha256
+        for kind in kinds
+    ]
+    assert found == [here] * 3
 
 
 def test_a_trained_vocabulary():

@@ -1,0 +1,158 @@
+"""Pieces, merges and letter case in, a vocabulary out: byte-level BPE, as RoBERTa's (Radford et al. 2019).
+
+Three steps make words: lower case and no accents, if wanted; every run of white space (Unicode's) becomes one space,
+and there is always one in front of a sentence; GPT-2's pattern then cuts, and a space stays with what follows it.
+So each word begins with a piece that is marked Ġ and no other piece is, wherever the word stands: the ids of
+sentences one after another are those of the running text with a space between them. RoBERTa's own tokenizer differs
+in this where text begins (no space) and in runs of white space (pieces of their own).
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
+
+from data_pipeline.errors import UserError
+from data_pipeline.pieces import (
+    REMEDY,
+    Cuts,
+    Specials,
+    Vocabulary,
+    bare,
+    named_parts,
+    numbered,
+    part_of,
+    refuse_others,
+    require_specials,
+    types,
+    unreachable,
+)
+
+SPECIAL_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", mask="<mask>")
+FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+"""Where RoBERTa has them; <mask> is its last entry."""
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+"""A printable character for each of the 256 bytes, in GPT-2's order."""
+WORD = "Ġ"
+KIND = "RoBERTa's byte-level BPE"
+
+_ONE_SPACE = [
+    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+    {"type": "Strip", "strip_left": False, "strip_right": True},
+]
+# The library's Metaspace puts a space before a text's first word, but not behind a <mask> in it, as ByteLevel would.
+_SPACE_BEFORE = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+@dataclass(frozen=True, eq=False)
+class ByteBPE(Vocabulary):
+    """RoBERTa's kind of vocabulary: no text is unknown to it."""
+
+    merges: list[tuple[str, str]]
+    lowercase: bool
+
+    @cached_property
+    def continuation(self) -> NDArray[np.bool_]:
+        """(size,): whether each piece goes on within a word: whether it has no Ġ in front."""
+        special = {*self.specials}
+        return np.array([not t.startswith(WORD) and t not in special for t in self.tokens], np.bool_)
+
+    @property
+    def cuts(self) -> Cuts:
+        """White space only; a word always has a space before it."""
+        return Cuts()
+
+    def files(self) -> dict[str, str]:
+        """tokenizer.json, RoBERTa's vocab.json and merges.txt."""
+        merges = "".join(f"{a} {b}\n" for a, b in self.merges)
+        ids = json.dumps(self.ids, ensure_ascii=False)
+        return {"vocab.json": ids + "\n", "merges.txt": "#version: 0.2\n" + merges, **super().files()}
+
+    def definition(self) -> dict[str, Any]:
+        """What the canonical tokenizer.json says."""
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": self.added_tokens(),
+            "normalizer": _normalizer(self.lowercase),
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_SPACE_BEFORE, _BYTES]},
+            "post_processor": {"type": "Sequence", "processors": [_BYTES, self.sequence_template()]},
+            "decoder": _BYTES,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": self.specials.unk,
+                "continuing_subword_prefix": "",
+                "end_of_word_suffix": "",
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": self.ids,
+                "merges": [list(pair) for pair in self.merges],
+            },
+        }
+
+
+def _normalizer(lowercase: bool) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [*(bare("NFD", "NFC") if lowercase else []), *_ONE_SPACE]}
+
+
+def make_vocabulary(tokens: list[str], merges: list[tuple[str, str]], lowercase: bool, where: str) -> ByteBPE:
+    """A checked vocabulary of `tokens` in the order of their ids; "" stands for an id that no text can reach."""
+    require_specials(tokens, SPECIAL_TOKENS, "byte-level BPE", where)
+    known = set(tokens)
+    if missing := len(set(ALPHABET) - known):
+        raise UserError(f"the vocabulary lacks {missing} of the 256 bytes", where=where, expected=KIND)
+    for a, b in merges:
+        if not {a, b, a + b} <= known:
+            raise UserError(f"a merge of pieces that it lacks: {a!r} and {b!r}", where=where, expected=KIND)
+    named = [token or unreachable(i) for i, token in enumerate(tokens)]
+    return ByteBPE(named, SPECIAL_TOKENS, merges, lowercase)
+
+
+def from_tokenizer_json(found: dict[str, Any], where: str) -> ByteBPE:
+    """The vocabulary of a tokenizer.json with a BPE model. Raises UserError for one that is not RoBERTa's."""
+    model = part_of(found, "model")
+    normalizer = named_parts(found.get("normalizer"), "normalizers")
+    lowercase = normalizer == named_parts(_normalizer(True), "normalizers")
+    cuts = [
+        part for part in named_parts(found.get("pre_tokenizer"), "pretokenizers") if part != _SPACE_BEFORE
+    ]
+    ids: dict[str, int] = part_of(model, "vocab")
+    added = [token for token in found.get("added_tokens") or [] if isinstance(token, dict)]
+    foreign = [str(t.get("content")) for t in added if ids.get(str(t.get("content"))) != t.get("id")]
+    parts = {
+        "normalizer": ("" if lowercase else types(p for p in normalizer if p not in _ONE_SPACE), ""),
+        "pre_tokenizer": (types(cuts), "ByteLevel"),
+        "pre_tokenizer.use_regex": (cuts[0].get("use_regex", True) if cuts else None, True),
+        "model.dropout": (model.get("dropout") or None, None),
+        "model.continuing_subword_prefix": (model.get("continuing_subword_prefix") or "", ""),
+        "model.end_of_word_suffix": (model.get("end_of_word_suffix") or "", ""),
+        "model.byte_fallback": (model.get("byte_fallback", False), False),
+        "model.ignore_merges": (model.get("ignore_merges", False), False),
+        "added tokens that the model lacks": (", ".join(foreign), ""),
+    }
+    refuse_others(parts, KIND, where)
+    return make_vocabulary(numbered(ids, where), _merges(model.get("merges"), where), lowercase, where)
+
+
+def from_vocab_and_merges(ids: dict[str, Any], merges: str, where: str) -> ByteBPE:
+    """The vocabulary of RoBERTa's two files: vocab.json, parsed, and the text of merges.txt."""
+    lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
+    return make_vocabulary(numbered(ids, where), _merges(lines, where), False, where)
+
+
+def _merges(listed: object, where: str) -> list[tuple[str, str]]:
+    """Merges as pairs, from pairs or from lines of two pieces with a space between."""
+    lines = listed if isinstance(listed, list) else []
+    pairs = [line.rstrip("\r").split(" ") if isinstance(line, str) else line for line in lines]
+    for number, pair in enumerate(pairs):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) and p for p in pair)):
+            raise UserError(f"merge {number} is {str(pair)[:80]}", where=where, expected=KIND, remedy=REMEDY)
+    return [(a, b) for a, b in pairs]

@@ -1,0 +1,113 @@
+"""A unit of a Parquet or Arrow file in, its records out: number or id field, and text, a batch of rows at a time.
+
+Apart from formats.py, so that only who reads tables imports pyarrow.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_pipeline import arrow, parquet
+from data_pipeline.bytestream import open_bytes
+from data_pipeline.counts import Counts
+from data_pipeline.errors import UserError
+from data_pipeline.formats import PASSAGE_BYTES, Record, SourceFile
+from data_pipeline.hygiene import decode, decoded
+from data_pipeline.settings import DataSettings
+
+SLICE_BYTES = 8 << 20
+"""Rows are made Python's in slices of about this size."""
+
+
+def table_records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
+    """The rows of one unit: number (from 1) or id field, and text. Raises UserError for a damaged file, and for a
+    column that is missing or of another type."""
+    fields = [settings.text_field, *([settings.id_field] if settings.id_field else [])]
+    with ExitStack() as stack:
+        stream = stack.enter_context(open_bytes(file.uri, file.compression))
+        batches = parquet.batches if file.format == "parquet" else arrow.batches
+        for first, batch in damaged_named(batches(file, stream, fields, stack), file.uri):
+            for name in fields:
+                _check_column(batch.schema, name, file.uri, text=name == fields[0])
+            columns = [_as_bytes(batch.column(name), file.uri) for name in fields]
+            for number, text, *ids in _rows(columns, file.before + first + 1):
+                if ids and ids[0] is None:
+                    raise UserError(
+                        f"row {number} has no {settings.id_field!r}",
+                        where=file.uri,
+                        remedy="set data.id_field",
+                    )
+                name = decode(bytes(ids[0]), counts) if ids else number
+                if text is None or len(text) <= PASSAGE_BYTES:
+                    yield name, decode(bytes(text or b""), counts), ()
+                else:
+                    passages = decoded(_slices(text), counts)
+                    yield name, next(passages), passages
+
+
+def parquet_units(file: SourceFile, unit_bytes: int) -> list[tuple[int, int, int, int]]:
+    """See parquet.units. Raises UserError for a damaged file."""
+    with open_bytes(file.uri, "") as stream:
+        return list(damaged_named(parquet.units(stream, unit_bytes), file.uri))
+
+
+def damaged_named(batches: Iterator, uri: str) -> Iterator:
+    """`batches`, with pyarrow's errors as one line that names the file."""
+    try:
+        yield from batches
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"not a whole table: {reason}", where=uri, remedy="copy or make it again") from error
+
+
+def _rows(columns: list[pa.Array], first: int) -> Iterator[tuple]:
+    """(number, text, id) of every row, as bytes, or as memory of the batch where a text is long."""
+    text = columns[0]
+    rows = max(1, len(text) * SLICE_BYTES // max(text.nbytes, 1))
+    for start in range(0, len(text), rows):
+        parts = [column.slice(start, rows) for column in columns]
+        longest = pc.max(pc.binary_length(parts[0])).as_py() or 0
+        values: Iterable = parts[0].to_pylist() if longest <= PASSAGE_BYTES else map(_memory, parts[0])
+        others = [part.to_pylist() for part in parts[1:]]
+        numbers = range(first + start, first + start + len(parts[0]))
+        yield from zip(numbers, values, *others, strict=True)
+
+
+def _memory(value: pa.Scalar) -> memoryview | None:
+    return memoryview(value.as_buffer()) if value.is_valid else None
+
+
+def _slices(text: memoryview) -> Iterator[bytes]:
+    return (bytes(text[at : at + PASSAGE_BYTES]) for at in range(0, len(text), PASSAGE_BYTES))
+
+
+def _as_bytes(column: pa.Array, uri: str) -> pa.Array:
+    """A column of text or integers as bytes, not as text: pyarrow would raise at what is not UTF-8."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
+    large = pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)
+    return column.cast(pa.large_binary() if large else pa.binary())
+
+
+def _check_column(schema: pa.Schema, name: str, uri: str, text: bool) -> None:
+    if name not in schema.names:
+        raise UserError(
+            f"there is no column {name!r}",
+            where=uri,
+            expected=f"one of {', '.join(schema.names)}",
+            remedy="set data.text_field and data.id_field",
+        )
+    kind = schema.field(name).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if not is_text and (text or not pa.types.is_integer(kind)):
+        raise UserError(
+            f"column {name!r} holds {kind}",
+            where=uri,
+            expected="text",
+            remedy="set data.text_field or data.id_field",
+        )

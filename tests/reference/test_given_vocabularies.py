@@ -1,0 +1,122 @@
+"""Vocabularies as transformers saves them: loaded here with its ids, and exported so that it gives ours."""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from data_pipeline.pieces import Vocabulary
+from data_pipeline.tokens import WordCache
+from data_pipeline.vocabulary import load_vocabulary
+from pretrain.export.tokenizer import write_tokenizer
+from tests.unit.vocabulary_material import SAMPLE, charsmap, trained
+
+SENTENCES = [
+    "The captain's boat isn't there, 3.14 & ``co''.",
+    "Crème brûlée été; Straße, İstanbul, ﬁne Ａ½ x\u0301 ¨ \u0301y",
+    "東京 字字 のが and Москва नमस्ते 한국 ☃ שלום \u200b👨\u200d👩\u200d👧",
+    "<mask> [CLS] <unk>",
+    *SAMPLE.read_text("utf-8").split("\n")[:40],
+]
+
+
+def pieces_of(vocabulary: Vocabulary, specials: list[str]) -> list[tuple[str, float]]:
+    """Our unigram pieces behind the special tokens of another program."""
+    known = zip(vocabulary.tokens[5:], vocabulary.scores[5:], strict=True)  # type: ignore[attr-defined]
+    return [(token, 0.0) for token in specials] + list(known)
+
+
+def given(name: str, folder: Path) -> tuple[transformers.PreTrainedTokenizerFast, Path]:
+    """A tokenizer of transformers' class `name`, and the folder into which it was saved."""
+    bpe, unigram = trained("bpe"), trained("unigram", False)
+    table = {"_spm_precompiled_charsmap": base64.b64decode(charsmap())}
+    if name == "Roberta":
+        tokenizer = transformers.RobertaTokenizer(bpe.ids, bpe.merges, add_prefix_space=True)  # type: ignore[attr-defined]
+    elif name == "Albert":
+        specials = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+        tokenizer = transformers.AlbertTokenizer(pieces_of(unigram, specials), **table)
+    elif name == "XLNet":
+        specials = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
+        tokenizer = transformers.XLNetTokenizer(pieces_of(unigram, specials), unk_id=0, **table)
+    elif name == "XLMRoberta":
+        specials = ["<s>", "<pad>", "</s>", "<unk>"]
+        pieces = [*pieces_of(unigram, specials), ("<mask>", 0.0)]
+        tokenizer = transformers.XLMRobertaTokenizer(vocab=pieces, **table)
+    else:
+        pieces = pieces_of(unigram, ["<pad>", "</s>", "<unk>"])
+        tokenizer = transformers.T5Tokenizer(pieces, extra_ids=3, **table)
+    tokenizer.save_pretrained(folder)
+    return tokenizer, folder
+
+
+ROLES = {  # pad, unk, cls, sep, mask
+    "Roberta": ("<pad>", "<unk>", "<s>", "</s>", "<mask>"),
+    "Albert": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
+    "XLNet": ("<pad>", "<unk>", "<cls>", "<sep>", "<mask>"),
+    "XLMRoberta": ("<pad>", "<unk>", "<s>", "</s>", "<mask>"),
+    "T5": ("<pad>", "<unk>", "[CLS]", "</s>", "[MASK]"),
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_what_transformers_saves_loads_with_its_ids(name: str, tmp_path: Path) -> None:
+    theirs, folder = given(name, tmp_path)
+    ours = load_vocabulary(folder)
+    assert ours.specials == ROLES[name]
+    assert ("Precompiled" in ours.json) == (name != "Roberta")
+    encoded = theirs(SENTENCES, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    ids, lengths = WordCache(ours).encode(SENTENCES)
+    special = SENTENCES.index("<mask> [CLS] <unk>")
+    starts = [0, *lengths.cumsum()]
+    for i, sentence in enumerate(SENTENCES):
+        found = ids[starts[i] : starts[i + 1]].tolist()
+        if i == special:  # to a unigram model of theirs special tokens are pieces that it finds in text
+            assert not set(found) & {ours.cls, ours.mask}
+        else:
+            assert found == encoded[i], sentence
+    again = tmp_path / "again.json"
+    again.write_text(ours.json, "utf-8")
+    assert load_vocabulary(again).json == ours.json
+
+
+def test_robertas_two_files_load_alike(tmp_path: Path) -> None:
+    bpe = trained("bpe")
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_text(bpe.files()[name], "utf-8")
+    assert load_vocabulary(tmp_path).json == load_vocabulary(tmp_path / "vocab.json").json == bpe.json
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_exported_tokenizers_give_the_ids_of_the_vocabulary(
+    kind: str, lowercase: bool, tmp_path: Path
+) -> None:
+    ours = trained(kind, lowercase)
+    write_tokenizer(ours.json, tmp_path, 48)
+    for loader in (transformers.AutoTokenizer, transformers.PreTrainedTokenizerFast):
+        theirs = loader.from_pretrained(tmp_path)
+        assert theirs.model_max_length == 48
+        for role, token in ours.specials._asdict().items():
+            assert getattr(theirs, f"{role}_token") == token
+            assert getattr(theirs, f"{role}_token_id") == getattr(ours, role)
+        plain = [s for s in SENTENCES if "<mask>" not in s] + ["  white\n space \u3000around\u00a0 "]
+        ids, lengths = WordCache(ours).encode(plain)
+        expected = [row.tolist() for row in np.split(ids, lengths.cumsum()[:-1])]
+        assert theirs(plain, add_special_tokens=False)["input_ids"] == expected
+        framed = theirs("the boat", "a man")
+        the_boat, a_man = (WordCache(ours).encode([text])[0].tolist() for text in ("the boat", "a man"))
+        assert framed["input_ids"] == [ours.cls, *the_boat, ours.sep, *a_man, ours.sep]
+        assert framed["token_type_ids"] == [0] * (len(the_boat) + 2) + [1] * (len(a_man) + 1)
+        # A mask token in a sentence takes the place of a word: what follows it is encoded as in running text.
+        whole = WordCache(ours).encode(["the man. A"])[0].tolist()
+        man = len(WordCache(ours).encode(["the man"])[0])
+        blank = theirs(f"the {theirs.mask_token}. A", add_special_tokens=False)["input_ids"]
+        the = WordCache(ours).encode(["the"])[0].tolist()
+        assert blank == [*the, ours.mask, *whole[man:]]
+        assert theirs.decode(whole, clean_up_tokenization_spaces=False).strip() == (
+            "the man. a" if lowercase else "the man. A"
+        )
+    assert json.loads((tmp_path / "special_tokens_map.json").read_text())["mask_token"] == ours.specials.mask
