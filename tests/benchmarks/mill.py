@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from data_pipeline import draws, executors, prepare, stages
 from data_pipeline.counts import Counts
 from data_pipeline.recipes import RECIPES
-from data_pipeline.records import Examples
+from data_pipeline.records import Examples, Sentences
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover, read
@@ -26,6 +27,7 @@ from data_pipeline.vocabulary import load_vocabulary
 from tests.benchmarks.peers import Timing, Work
 
 SEQUENCES = "segment_pair"
+_SENTENCES = 1024
 
 
 def cut_into_sentences(
@@ -40,7 +42,7 @@ def cut_into_sentences(
     for document in (d for unit in discover(settings) for d in read(unit, settings, counts)):
         if sum(map(len, paragraphs)) < paragraph_bytes:
             paragraphs += [p.replace("\n", " ") for p in document.text.split("\n\n") if p.strip()]
-        sentences = split(document, settings, counts).sentences
+        sentences = list(split(document, settings, counts).sentences)
         each = document_sentences or len(sentences)
         for first in range(0, len(sentences), each):
             lines += [*sentences[first : first + each], ""]
@@ -144,18 +146,20 @@ class _Clock:
         def timed(*arguments: Any, **named: Any) -> Any:
             with self.stage(name):
                 result = function(*arguments, **named)
-            return self._items(name, result) if isinstance(result, Iterator) else result
+            if isinstance(result, Sentences) and isinstance(result.sentences, Iterator):
+                return result._replace(sentences=self._items(name, result.sentences, _SENTENCES))
+            return self._items(name, result, 1) if isinstance(result, Iterator) else result
 
         return timed
 
-    def _items(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
-        end = object()
+    def _items(self, name: str, items: Iterator[Any], together: int) -> Iterator[Any]:
+        """The items, so many asked for at a time: looking at the clock for each sentence would take longer than it."""
         while True:
             with self.stage(name):
-                item = next(items, end)
-            if item is end:
+                some = list(islice(items, together))
+            if not some:
                 return
-            yield item
+            yield from some
 
 
 class _Inline(Executor):
