@@ -117,7 +117,7 @@ def test_a_killed_run_goes_on_where_it_was(
     monkeypatch.setattr(executors, "keep", kept)
     before = {path: path.stat().st_mtime_ns for path in results}
     monkeypatch.setattr(
-        "data_pipeline.prepare.shutil.rmtree", lambda *_a, **_k: None
+        "data_pipeline.prepare.close_job", lambda _job: None
     )  # keep .work to look at
     prepare(settings_for(text, tmp_path / "killed"), silent)
     assert {path: path.stat().st_mtime_ns for path in results} == before, "what was done was done again"
