@@ -1,9 +1,12 @@
 """Settings of the mill, in two groups: those that decide the bytes of the shards, and those that do not."""
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from data_pipeline.errors import UserError
+
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 
 
 def deciding(default: Any, *, tokens: bool = False) -> Any:
@@ -45,7 +48,8 @@ class DataSettings:
     languages: list[str] = field(default_factory=list, metadata=_deciding(True))
     """Language (ISO 639) of each source, in their order; one stands for all; empty: en."""
     weights: list[float] = field(default_factory=list, metadata=_deciding(False))
-    """How often the text of each source is passed over, times dupe_factor; one stands for all; empty: 1."""
+    """How often the text of each source is passed over, times dupe_factor; one stands for all; empty: 1. Of a fraction
+    of a pass, so many documents get one."""
     smoothing: float = deciding(1.0)
     """Exponent on each language's share of the text: 1 takes text as it comes, 0.7 (multilingual BERT) raises the
     share of small languages; the amount of text stays."""
@@ -73,7 +77,7 @@ class DataSettings:
     dupe_factor: int = deciding(1)
     """Passes over the text, each with other pairs and other masks."""
     short_seq_prob: float = deciding(0.1)
-    """Share of documents (per pass) cut to a random shorter target length."""
+    """Share of documents (per pass) cut to a random shorter target length; sentence_pair has natural lengths."""
     masked_lm_prob: float = deciding(0.15)
     """Share of an example's tokens to predict."""
     max_predictions: int = deciding(20)
@@ -99,11 +103,12 @@ class DataSettings:
     mode: str = deciding("fast")
     """`fast` scales to any corpus; `exact` repeats google-research/bert's script draw for draw, in one process."""
     held_out: float = deciding(0.0)
-    """Share of documents set aside for evaluation; 0 in exact mode."""
+    """Share of documents set aside for evaluation; 0 in exact mode. Where languages stay apart in pairs, the only
+    document of a language set aside is trained on."""
     min_donors: int = deciding(10_000)
     """Documents that a random next segment is drawn from, at least; a smaller corpus is one pool."""
     across_languages: bool = deciding(True)
-    """A random next segment may be of another language."""
+    """A random next segment may be of another language; else languages are apart in the shards, too."""
     order: str = deciding("shuffled")
     """`shuffled`, or `sequential`: streams walk their documents in order, as memory across segments needs."""
     bin_width: int = deciding(0)
@@ -143,6 +148,29 @@ def deciding_values(settings: DataSettings) -> dict[str, Any]:
 def token_values(settings: DataSettings) -> dict[str, Any]:
     """The settings that decide the tokenized text, by name, in their order of declaration."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_tokens")}
+
+
+def of_source(values: list[Any], source: int, settings: DataSettings, key: str, default: Any) -> Any:
+    """What the list `values` of the setting `key` says of the source with this number (from 0): one value for
+    each source, one for all, or, if it is empty, `default`. Raises UserError for any other length."""
+    if len(values) not in (0, 1, len(settings.sources)):
+        raise UserError(
+            f"has {len(values)} entries for {len(settings.sources)} sources",
+            where=key,
+            expected="one for each source, in their order, or one for all",
+        )
+    return values[source if len(values) > 1 else 0] if values else default
+
+
+def language_of(settings: DataSettings, source: int) -> str:
+    """The language (ISO 639) of the source with this number (from 0). Raises UserError for a list of another
+    length than the sources', or for what cannot be a language code."""
+    language = str(of_source(settings.languages, source, settings, "data.languages", "en"))
+    if not _LANGUAGE.fullmatch(language):
+        raise UserError(
+            f"{language!r} is no language code", where="data.languages", expected="ISO 639, as en"
+        )
+    return language
 
 
 def required(value: str, key: str, expected: str) -> str:

@@ -3,8 +3,18 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from data_pipeline.corpus import document_tokens, merge, open_corpus, save_corpus, sorted_by_key
+from data_pipeline import corpus
+from data_pipeline.corpus import (
+    document_tokens,
+    find,
+    merge,
+    open_corpus,
+    outline,
+    save_corpus,
+    sorted_by_key,
+)
 from data_pipeline.records import Corpus
 
 
@@ -60,14 +70,26 @@ def test_sorting_moves_whole_documents() -> None:
     assert list(found) == sorted(texts)
 
 
-def test_merging_chosen_documents_is_sorting_them(tmp_path: Path) -> None:
-    texts = [some_texts(n, n) for n in (7, 0, 30)]
-    parts = [sorted_by_key(build(t)) for t in texts]
+@pytest.mark.parametrize(("chunk", "gap"), [(1 << 25, 1 << 14), (40, 0), (200, 30)])
+def test_merging_chosen_documents_is_sorting_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, gap: int
+) -> None:
+    monkeypatch.setattr(corpus, "CHUNK", chunk)
+    monkeypatch.setattr(corpus, "GAP", gap)
+    parts = [sorted_by_key(build(some_texts(n, n))) for n in (7, 0, 30)]
+    folders = [tmp_path / str(number) for number in range(len(parts))]
+    for part, folder in zip(parts, folders, strict=True):
+        folder.mkdir()
+        save_corpus(part, folder)
     chosen = [np.arange(len(p))[::2] for p in parts]
-    merge(list(zip(parts, chosen, strict=True)), tmp_path)
+    found = [find(number, part, some) for number, (part, some) in enumerate(zip(parts, chosen, strict=True))]
+    (tmp_path / "merged").mkdir()
+    merge(folders, found, tmp_path / "merged")
     expected = {
         int(p.keys[d]): documents(p)[int(p.keys[d])] for p, c in zip(parts, chosen, strict=True) for d in c
     }
-    found = documents(open_corpus(tmp_path))
-    assert found == expected
-    assert list(found) == sorted(expected)
+    merged = open_corpus(tmp_path / "merged")
+    assert documents(merged) == expected
+    assert list(documents(merged)) == sorted(expected)
+    assert merged.sources.tolist() == [key % 2**16 % 7 for key in sorted(expected)]
+    assert document_tokens(outline(tmp_path / "merged")).tolist() == document_tokens(merged).tolist()
