@@ -7,7 +7,7 @@ tokenization are arithmetic over flat arrays.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 
 NO_LABEL = -1
 """Value of `labels` for a single stream, which has no second segment to judge."""
+
+
+def _no_sources() -> NDArray[np.uint16]:
+    return np.empty(0, np.uint16)
 
 
 class Document(NamedTuple):
@@ -57,14 +61,18 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Segments:
-    """Sequences ready to be masked: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] for a single stream.
-    Sequence i holds tokens[offsets[i]:offsets[i + 1]]."""
+    """Sequences ready to be masked: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] for a single stream; with
+    data.separators=false without [SEP]. Sequence i holds tokens[offsets[i]:offsets[i + 1]]."""
 
     tokens: NDArray[np.unsignedinteger]  # flat, special tokens included, no padding
     offsets: NDArray[np.int64]  # sequences + 1
-    first_lengths: NDArray[np.uint16]  # tokens of segment 0: [CLS], A and the first [SEP]
-    labels: NDArray[np.int8]  # 1: B was drawn from another document, 0: B follows A, -1: no second segment
+    first_lengths: NDArray[np.uint16]  # tokens of segment 0: [CLS], A and the first [SEP]; or all of them
+    labels: NDArray[np.int8]  # 1: B does not follow A, 0: it does, -1: no second segment
     keys: NDArray[np.uint64]  # keys of the draws that corrupt each sequence: unique, whatever the batching
+    first_sources: NDArray[np.uint16] = field(default_factory=_no_sources)  # number in data.sources of the
+    last_sources: NDArray[np.uint16] = field(
+        default_factory=_no_sources
+    )  # documents of A and B; empty: unknown
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -48,7 +48,8 @@ class DataSettings:
     languages: list[str] = field(default_factory=list, metadata=_deciding(True))
     """Language (ISO 639) of each source, in their order; one stands for all; empty: en."""
     weights: list[float] = field(default_factory=list, metadata=_deciding(False))
-    """How often the text of each source is passed over, times dupe_factor; one stands for all; empty: 1."""
+    """How often the text of each source is passed over, times dupe_factor; one stands for all; empty: 1. Of a fraction
+    of a pass, so many documents get one."""
     smoothing: float = deciding(1.0)
     """Exponent on each language's share of the text: 1 takes text as it comes, 0.7 (multilingual BERT) raises the
     share of small languages; the amount of text stays."""
@@ -76,7 +77,7 @@ class DataSettings:
     dupe_factor: int = deciding(1)
     """Passes over the text, each with other pairs and other masks."""
     short_seq_prob: float = deciding(0.1)
-    """Share of documents (per pass) cut to a random shorter target length."""
+    """Share of documents (per pass) cut to a random shorter target length; sentence_pair has natural lengths."""
     masked_lm_prob: float = deciding(0.15)
     """Share of an example's tokens to predict."""
     max_predictions: int = deciding(20)
@@ -102,11 +103,12 @@ class DataSettings:
     mode: str = deciding("fast")
     """`fast` scales to any corpus; `exact` repeats google-research/bert's script draw for draw, in one process."""
     held_out: float = deciding(0.0)
-    """Share of documents set aside for evaluation; 0 in exact mode."""
+    """Share of documents set aside for evaluation; 0 in exact mode. Where languages stay apart in pairs, the only
+    document of a language set aside is trained on."""
     min_donors: int = deciding(10_000)
     """Documents that a random next segment is drawn from, at least; a smaller corpus is one pool."""
     across_languages: bool = deciding(True)
-    """A random next segment may be of another language."""
+    """A random next segment may be of another language; else languages are apart in the shards, too."""
     order: str = deciding("shuffled")
     """`shuffled`, or `sequential`: streams walk their documents in order, as memory across segments needs."""
     bin_width: int = deciding(0)

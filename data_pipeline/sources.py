@@ -66,6 +66,22 @@ def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) ->
 
     Large plain files are read once to count their lines; `run` may spread that (`executor.map`).
     Raises UserError for a source that is missing, empty, of an unknown kind, or reached twice."""
+    return units_of(source_files(settings), settings, run)
+
+
+def units_of(
+    files: list[SourceFile], settings: DataSettings, run: Callable[..., Iterable[Any]] = map
+) -> list[SourceFile]:
+    """The files cut into units, as `discover` gives them."""
+    units: list[SourceFile] = []
+    for file in files:
+        with reading(file.uri):
+            units += _pieces(file, settings, run)
+    return units
+
+
+def source_files(settings: DataSettings) -> list[SourceFile]:
+    """The files that `discover` finds, whole: looked up, not read."""
     if not settings.sources:
         raise UserError(
             "there is nothing to read", where="data.sources", remedy="name files, folders or globs"
@@ -75,7 +91,7 @@ def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) ->
     language_of(settings, 0)
     names: dict[str, str] = {}
     uris: set[str] = set()
-    units: list[SourceFile] = []
+    found: list[SourceFile] = []
     for number, source in enumerate(settings.sources, 1):
         with reading(source):
             files = _expand(source)
@@ -91,9 +107,8 @@ def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) ->
                 )
             names[name] = file.uri
             uris.add(file.uri)
-            with reading(file.uri):
-                units += _pieces(replace(file, name=name, source=number - 1), settings, run)
-    return units
+            found.append(replace(file, name=name, source=number - 1))
+    return found
 
 
 def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Document]:

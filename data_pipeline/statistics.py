@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.records import Examples
+from data_pipeline.records import Examples, Segments
+from data_pipeline.sampling import language_numbers
 from data_pipeline.settings import DataSettings
 
 BINS = 16
@@ -39,12 +40,31 @@ def shard_statistics(
     }
 
 
+def language_statistics(segments: Segments, settings: DataSettings) -> dict[str, Any]:
+    """Counts of one shard by language: examples and tokens by the language in which they begin, and the pairs, and
+    single streams, whose two ends are of different ones."""
+    languages, numbers = language_numbers(settings)
+    firsts, lasts = numbers[segments.first_sources], numbers[segments.last_sources]
+    tokens = np.bincount(firsts, weights=np.diff(segments.offsets), minlength=len(languages))
+    examples = np.bincount(firsts, minlength=len(languages))
+    return {
+        "languages": {
+            name: {"examples": int(n), "tokens": int(t)}
+            for name, n, t in zip(languages, examples, tokens, strict=True)
+        },
+        "pairs_across_languages": int(((firsts != lasts) & (segments.labels >= 0)).sum()),
+        "streams_across_languages": int(((firsts != lasts) & (segments.labels < 0)).sum()),
+    }
+
+
 def add_up(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of counts, name by name; histograms bin by bin."""
+    """The sum of counts, name by name, also within groups; histograms bin by bin."""
     total: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
-            if isinstance(value, list):
+            if isinstance(value, dict):
+                total[name] = add_up([total.get(name, {}), value])
+            elif isinstance(value, list):
                 total[name] = [a + b for a, b in zip(total.get(name, [0] * len(value)), value, strict=True)]
             else:
                 total[name] = total.get(name, 0) + value

@@ -58,17 +58,35 @@ def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def prepare(recipe: Recipe, overrides: Overrides = None) -> None:
+def prepare(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    stage: Annotated[
+        str, typer.Option(help="Do this stage only: discover, read, plan, gather, write or finish.")
+    ] = "",
+    share: Annotated[
+        str, typer.Option(help="With --stage, of its tasks only these: 3/16 does tasks 3, 19, 35, ...")
+    ] = "0/1",
+) -> None:
     """Turn data.sources into pre-masked shards and index.json in the folder data.out.
 
     The bytes depend on the text, the settings and the seed alone. A killed run goes on where it was.
+    Without --stage one process does it all; with it, many processes on many machines can, in a folder that all see:
+    each stage in as many shares as you like, one stage after the other. slurm/prepare.sbatch does so.
 
     \b
     Example:
         maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
     config = load_config(recipe, overrides or [])
+    from data_pipeline.executors import Share
     from data_pipeline.prepare import prepare as run
+    from data_pipeline.prepare import prepare_share
 
+    if stage:
+        say(prepare_share(config.data, stages(console), stage, Share.parsed(share)))
+        return
+    if share != "0/1":
+        raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
     index, fresh = run(config.data, stages(console))
     train = index.splits["train"]
     say(

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from data_pipeline.errors import UserError
+from data_pipeline.sampling import language_numbers, source_weights
 from pretrain.config import RunConfig
 from pretrain.objectives import PAIRS, STREAMS, registered
 
@@ -94,6 +95,9 @@ def check(config: RunConfig) -> None:
         value = value_of(config, key)
         if not low <= value <= high:
             raise UserError(f"{key}={value}", where="settings", expected=f"a value from {low} to {high}")
+    if config.data.sources:
+        language_numbers(config.data)
+        source_weights(config.data)
     for holds, line in _contradictions(config):
         if holds:
             raise UserError(line, where="settings")
@@ -112,9 +116,9 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         *(
             (
                 "://" in value_of(config, key),
-                f"{key}={value_of(config, key)} is a URI: this version writes to local or shared folders only",
+                f"{key}={value_of(config, key)} is a URI: it has to be a local or shared folder",
             )
-            for key in ("run.dir", "data.out", "data.vocab", "init_from")
+            for key in ("run.dir", "data.vocab", "data.work", "data.tokens", "init_from")
         ),
         (
             encoder.hidden % encoder.heads != 0,
@@ -145,6 +149,20 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         (
             data.mode == "exact" and data.sequences != "segment_pair",
             f"data.mode=exact makes data.sequences=segment_pair only, not {data.sequences}: data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and not (data.separators and data.segment_ids),
+            "data.mode=exact makes [CLS] A [SEP] B [SEP] with segments 0 and 1: data.separators=true and "
+            "data.segment_ids=true, or data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and (data.smoothing != 1 or any(weight != 1 for weight in data.weights)),
+            "data.mode=exact passes over all text alike: data.smoothing=1 and no data.weights, or data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and not data.across_languages and len(set(data.languages)) > 1,
+            "data.mode=exact draws random next segments from all documents: data.across_languages=true, or "
+            "data.mode=fast",
         ),
         (
             data.mask_share + data.random_share > 1,

@@ -97,24 +97,24 @@ def test_a_killed_run_goes_on_where_it_was(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(settings_for(text, tmp_path / "whole"), silent)
-    kept = executors._keep
+    kept = executors.keep
     results = []
 
     def dies_after(count: int):  # type: ignore[no-untyped-def]
-        def keep(marker: Path, result: dict) -> None:
+        def keep(done: Path, number: int, result: dict) -> None:
             if len(results) == count:
                 raise KeyboardInterrupt
-            results.append(marker)
-            kept(marker, result)
+            results.append(executors.marker(done, number))
+            kept(done, number, result)
 
         return keep
 
     for count in (1, 3, 5):
-        monkeypatch.setattr(executors, "_keep", dies_after(count))
+        monkeypatch.setattr(executors, "keep", dies_after(count))
         with pytest.raises(KeyboardInterrupt):
             prepare(settings_for(text, tmp_path / "killed"), silent)
         assert not (tmp_path / "killed" / "index.json").exists()
-    monkeypatch.setattr(executors, "_keep", kept)
+    monkeypatch.setattr(executors, "keep", kept)
     before = {path: path.stat().st_mtime_ns for path in results}
     monkeypatch.setattr(
         "data_pipeline.prepare.shutil.rmtree", lambda *_a, **_k: None

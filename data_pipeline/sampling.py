@@ -1,0 +1,106 @@
+"""Amounts of text by source in; how often each source's text is passed over out: weights and smoothed languages.
+
+Exponentially smoothed sampling (Devlin et al., multilingual BERT's README; google-research/bert/multilingual.md):
+a language with the share p of the text gets the share q ~ p ** data.smoothing, for the vocabulary's sample and for
+the data alike. The amount of text stays: a language is passed over q / p times as often as the others' mean. The
+part of that beyond a whole number of passes is drawn document by document.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from data_pipeline import draws
+from data_pipeline.errors import UserError
+from data_pipeline.settings import DataSettings, language_of, of_source
+
+MOST = 10_000
+"""Largest weight of a source, and largest number of passes over a document."""
+_DIGITS = 9
+"""Decimals of a rate: fewer than a float has, so that the last bit of a machine's `pow` decides nothing."""
+
+
+def language_numbers(settings: DataSettings) -> tuple[list[str], NDArray[np.int64]]:
+    """The languages in the order in which the sources name them first, and the number of each source's among them.
+    Raises UserError for data.languages of another length than data.sources."""
+    names = [language_of(settings, source) for source in range(max(1, len(settings.sources)))]
+    languages = list(dict.fromkeys(names))
+    return languages, np.array([languages.index(name) for name in names], np.int64)
+
+
+def source_weights(settings: DataSettings) -> NDArray[np.float64]:
+    """The weight of each source. Raises UserError for data.weights of another length than data.sources, or a weight
+    that is none."""
+    sources = range(max(1, len(settings.sources)))
+    weights = [float(of_source(settings.weights, s, settings, "data.weights", 1.0)) for s in sources]
+    for weight in weights:
+        if not 0.0 < weight <= MOST:
+            raise UserError(
+                f"{weight} is no weight",
+                where="data.weights",
+                expected=f"above 0, at most {MOST}",
+                remedy="to leave a source out, take it off data.sources",
+            )
+    return np.array(weights)
+
+
+def smoothed(shares: ArrayLike, exponent: float) -> NDArray[np.float64]:
+    """The shares q ~ p ** exponent of languages with the shares (or amounts) p; a share of 0 stays 0.
+
+    >>> smoothed([0.8046, 0.1916, 0.0038], 0.7).round(3).tolist()
+    [0.72, 0.264, 0.017]
+    """
+    amounts = np.asarray(shares, np.float64)
+    total = amounts.sum()
+    if total <= 0.0:
+        return np.zeros(len(amounts))
+    raised = np.array([math.pow(a / total, exponent) if a > 0.0 else 0.0 for a in amounts])
+    return raised / raised.sum()
+
+
+def repeats(amounts: ArrayLike, settings: DataSettings) -> NDArray[np.float64]:
+    """How often the text of each source is taken, dupe_factor aside: its weight times q / p of its language, p being
+    the language's share of the weighted text.
+
+    `amounts`: the text of each source, in tokens, bytes or whatever shares are to be counted in; sources beyond it
+    have none. Weighted text in all = text taken in all. Rounded to nine decimals. Raises UserError as
+    `language_numbers` and `source_weights` do."""
+    languages, numbers = language_numbers(settings)
+    weights = source_weights(settings)
+    if settings.smoothing == 1.0 or len(languages) == 1:  # q = p to the last bit
+        return weights.round(_DIGITS)
+    text = np.zeros(len(weights))
+    given = np.asarray(amounts, np.float64)
+    text[: len(given)] = given
+    share = np.bincount(numbers, weights=text * weights, minlength=len(languages))
+    taken = smoothed(share, settings.smoothing) * share.sum()
+    rates = np.divide(taken, share, out=np.ones(len(share)), where=share > 0.0)
+    return (weights * rates[numbers]).round(_DIGITS)
+
+
+def document_passes(
+    keys: NDArray[np.uint64],
+    sources: NDArray[np.unsignedinteger],
+    rates: ArrayLike,
+    seed: int,
+    dupe_factor: int,
+) -> NDArray[np.int64]:
+    """Passes over each document: dupe_factor times the rate of its source, the whole part of it always, one more with
+    the probability of the rest, drawn from (seed, key) alone. No rates: dupe_factor.
+
+    Raises UserError where that would be more than MOST passes."""
+    expected = (np.asarray(rates, np.float64) * dupe_factor).round(_DIGITS)
+    if not len(expected):
+        return np.full(len(keys), dupe_factor, np.int64)
+    if expected.max() > MOST:
+        raise UserError(
+            f"a source would be passed over {expected.max():.0f} times",
+            where="data.weights",
+            expected=f"at most {MOST} passes",
+            remedy="lower its weight or data.dupe_factor, or raise data.smoothing towards 1",
+        )
+    whole = np.floor(expected)
+    limits = ((expected - whole) * 2.0**64).astype(np.uint64)  # below 1 by nine decimals: it fits
+    drawn = draws.first_words(seed % 2**64, keys, draws.PASSES) < limits[sources]
+    return whole.astype(np.int64)[sources] + drawn
