@@ -20,6 +20,7 @@ import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
 from data_pipeline.errors import UserError
+from data_pipeline.remote import DELAYS, is_momentary
 
 # fsspec also knows protocols that read other files, run code or follow references; text needs none of them.
 PROTOCOLS = (
@@ -31,9 +32,6 @@ BUFFER = 1 << 20
 LARGEST_WINDOW = 1 << 29
 """Longest Zstandard window accepted, and most memory for xz: decompressing takes as much as its file asks for, and a
 worker has 1 GiB. `zstd --ultra -22` asks for 2**27; `--long=30` and 31 are refused."""
-ATTEMPTS = 5
-"""Times that a remote read is tried, with a pause in between that doubles from PAUSE seconds on."""
-PAUSE = 0.5
 
 _PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)://")
 _MAGIC = {  # a Zstandard file may begin with a skippable frame, as pzstd's do
@@ -129,19 +127,20 @@ def _opened(fs: Any, path: str) -> Any:
 
 
 def patiently(ask: Callable[[], Any]) -> Any:
-    """What a remote `ask` answers, tried again where it fails for a reason that may pass. Raises OSError: the
-    stores' clients have errors of their own."""
-    for attempt in range(ATTEMPTS):
+    """What a remote `ask` answers, tried again where it fails for a reason that may pass. Raises OSError or
+    UserError: the stores' clients have errors of their own."""
+    for delay in (*DELAYS, None):
         try:
             return ask()
-        except (FileNotFoundError, PermissionError, IsADirectoryError, UserError):
+        except UserError:
             raise
         except Exception as error:
-            if attempt == ATTEMPTS - 1:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise OSError(f"{reason} ({ATTEMPTS} attempts)") from error
-            time.sleep(PAUSE * 2**attempt)
-    raise AssertionError
+            if delay is None or not is_momentary(error):
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(" ".join(str(error).split()) or type(error).__name__) from error
+            time.sleep(delay)
+    raise AssertionError("unreachable")
 
 
 class _Remote(io.RawIOBase):

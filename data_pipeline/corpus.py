@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.draws import jit
 from data_pipeline.mapping import mapped_npy
-from data_pipeline.records import Corpus, take_ragged
+from data_pipeline.records import Corpus
 from data_pipeline.storage import writing
 
 BLOCK_TOKENS = 1 << 20
@@ -56,12 +56,13 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
     """Writes the documents into `folder` in the order of their keys, so that a range of keys is a range of documents.
     Memory-mapped tokens are copied block by block: memory does not grow with them."""
     order = np.argsort(corpus.keys, kind="stable")
-    sentences, document_starts = take_ragged(order, corpus.document_starts, np.diff(corpus.sentence_starts))
+    sentence_starts = np.zeros(len(corpus.sentence_starts), np.int64)
+    _sort_starts(order, corpus.document_starts, corpus.sentence_starts, sentence_starts)
     small: dict[str, NDArray] = {
         "keys": corpus.keys[order],
         "sources": corpus.sources[order],
-        "document_starts": document_starts,
-        "sentence_starts": starts_of(sentences),
+        "document_starts": starts_of(np.diff(corpus.document_starts)[order]),
+        "sentence_starts": sentence_starts,
     }
     for name, column in small.items():
         save_column(folder / f"{name}.npy", column)
@@ -72,12 +73,9 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
         write_header(file, corpus.tokens.dtype, len(corpus.tokens))
         for block in np.split(order, np.flatnonzero(np.diff(numbers)) + 1) if len(order) else []:
             if len(block) == 1:
-                for at in range(starts[block[0]], starts[block[0] + 1], BLOCK_TOKENS):
-                    file.write(
-                        np.ascontiguousarray(
-                            _fresh(corpus.tokens)[at : min(at + BLOCK_TOKENS, starts[block[0] + 1])]
-                        ).data
-                    )
+                end = starts[block[0] + 1]
+                for at in range(starts[block[0]], end, BLOCK_TOKENS):
+                    file.write(_fresh(corpus.tokens)[at : min(at + BLOCK_TOKENS, end)].data)
             else:
                 out = np.empty(int((starts[block + 1] - starts[block]).sum()), corpus.tokens.dtype)
                 _copy_documents(block, starts, _fresh(corpus.tokens), out)
@@ -91,6 +89,16 @@ def _fresh(column: NDArray) -> NDArray:
     mapped = np.memmap(column.filename, column.dtype, "r", column.offset, column.shape)
     getattr(mapped, "_mmap").madvise(mmap.MADV_RANDOM)  # noqa: B009 # no page that is not asked for
     return np.asarray(mapped)
+
+
+@jit
+def _sort_starts(documents, document_starts, sentence_starts, out):
+    """Where sentences start once the documents stand in this order."""
+    at = 0
+    for d in documents:
+        for s in range(document_starts[d], document_starts[d + 1]):
+            out[at + 1] = out[at] + sentence_starts[s + 1] - sentence_starts[s]
+            at += 1
 
 
 @jit

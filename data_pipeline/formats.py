@@ -11,12 +11,14 @@ modules of their own.
 import html
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from itertools import chain
-from typing import Any
+from typing import Any, BinaryIO
 
 from data_pipeline.bytestream import open_bytes
 from data_pipeline.counts import Counts
@@ -274,25 +276,34 @@ def _json_records(
         long = not line.endswith(b"\n") and len(line) >= LONG_LINE - len(BYTE_ORDER_MARK)
         if (long or not line.isspace()) and file.owns(number):
             where = f"{file.uri}:{number}"
-            record = _json_object(parts if long else line, where, counts)
-            text = _field(record, settings.text_field, where, "data.text_field")
-            if not isinstance(text, str | LongString | None):
-                raise UserError(
-                    f"field {settings.text_field!r} holds no text", where=where, remedy="set data.text_field"
+            with tempfile.TemporaryFile() if long else nullcontext() as spool:
+                record = (
+                    _json_object(line, where, counts)
+                    if spool is None
+                    else _long_object(parts, where, spool, counts)
                 )
-            name = _field(record, settings.id_field, where, "data.id_field") if settings.id_field else number
-            if not isinstance(name, str | int):
-                raise UserError(
-                    f"field {settings.id_field!r} holds no id", where=where, remedy="set data.id_field"
-                )
-            if isinstance(text, LongString):
-                del record  # it holds the long strings that are not read
-                passages = _long_text(text, where)
-                yield name, next(passages, ""), passages
-            else:
-                yield name, text or "", ()
+                yield _json_record(record, where, number, settings)
         for _ in parts:
             pass
+
+
+def _json_record(record: Any, where: str, number: int, settings: DataSettings) -> Record:
+    if not isinstance(record, dict):
+        raise UserError(
+            f"the line holds a JSON {type(record).__name__}", where=where, expected="one JSON object a line"
+        )
+    text = _field(record, settings.text_field, where, "data.text_field")
+    if not isinstance(text, str | LongString | None):
+        raise UserError(
+            f"field {settings.text_field!r} holds no text", where=where, remedy="set data.text_field"
+        )
+    name = _field(record, settings.id_field, where, "data.id_field") if settings.id_field else number
+    if not isinstance(name, str | int):
+        raise UserError(f"field {settings.id_field!r} holds no id", where=where, remedy="set data.id_field")
+    if isinstance(text, LongString):
+        passages = _long_text(text, where)
+        return name, next(passages, ""), passages
+    return name, text or "", ()
 
 
 def _whole_line(part: bytes, lines: Iterator[Line]) -> Iterator[bytes]:
@@ -303,19 +314,18 @@ def _whole_line(part: bytes, lines: Iterator[Line]) -> Iterator[bytes]:
         yield part
 
 
-def _json_object(line: bytes | Iterator[bytes], where: str, counts: Counts) -> dict[str, Any]:
+def _json_object(line: bytes, where: str, counts: Counts) -> Any:
     try:
-        if isinstance(line, bytes):  # raw control characters in a string are hygiene's business
-            record = json.loads(decode(line, counts), strict=False)
-        else:
-            record = read_object(line, counts)
+        return json.loads(decode(line, counts), strict=False)  # control characters are hygiene's business
     except (ValueError, RecursionError) as error:
         raise _no_json(error, where) from error
-    if not isinstance(record, dict):
-        raise UserError(
-            f"the line holds a JSON {type(record).__name__}", where=where, expected="one JSON object a line"
-        )
-    return record
+
+
+def _long_object(parts: Iterator[bytes], where: str, spool: BinaryIO, counts: Counts) -> Any:
+    try:
+        return read_object(parts, spool, counts)
+    except (ValueError, RecursionError) as error:
+        raise _no_json(error, where) from error
 
 
 def _no_json(error: Exception, where: str) -> UserError:

@@ -81,6 +81,11 @@ class Job:
         """The folders of the tokenized units."""
         return [str(self.text / "read" / f"{number:06d}") for number in range(len(self.units))]
 
+    @property
+    def fingerprints(self) -> list[str]:
+        """The folders of the hashes of each unit's text."""
+        return [str(self.text / "fingerprints" / f"{number:06d}") for number in range(len(self.units))]
+
     @cached_property
     def partitions(self) -> list[Partition]:
         """The plan."""

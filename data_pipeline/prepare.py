@@ -2,6 +2,8 @@
 
     discover -> read, per unit of a source -> plan -> gather, per range of keys -> write, per shard -> finish
 
+Where repetitions are dropped, two stages come before `read`: fingerprint, per unit; repeats, per range of hashes.
+
 What is not finished lies in the job's folders, each piece under its final name only when whole; a killed run finds
 there what is done. A stage is a list of tasks that follows from these folders alone: one process may do all stages
 (`prepare`), or many processes a share of one stage each (`prepare_share`). Nothing depends on the number of workers:
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline import executors
+from data_pipeline.duplicates import Repeats, find_repeats, fingerprint, kinds, ranges
 from data_pipeline.errors import UserError
 from data_pipeline.exact import exact_examples
 from data_pipeline.executors import ALL, Share, Workers, pool_of
@@ -62,9 +65,28 @@ class Stage:
         return executors.results(self.done(job), range(len(self.tasks(job))))
 
 
+def _fingerprints(job: Job) -> list[tuple]:
+    parts = zip(job.units, job.fingerprints, strict=True)
+    return [(unit, job.settings, part) for unit, part in parts] if kinds(job.settings) else []
+
+
+def _repeats(job: Job) -> list[tuple]:
+    if not kinds(job.settings):
+        return []
+    found = ranges(sum(result["entries"] for result in FINGERPRINT.results(job)))
+    return [
+        (job.fingerprints, first, last, str(job.text / "repeats" / f"{number:06d}"))
+        for number, (first, last) in enumerate(found)
+    ]
+
+
 def _reads(job: Job) -> list[tuple]:
-    parts = zip(job.units, job.parts, strict=True)
-    return [(unit, job.settings, job.tokenizer, part) for unit, part in parts]
+    found = tuple(task[-1] for task in _repeats(job))
+    repeats = [Repeats(number, part, found) for number, part in enumerate(job.fingerprints)]
+    parts = zip(job.units, job.parts, repeats, strict=True)
+    return [
+        (unit, job.settings, job.tokenizer, part, again if found else None) for unit, part, again in parts
+    ]
 
 
 def _plans(job: Job) -> list[tuple]:
@@ -92,9 +114,12 @@ def _shards(job: Job) -> Iterator[tuple[str, Any, str]]:
             count[partition.split] += 1
 
 
+FINGERPRINT = Stage("fingerprint", "comparing documents", fingerprint, _fingerprints, lambda job: job.text)
 READ = Stage("read", "reading and tokenizing", read_source, _reads, lambda job: job.text)
 WRITE = Stage("write", "writing shards", write_unit, _writes, lambda job: job.work)
 STAGES = (
+    FINGERPRINT,
+    Stage("repeats", "finding repetitions", find_repeats, _repeats, lambda job: job.text),
     READ,
     Stage("plan", "planning shards", make_plan, _plans, lambda job: job.work, alone=True),
     Stage("gather", "gathering documents", gather_partition, _gathers, lambda job: job.pools),
@@ -157,6 +182,8 @@ def prepare_share(settings: DataSettings, show: executors.Stage, name: str, shar
 def _do(stage: Stage, job: Job, workers: Workers, show: executors.Stage, share: Share = ALL) -> int:
     """Does the share of the stage; returns how many tasks that are."""
     tasks = stage.tasks(job)
+    if not tasks:
+        return 0
     count = len(share.tasks(len(tasks)))
     with show(stage.doing, count) as advance:
         run = workers.run_here if stage.alone else workers.run
@@ -167,6 +194,13 @@ def _do(stage: Stage, job: Job, workers: Workers, show: executors.Stage, share: 
 def _checked(settings: DataSettings) -> Vocabulary:
     if is_uri(required(settings.out, "data.out", "a folder for the shards")):
         writable(settings.out)
+    if kinds(settings) and settings.mode == "exact":
+        raise UserError(
+            f"cannot be {settings.duplicates} in exact mode, which drops nothing",
+            where="data.duplicates",
+            expected="keep",
+            remedy="or choose data.mode=fast",
+        )
     return load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
 
 

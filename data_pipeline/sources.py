@@ -119,7 +119,7 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
             passages: Iterator[str] = iter(())
             if more:
                 passages = _measured(at_white_space(cleaned(chain([text], more), counts)), counts)
-                text = _with_visible(passages)
+                text = with_visible(passages)
             else:
                 text = clean(text, counts)
                 counts.bytes += utf8_size(text)
@@ -150,7 +150,7 @@ def _measured(passages: Iterable[str], counts: Counts) -> Iterator[str]:
         yield passage
 
 
-def _with_visible(passages: Iterator[str]) -> str:
+def with_visible(passages: Iterator[str]) -> str:
     """The passages up to the first that holds a visible character, as one."""
     found = []
     for passage in passages:

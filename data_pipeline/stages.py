@@ -1,6 +1,8 @@
 """The kinds of task that workers do; each reads files, writes files under a final name once whole, and returns
 counts as JSON.
 
+    fingerprint        one unit of a source -> hashes of its text     (duplicates.py; where repetitions are dropped)
+    find_repeats       a range of hashes of all units -> what repeats (the same)
     read_source        one unit of a source -> tokenized documents, in the order of their keys
     make_plan          all units -> the ranges of keys that form pools of donors, and the shards
     gather_partition   a range of keys of all units -> one memory-mapped corpus, the pool of donors
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from data_pipeline.arrange import arrangement
 from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.counts import Counts
+from data_pipeline.duplicates import Repeats, without_repeats
 from data_pipeline.mapping import release
 from data_pipeline.merging import find, merge
 from data_pipeline.plan import Partition, Unit, members, plan, plan_json
@@ -41,10 +44,13 @@ SPOOL_TOKENS = 1 << 25
 """A shard of more tokens, as of a huge document, is put together on disk."""
 
 
-def read_source(source: SourceFile, settings: DataSettings, vocabulary: str, out: str) -> dict[str, Any]:
-    """Tokenizes one unit of a source into the folder `out`."""
+def read_source(
+    source: SourceFile, settings: DataSettings, vocabulary: str, out: str, repeats: Repeats | None = None
+) -> dict[str, Any]:
+    """Tokenizes one unit of a source, without what `repeats`, into the folder `out`."""
     counts = Counts()
-    documents = (split(document, settings, counts) for document in read(source, settings, counts))
+    kept = without_repeats(read(source, settings, counts), repeats, counts)
+    documents = (split(document, settings, counts) for document in kept)
     with whole_folder(out) as folder:
         spool = folder / "tokens.spool"
         corpus = tokenize(documents, _words(vocabulary), counts, spool)

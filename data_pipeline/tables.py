@@ -5,7 +5,9 @@ Apart from formats.py, so that only who reads tables imports pyarrow.
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,6 +18,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.formats import PASSAGE_BYTES, Record, SourceFile
 from data_pipeline.hygiene import decode, decoded
 from data_pipeline.settings import DataSettings
+
+# A few large buffers, soon freed: the default pool would keep them, and with them the peak of a worker.
+pa.set_memory_pool(pa.system_memory_pool())
 
 SLICE_BYTES = 8 << 20
 """Rows are made Python's in slices of about this size."""
@@ -69,14 +74,22 @@ def _rows(columns: list[pa.Array], first: int) -> Iterator[tuple]:
     for start in range(0, len(text), rows):
         parts = [column.slice(start, rows) for column in columns]
         longest = pc.max(pc.binary_length(parts[0])).as_py() or 0
-        values: Iterable = parts[0].to_pylist() if longest <= PASSAGE_BYTES else map(_memory, parts[0])
+        values: Iterable = parts[0].to_pylist() if longest <= PASSAGE_BYTES else _memory(parts[0])
         others = [part.to_pylist() for part in parts[1:]]
         numbers = range(first + start, first + start + len(parts[0]))
         yield from zip(numbers, values, *others, strict=True)
 
 
-def _memory(value: pa.Scalar) -> memoryview | None:
-    return memoryview(value.as_buffer()) if value.is_valid else None
+def _memory(column: pa.Array) -> Iterator[memoryview | None]:
+    """The values where they lie: a scalar of pyarrow's would be a copy."""
+    wide = pa.types.is_large_binary(column.type)
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int64 if wide else np.int32)[
+        column.offset : column.offset + len(column) + 1
+    ]
+    valid = column.is_valid().to_pylist()
+    for here, (start, stop) in zip(valid, pairwise(ends.tolist()), strict=True):
+        yield memoryview(data)[start:stop] if here else None
 
 
 def _slices(text: memoryview) -> Iterator[bytes]:

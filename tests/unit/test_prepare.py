@@ -116,9 +116,7 @@ def test_a_killed_run_goes_on_where_it_was(
         assert not (tmp_path / "killed" / "index.json").exists()
     monkeypatch.setattr(executors, "keep", kept)
     before = {path: path.stat().st_mtime_ns for path in results}
-    monkeypatch.setattr(
-        "data_pipeline.prepare.close_job", lambda _job: None
-    )  # keep .work to look at
+    monkeypatch.setattr("data_pipeline.prepare.close_job", lambda _job: None)  # keep .work to look at
     prepare(settings_for(text, tmp_path / "killed"), silent)
     assert {path: path.stat().st_mtime_ns for path in results} == before, "what was done was done again"
     assert hashes(tmp_path / "killed") == hashes(tmp_path / "whole")
