@@ -178,7 +178,7 @@ def join_words(sequence, units, members, starts, words):
             if m == starts[walked + 1]:  # here a word ends
                 if ends[node] & _LEXICON:
                     after = walked + 1
-                if walked == word and ends[node] & _CLOSED:
+                if ends[node] & _CLOSED:
                     content = False
                 walked += 1
                 if walked == words or not ends[node] & _INNER or not follows(members, starts, walked):
