@@ -112,11 +112,11 @@ def closed_class_words() -> list[str]:
 
 
 def _punctuation(vocabulary: "Vocabulary") -> NDArray[np.bool_]:
-    """(vocabulary,) which pieces have no letter or digit."""
+    """(vocabulary,) which pieces have no letter or digit; a part of a character of several bytes may be one."""
     pieces = vocabulary.tokenizer.decode_batch(
         [[i] for i in range(vocabulary.size)], skip_special_tokens=False
     )
-    return np.array([not any(map(str.isalnum, piece)) for piece in pieces], np.bool_)
+    return np.array([not any(c.isalnum() or c == "\ufffd" for c in piece) for piece in pieces], np.bool_)
 
 
 def _table(
