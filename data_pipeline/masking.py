@@ -103,11 +103,17 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
         shares = f"{settings.mask_share} beside data.random_share={settings.random_share}"
         raise _refused("mask_share", shares, "shares, at most 1 together")
     by_units = kind in ("phrase", "entity")
+    units = unit_table(settings, vocabulary, chunks=kind == "phrase") if by_units else no_units()
+    continuation = np.array(vocabulary.continuation, np.bool_)
+    if (
+        by_units
+    ):  # where words are parted by white space alone, a comma goes on a word: it is no part of a name
+        continuation &= ~units.punctuation
     return MaskRule(
         grouping=UNITS if by_units else TOKENS if kind == "token" and not settings.whole_word else WORDS,
         extent={"span": SPAN, "ngram": NGRAM}.get(kind, ALONE),
         across=kind == "token",
-        continuation=np.array(vocabulary.continuation, np.bool_),
+        continuation=continuation,
         cls=vocabulary.cls,
         sep=vocabulary.sep,
         mask=vocabulary.mask,
@@ -118,7 +124,7 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
         lengths=harmonic(settings.ngram_longest)
         if kind == "ngram"
         else geometric(settings.span_p, settings.span_longest),
-        units=unit_table(settings, vocabulary, chunks=kind == "phrase") if by_units else no_units(),
+        units=units,
     )
 
 

@@ -157,5 +157,5 @@ def _draw_all(key, examples, rule, lengths, out):
             ranks = np.empty(size, np.int64)
             rank_tokens(stream, rule.window if rule.window > 0 else size, ranks)
             write_visibility(ranks, targets[low:middle], special, base, queries[low:middle], keys[low:middle])
-            base += size + 2  # above every query of this part, so that it sees no key of the next
+            base += size + 1  # a key of the next part is no lower than the highest query of this one
             low = middle

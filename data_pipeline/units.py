@@ -112,11 +112,11 @@ def closed_class_words() -> list[str]:
 
 
 def _punctuation(vocabulary: "Vocabulary") -> NDArray[np.bool_]:
-    """(vocabulary,) which pieces have no letter or digit."""
+    """(vocabulary,) which pieces have no letter or digit; a part of a character of several bytes may be one."""
     pieces = vocabulary.tokenizer.decode_batch(
         [[i] for i in range(vocabulary.size)], skip_special_tokens=False
     )
-    return np.array([not any(map(str.isalnum, piece)) for piece in pieces], np.bool_)
+    return np.array([not any(c.isalnum() or c == "\ufffd" for c in piece) for piece in pieces], np.bool_)
 
 
 def _table(
@@ -178,7 +178,7 @@ def join_words(sequence, units, members, starts, words):
             if m == starts[walked + 1]:  # here a word ends
                 if ends[node] & _LEXICON:
                     after = walked + 1
-                if walked == word and ends[node] & _CLOSED:
+                if ends[node] & _CLOSED:
                     content = False
                 walked += 1
                 if walked == words or not ends[node] & _INNER or not follows(members, starts, walked):

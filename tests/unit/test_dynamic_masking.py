@@ -18,6 +18,9 @@ from data_pipeline.loader import Loader, Shares, loader_state, order_of, resumed
 from data_pipeline.packing import StepShare, original_tokens
 from data_pipeline.records import Segments
 from data_pipeline.settings import DataSettings, Stage, mask_stages
+from pretrain.config import RunConfig
+from pretrain.objectives import load
+from pretrain.preflight import Plan
 
 COUNTS = [20, 8, 3, 17, 30, 1]
 SETTINGS = DataSettings(masking="token", masked_lm_prob=0.3, max_predictions=7, dynamic_masking=True)
@@ -137,6 +140,16 @@ def test_caps_follow_the_masker(index: Index) -> None:
     assert min(filled) > 0.8 * 4 * 24, "the cap on masked rows does not bind"
     assert heavy.expected(2.0) == 1.2
     assert heavy.expected(100.0) == 20.0
+
+
+def test_held_out_examples_keep_their_masks_and_caps(tmp_path: Path) -> None:
+    index, _ = shard_folder(tmp_path, [40], held_out=(9,))
+    heavy = masking(masked_lm_prob=0.6, max_predictions=20)
+    config = RunConfig()
+    config.train.micro_batch = 4
+    plan = Plan(index, load("bert"), 4, "fp32", heavy)
+    assert plan.caps(index.train, config) == caps_for(index.train, 4, 24, heavy.masker(0))
+    assert plan.caps(index.held_out, config) == caps_for(index.held_out, 4, 24)
 
 
 def test_another_masking_at_resume_is_refused(index: Index) -> None:

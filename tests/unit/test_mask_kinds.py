@@ -182,6 +182,13 @@ def test_nothing_runs_on_beyond_a_separator(kind):
     assert np.mean(beside) < 0.2
 
 
+def test_an_ngram_that_meets_a_covered_word_is_given_up():
+    """Of three words: a pair whose second word is covered already covers nothing, though its first would fit."""
+    rule = masker("ngram", continuation_every=0, masked_lm_prob=0.6, ngram_longest=2)
+    found = {tuple(sorted(covered)) for covered in covered_sets(rule(sequences([[FIRST] * 3] * 500), 1))}
+    assert found == {(1, 2, 3), (1, 3), (2, 3)}
+
+
 @pytest.mark.parametrize(("kind", "shares"), [("span", [1, 4]), ("ngram", [1, 1])])
 def test_a_span_begins_at_a_random_token_and_an_ngram_at_a_random_word(kind, shares):
     piece, word = FIRST, FIRST + 1
