@@ -45,9 +45,18 @@ def jit(function: Callable[..., Any]) -> Any:
 
     numba renews what it kept when the function's own file changes, but not when a function that it calls from
     another file does: the old draws would live on. So what is kept lies in a folder named after all these files."""
+    return _compiled(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """As `jit`, and always a part of the code that calls it: for the inside of the hottest loops."""
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(function: Callable[..., Any], forceinline: bool = False) -> Any:
     elsewhere, _config.CACHE_DIR = _config.CACHE_DIR, str(_COMPILED)
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        return numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=forceinline)(function)
     finally:
         _config.CACHE_DIR = elsewhere
 

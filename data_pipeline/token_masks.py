@@ -5,25 +5,13 @@ A group is a single token here, so that a candidate is a position, what is cover
 it in order is to walk over these bits.
 """
 
-from typing import Any
-
 import numpy as np
-from numba.core import types
-from numba.extending import intrinsic
 
+from data_pipeline.bits import trailing_zeros
 from data_pipeline.draws import jit, multiply_high, philox
 
 _ONE, _WORD = np.uint64(1), np.uint64(63)
 _UNIT = 1.0 / 9007199254740992.0  # 53 random bits to [0, 1), as draws.unit
-
-
-@intrinsic
-def _count_bits(_context, _word):
-    return types.int64(types.uint64), lambda _context, builder, _signature, words: builder.ctpop(words[0])
-
-
-count_bits: Any = _count_bits
-"""How many bits of a uint64 are set."""
 
 
 @jit
@@ -74,8 +62,7 @@ def list_covered(sequence, bits, positions, ids):
         word = bits[b]
         bits[b] = np.uint64(0)
         while word != 0:
-            below_lowest = ~word & (word - _ONE)
-            position = 64 * b + count_bits(below_lowest)
+            position = 64 * b + np.int64(trailing_zeros(word))
             positions[found], ids[found] = position, sequence[position]
             found += 1
             word &= word - _ONE
