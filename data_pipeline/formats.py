@@ -87,7 +87,7 @@ def records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterato
         if file.format == "jsonl":
             yield from _json_records(file, _lines(file, stream, LONG_LINE), settings, counts)
         elif file.format == "wikiextractor":
-            yield from _wikiextractor(file, _lines(file, stream, PASSAGE_BYTES), counts)
+            yield from _wikiextractor(file, _lines(file, stream, READ_BYTES), counts)
         elif settings.documents == "file":
             check_encoding(stream.peek(4096)[:4096], file.uri)
             first = stream.read(PASSAGE_BYTES).removeprefix(BYTE_ORDER_MARK)

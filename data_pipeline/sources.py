@@ -118,7 +118,7 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
         for record, text, more in records(file, settings, counts):
             passages: Iterator[str] = iter(())
             if more:
-                passages = _measured(at_white_space(cleaned(chain([text], more), counts)), counts)
+                passages = _measured(at_white_space(cleaned(chain([text], more), counts)), counts, file.uri)
                 text = with_visible(passages)
             else:
                 text = clean(text, counts)
@@ -144,10 +144,11 @@ def at_white_space(passages: Iterable[str]) -> Iterator[str]:
     yield rest
 
 
-def _measured(passages: Iterable[str], counts: Counts) -> Iterator[str]:
-    for passage in passages:
-        counts.bytes += utf8_size(passage)
-        yield passage
+def _measured(passages: Iterable[str], counts: Counts, uri: str) -> Iterator[str]:
+    with reading(uri):  # they are read by others, while `read` waits
+        for passage in passages:
+            counts.bytes += utf8_size(passage)
+            yield passage
 
 
 def with_visible(passages: Iterator[str]) -> str:
