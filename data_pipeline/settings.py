@@ -47,9 +47,10 @@ class DataSettings:
     """Where text comes from and what shards are made of it."""
 
     sources: list[str] = field(default_factory=list)
-    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, each also .gz and .zst."""
+    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, Wikipedia's .xml, each also .gz,
+    .bz2, .xz and .zst; folders that Hugging Face datasets saved; WikiExtractor's files."""
     out: str = ""
-    """Folder for the shards and index.json."""
+    """Folder, or fsspec URI, for the shards and index.json."""
     vocab: str = ""
     """A tokenizer.json, a vocab.txt, or a folder that holds one; `maskmill vocab` writes a folder here."""
     languages: list[str] = field(default_factory=list, metadata=_deciding(True))
