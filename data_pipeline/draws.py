@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 # What a draw is for: the second counter word, so that two uses of one key never share bits.
 SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE = range(6)
-DYNAMIC_MASK, FACTORIZATION = 48, 49  # by epoch and number of an example
+DYNAMIC_MASK, FACTORIZATION = 17, 18  # by epoch and number of an example
 
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
