@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE = range(6)
 PASSES = 16  # passes over a document
 DYNAMIC_MASK, FACTORIZATION = 17, 18  # by epoch and number of an example
-BIN_ORDER = 48  # blocks of one length bin within a shard
 VOCABULARY = 32  # which documents a vocabulary is learnt from
+BIN_ORDER = 48  # blocks of one length bin within a shard
 
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
