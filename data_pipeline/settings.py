@@ -50,11 +50,7 @@ class DataSettings:
     """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, Wikipedia's .xml, each also .gz,
     .bz2, .xz and .zst; folders that Hugging Face datasets saved; WikiExtractor's files."""
     out: str = ""
-<<<<<<< HEAD
-    """Folder, or fsspec URI, for the shards and index.json."""
-=======
     """Folder for the shards and index.json, or the URI of one on an object store (s3://...), with data.work."""
->>>>>>> mill-run
     vocab: str = ""
     """A tokenizer.json, a vocab.txt, or a folder that holds one; `maskmill vocab` writes a folder here."""
     languages: list[str] = field(default_factory=list, metadata=_deciding(True))
