@@ -1,12 +1,15 @@
 """How many MB of text a second does one core turn into training data, stage by stage and as a whole, beside peers?
 
-    python tests/benchmarks/bench_prepare.py --source BOOKS --vocab VOCAB --peer BERT --peer LDDL
+    python tests/benchmarks/bench_prepare.py [--source BOOKS] [--vocab VOCAB] [--peer BERT] [--peer LDDL]
 
 BOOKS: running text in any form that data.sources reads; the demo's corpus without it. VOCAB: BERT's uncased
 vocab.txt. BERT, LDDL: checkouts of https://github.com/google-research/bert and https://github.com/NVIDIA/LDDL,
 whose own functions run unmodified (tests/benchmarks/peers.py says how, and what stands in for TensorFlow and Dask).
 
-The figures of docs/benchmarks.md: the same with `--workers 2` on a quiet machine of two cores, some ten minutes.
+The figures of docs/benchmarks.md, on a quiet machine of two cores, some eight minutes and some four:
+
+    python tests/benchmarks/bench_prepare.py --source BOOKS --vocab VOCAB --peer BERT --peer LDDL
+    python tests/benchmarks/bench_prepare.py --source BOOKS --vocab VOCAB --only workers --workers 2
 
 The text is cut into sentences once. From there, ours and the peers do the same work with the same vocabulary on the
 same core, one after the other, round by round: sentences given, to pairs with masks in files on disk. Ours is
@@ -56,13 +59,14 @@ def main() -> None:
         note(f"{texts.ours.stat().st_size / 1e6:.1f} MB of sentences; compiling what is not compiled yet")
         warm_up(arguments, texts, folder)
         if not arguments.only or "splitting" in arguments.only:
-            console.print(alone(speed_table, texts.paragraphs), quality_table())
+            show(console, alone(speed_table, texts.paragraphs))
+            show(console, quality_table())
         if not arguments.only or "stages" in arguments.only:
-            console.print(stage_table(arguments, texts, folder))
+            show(console, stage_table(arguments, texts, folder))
         if not arguments.only or "whole" in arguments.only:
-            console.print(whole_table(arguments, texts, folder))
+            show(console, whole_table(arguments, texts, folder))
         if arguments.workers > 1 and (not arguments.only or "workers" in arguments.only):
-            console.print(workers_table(arguments, texts, folder, cores))
+            show(console, workers_table(arguments, texts, folder, cores))
     console.print(conditions(), highlight=False)
 
 
@@ -213,6 +217,7 @@ def workers_table(arguments: argparse.Namespace, texts: Texts, folder: Path, cor
                 made.append(alone(prepare_whole, work, folder, workers))
         one, many = (rates(made, work.megabytes)[0] for made in timings.values())
         table.add_row(f"{work.length}, {passes}", f"{one:.1f} MB/s", f"{many:.1f} MB/s", f"{many / one:.2f}")
+    table.caption = f"medians of {arguments.repetitions}"
     table.title = f"workers: {work.megabytes:.0f} MB on {len(cores[: arguments.workers])} cores, wall time"
     os.sched_setaffinity(0, cores[:1])
     return table
@@ -235,6 +240,13 @@ def conditions() -> str:
         f"Python {platform.python_version()}, {', '.join(f'{n} {version(n)}' for n in names)}\n"
         f"python {' '.join(sys.argv)}"
     )
+
+
+def show(console: Console, table: Table) -> None:
+    """Prints a table, what is said of it below it in the console's full width."""
+    caption, table.caption = table.caption, None
+    console.print(table)
+    console.print(caption, "", sep="\n", highlight=False)
 
 
 def note(text: str) -> None:

@@ -95,7 +95,6 @@ def quality_table() -> Table:
     everything = sum(map(len, HARD_CASES.values()))
     table.add_row("all", *(f"{n} of {everything}" for n in totals.values()))
     table.caption = "missed ( | is where it was cut):\n" + "\n".join(misses)
-    table.caption_justify = "left"
     return table
 
 
