@@ -40,7 +40,8 @@ class DataSettings:
     """Where text comes from and what shards are made of it."""
 
     sources: list[str] = field(default_factory=list)
-    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, each also .gz and .zst."""
+    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, folders saved by Hugging Face
+    `datasets`, Wikipedia's dumps (.xml), WikiExtractor's files; each also .gz, .bz2, .xz and .zst."""
     out: str = ""
     """Folder for the shards and index.json."""
     vocab: str = ""
