@@ -64,6 +64,7 @@ class SourceFile:
     )
     stripes: int = 1
     source: int = 0  # number in data.sources
+    total: int = -1  # bytes of the whole file when it was found; -1: not known
 
     def owns(self, record: int) -> bool:
         """Whether the record with this number, counted from any point, is of this unit's stripe."""

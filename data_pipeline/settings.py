@@ -47,8 +47,8 @@ class DataSettings:
     """Where text comes from and what shards are made of it."""
 
     sources: list[str] = field(default_factory=list)
-    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, Wikipedia's .xml, each also .gz,
-    .bz2, .xz and .zst; folders that Hugging Face datasets saved; WikiExtractor's files."""
+    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, folders saved by Hugging Face
+    `datasets`, Wikipedia's dumps (.xml), WikiExtractor's files; each also .gz, .bz2, .xz and .zst."""
     out: str = ""
     """Folder for the shards and index.json, or the URI of one on an object store (s3://...), with data.work."""
     vocab: str = ""

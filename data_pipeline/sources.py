@@ -21,6 +21,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -114,7 +115,7 @@ def source_files(settings: DataSettings) -> list[SourceFile]:
 def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Document]:
     """The documents of one unit, cleaned; `counts` is added to. Documents without a visible character are left out.
     Raises UserError, with file and line, for a record or a file that cannot be read."""
-    with reading(file.uri):
+    with reading(file.uri), _unchanged(file):
         for record, text, more in records(file, settings, counts):
             passages: Iterator[str] = iter(())
             if more:
@@ -131,6 +132,25 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
             yield Document(f"{file.name}:{record}", text, file.source, passages if more else ())
             for _ in passages:  # what nobody read still counts, and the next record comes after it
                 pass
+
+
+@contextmanager
+def _unchanged(file: SourceFile) -> Iterator[None]:
+    """Raises UserError where a local file has another size, before or after it is read, than when it was found: some
+    of its records would be missing, or be two units'."""
+    local = file.total >= 0 and is_local(filesystem(file.uri)[0])
+
+    def check() -> None:
+        if local and (size := os.path.getsize(file.uri)) != file.total:
+            raise UserError(
+                f"has changed: {size} bytes, and {file.total} before",
+                where=file.uri,
+                remedy="run again once nobody writes to it",
+            )
+
+    check()
+    yield
+    check()
 
 
 def at_white_space(passages: Iterable[str]) -> Iterator[str]:
@@ -257,7 +277,8 @@ def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | Non
         with reading(uri):
             kind = _kind_inside(uri, compression, picky)
     if kind:
-        return SourceFile(uri, name, kind, compression, fs.size(path) or 0)
+        size = fs.size(path)
+        return SourceFile(uri, name, kind, compression, size or 0, total=-1 if size is None else size)
     if picky and ending in _INSTEAD:
         raise UserError(f"{ending} is not read", where=path, expected=_EXPECTED, remedy=_INSTEAD[ending])
     if picky and ending == ".xml":
