@@ -17,6 +17,7 @@ DOORS = {
     "deepspeed": {"pretrain/engine.py", "pretrain/optim/zero_partition.py"},
     "wandb": {"pretrain/monitor.py"},
     "typer": {"launch/cli.py"},
+    "sentencepiece": {"data_pipeline/vocabulary_training.py"},
 }
 
 
