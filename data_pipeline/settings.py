@@ -36,7 +36,7 @@ class VocabularySettings:
     min_frequency: int = 2
     """A pair of pieces (unigram: a character) seen less often than this makes no entry."""
     sample_mb: int = 200
-    """Megabytes (10^6 bytes of UTF-8) of text to learn from, at most: whole documents drawn evenly from each source,
+    """Megabytes (10^6 bytes of UTF-8) of text to learn from, about: whole documents drawn evenly from each source,
     languages by data.smoothing, sources by data.weights. Memory: this, and as much again for words; of text without
     spaces, as Chinese, fifty times as much for bpe."""
     kind: str = "wordpiece"

@@ -20,6 +20,7 @@ DOORS = {
     "dask": {"data_pipeline/cluster.py"},
     "distributed": {"data_pipeline/cluster.py"},
     "dask_jobqueue": {"data_pipeline/cluster.py"},
+    "sentencepiece": {"data_pipeline/vocabulary_training.py"},
 }
 
 
