@@ -137,7 +137,7 @@ class DataSettings:
     sequence_length, starts from it; empty: it is removed at the end."""
     work: str = ""
     """Folder for unfinished work that all workers see; empty: .work in data.out. Needed where data.out is a URI.
-    It takes about 4.5 bytes for each byte of text; each preparation has a folder of its own in it."""
+    It takes about as many bytes as English text does, beside the shards; each preparation has its own folder in it."""
     streams: int = 0
     """Parallel reading positions in the shards; 0: the largest divisor of the global batch up to 256."""
     workers: int = 0
