@@ -121,7 +121,8 @@ def test_windows_and_passages_lose_nothing(parts):
     longest=st.sampled_from([20, 37]),
 )
 @example(["x" * 30, " " * 150, " \n", "\n\n", " ", "end. ", "word "], [7], RUNNING, 20)
-@example(["x" * 19, " ", "\n", "\n", "end. "] * 5, [20, 1], RUNNING, 20)
+@example(["x" * 30, "\n\n", "   ", "word " * 8], [30, 2, 40], RUNNING, 20)
+@example(["a" * 9, "\n\n", "word word word word.", "\n\n", "end"], [11, 21, 50], RUNNING, 20)
 @settings(deadline=None, max_examples=200)
 def test_where_passages_are_cut_changes_nothing(parts, cuts, rule, longest):
     text = "".join(parts)
