@@ -148,6 +148,7 @@ class _Remote(io.RawIOBase):
 
     def __init__(self, fs: Any, path: str) -> None:
         self._open = lambda: fs.open(path, "rb")
+        self._open_stream = lambda: fs.open(path, "rb", block_size=0)
         self._file = patiently(self._open)
         self._at = 0
 
@@ -161,7 +162,7 @@ class _Remote(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = patiently(lambda: self._file.seek(offset, whence))
+        self._at = patiently(lambda: self._there().seek(offset, whence))
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -172,19 +173,28 @@ class _Remote(io.RawIOBase):
 
     def _read(self, size: int) -> bytes:
         try:
-            if self._file is None:
-                self._file = self._reopened()
-            return bytes(self._file.read(size))
-        except Exception:
+            return bytes(self._there().read(size))
+        except Exception as error:
             self._file = None  # half of an answer may have been read
+            if isinstance(error, ValueError) and "range requests" in str(error):
+                self._open = (
+                    self._open_stream
+                )  # fsspec's http: the server sends files from the beginning only
+                return self._read(size)
             raise
+
+    def _there(self) -> Any:
+        """The file, opened again where it has failed."""
+        if self._file is None:
+            self._file = self._reopened()
+        return self._file
 
     def _reopened(self) -> Any:
         file = self._open()
-        if file.seekable():
+        if self._open is not self._open_stream:
             file.seek(self._at)
             return file
-        left = self._at  # a server that does not know ranges: what was read is read again
+        left = self._at  # what was read is read again
         while left and (data := file.read(min(left, BUFFER))):
             left -= len(data)
         return file

@@ -13,7 +13,6 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -44,6 +43,7 @@ _FIRST_GAP, _GAP = (
     re.compile(_BLANK_LINES),
     re.compile(rb"\n" + _BLANK_LINES),
 )  # a literal first byte: far faster
+_JSON = json.JSONDecoder(strict=False)  # control characters are hygiene's business
 _DOC = re.compile(rb'<doc id="([^"]*)"[^>]*>\s*$')
 
 
@@ -273,17 +273,15 @@ def _json_records(
     for number, position, line in lines:
         if 0 <= file.stop <= position:
             return
+        ours, where = file.owns(number), f"{file.uri}:{number}"
+        if line.endswith(b"\n") or len(line) < LONG_LINE - len(BYTE_ORDER_MARK):
+            if ours and not line.isspace():
+                yield _json_record(_json_object(line, where, counts), where, number, settings)
+            continue
         parts = _whole_line(line, lines)
-        long = not line.endswith(b"\n") and len(line) >= LONG_LINE - len(BYTE_ORDER_MARK)
-        if (long or not line.isspace()) and file.owns(number):
-            where = f"{file.uri}:{number}"
-            with tempfile.TemporaryFile() if long else nullcontext() as spool:
-                record = (
-                    _json_object(line, where, counts)
-                    if spool is None
-                    else _long_object(parts, where, spool, counts)
-                )
-                yield _json_record(record, where, number, settings)
+        if ours:
+            with tempfile.TemporaryFile() as spool:
+                yield _json_record(_long_object(parts, where, spool, counts), where, number, settings)
         for _ in parts:
             pass
 
@@ -317,7 +315,7 @@ def _whole_line(part: bytes, lines: Iterator[Line]) -> Iterator[bytes]:
 
 def _json_object(line: bytes, where: str, counts: Counts) -> Any:
     try:
-        return json.loads(decode(line, counts), strict=False)  # control characters are hygiene's business
+        return _JSON.decode(decode(line, counts))
     except (ValueError, RecursionError) as error:
         raise _no_json(error, where) from error
 

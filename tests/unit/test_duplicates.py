@@ -5,8 +5,10 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as budget
@@ -148,6 +150,27 @@ def test_units_runs_and_ranges_change_nothing(
     again, same = kept(settings, tmp_path / "many", count=5)
     assert again == left
     assert same == counts
+
+
+@pytest.mark.parametrize("entries", [0, 1, duplicates.RANGE_ENTRIES, 10**7, 10**10])
+def test_ranges_leave_no_hash_out(entries: int) -> None:
+    spans = ranges(entries)
+    assert spans[0][0] == 0
+    assert spans[-1][1] == 2**64 - 1
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(spans))
+    assert entries / len(spans) <= duplicates.RANGE_ENTRIES
+
+
+def test_both_ends_of_a_range_are_in_it(tmp_path: Path) -> None:
+    rows = [(high, 7, number, 0) for number, high in enumerate((4, 5, 6, 9, 10))]
+    parts = [tmp_path / "a", tmp_path / "b"]
+    for part in parts:
+        part.mkdir()
+        np.save(part / "000000.first.npy", np.array(rows, duplicates._ENTRY))
+    assert find_repeats([str(part) for part in parts], 5, 9, str(tmp_path / "out")) == {"repeats": 3}
+    repeats = np.load(tmp_path / "out" / "repeats.npy")
+    assert repeats["unit"].tolist() == [1, 1, 1]
+    assert repeats["document"].tolist() == [1, 2, 3]
 
 
 PIECES = st.lists(st.sampled_from(["a", "\n", "\n\n", " ", " \n", "b c", "\n \n"]), max_size=30)

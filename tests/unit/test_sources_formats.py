@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -123,6 +124,18 @@ def test_arrow_files_of_the_other_kind_and_other_types_of_text(tmp_path: Path) -
     compressed = tmp_path / "a.arrow.gz"
     compressed.write_bytes(gzip.compress((tmp_path / "a.arrow").read_bytes()))
     assert "read from its end" in error(compressed)
+
+
+@pytest.mark.parametrize("ends", [[0, 5, 3], [0, 5, 500], [-4, 2, 3]])
+def test_a_column_that_points_outside_of_itself(tmp_path: Path, ends: list[int]) -> None:
+    batch = pa.record_batch([pa.array(["ab", "cd"])], names=["text"])
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), batch.schema) as writer:
+        writer.write_batch(batch)
+    content = (tmp_path / "a.arrow").read_bytes()
+    good, bad = (np.array(offsets, np.int32).tobytes() for offsets in ([0, 2, 4], ends))
+    assert content.count(good) == 1
+    (tmp_path / "a.arrow").write_bytes(content.replace(good, bad))
+    assert "a.arrow: not a whole table: " in error(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])

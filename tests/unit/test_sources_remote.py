@@ -5,6 +5,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover, read
 
 BUCKET = "texts"
-LONG = "\n\n".join(f"Document number {n} of very many." for n in range(60_000)).encode()
+LONG = "\n\n".join(f"Document number {n} of very many." for n in range(170_000)).encode()
 FILES = {
     "sub/a.txt": LONG,
     "b.jsonl.zst": zstandard.compress(b'{"text": "one"}\n{"text": "two"}\n'),
@@ -86,7 +87,7 @@ def error(*names: object) -> str:
 
 def test_a_bucket_reads_as_a_folder_does(bucket: str, local: Path) -> None:
     expected = documents(local)
-    assert len(expected) == 60_000 + 500 + 4
+    assert len(expected) == 170_000 + 500 + 4
     assert documents(bucket) == expected
     assert documents(f"{bucket}/sub/*.txt")[0] == ("a.txt:1", "Document number 0 of very many.\n")
     assert documents(f"{bucket}/b.jsonl.zst") == [("b.jsonl.zst:1", "one"), ("b.jsonl.zst:2", "two")]
@@ -155,8 +156,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
-        if body:
-            self.wfile.write(content[start : (start + stop) // 2 if fault == "cut" else stop])
+        with suppress(OSError):  # who asked has heard enough
+            self.wfile.write(
+                b"" if not body else content[start : (start + stop) // 2 if fault == "cut" else stop]
+            )
         self.close_connection = True
 
 
@@ -171,13 +174,12 @@ def web(request: pytest.FixtureRequest) -> Iterator[Server]:
     thread.join()
 
 
-def test_a_web_server_that_fails_now_and_then(web: Server) -> None:
-    expected = [("a.txt:1", "Document number 0 of very many.\n")]
-    assert documents(f"{web.url}/sub/a.txt")[:1] == expected
-    web.faults = ["cut", "busy", "cut"]
+def test_a_web_server_that_fails_now_and_then(web: Server, local: Path) -> None:
+    local_documents = documents(local / "sub" / "a.txt")
+    web.faults = ["cut", "", "busy", "cut"] if web.ranges else ["cut", "busy", "cut"]
     found = documents(f"{web.url}/sub/a.txt")
     assert not web.faults
-    assert len(found) == 60_000
+    assert found == local_documents
     web.faults = ["cut"]
     assert documents(f"{web.url}/c.txt.bz2") == [("c.txt.bz2:1", "three\n"), ("c.txt.bz2:3", "four")]
 
