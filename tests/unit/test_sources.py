@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import formats, sources
+from data_pipeline import plain_text, sources
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.sentences import split
@@ -117,7 +117,7 @@ def test_pieces_of_a_plain_file_give_the_documents_of_the_whole(tmp_path_factory
 def test_a_piece_within_a_long_document_does_not_read_on():
     piece = SourceFile("a.txt", "a.txt", "text", "", 20, start=10, stop=30)
     lines = iter([(number, 10 * number, b"no blank\n") for number in range(1, 100)])
-    assert list(formats._paragraph_runs(piece, lines, Counts())) == []
+    assert list(plain_text._paragraph_runs(piece, lines, Counts())) == []
     assert next(lines)[0] == 4
 
 
