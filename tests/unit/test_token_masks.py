@@ -5,8 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_pipeline.masking import Masker, MaskRule
+from data_pipeline.covering import TOKENS, WORDS, MaskRule
+from data_pipeline.masking import Masker
 from data_pipeline.records import Examples, Segments
+from data_pipeline.spans import ALONE, harmonic
+from data_pipeline.units import no_units
 
 CLS, SEP, MASK, SIZE = 1, 2, 3, 300
 
@@ -23,15 +26,33 @@ def sequences(dtype: type, longest: int) -> Segments:
     return Segments(tokens, offsets, np.ones(count, np.uint16), np.zeros(count, np.int8), keys)
 
 
+def rule() -> MaskRule:
+    """Single tokens, as BERT masks them."""
+    return MaskRule(
+        grouping=TOKENS,
+        extent=ALONE,
+        across=True,
+        continuation=np.zeros(SIZE, np.bool_),
+        cls=CLS,
+        sep=SEP,
+        mask=MASK,
+        mask_share=0.8,
+        keep_share=0.5,
+        together=False,
+        lengths=harmonic(1),
+        units=no_units(),
+    )
+
+
 def general(masker: Masker, segments: Segments, seed: int) -> Examples:
     """The same masking by whole words, in a vocabulary in which every token is one."""
-    return replace(masker, rule=masker.rule._replace(whole_word=True))(segments, seed)
+    return replace(masker, rule=masker.rule._replace(grouping=WORDS))(segments, seed)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
 def test_the_fast_walk_draws_what_the_general_one_does(dtype: type, share: float) -> None:
-    masker = Masker(share, 70, MaskRule(False, np.zeros(SIZE, np.bool_), CLS, SEP, MASK))
+    masker = Masker(share, 70, rule())
     segments = sequences(dtype, 700)
     for seed in (0, 12345, 2**64 - 1):
         fast, slow = masker(segments, seed), general(masker, segments, seed)
@@ -42,6 +63,6 @@ def test_the_fast_walk_draws_what_the_general_one_does(dtype: type, share: float
 
 
 def test_sequences_without_candidates_are_left_alone() -> None:
-    masker = Masker(0.15, 20, MaskRule(False, np.zeros(SIZE, np.bool_), CLS, SEP, MASK))
+    masker = Masker(0.15, 20, rule())
     segments = sequences(np.uint16, 100)
     assert np.diff(masker(segments, 1).masked_offsets)[:5].tolist() == [0] * 5
