@@ -64,16 +64,13 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
     """Writes the documents into `folder` in the order of their keys, so that a range of keys is a range of documents.
     Memory-mapped tokens are copied block by block: memory does not grow with them."""
     order = np.argsort(corpus.keys, kind="stable")
+    _save(folder / "keys.npy", corpus.keys[order])
+    _save(folder / "sources.npy", corpus.sources[order])
+    _save(folder / "document_starts.npy", _starts(np.diff(corpus.document_starts)[order]))
     sentence_starts = np.zeros(len(corpus.sentence_starts), np.int64)
     _sort_starts(order, corpus.document_starts, corpus.sentence_starts, sentence_starts)
-    small: dict[str, NDArray] = {
-        "keys": corpus.keys[order],
-        "sources": corpus.sources[order],
-        "document_starts": _starts(np.diff(corpus.document_starts)[order]),
-        "sentence_starts": sentence_starts,
-    }
-    for name, column in small.items():
-        _save(folder / f"{name}.npy", column)
+    _save(folder / "sentence_starts.npy", sentence_starts)
+    del sentence_starts
     starts = corpus.sentence_starts[corpus.document_starts]
     lengths = np.diff(starts)[order]
     numbers = (np.cumsum(lengths) - lengths) // BLOCK_TOKENS
