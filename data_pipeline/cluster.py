@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from concurrent.futures import CancelledError, Executor
+from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
@@ -77,7 +78,14 @@ class DaskWorkers:
 def _connected(scheduler: str) -> Any:
     from distributed import Client
 
-    where = {"address": scheduler} if _ADDRESS.match(scheduler) else {"scheduler_file": scheduler}
+    is_address = _ADDRESS.match(scheduler)
+    if not is_address and not Path(scheduler).is_file():  # distributed would wait for it for ever
+        raise UserError(
+            "there is no such scheduler file",
+            where=f"data.scheduler={scheduler}",
+            expected="an address, the path of a scheduler file, or slurm",
+        )
+    where = {"address": scheduler} if is_address else {"scheduler_file": scheduler}
     try:
         client = Client(**where, timeout=PATIENCE, set_as_default=False)
     except (OSError, ValueError) as error:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bytestream import open_bytes, reading
+from data_pipeline.donors import no_files
 from data_pipeline.draws import jit
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
@@ -160,7 +161,7 @@ def script_instances(
     tokens, starts, firsts, lasts, keys, sources = flat_columns(corpus)
     order = np.arange(len(corpus))
     shuffle(stream, order)
-    columns = (tokens, starts, firsts[order], lasts[order], keys, sources)
+    columns = (tokens, starts, firsts[order], lasts[order], keys, sources, no_files())
     counts = recipe.masker.counts(np.arange(recipe.sequence_length + 1))
     out = _buffers(int(counts[-1]), tokens.dtype)
     flat, offsets, first_lengths, labels, positions, ids, masked_offsets = out
@@ -195,7 +196,7 @@ def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
 def _fill_exact(walk, stream, numbers, columns, rule, out):
     """Writes masked pairs into the buffers `out` until the pass is done or a buffer is full; returns how many."""
     room, short_seq_prob, counts = numbers
-    _, _, firsts, lasts, _, _ = columns
+    _, _, firsts, lasts, _, _, files = columns
     tokens, offsets, first_lengths, labels, positions, ids, masked_offsets = out
     sequence = np.empty(room + 3, tokens.dtype)
     scratch = np.empty((3, room + 4), np.int64)
@@ -207,7 +208,7 @@ def _fill_exact(walk, stream, numbers, columns, rule, out):
             walk[POSITION] = firsts[document]
             walk[TARGET] = draw_target(stream, room, short_seq_prob)
         pair, label, _, onward = next_pair(stream, columns, document, walk[POSITION], walk[TARGET], room)
-        first, whole = write_pair(columns[0], pair, (rule.cls, rule.sep, 1), sequence, 0)
+        first, whole = write_pair(columns[0], files, pair, (rule.cls, rule.sep, 1), sequence, 0)
         corrupted = tokens[offsets[made] : offsets[made] + whole]
         corrupted[:] = sequence[:whole]
         done = mask_sequence(stream, counts[whole], rule, sequence[:whole], corrupted, covered, scratch)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.storage import write_whole
+from data_pipeline.storage import write_whole, writing
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""
@@ -128,7 +128,7 @@ class Workers:
     ) -> list[dict[str, Any]]:
         """function(*task) for every task of the share, in the tasks' order; results are kept in the folder `done`,
         and `advance(n)` is called as n more are there. Raises UserError where workers keep dying."""
-        done.mkdir(parents=True, exist_ok=True)
+        _make(done)
         mine = share.tasks(len(tasks))
         advance(sum(marker(done, number).is_file() for number in mine))
         deaths = 0
@@ -162,12 +162,17 @@ class Workers:
         share: Share = ALL,
     ) -> list[dict[str, Any]]:
         """As `run`, one after the other in this process."""
-        done.mkdir(parents=True, exist_ok=True)
+        _make(done)
         for number in share.tasks(len(tasks)):
             if not marker(done, number).is_file():
                 keep(done, number, function(*tasks[number]))
             advance(1)
         return results(done, share.tasks(len(tasks)))
+
+
+def _make(done: Path) -> None:
+    with writing(done):
+        done.mkdir(parents=True, exist_ok=True)
 
 
 def marker(done: Path, number: int) -> Path:

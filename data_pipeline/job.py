@@ -120,6 +120,8 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) 
     """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
     other settings; together with other processes, that is a UserError. So is an `out` that holds anything else."""
     recipe = recipe_of(settings, vocabulary)
+    if settings.tokens and settings.mode == "exact":
+        raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
     work = _work_folder(settings)
     sources = (_noted_sources(work, settings) if together else None) or described_sources(settings)
     identity = {"settings": deciding_values(settings), "vocabulary": vocabulary.sha256, "sources": sources}
@@ -133,10 +135,12 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) 
     if settings.tokens:
         decided = [token_values(settings), vocabulary.sha256, sources]
         text = Path(settings.tokens) / _short_hash(decided)
-        text.mkdir(parents=True, exist_ok=True)
+        with writing(text):
+            text.mkdir(parents=True, exist_ok=True)
         write_once(text / NOTE, canonical_json(decided))
     job = Job(settings, recipe, vocabulary, sources, work, text)
-    job.shards.mkdir(parents=True, exist_ok=True)
+    with writing(job.shards):
+        job.shards.mkdir(parents=True, exist_ok=True)
     write_whole(job.tokenizer, vocabulary.json.encode())
     return job
 

@@ -6,6 +6,7 @@ that of google-research/bert's create_pretraining_data.py, and the golden files 
 
 import numpy as np
 
+from data_pipeline.donors import sentence_start
 from data_pipeline.draws import jit
 from data_pipeline.records import NO_LABEL
 from data_pipeline.twister import PHILOX_WORDS, below, unit
@@ -61,7 +62,7 @@ def truncated(stream, pair, room):
 def next_pair(stream, columns, document, position, target, room):
     """The pair of segments that begins at sentence `position` of `document`: the token ranges of A and of B, the
     label, the document of B, and the sentence where the next pair begins. The order of the draws is the script's."""
-    _, starts, firsts, lasts, keys, _ = columns
+    _, starts, firsts, lasts, keys, _, files = columns
     stop = position + 1
     while stop < lasts[document] and starts[stop] - starts[position] < target:
         stop += 1
@@ -74,10 +75,12 @@ def next_pair(stream, columns, document, position, target, room):
     if random_next:
         donor = draw_donor(stream, keys, document)
         first = firsts[donor] + below(stream, lasts[donor] - firsts[donor])
+        b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
         last = first + 1
-        while last < lasts[donor] and starts[last] - starts[first] < target - (a1 - a0):
+        while last < lasts[donor] and b1 - b0 < target - (a1 - a0):
             last += 1
-        b0, b1, onward = starts[first], starts[last], cut
+            b1 = sentence_start(starts, files, last)
+        onward = cut
     else:
         b0, b1, onward = starts[cut], starts[stop], stop
     return truncated(stream, (a0, a1, b0, b1), room), np.int8(random_next), donor, onward
@@ -86,7 +89,7 @@ def next_pair(stream, columns, document, position, target, room):
 @jit
 def next_sentence_pair(stream, columns, document, position, room):
     """The pair of single sentences that begins at sentence `position`; as next_pair."""
-    _, starts, firsts, lasts, keys, _ = columns
+    _, starts, firsts, lasts, keys, _, files = columns
     a0, a1 = starts[position], starts[position + 1]
     random_next = position + 1 == lasts[document] or unit(stream) < 0.5
     donor, first, onward = document, position + 1, position + 2
@@ -94,7 +97,7 @@ def next_sentence_pair(stream, columns, document, position, room):
         donor = draw_donor(stream, keys, document)
         first = firsts[donor] + below(stream, lasts[donor] - firsts[donor])
         onward = position + 1
-    b0, b1 = starts[first], starts[first + 1]
+    b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
     return truncated(stream, (a0, a1, b0, b1), room), np.int8(random_next), donor, onward
 
 
@@ -102,7 +105,7 @@ def next_sentence_pair(stream, columns, document, position, room):
 def next_ordered_pair(stream, columns, document, position, target, room):
     """The two parts of the chunk that begins at sentence `position`, perhaps swapped; as next_pair. Where the whole
     document is one token, B is empty and there is no label."""
-    _, starts, _, lasts, _, _ = columns
+    _, starts, _, lasts, _, _, _ = columns
     stop, end = position + 1, starts[lasts[document]]
     # a single token left over could not be parted
     while stop < lasts[document] and (starts[stop] - starts[position] < target or end - starts[stop] == 1):
@@ -144,7 +147,7 @@ def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
             whole = write_stream(columns[0], pair[0], pair[1], frame, tokens, offsets[made])
             first = whole
         else:
-            first, whole = write_pair(columns[0], pair, frame, tokens, offsets[made])
+            first, whole = write_pair(columns[0], columns[6], pair, frame, tokens, offsets[made])
         offsets[made + 1] = offsets[made] + whole
         first_lengths[made], labels[made], keys[made] = first, label, mix(key, walk[ORDINAL])
         first_sources[made], last_sources[made] = sources[document], sources[donor]

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.donors import is_large, opened
 from data_pipeline.errors import UserError
+from data_pipeline.mapping import release
 from data_pipeline.masking import Masker, read_only
 from data_pipeline.records import Corpus, Examples, Segments
 from data_pipeline.settings import DataSettings
@@ -115,14 +117,18 @@ class SegmentRecipe:
         first = start + int(np.argmax(each > 0)) if each.any() else stop
         walk = np.array([first, 0, AT_START, 0, 0, 0], np.int64)
         stream = np.zeros(PHILOX_WORDS, np.uint64)
-        columns, buffers = flat_columns(corpus), _buffers(corpus.tokens.dtype)
+        buffers = _buffers(corpus.tokens.dtype)
         none = True
-        while walk[DOCUMENT] < stop or none:
-            none = False
-            segments = _handed_over(buffers, fill(walk, stream, numbers, each, columns, frame, buffers))
-            if not self.segment_ids:
-                segments = replace(segments, first_lengths=np.diff(segments.offsets).astype(np.uint16))
-            yield segments
+        with opened(corpus) as files:
+            columns = (*flat_columns(corpus), files)
+            while walk[DOCUMENT] < stop or none:
+                none = False
+                segments = _handed_over(buffers, fill(walk, stream, numbers, each, columns, frame, buffers))
+                if is_large(corpus):
+                    release(corpus)
+                if not self.segment_ids:
+                    segments = replace(segments, first_lengths=np.diff(segments.offsets).astype(np.uint16))
+                yield segments
 
 
 def passes_of_each(passes: Passes, start: int, stop: int) -> NDArray[np.int64]:

@@ -43,7 +43,7 @@ class DataSettings:
     """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, folders saved by Hugging Face
     `datasets`, Wikipedia's dumps (.xml), WikiExtractor's files; each also .gz, .bz2, .xz and .zst."""
     out: str = ""
-    """Folder for the shards and index.json."""
+    """Folder for the shards and index.json, or the URI of one on an object store (s3://...), with data.work."""
     vocab: str = ""
     """A tokenizer.json, a vocab.txt, or a folder that holds one; `maskmill vocab` writes a folder here."""
     languages: list[str] = field(default_factory=list, metadata=_deciding(True))
@@ -127,16 +127,17 @@ class DataSettings:
     """A folder that keeps the tokenized text, so that another preparation of the same text, say at another
     sequence_length, starts from it; empty: it is removed at the end."""
     work: str = ""
-    """Folder for unfinished work that all workers see; empty: .work in data.out. Needed where data.out is a URI."""
+    """Folder for unfinished work that all workers see; empty: .work in data.out. Needed where data.out is a URI.
+    It takes about as many bytes as English text does, beside the shards; each preparation has its own folder in it."""
     streams: int = 0
     """Parallel reading positions in the shards; 0: the largest divisor of the global batch up to 256."""
     workers: int = 0
-    """Processes that prepare data; 0: one a core."""
+    """Processes that prepare data; 0: one a core. With data.scheduler=slurm: jobs."""
     executor: str = "local"
     """Where the workers run: `local` processes, or `dask`."""
     scheduler: str = ""
     """executor=dask: address of the scheduler, the path of its scheduler file, or `slurm`, which starts workers as
-    Slurm jobs."""
+    Slurm jobs; dask-jobqueue's configuration says which (DASK_JOBQUEUE__SLURM__QUEUE, __WALLTIME, __MEMORY, ...)."""
     verify: str = "blocks"
     """What training checks: `blocks` at every read, or `full`, all shard hashes at the start as well."""
 

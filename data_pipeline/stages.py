@@ -99,7 +99,6 @@ def write_unit(
 
     def masked() -> Iterator[Examples]:
         for segments in recipe.pieces(corpus, unit.start, unit.stop, settings.seed, passes):
-            release(corpus)
             examples = recipe.corrupt(segments, settings.seed)
             statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
             counts.append(statistics | language_statistics(segments, settings))

@@ -7,6 +7,7 @@ pair_walks.py and stream_walks.py.
 
 import numpy as np
 
+from data_pipeline.donors import copy_tokens
 from data_pipeline.draws import SEGMENTS, jit, start
 from data_pipeline.twister import below, unit
 
@@ -64,16 +65,16 @@ def go_on(walk, position, token, numbers, passes, last):
 
 
 @jit
-def write_pair(tokens, pair, frame, out, at):
+def write_pair(tokens, files, pair, frame, out, at):
     """Writes [CLS] A [SEP] B [SEP] to out[at:], or [CLS] A B; returns the tokens of segment 0 and of both.
-    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without."""
+    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without. `files`: where B is read (donors.py)."""
     a0, a1, b0, b1 = pair
     cls, sep, separators = frame
     first = 1 + a1 - a0 + separators
     whole = first + b1 - b0 + separators
     out[at] = cls
     out[at + 1 : at + 1 + a1 - a0] = tokens[a0:a1]
-    out[at + first : at + first + b1 - b0] = tokens[b0:b1]
+    copy_tokens(tokens, files, b0, b1, out[at + first :])
     if separators:
         out[at + first - 1] = sep
         out[at + whole - 1] = sep
