@@ -56,16 +56,13 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
     """Writes the documents into `folder` in the order of their keys, so that a range of keys is a range of documents.
     Memory-mapped tokens are copied block by block: memory does not grow with them."""
     order = np.argsort(corpus.keys, kind="stable")
+    save_column(folder / "keys.npy", corpus.keys[order])
+    save_column(folder / "sources.npy", corpus.sources[order])
+    save_column(folder / "document_starts.npy", starts_of(np.diff(corpus.document_starts)[order]))
     sentence_starts = np.zeros(len(corpus.sentence_starts), np.int64)
     _sort_starts(order, corpus.document_starts, corpus.sentence_starts, sentence_starts)
-    small: dict[str, NDArray] = {
-        "keys": corpus.keys[order],
-        "sources": corpus.sources[order],
-        "document_starts": starts_of(np.diff(corpus.document_starts)[order]),
-        "sentence_starts": sentence_starts,
-    }
-    for name, column in small.items():
-        save_column(folder / f"{name}.npy", column)
+    save_column(folder / "sentence_starts.npy", sentence_starts)
+    del sentence_starts
     starts = corpus.sentence_starts[corpus.document_starts]
     lengths = np.diff(starts)[order]
     numbers = (np.cumsum(lengths) - lengths) // BLOCK_TOKENS

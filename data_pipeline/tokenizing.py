@@ -80,30 +80,38 @@ class _Columns:
             self._tokens.append(ids)
 
     def corpus(self) -> Corpus:
+        """The corpus, once; no column is held twice for longer than it takes."""
         if self._waiting:
             self._encode()
+        self._begins.append(self._seen)
+        borders = np.frombuffer(self._begins, np.int64)
         lengths = np.concatenate(self._lengths)
         self._lengths.clear()
         kept = lengths > 0
-        borders = np.append(np.frombuffer(self._begins, np.int64), self._seen)
-        sentences = np.add.reduceat(np.append(kept, False), borders[:-1], dtype=np.int64) * (
-            np.diff(borders) > 0
-        )
-        whole = sentences > 0
         self._counts.empty_sentences += int((~kept).sum())
+        sentence_starts = _starts(lengths[kept])
+        del lengths
+        sentences = np.add.reduceat(np.append(kept, False), borders[:-1], dtype=np.int64)
+        sentences[borders[:-1] == borders[1:]] = 0  # where reduceat gives the next document's first
+        whole = sentences > 0
         self._counts.documents_without_tokens += int((~whole).sum())
         return Corpus(
             tokens=self._all_tokens(),
-            sentence_starts=_starts(lengths[kept]),
+            sentence_starts=sentence_starts,
             document_starts=_starts(sentences[whole]),
-            keys=np.frombuffer(self._keys, np.uint64)[whole],
-            sources=np.frombuffer(self._sources, np.uint16)[whole],
+            keys=np.frombuffer(self._keys, np.uint64)[_all_or(whole)],
+            sources=np.frombuffer(self._sources, np.uint16)[_all_or(whole)],
         )
 
     def _all_tokens(self) -> NDArray[np.unsignedinteger]:
         if self._spool and self._spool.stat().st_size:  # an empty file cannot be mapped
             return np.memmap(self._spool, self._cache.vocabulary.dtype, "r")
         return np.concatenate(self._tokens)
+
+
+def _all_or(chosen: NDArray[np.bool_]) -> slice | NDArray[np.bool_]:
+    """An index for the chosen ones that makes no copy where that is all."""
+    return slice(None) if chosen.all() else chosen
 
 
 def _starts(lengths: NDArray) -> NDArray[np.int64]:
