@@ -1,6 +1,7 @@
 # make env    the virtual environment .venv (re-used; rebuilt only when pyproject.toml changes)
 # make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> a filled blank
 # make test   all tests that need no root and no GPU
+# make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
 # make lint   ruff and mypy
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test lint format clean
+.PHONY: env demo test test-cluster lint format clean
 
 env: $(STAMP)
 
@@ -22,7 +23,7 @@ $(STAMP): pyproject.toml Makefile
 	@$(PIP) install "$(TORCH_SPEC)"
 	@# torch is pinned to what the line above chose, so that no other package can pull another one
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
-	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev]"
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev,dask,s3]"
 	@rm -f $(VENV)/.ready-* && touch $@
 
 DEMO_BLANKS := "He opened the [MASK] and went out." "She was the [MASK] of the king." "They sailed across the [MASK] for many days."
@@ -39,10 +40,18 @@ demo: env
 test: env
 	@$(BIN)/python -m pytest tests
 
+# installs Slurm where it is missing; fails, never skips, where the cluster cannot start
+test-cluster: env
+	@command -v slurmctld slurmd munged >/dev/null || { \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y slurm-wlm munge >/dev/null; }
+	@$(BIN)/python -m pytest tests/cluster -m cluster
+
 lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/shellcheck slurm/*.sbatch .ci/run
 
 format: env
 	@$(BIN)/ruff check --fix .

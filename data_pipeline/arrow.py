@@ -1,20 +1,18 @@
 """An Arrow file in, its rows out in batches: the stream format, in which Hugging Face `datasets` saves, and the
-file format. And what such a saved folder says about its files.
+file format.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from io import BufferedReader
-from typing import Any
 
 import pyarrow as pa
 
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
 
-DESCRIPTIONS = ("state.json", "dataset_info.json", "dataset_dict.json")
-"""Files of a saved data set that describe it, and are no text."""
 _FILE_MAGIC = b"ARROW1"
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def batches(
@@ -27,13 +25,36 @@ def batches(
             raise UserError(
                 "Arrow's file format is read from its end", where=file.uri, remedy="decompress the file"
             )
-        reader: Any = pa.ipc.open_file(stream)
+        reader = pa.ipc.open_file(stream)
         found: Iterator[pa.RecordBatch] = (reader.get_batch(i) for i in range(reader.num_record_batches))
     else:
-        reader = pa.ipc.open_stream(stream)
-        found = iter(reader)
+        found = _stream_batches(_Watched(stream))
     first = 0
     for number, batch in enumerate(found):
         if file.owns(number):
             yield first, batch
         first += len(batch)
+
+
+def _stream_batches(stream: "_Watched") -> Iterator[pa.RecordBatch]:
+    yield from pa.ipc.open_stream(stream)
+    if stream.tail != _STREAM_END:  # pyarrow takes a stream that is cut between two batches for one that ends
+        raise pa.ArrowInvalid("it does not end as the format demands")
+
+
+class _Watched:
+    """A stream, as pyarrow reads it, that remembers the last bytes read."""
+
+    closed = False
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+        self.tail = b""
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self.tail = data[-8:] if len(data) >= 8 else (self.tail + data)[-8:]
+        return data
+
+    def close(self) -> None:
+        """Left to whoever opened the stream."""

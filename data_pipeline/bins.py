@@ -1,5 +1,6 @@
 """Lengths and caps in, who shares a micro-batch with whom out: bin packing with three caps."""
 
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from data_pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from data_pipeline.index import Split
+    from data_pipeline.masking import Masker
 
 
 class Caps(NamedTuple):
@@ -21,13 +23,15 @@ class Caps(NamedTuple):
     """Masked rows."""
 
 
-def caps_for(split: "Split", micro_batch: int, sequence_length: int) -> Caps:
-    """The caps of a micro-batch of `micro_batch` x `sequence_length` tokens.
+def caps_for(split: "Split", micro_batch: int, sequence_length: int, masker: "Masker | None" = None) -> Caps:
+    """The caps of a micro-batch of `micro_batch` x `sequence_length` tokens; `masker`: the one that masks the split's
+    examples anew.
 
     Tokens: exactly that. Examples: twice as many as would fill it at the split's mean length, and 8. Masked
     rows: 4 % more than so many tokens have at the split's mean rate, and the most that one example has; packing
     spreads long and short examples evenly, so that these two rarely bind. Both are rounded up to a
-    multiple of 8. Raises UserError where an example would not fit."""
+    multiple of 8. Where a masker is to mask, its counts take the place of what the shards have. Raises UserError
+    where an example would not fit."""
     tokens = micro_batch * sequence_length
     if split.longest > tokens:
         raise UserError(
@@ -37,8 +41,12 @@ def caps_for(split: "Split", micro_batch: int, sequence_length: int) -> Caps:
             remedy="prepare shorter examples, or raise them",
         )
     filled = tokens * split.examples // max(split.tokens, 1)
-    masked = tokens * split.masked * 26 // (max(split.tokens, 1) * 25)
-    return Caps(tokens, _round_up(2 * filled + 8), _round_up(masked + split.most_masked))
+    masked, most = split.masked, split.most_masked
+    if masker is not None:
+        masked = ceil(split.examples * masker.expected(split.tokens / max(split.examples, 1)))
+        most = int(masker.counts(np.array([split.longest]))[0])
+    rows = tokens * masked * 26 // (max(split.tokens, 1) * 25)
+    return Caps(tokens, _round_up(2 * filled + 8), _round_up(rows + most))
 
 
 def assign(

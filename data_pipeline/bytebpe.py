@@ -154,7 +154,5 @@ def _merges(listed: object, where: str) -> list[tuple[str, str]]:
     pairs = [line.rstrip("\r").split(" ") if isinstance(line, str) else line for line in lines]
     for number, pair in enumerate(pairs):
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) and p for p in pair)):
-            raise UserError(
-                f"merge {number} is {str(pair)[:80]}", where=where, expected=KIND, remedy=REMEDY
-            )
+            raise UserError(f"merge {number} is {str(pair)[:80]}", where=where, expected=KIND, remedy=REMEDY)
     return [(a, b) for a, b in pairs]

@@ -20,6 +20,7 @@ import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
 from data_pipeline.errors import UserError
+from data_pipeline.remote import DELAYS, is_momentary
 
 # fsspec also knows protocols that read other files, run code or follow references; text needs none of them.
 PROTOCOLS = (
@@ -31,9 +32,6 @@ BUFFER = 1 << 20
 LARGEST_WINDOW = 1 << 29
 """Longest Zstandard window accepted, and most memory for xz: decompressing takes as much as its file asks for, and a
 worker has 1 GiB. `zstd --ultra -22` asks for 2**27; `--long=30` and 31 are refused."""
-ATTEMPTS = 5
-"""Times that a remote read is tried, with a pause in between that doubles from PAUSE seconds on."""
-PAUSE = 0.5
 
 _PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)://")
 _MAGIC = {  # a Zstandard file may begin with a skippable frame, as pzstd's do
@@ -129,19 +127,20 @@ def _opened(fs: Any, path: str) -> Any:
 
 
 def patiently(ask: Callable[[], Any]) -> Any:
-    """What a remote `ask` answers, tried again where it fails for a reason that may pass. Raises OSError: the
-    stores' clients have errors of their own."""
-    for attempt in range(ATTEMPTS):
+    """What a remote `ask` answers, tried again where it fails for a reason that may pass. Raises OSError or
+    UserError: the stores' clients have errors of their own."""
+    for delay in (*DELAYS, None):
         try:
             return ask()
-        except (FileNotFoundError, PermissionError, IsADirectoryError, UserError):
+        except UserError:
             raise
         except Exception as error:
-            if attempt == ATTEMPTS - 1:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise OSError(f"{reason} ({ATTEMPTS} attempts)") from error
-            time.sleep(PAUSE * 2**attempt)
-    raise AssertionError
+            if delay is None or not is_momentary(error):
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(" ".join(str(error).split()) or type(error).__name__) from error
+            time.sleep(delay)
+    raise AssertionError("unreachable")
 
 
 class _Remote(io.RawIOBase):
@@ -149,6 +148,7 @@ class _Remote(io.RawIOBase):
 
     def __init__(self, fs: Any, path: str) -> None:
         self._open = lambda: fs.open(path, "rb")
+        self._open_stream = lambda: fs.open(path, "rb", block_size=0)
         self._file = patiently(self._open)
         self._at = 0
 
@@ -162,7 +162,7 @@ class _Remote(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = patiently(lambda: self._file.seek(offset, whence))
+        self._at = patiently(lambda: self._there().seek(offset, whence))
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -173,19 +173,28 @@ class _Remote(io.RawIOBase):
 
     def _read(self, size: int) -> bytes:
         try:
-            if self._file is None:
-                self._file = self._reopened()
-            return bytes(self._file.read(size))
-        except Exception:
+            return bytes(self._there().read(size))
+        except Exception as error:
             self._file = None  # half of an answer may have been read
+            if isinstance(error, ValueError) and "range requests" in str(error):
+                self._open = (
+                    self._open_stream
+                )  # fsspec's http: the server sends files from the beginning only
+                return self._read(size)
             raise
+
+    def _there(self) -> Any:
+        """The file, opened again where it has failed."""
+        if self._file is None:
+            self._file = self._reopened()
+        return self._file
 
     def _reopened(self) -> Any:
         file = self._open()
-        if file.seekable():
+        if self._open is not self._open_stream:
             file.seek(self._at)
             return file
-        left = self._at  # a server that does not know ranges: what was read is read again
+        left = self._at  # what was read is read again
         while left and (data := file.read(min(left, BUFFER))):
             left -= len(data)
         return file

@@ -166,10 +166,27 @@ def _npy_column(data: memoryview, name: str, types: tuple[str, ...]) -> NDArray:
 
 
 def _member(name: str, data: bytes) -> bytes:
-    info = tarfile.TarInfo(name)  # times, owners and names are zero or empty unless set
-    info.size, info.mode = len(data), 0o644
-    header = info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
-    return header + data + bytes(_padded(len(data)) - len(data))
+    return b"".join((_header(name.encode("ascii"), len(data)), data, bytes(-len(data) % TAR_BLOCK)))
+
+
+def _header(name: bytes, size: int) -> bytes:
+    """The ustar header that tarfile writes, in a tenth of its time; there are seven for each block."""
+    header = bytearray(_HEADER)
+    header[: len(name)] = name
+    header[124:135] = b"%011o" % size
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def _nameless_header() -> bytes:
+    info = tarfile.TarInfo("")  # times, owners and names are zero or empty unless set
+    info.mode = 0o644
+    header = bytearray(info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict"))
+    header[148:156] = b" " * 8  # the checksum counts its own field as spaces
+    return bytes(header)
+
+
+_HEADER = _nameless_header()
 
 
 def _member_size(header: bytes, name: str) -> int:

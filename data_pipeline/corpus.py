@@ -3,12 +3,15 @@
 import mmap
 from dataclasses import fields
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.draws import jit
-from data_pipeline.records import Corpus, take_ragged
+from data_pipeline.mapping import mapped_npy
+from data_pipeline.records import Corpus
+from data_pipeline.storage import writing
 
 BLOCK_TOKENS = 1 << 20
 """Tokens sorted at a time."""
@@ -17,46 +20,66 @@ BLOCK_TOKENS = 1 << 20
 def save_corpus(corpus: Corpus, folder: Path) -> None:
     """Writes the columns into `folder`, which must exist."""
     for column in fields(Corpus):
-        np.save(folder / f"{column.name}.npy", getattr(corpus, column.name), allow_pickle=False)
+        save_column(folder / f"{column.name}.npy", getattr(corpus, column.name))
 
 
 def open_corpus(folder: Path) -> Corpus:
     """The corpus in `folder`, memory-mapped: only what is touched is read."""
-    return Corpus(**{c.name: _mapped(folder / f"{c.name}.npy") for c in fields(Corpus)})
+    return Corpus(**{c.name: mapped_npy(folder / f"{c.name}.npy") for c in fields(Corpus)})
+
+
+def outline(folder: Path) -> Corpus:
+    """The documents of the corpus in `folder` without their tokens, in memory, each as one sentence: what a plan
+    needs, and no file stays open."""
+    corpus = open_corpus(folder)
+    starts = np.array(corpus.sentence_starts[corpus.document_starts])
+    return Corpus(
+        tokens=np.empty(0, corpus.tokens.dtype),
+        sentence_starts=starts,
+        document_starts=np.arange(len(starts)),
+        keys=np.array(corpus.keys),
+        sources=np.array(corpus.sources),
+    )
 
 
 def document_tokens(corpus: Corpus) -> NDArray[np.int64]:
     """Tokens of each document."""
-    return np.diff(corpus.sentence_starts[corpus.document_starts])
+    return token_counts(corpus, slice(0, len(corpus)))
+
+
+def token_counts(corpus: Corpus, chosen: slice) -> NDArray[np.int64]:
+    """Tokens of each document of a run."""
+    return np.diff(corpus.sentence_starts[corpus.document_starts[chosen.start : chosen.stop + 1]])
 
 
 def save_sorted(corpus: Corpus, folder: Path) -> None:
     """Writes the documents into `folder` in the order of their keys, so that a range of keys is a range of documents.
     Memory-mapped tokens are copied block by block: memory does not grow with them."""
     order = np.argsort(corpus.keys, kind="stable")
-    sentences, document_starts = take_ragged(order, corpus.document_starts, np.diff(corpus.sentence_starts))
+    sentence_starts = np.zeros(len(corpus.sentence_starts), np.int64)
+    _sort_starts(order, corpus.document_starts, corpus.sentence_starts, sentence_starts)
     small: dict[str, NDArray] = {
         "keys": corpus.keys[order],
         "sources": corpus.sources[order],
-        "document_starts": document_starts,
-        "sentence_starts": _starts([sentences]),
+        "document_starts": starts_of(np.diff(corpus.document_starts)[order]),
+        "sentence_starts": sentence_starts,
     }
     for name, column in small.items():
-        np.save(folder / f"{name}.npy", column, allow_pickle=False)
+        save_column(folder / f"{name}.npy", column)
     starts = corpus.sentence_starts[corpus.document_starts]
     lengths = np.diff(starts)[order]
     numbers = (np.cumsum(lengths) - lengths) // BLOCK_TOKENS
-    with open(folder / "tokens.npy", "wb") as file:
-        header = np.lib.format.header_data_from_array_1_0(corpus.tokens)
-        np.lib.format.write_array_header_1_0(file, header)
+    with writing(folder / "tokens.npy"), open(folder / "tokens.npy", "wb") as file:
+        write_header(file, corpus.tokens.dtype, len(corpus.tokens))
         for block in np.split(order, np.flatnonzero(np.diff(numbers)) + 1) if len(order) else []:
             if len(block) == 1:
-                for at in range(starts[block[0]], starts[block[0] + 1], BLOCK_TOKENS):
-                    _fresh(corpus.tokens)[at : min(at + BLOCK_TOKENS, starts[block[0] + 1])].tofile(file)
+                end = starts[block[0] + 1]
+                for at in range(starts[block[0]], end, BLOCK_TOKENS):
+                    file.write(_fresh(corpus.tokens)[at : min(at + BLOCK_TOKENS, end)].data)
             else:
                 out = np.empty(int((starts[block + 1] - starts[block]).sum()), corpus.tokens.dtype)
                 _copy_documents(block, starts, _fresh(corpus.tokens), out)
-                out.tofile(file)
+                file.write(out.data)
 
 
 def _fresh(column: NDArray) -> NDArray:
@@ -69,6 +92,16 @@ def _fresh(column: NDArray) -> NDArray:
 
 
 @jit
+def _sort_starts(documents, document_starts, sentence_starts, out):
+    """Where sentences start once the documents stand in this order."""
+    at = 0
+    for d in documents:
+        for s in range(document_starts[d], document_starts[d + 1]):
+            out[at + 1] = out[at] + sentence_starts[s + 1] - sentence_starts[s]
+            at += 1
+
+
+@jit
 def _copy_documents(documents, starts, tokens, out):
     at = 0
     for d in documents:
@@ -77,49 +110,27 @@ def _copy_documents(documents, starts, tokens, out):
             at += 1
 
 
-def merge(parts: list[tuple[Corpus, NDArray[np.int64]]], folder: Path) -> None:
-    """Writes the chosen documents of all parts (corpus, their numbers) into `folder`, in the order of their keys.
-
-    Token columns go from map to map, document by document, so that memory stays small however large
-    the result is."""
-    keys = np.concatenate([corpus.keys[chosen] for corpus, chosen in parts])
-    sentences = np.concatenate([np.diff(corpus.document_starts)[chosen] for corpus, chosen in parts])
-    tokens = np.concatenate([document_tokens(corpus)[chosen] for corpus, chosen in parts])
-    order = np.argsort(keys, kind="stable")
-    document_starts, token_starts = _starts([sentences[order]]), _starts([tokens[order]])
-    sources = np.concatenate([corpus.sources[chosen] for corpus, chosen in parts])
-    np.save(folder / "keys.npy", keys[order], allow_pickle=False)
-    np.save(folder / "sources.npy", sources[order], allow_pickle=False)
-    np.save(folder / "document_starts.npy", document_starts, allow_pickle=False)
-    all_tokens = np.lib.format.open_memmap(
-        folder / "tokens.npy", "w+", dtype=parts[0][0].tokens.dtype, shape=(int(token_starts[-1]),)
-    )
-    all_starts = np.lib.format.open_memmap(
-        folder / "sentence_starts.npy", "w+", dtype=np.int64, shape=(int(document_starts[-1]) + 1,)
-    )
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    number = 0
-    for corpus, chosen in parts:
-        for d in chosen:
-            first, last = corpus.document_starts[d], corpus.document_starts[d + 1]
-            starts = corpus.sentence_starts[first : last + 1]
-            to_sentence, to_token = document_starts[place[number]], token_starts[place[number]]
-            all_tokens[to_token : to_token + starts[-1] - starts[0]] = corpus.tokens[starts[0] : starts[-1]]
-            all_starts[to_sentence : to_sentence + last - first] = starts[:-1] - starts[0] + to_token
-            number += 1
-    all_starts[-1] = token_starts[-1]
-    all_tokens.flush()
-    all_starts.flush()
+def starts_of(lengths: NDArray) -> NDArray[np.int64]:
+    """Where each of runs with these lengths begins, and where the last ends."""
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
-def _starts(lengths: list[NDArray]) -> NDArray[np.int64]:
-    flat = np.concatenate([np.zeros(1, np.int64), *lengths])
-    return np.cumsum(flat, dtype=np.int64)
+def save_column(path: Path, column: NDArray) -> None:
+    """As numpy.save, whose own way to write says of a full disk only that fewer bytes were written."""
+    with writing(path), open(path, "wb") as file:
+        write_header(file, column.dtype, len(column))
+        file.write(np.ascontiguousarray(column).data)
 
 
-def _mapped(path: Path) -> NDArray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError:  # an empty column cannot be mapped
-        return np.load(path, allow_pickle=False)
+def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def opened(file: BinaryIO) -> tuple[np.dtype, int]:
+    """The type of the values in an .npy file, and where the first one lies."""
+    np.lib.format.read_magic(file)
+    _, _, dtype = np.lib.format.read_array_header_1_0(file)
+    return dtype, file.tell()

@@ -19,6 +19,12 @@ class Counts:
     """Invalid UTF-8 sequences and lone surrogates: each became U+FFFD."""
     control_characters: int = 0
     """NULs and other control characters: removed."""
+    repeated_documents: int = 0
+    """Documents that repeat an earlier one, or of which all paragraphs do: dropped by data.duplicates."""
+    repeated_paragraphs: int = 0
+    """Paragraphs, of other documents, that repeat an earlier one: dropped by data.duplicates."""
+    repeated_bytes: int = 0
+    """Text of both."""
     sentences: int = 0
     """Sentences found, those dropped for want of a token included."""
     empty_sentences: int = 0

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 # What a draw is for: the second counter word, so that two uses of one key never share bits.
 SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE = range(6)
 PASSES = 16  # passes over a document
+DYNAMIC_MASK, FACTORIZATION = 17, 18  # by epoch and number of an example
 VOCABULARY = 32  # which documents a vocabulary is learnt from
+BIN_ORDER = 48  # blocks of one length bin within a shard
 
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
@@ -43,9 +45,18 @@ def jit(function: Callable[..., Any]) -> Any:
 
     numba renews what it kept when the function's own file changes, but not when a function that it calls from
     another file does: the old draws would live on. So what is kept lies in a folder named after all these files."""
+    return _compiled(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """As `jit`, and always a part of the code that calls it: for the inside of the hottest loops."""
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(function: Callable[..., Any], forceinline: bool = False) -> Any:
     elsewhere, _config.CACHE_DIR = _config.CACHE_DIR, str(_COMPILED)
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        return numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=forceinline)(function)
     finally:
         _config.CACHE_DIR = elsewhere
 

@@ -137,9 +137,13 @@ def parsed_table(data: bytes, shard: ShardEntry, block_examples: int, where: str
 def parsed(data: bytes, where: str) -> object:
     """The JSON value in `data`, or a UserError."""
     try:
-        return json.loads(data)
+        return json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise bad(f"no JSON ({error})", where, "a file that maskmill wrote") from None
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
 
 
 def is_sha256(text: str) -> bool:

@@ -14,7 +14,6 @@ instances lie in a spool on disk, memory-mapped, 2 bytes a token of the text and
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,17 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bytestream import open_bytes, reading
+from data_pipeline.covering import emit_covered, mask_sequence
+from data_pipeline.donors import no_files
 from data_pipeline.draws import jit
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
-from data_pipeline.masking import emit_covered, mask_sequence
+from data_pipeline.mapping import mapped
+from data_pipeline.pair_walks import next_pair
+from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, Examples
-from data_pipeline.segments import NextSentencePairs, flat_columns
+from data_pipeline.segments import flat_columns
 from data_pipeline.settings import DataSettings
+from data_pipeline.spool import spooled
 from data_pipeline.tokens import WordCache
 from data_pipeline.twister import python_stream, shuffle
 from data_pipeline.vocabulary import Vocabulary
-from data_pipeline.walks import AT_START, draw_target, next_pair, write_pair
+from data_pipeline.walks import AT_START, draw_target, write_pair
 from data_pipeline.wordpiece import WordPiece
 
 WORD_CHARACTERS = 200
@@ -123,7 +127,7 @@ def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path
         raise UserError("no sentence found", where="data.sources", expected="text, one sentence a line")
     document_starts = np.concatenate([*starts, np.full(1, sentences)])
     return Corpus(
-        tokens=_mapped(spool / "text.tokens", vocabulary.dtype),
+        tokens=mapped(spool / "text.tokens", vocabulary.dtype),
         sentence_starts=np.cumsum(np.concatenate(lengths)),
         document_starts=document_starts,
         keys=np.arange(len(document_starts) - 1, dtype=np.uint64),
@@ -162,10 +166,10 @@ def script_instances(
 ) -> Iterator[Examples]:
     """All instances in the order in which the script makes them, before it shuffles them; `stream` goes on.
     What is yielded is overwritten by the next."""
-    tokens, starts, firsts, lasts, keys = flat_columns(corpus)
+    tokens, starts, firsts, lasts, keys, sources = flat_columns(corpus)
     order = np.arange(len(corpus))
     shuffle(stream, order)
-    columns = (tokens, starts, firsts[order], lasts[order], keys)
+    columns = (tokens, starts, firsts[order], lasts[order], keys, sources, no_files())
     counts = recipe.masker.counts(np.arange(recipe.sequence_length + 1))
     out = _buffers(int(counts[-1]), tokens.dtype)
     flat, offsets, first_lengths, labels, positions, ids, masked_offsets = out
@@ -179,38 +183,6 @@ def script_instances(
                 flat[: offsets[n]], offsets[: n + 1], first_lengths[:n], labels[:n],
                 positions[masked], ids[masked], masked_offsets[: n + 1],
             )  # fmt: skip
-
-
-def spooled(parts: Iterable[Examples], folder: Path) -> Examples:
-    """All examples of `parts`, one after the other, the ragged columns written to `folder` and memory-mapped;
-    the others, some bytes an example, stay in memory. There has to be a part."""
-    ragged = ("tokens", "masked_positions", "masked_ids")
-    paths = {name: folder / f"instances.{name}" for name in ragged}
-    dtypes: dict[str, np.dtype] = {}
-    kept: dict[str, list[NDArray]] = {"first_lengths": [], "labels": []}
-    lengths, masked = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
-    with ExitStack() as stack:
-        files = {name: stack.enter_context(open(path, "wb")) for name, path in paths.items()}
-        for part in parts:
-            for name, file in files.items():
-                getattr(part, name).tofile(file)
-                dtypes[name] = getattr(part, name).dtype
-            for name, columns in kept.items():
-                columns.append(getattr(part, name).copy())
-            lengths.append(part.lengths)
-            masked.append(np.diff(part.masked_offsets))
-    return Examples(
-        offsets=np.cumsum(np.concatenate(lengths)),
-        masked_offsets=np.cumsum(np.concatenate(masked)),
-        **{name: np.concatenate(columns) for name, columns in kept.items()},
-        **{name: _mapped(path, dtypes[name]) for name, path in paths.items()},
-    )
-
-
-def _mapped(path: Path, dtype: np.dtype) -> NDArray:
-    if not path.stat().st_size:  # an empty file cannot be mapped
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r")
 
 
 def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
@@ -232,7 +204,7 @@ def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
 def _fill_exact(walk, stream, numbers, columns, rule, out):
     """Writes masked pairs into the buffers `out` until the pass is done or a buffer is full; returns how many."""
     room, short_seq_prob, counts = numbers
-    _, _, firsts, lasts, _ = columns
+    _, _, firsts, lasts, _, _, files = columns
     tokens, offsets, first_lengths, labels, positions, ids, masked_offsets = out
     sequence = np.empty(room + 3, tokens.dtype)
     scratch = np.empty((3, room + 4), np.int64)
@@ -243,10 +215,8 @@ def _fill_exact(walk, stream, numbers, columns, rule, out):
         if walk[POSITION] == AT_START:
             walk[POSITION] = firsts[document]
             walk[TARGET] = draw_target(stream, room, short_seq_prob)
-        a0, a1, b0, b1, label, onward = next_pair(
-            stream, columns, document, walk[POSITION], walk[TARGET], room
-        )
-        first, whole = write_pair(columns[0], (a0, a1, b0, b1), (rule.cls, rule.sep), sequence, 0)
+        pair, label, _, onward = next_pair(stream, columns, document, walk[POSITION], walk[TARGET], room)
+        first, whole = write_pair(columns[0], files, pair, (rule.cls, rule.sep, 1), sequence, 0)
         corrupted = tokens[offsets[made] : offsets[made] + whole]
         corrupted[:] = sequence[:whole]
         done = mask_sequence(stream, counts[whole], rule, sequence[:whole], corrupted, covered, scratch)

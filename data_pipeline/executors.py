@@ -1,21 +1,24 @@
 """A function and its tasks in, their results out, over any `concurrent.futures` executor, each task once.
 
-A result is a JSON file: a killed run finds it there and does not do the task again. A worker that dies is
-replaced and its tasks are tried again; an error in a task ends the run with that error.
+A result is a JSON file, the task's marker: a killed run finds it there and does not do the task again, and any process
+that sees the folder can do any share of the tasks. A worker that dies is replaced and its tasks are tried again; an
+error in a task ends the run with that error.
 """
 
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from data_pipeline.errors import UserError
+from data_pipeline.settings import DataSettings
+from data_pipeline.storage import write_whole, writing
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""
@@ -24,12 +27,86 @@ ATTEMPTS = 3
 """Times in a row that workers may die, without a task done in between, before the run gives up."""
 
 
-class Workers:
-    """Local worker processes, kept from one stage to the next."""
+class Share(NamedTuple):
+    """Of the tasks of a stage, those whose number leaves the remainder `number` when divided by `of`."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parsed(cls, text: str) -> "Share":
+        """From `3/16`. Raises UserError for anything else."""
+        number, slash, of = text.partition("/")
+        if slash and number.isdecimal() and of.isdecimal() and int(number) < int(of):
+            return cls(int(number), int(of))
+        raise UserError(
+            f"cannot read {text!r}",
+            where="--share",
+            expected="NUMBER/OF, from 0/16 to 15/16 for sixteen shares",
+        )
+
+    def tasks(self, count: int) -> range:
+        """The numbers of its tasks, of `count` in all."""
+        return range(self.number, count, self.of)
+
+
+ALL = Share(0, 1)
+
+
+class Pool(Protocol):
+    """Workers somewhere: started when first needed, and anew after they died."""
+
+    deaths: tuple[type[BaseException], ...]
+    """What a future raises whose worker died."""
+
+    def start(self) -> Executor: ...
+
+    def stop(self) -> None:
+        """Ends the workers; tasks that have not begun are dropped."""
+
+    def __str__(self) -> str:
+        """The setting that says where they are."""
+
+
+class LocalProcesses:
+    """Processes on this machine."""
+
+    deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
 
     def __init__(self, count: int) -> None:
         """`count` processes; 0: one for each core that this process may use."""
         self.count = count or len(os.sched_getaffinity(0))
+        self._executor: Executor | None = None
+
+    def start(self) -> Executor:
+        # fresh processes: threads of the parent (torch, the tokenizers library) do not survive a fork
+        self._executor = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
+        return self._executor
+
+    def stop(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def __str__(self) -> str:
+        return f"data.workers={self.count}"
+
+
+def pool_of(settings: DataSettings) -> Pool:
+    """The workers that the settings name. Raises UserError for an unknown kind."""
+    if settings.executor == "local":
+        return LocalProcesses(settings.workers)
+    if settings.executor == "dask":
+        from data_pipeline.cluster import DaskWorkers
+
+        return DaskWorkers(settings)
+    raise UserError(f"unknown {settings.executor!r}", where="data.executor", expected="local or dask")
+
+
+class Workers:
+    """Workers of a pool, kept from one stage to the next."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
         self._executor: Executor | None = None
 
     def __enter__(self) -> "Workers":
@@ -39,51 +116,86 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            self.pool.stop()
 
     def run(
         self,
         function: Callable[..., dict[str, Any]],
-        tasks: list[tuple],
+        tasks: Sequence[tuple],
         done: Path,
         advance: Callable[[int], None],
+        share: Share = ALL,
     ) -> list[dict[str, Any]]:
-        """function(*task) for every task, in the tasks' order; results are kept in the folder `done`,
+        """function(*task) for every task of the share, in the tasks' order; results are kept in the folder `done`,
         and `advance(n)` is called as n more are there. Raises UserError where workers keep dying."""
-        done.mkdir(parents=True, exist_ok=True)
-        markers = [done / f"{number:06d}.json" for number in range(len(tasks))]
-        advance(sum(marker.is_file() for marker in markers))
+        _make(done)
+        mine = share.tasks(len(tasks))
+        advance(sum(marker(done, number).is_file() for number in mine))
         deaths = 0
         while deaths < ATTEMPTS:
-            missing = [number for number, marker in enumerate(markers) if not marker.is_file()]
-            if not missing:
-                return [json.loads(marker.read_text()) for marker in markers]
-            executor = self._started()
+            left = [number for number in mine if not marker(done, number).is_file()]
+            if not left:
+                return results(done, mine)
+            self._executor = self._executor or self.pool.start()
             try:
-                futures = {executor.submit(function, *tasks[number]): number for number in missing}
+                futures = {self._executor.submit(_single_threaded, function, *tasks[n]): n for n in left}
                 for future in as_completed(futures):
-                    _keep(markers[futures[future]], future.result())
+                    keep(done, futures[future], future.result())
                     advance(1)
                     deaths = 0
-            except BrokenProcessPool:
+            except self.pool.deaths:
                 deaths += 1
-                executor.shutdown(wait=True, cancel_futures=True)
+                self.pool.stop()
                 self._executor = None
         raise UserError(
             f"workers died {ATTEMPTS} times in a row",
-            where=f"data.workers={self.count}",
+            where=self.pool,
             remedy="if the machine runs out of memory, lower data.workers",
         )
 
-    def _started(self) -> Executor:
-        if self._executor is None:
-            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread a worker
-            # fresh processes: threads of the parent (torch, the tokenizers library) do not survive a fork
-            self._executor = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
-        return self._executor
+    def run_here(
+        self,
+        function: Callable[..., dict[str, Any]],
+        tasks: Sequence[tuple],
+        done: Path,
+        advance: Callable[[int], None],
+        share: Share = ALL,
+    ) -> list[dict[str, Any]]:
+        """As `run`, one after the other in this process."""
+        _make(done)
+        for number in share.tasks(len(tasks)):
+            if not marker(done, number).is_file():
+                keep(done, number, function(*tasks[number]))
+            advance(1)
+        return results(done, share.tasks(len(tasks)))
 
 
-def _keep(marker: Path, result: dict[str, Any]) -> None:
-    partial = marker.with_suffix(".partial")
-    partial.write_text(json.dumps(result))
-    partial.replace(marker)
+def _make(done: Path) -> None:
+    with writing(done):
+        done.mkdir(parents=True, exist_ok=True)
+
+
+def marker(done: Path, number: int) -> Path:
+    """The file with the result of task `number`, once there is one."""
+    return done / f"{number:06d}.json"
+
+
+def keep(done: Path, number: int, result: dict[str, Any]) -> None:
+    """Marks task `number` as done. Where two processes did it, their results are the same."""
+    write_whole(marker(done, number), json.dumps(result).encode())
+
+
+def results(done: Path, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """The results of these tasks."""
+    return [json.loads(marker(done, number).read_bytes()) for number in numbers]
+
+
+def missing(done: Path, count: int) -> list[int]:
+    """The tasks, of `count` in all, that are not done."""
+    there = {entry.name for entry in os.scandir(done)} if done.is_dir() else set()  # one look for all of them
+    return [number for number in range(count) if marker(done, number).name not in there]
+
+
+def _single_threaded(function: Callable[..., dict[str, Any]], *task: Any) -> dict[str, Any]:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library would start a thread a core in every worker
+    return function(*task)

@@ -1,8 +1,9 @@
 """Shards in, packed batches out: what one rank reads in each step, made ahead by a thread, resumable at any step.
 
-    Order (who reads what) -> Windows (blocks, checked and shuffled) -> pack (micro-batches) -> StepShare
+    Order (who reads what) -> Windows (blocks, checked and shuffled) -> [DynamicMasking] -> pack (micro-batches)
+    -> StepShare
 
-A share is a pure function of (index, order, rank, world, step): the state is the number of the next batch.
+A share is a pure function of (index, order, masking, rank, world, step): the state is the number of the next batch.
 """
 
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bins import Caps
+from data_pipeline.dynamic_masking import DynamicMasking
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
-from data_pipeline.order import Layout, Order, rank_range
+from data_pipeline.order import SEQUENTIAL, Layout, Order, rank_range
 from data_pipeline.packing import StepShare, pack
 from data_pipeline.prefetch import Prefetch
 from data_pipeline.records import Examples, concatenate
@@ -24,10 +26,19 @@ from data_pipeline.shards import BlockReader
 from data_pipeline.windows import Windows
 
 
-def order_of(index: Index, *, seed: int, global_batch: int, streams: int = 0) -> Order:
+def order_of(
+    index: Index, *, seed: int, global_batch: int, streams: int = 0, sequential: bool = False
+) -> Order:
     """The order of the index's training examples; streams=0 chooses their number. Raises UserError where there
-    are no examples or the streams do not divide the batch."""
-    return Order.of(index.train.examples, index.block_examples, seed, global_batch, streams)
+    are no examples or the streams do not divide the batch, and for a sequential order of shuffled shards."""
+    if sequential and index.settings.get("order") != SEQUENTIAL:
+        raise UserError(
+            "the shards hold their examples shuffled: no document could be read in order",
+            where=index.folder,
+            expected="shards prepared with data.order=sequential",
+            remedy="prepare them anew in another data.out, or data.order=shuffled",
+        )
+    return Order.of(index.train.examples, index.block_examples, seed, global_batch, streams, sequential)
 
 
 @dataclass(frozen=True)
@@ -44,10 +55,19 @@ class Footprint:
 
 
 class Shares:
-    """Step numbers in, the rank's shares out. Cheapest in ascending order, right in any."""
+    """Step numbers in, the rank's shares out. Cheapest in ascending order, right in any. `masking` masks all
+    examples anew."""
 
-    def __init__(self, index: Index, order: Order, caps: Caps, rank: int = 0, world: int = 1) -> None:
-        self.order, self.caps, self.split = order, caps, index.train
+    def __init__(
+        self,
+        index: Index,
+        order: Order,
+        caps: Caps,
+        rank: int = 0,
+        world: int = 1,
+        masking: DynamicMasking | None = None,
+    ) -> None:
+        self.order, self.caps, self.masking, self.split = order, caps, masking, index.train
         if order.examples != self.split.examples or order.block != index.block_examples:
             raise ValueError("this order was made for another index")
         self._start, self._stop = rank_range(order.global_batch, rank, world)
@@ -60,6 +80,8 @@ class Shares:
         be read or have changed."""
         ranges = self.order.stream_ranges(batch, self._start, self._stop)
         examples, epochs, numbers = self._windows.take(ranges)
+        if self.masking is not None:
+            examples = self.masking(examples, batch, epochs, numbers)
         return pack(examples, self.caps, batch=batch, epochs=epochs, numbers=numbers)
 
     @property
@@ -84,13 +106,14 @@ class Loader:
         world: int = 1,
         start_batch: int = 0,
         ahead: int = 2,
+        masking: DynamicMasking | None = None,
     ) -> None:
         """Reads `ahead` shares before they are asked for; call `close`, or use it as a context manager.
         Raises UserError for more ranks than examples in a batch."""
         self.batch = start_batch
         """Number of the next batch."""
         self.index, self.order = index, order
-        shares = Shares(index, order, caps, rank, world)
+        shares = Shares(index, order, caps, rank, world, masking)
         self.footprint = shares.footprint
         self._ahead = Prefetch(_shares_from(shares, start_batch), ahead)
 
@@ -114,20 +137,33 @@ class Loader:
         self._ahead.close()
 
 
-def loader_state(index: Index, order: Order, batch: int) -> dict[str, Any]:
+def loader_state(
+    index: Index, order: Order, batch: int, masking: DynamicMasking | None = None
+) -> dict[str, Any]:
     """What a checkpoint keeps so that training goes on with batch number `batch`."""
-    return {"batch": batch, "data": index.identity, "order": asdict(order)}
+    masks = dict(masking.identity) if masking else None
+    return {"batch": batch, "data": index.identity, "order": asdict(order), "masking": masks}
 
 
-def resumed_batch(state: dict[str, Any], index: Index, order: Order) -> int:
-    """The batch at which `state` goes on. Raises UserError where other data or another order would follow."""
-    now = loader_state(index, order, state["batch"])
-    differing = [name for name in now["order"] if state["order"].get(name) != now["order"][name]]
+def resumed_batch(
+    state: dict[str, Any], index: Index, order: Order, masking: DynamicMasking | None = None
+) -> int:
+    """The batch at which `state` goes on. Raises UserError where other data, another order or other masks would
+    follow."""
+    now = loader_state(index, order, state["batch"], masking)
+    before = {"sequential": False} | state["order"]  # states written when there was no other order lack it
+    differing = [name for name in now["order"] if before.get(name) != now["order"][name]]
+    then, masks = state.get("masking"), now["masking"]
+    if then is None or masks is None:
+        differing += ["data.dynamic_masking"] * (then is not masks)
+    else:
+        differing += [f"data.{name}" for name in masks if then.get(name) != masks[name]]
     if state["data"] != now["data"]:
         differing.insert(0, "index.json")
     if differing:
         raise UserError(
-            f"the checkpoint was read from other data or in another order: {', '.join(differing)} differ",
+            f"the checkpoint was read from other data, in another order or with other masks: "
+            f"{', '.join(differing)} differ",
             where=index.folder,
             remedy="use the same shards and settings, or start a new run",
         )

@@ -6,7 +6,6 @@ which so judges its form and its fields as it does any other's. A long string is
 
 import json
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
@@ -48,11 +47,10 @@ class LongString:
             yield self._spool.read(min(PIECE, self._start + self._size - at))
 
 
-def read_object(parts: Iterable[bytes], counts: Counts) -> Any:
-    """What the JSON text in `parts` holds, with LongString in the place of long strings. Raises ValueError where it
+def read_object(parts: Iterable[bytes], spool: BinaryIO, counts: Counts) -> Any:
+    """What the JSON text in `parts` holds, with LongString in the place of long strings, which are read from `spool`,
+    an empty file, as long as it is open. Raises ValueError where it
     is no JSON, or holds more than MOST_BESIDE bytes beside its long strings."""
-    # closed when the last LongString is gone
-    spool: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
     strings: list[LongString] = []
     skeleton = decode(bytes(_skeleton(parts, spool, strings, counts)), counts)
     left = iter(strings)

@@ -1,43 +1,47 @@
 """Pure maskers: Segments and a seed in, Examples out; nothing else decides a mask.
 
-The algorithm is BERT's (Devlin et al. 2019, section 3.1; google-research/bert's create_pretraining_data.py):
-candidates are all tokens but [CLS] and [SEP], or whole words; they are taken in random order until
-k = min(max_predictions, max(1, round(masked_lm_prob * length))) tokens are covered, the length counting
-[CLS] and [SEP]; each covered token becomes [MASK] (80 %), stays (10 %) or becomes any id of the
-vocabulary (10 %). Whole words that would exceed k are passed over, so fewer than k may be covered.
+A sequence is parted into candidates; they are taken in random order until
+k = min(max_predictions, max(1, round(masked_lm_prob * length))) tokens are covered, the length counting [CLS] and
+[SEP]; each covered token becomes [MASK] (80 %), stays (10 %) or becomes any id of the vocabulary (10 %). [CLS] and
+[SEP] are never covered. What is covered as one is the kind of masking:
 
-The draws of sequence i come from (seed, keys[i]) alone: how sequences are batched or ordered changes nothing.
+    token     a token, or with whole_word a word: BERT's algorithm (Devlin et al. 2019, section 3.1), as
+              google-research/bert's create_pretraining_data.py has it
+    span      words from a random token's on, their number geometric (Joshi et al. 2020, SpanBERT, section 3.1)
+    ngram     words from a random one on, n with probability proportional to 1/n (Lan et al. 2020, ALBERT)
+    phrase    a phrase of the lexicon or the chunker, or a word (Sun et al. 2019, ERNIE, section 3)
+    entity    a name of the lexicon, or a word (the same)
+
+k is one rule for all kinds, so that they differ in nothing else: SpanBERT's script covers ceil(0.15 n) tokens, [CLS]
+and [SEP] not counted, and cuts the last word for it; ERNIE's draws for each unit whether it is covered, with no upper
+bound. What would exceed k is passed over (a span or n-gram: shortened), so fewer than k may be covered. Random tokens
+are uniform over the vocabulary in all kinds (SpanBERT's script: drawn from the text).
+
+The draws of sequence i come from (seed, keys[i], purpose) alone: how sequences are batched or ordered changes nothing.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.draws import CORRUPT, jit, start
+from data_pipeline.covering import TOKENS, UNITS, WORDS, MaskRule, mask_all
+from data_pipeline.draws import CORRUPT
 from data_pipeline.errors import UserError
-from data_pipeline.records import Examples, Segments
-from data_pipeline.settings import DataSettings
-from data_pipeline.twister import PHILOX_WORDS, below, shuffle, unit
+from data_pipeline.records import Examples, Segments, read_only
+from data_pipeline.settings import MASKINGS, DataSettings
+from data_pipeline.spans import ALONE, NGRAM, SPAN, geometric, harmonic
+from data_pipeline.token_masks import mask_tokens
+from data_pipeline.units import no_units, unit_table
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary import Vocabulary
 
 
-class MaskRule(NamedTuple):
-    """What compiled code needs to know to mask a sequence."""
-
-    whole_word: bool
-    continuation: NDArray[np.bool_]  # (vocabulary,) True for a piece that goes on a word ('##...')
-    cls: int
-    sep: int
-    mask: int
-
-
 @dataclass(frozen=True, eq=False)
 class Masker:
-    """BERT's masking with its settings. Plain arrays and numbers: it can be sent to any worker."""
+    """One kind of masking with its settings. Plain arrays and numbers: it can be sent to any worker."""
 
     masked_lm_prob: float
     max_predictions: int
@@ -51,28 +55,26 @@ class Masker:
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> "Masker":
-        """Raises UserError where a setting is out of its range."""
-        rule = MaskRule(
-            whole_word=settings.whole_word,
-            continuation=np.array(vocabulary.continuation, np.bool_),
-            cls=vocabulary.cls,
-            sep=vocabulary.sep,
-            mask=vocabulary.mask,
-        )
-        return cls(settings.masked_lm_prob, settings.max_predictions, rule)
+        """Raises UserError where a setting is out of its range, or the lexicon cannot be used."""
+        return cls(settings.masked_lm_prob, settings.max_predictions, _rule(settings, vocabulary))
 
-    def __call__(self, segments: Segments, seed: int) -> Examples:
-        """Masks every sequence of `segments`; the draws are keyed by (seed, segments.keys)."""
+    def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
+        """Masks every sequence of `segments`; the draws are keyed by (seed, segments.keys, purpose)."""
         lengths = np.diff(segments.offsets)
         counts = self.counts(lengths)
         tokens = segments.tokens.copy()
         positions = np.empty(int(counts.sum()), np.uint16)
         ids = np.empty(len(positions), tokens.dtype)
         masked_offsets = np.zeros(len(segments) + 1, np.int64)
+        key = (np.uint64(seed % 2**64), np.uint64(purpose))
         sequences = (read_only(segments.tokens), read_only(segments.offsets), read_only(segments.keys))
-        used = _mask_all(
-            np.uint64(seed % 2**64), sequences, counts, self.rule, (tokens, positions, ids, masked_offsets)
-        )
+        out, rule = (tokens, positions, ids, masked_offsets), self.rule
+        if rule.grouping == TOKENS and rule.extent == ALONE:
+            shares = (rule.mask_share, rule.keep_share)
+            plain = (rule.cls, rule.sep, rule.mask, len(rule.continuation), *shares)
+            used = mask_tokens(key, sequences, counts, plain, out)
+        else:
+            used = mask_all(key, sequences, counts, rule, out)
         return Examples(
             tokens=tokens,
             offsets=segments.offsets,
@@ -88,104 +90,43 @@ class Masker:
         wanted = np.rint(lengths * self.masked_lm_prob).astype(np.int64)
         return np.clip(wanted, 1, self.max_predictions)
 
+    def expected(self, mean_length: float) -> float:
+        """How many tokens are covered, on average at most, in sequences of this mean length."""
+        return min(max(self.masked_lm_prob * mean_length, 1.0), self.max_predictions)
+
+
+def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
+    kind, rest = settings.masking, 1.0 - settings.mask_share
+    if kind not in MASKINGS:
+        raise _refused("masking", repr(kind), " or ".join(MASKINGS))
+    if not 0.0 <= settings.random_share <= round(rest, 12) <= 1.0:
+        shares = f"{settings.mask_share} beside data.random_share={settings.random_share}"
+        raise _refused("mask_share", shares, "shares, at most 1 together")
+    by_units = kind in ("phrase", "entity")
+    units = unit_table(settings, vocabulary, chunks=kind == "phrase") if by_units else no_units()
+    continuation = np.array(vocabulary.continuation, np.bool_)
+    if (
+        by_units
+    ):  # where words are parted by white space alone, a comma goes on a word: it is no part of a name
+        continuation &= ~units.punctuation
+    return MaskRule(
+        grouping=UNITS if by_units else TOKENS if kind == "token" and not settings.whole_word else WORDS,
+        extent={"span": SPAN, "ngram": NGRAM}.get(kind, ALONE),
+        across=kind == "token",
+        continuation=continuation,
+        cls=vocabulary.cls,
+        sep=vocabulary.sep,
+        mask=vocabulary.mask,
+        mask_share=float(settings.mask_share),
+        # rounded: 0.1 of 0.2 is to be just one half, as in BERT's script
+        keep_share=round(1.0 - settings.random_share / rest, 12) if rest > 0 else 0.0,
+        together=settings.replace_together,
+        lengths=harmonic(settings.ngram_longest)
+        if kind == "ngram"
+        else geometric(settings.span_p, settings.span_longest),
+        units=units,
+    )
+
 
 def _refused(setting: str, value: object, expected: str) -> UserError:
     return UserError(f"cannot be {value}", where=f"data.{setting}", expected=expected)
-
-
-def read_only(array: NDArray) -> NDArray:
-    """A read-only view, also of a memory map: compiled code then meets one type of array, not four."""
-    view = np.ascontiguousarray(array).view(np.ndarray)
-    view.flags.writeable = False
-    return view
-
-
-@jit
-def group_candidates(sequence, rule, members, starts):
-    """Lists the maskable positions of `sequence` in `members`; group g is members[starts[g]:starts[g + 1]].
-    Returns the number of groups.
-
-    A group is a token, or with `whole_word` a word. A continuation joins the last group that there is, even
-    across a [SEP]: where truncation cut the head off a word, its rest goes with the word before."""
-    groups, used = 0, 0
-    for i in range(len(sequence)):
-        token = sequence[i]
-        if token == rule.cls or token == rule.sep:
-            continue
-        if not (rule.whole_word and groups > 0 and rule.continuation[token]):
-            starts[groups] = used
-            groups += 1
-        members[used] = i
-        used += 1
-    starts[groups] = used
-    return groups
-
-
-@jit
-def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
-    """Writes the corrupted tokens of `sequence` into its copy `corrupted` and marks them in `covered` (all
-    False before). `scratch`: three int64 rows, each longer than the sequence. Returns how many it covered.
-
-    A stream of Python's draws (twister.py) shuffles all candidates first, as the script does; a Philox
-    stream draws them one by one, no more than it needs: the same distribution for fewer draws."""
-    members, starts, order = scratch[0], scratch[1], scratch[2]
-    groups = group_candidates(sequence, rule, members, starts)
-    for g in range(groups):
-        order[g] = g
-    lazily = len(stream) == PHILOX_WORDS
-    if not lazily:
-        shuffle(stream, order[:groups])
-    done = 0
-    for g in range(groups):
-        if done >= k:
-            break
-        if lazily:
-            other = g + below(stream, groups - g)
-            order[g], order[other] = order[other], order[g]
-        first, last = starts[order[g]], starts[order[g] + 1]
-        if done + last - first > k:
-            continue
-        for m in range(first, last):
-            position = members[m]
-            if unit(stream) < 0.8:
-                corrupted[position] = rule.mask
-            elif unit(stream) >= 0.5:
-                corrupted[position] = below(stream, len(rule.continuation))
-            covered[position] = True
-        done += last - first
-    return done
-
-
-@jit
-def emit_covered(sequence, covered, done, positions, ids):
-    """Lists the `done` marked positions, ascending, with their original ids, and clears the marks."""
-    found, i = 0, 0
-    while found < done:
-        if covered[i]:
-            positions[found], ids[found] = i, sequence[i]
-            covered[i] = False
-            found += 1
-        i += 1
-
-
-@jit
-def _mask_all(seed, sequences, counts, rule, out):
-    """Fills `out` (tokens, already a copy; positions; ids; masked_offsets); returns the masked rows used."""
-    source, offsets, keys = sequences
-    tokens, positions, ids, masked_offsets = out
-    longest = 0
-    for s in range(len(keys)):
-        longest = max(longest, offsets[s + 1] - offsets[s])
-    stream = np.zeros(PHILOX_WORDS, np.uint64)
-    scratch = np.empty((3, longest + 1), np.int64)
-    covered = np.zeros(longest, np.bool_)
-    used = 0
-    for s in range(len(keys)):
-        start(stream, seed, keys[s], np.uint64(CORRUPT))
-        sequence = source[offsets[s] : offsets[s + 1]]
-        corrupted = tokens[offsets[s] : offsets[s + 1]]
-        done = mask_sequence(stream, counts[s], rule, sequence, corrupted, covered, scratch)
-        emit_covered(sequence, covered, done, positions[used:], ids[used:])
-        used += done
-        masked_offsets[s + 1] = used
-    return used

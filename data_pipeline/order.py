@@ -14,6 +14,11 @@ where N is no multiple, the last.
               stream by stream, and rank r of W has numbers r B // W .. (r + 1) B // W - 1
 
 So a global batch is the same set of examples at every W, and any step is found in constant time.
+
+A sequential order permutes nothing, and numbers the examples as they lie in the shards, last blocks in their place.
+A stream's items of an epoch then are a stretch of the split, in order; what follows the stretch's last example is
+the first one of the same stretch in the next epoch. By default every row of the global batch is a stream (K = B),
+so that what comes next in a document comes next in the same row, as memory across steps needs.
 """
 
 from collections.abc import Iterator
@@ -28,6 +33,8 @@ from data_pipeline import draws
 from data_pipeline.draws import BLOCK_ORDER, WINDOW_ORDER, jit, multiply_high
 from data_pipeline.errors import UserError
 
+SEQUENTIAL = "sequential"
+"""Value of data.order for a sequential order; the other one is `shuffled`."""
 MOST_STREAMS = 256
 WINDOW_BLOCKS = 256
 """Blocks in all streams' windows together, unless there are more streams than that."""
@@ -64,8 +71,10 @@ class Window(NamedTuple):
     items: int
 
 
-def default_streams(global_batch: int) -> int:
-    """The largest divisor of `global_batch` that is at most 256."""
+def default_streams(global_batch: int, sequential: bool = False) -> int:
+    """The largest divisor of `global_batch` that is at most 256; in a sequential order a stream for every row."""
+    if sequential:
+        return global_batch
     return next(k for k in range(min(MOST_STREAMS, global_batch), 0, -1) if global_batch % k == 0)
 
 
@@ -96,7 +105,9 @@ class Order:
     streams: int
     """K, a divisor of B."""
     window: int
-    """Virtual blocks that are shuffled as one."""
+    """Virtual blocks that are shuffled as one; in a sequential order, that are read as one."""
+    sequential: bool = False
+    """Streams walk their stretches of the split in order."""
 
     def __post_init__(self) -> None:
         if self.examples < 1:
@@ -112,10 +123,19 @@ class Order:
             )
 
     @classmethod
-    def of(cls, examples: int, block: int, seed: int, global_batch: int, streams: int = 0) -> "Order":
+    def of(
+        cls,
+        examples: int,
+        block: int,
+        seed: int,
+        global_batch: int,
+        streams: int = 0,
+        sequential: bool = False,
+    ) -> "Order":
         """The order with the default number of streams (where `streams` is 0) and the default window."""
-        streams = streams or default_streams(global_batch)
-        return cls(examples, block, seed, global_batch, streams, max(1, WINDOW_BLOCKS // streams))
+        streams = streams or default_streams(global_batch, sequential)
+        window = max(1, WINDOW_BLOCKS // streams)
+        return cls(examples, block, seed, global_batch, streams, window, sequential)
 
     @property
     def items(self) -> int:
@@ -145,6 +165,8 @@ class Order:
         block by block, and for each its place among the window's items."""
         starts, counts = zip(*self.window_blocks(window), strict=True)
         numbers = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
+        if self.sequential:
+            return numbers, np.arange(window.items)
         key = (window.epoch * self.examples + window.start) % 2**64
         return numbers, draws.permutation(self.seed % 2**64, key, WINDOW_ORDER, window.items)
 
@@ -160,7 +182,7 @@ class Order:
     def virtual_block(self, epoch: int, place: int) -> int:
         """The virtual block at a place of an epoch."""
         full = self.examples // self.block
-        if place >= full:
+        if self.sequential or place >= full:
             return place  # the short one: were it not last, positions would be no arithmetic
         return permuted(place, full, _round_keys(self.seed, epoch))
 
@@ -194,10 +216,12 @@ class Order:
 
 
 class Layout:
-    """Where the examples of a split lie: example numbers in, rows of blocks out."""
+    """Where the examples of a split lie: example numbers in, rows of blocks out. `sequential`: numbered as in a
+    sequential order."""
 
-    def __init__(self, shard_examples: NDArray[np.int64], block: int) -> None:
-        self.block = block
+    def __init__(self, shard_examples: NDArray[np.int64], block: int, sequential: bool = False) -> None:
+        self.block, self.sequential = block, sequential
+        self._ends = np.cumsum(shard_examples)
         self._full = shard_examples // block  # full blocks of each shard
         self._full_ends = np.cumsum(self._full)
         self._rest_ends = np.cumsum(shard_examples % block)
@@ -206,9 +230,19 @@ class Layout:
     def runs(self, first: int, count: int) -> Iterator[Run]:
         """The rows that hold examples first..first+count-1, in order."""
         while count:
-            run = self._in_full_block(first, count) if first < self._in_full else self._in_rest(first, count)
+            run = self._run(first, count)
             yield run
             first, count = first + run.rows, count - run.rows
+
+    def _run(self, first: int, count: int) -> Run:
+        if self.sequential:
+            return self._in_place(first, count)
+        return self._in_full_block(first, count) if first < self._in_full else self._in_rest(first, count)
+
+    def _in_place(self, first: int, count: int) -> Run:
+        shard = int(np.searchsorted(self._ends, first, "right"))
+        block, row = divmod(first - (int(self._ends[shard - 1]) if shard else 0), self.block)
+        return Run(shard, block, row, min(count, self.block - row, int(self._ends[shard]) - first))
 
     def _in_full_block(self, first: int, count: int) -> Run:
         block, row = divmod(first, self.block)

@@ -38,7 +38,7 @@ def batches(
     rows = sum(table.metadata.row_group(group).num_rows for group in groups)
     at_once = min(BATCH_ROWS, max(1, rows * BATCH_BYTES // max(size, 1)))
     first = 0
-    for batch in table.iter_batches(at_once, row_groups=groups, columns=fields):
+    for batch in table.iter_batches(at_once, row_groups=groups, columns=fields, use_threads=False):
         yield first, batch
         first += len(batch)
 

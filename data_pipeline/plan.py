@@ -1,10 +1,12 @@
 """Tokenized parts in; which documents form a pool of donors, and which a shard, out.
 
 Both are ranges of documents in the order of their keys, which are hashes: every range is a uniform sample of the
-corpus. The plan follows from the documents and the settings alone.
+corpus, or with data.across_languages=false of one language. The plan follows from the documents and the settings
+alone.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +14,19 @@ from numpy.typing import NDArray
 
 from data_pipeline import draws
 from data_pipeline.corpus import document_tokens
+from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
+from data_pipeline.pairs import ALONE
+from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Corpus
+from data_pipeline.sampling import document_passes, language_numbers, repeats
 from data_pipeline.settings import DataSettings
 
 PARTITION_TOKENS = 256_000_000
 """Tokens of a partition, about, where that leaves it enough donors: half a gigabyte on disk."""
+PARTITION_DOCUMENTS = 2_000_000
+"""Documents of a partition, about: gathering them takes a hundred bytes of memory for each."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,8 @@ class Unit:
 
     start: int
     stop: int
+    rates: tuple[float, ...] = ()
+    """How often the documents of each source are passed over, dupe_factor aside; empty: once."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +47,39 @@ class Partition:
     low: int
     high: int
     units: tuple[Unit, ...]
+    sources: tuple[int, ...] = ()
+    """Only documents of the sources with these numbers; empty: of all."""
+    whole: bool = False
+    """Also the document of these sources that is set aside: alone, it would have no random next segment."""
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """What the plan follows from: a row a document, in the order of the keys."""
+
+    keys: NDArray[np.uint64]
+    tokens: NDArray[np.int64]
+    sources: NDArray[np.uint16]
+
+    def take(self, chosen: NDArray) -> "_Documents":
+        return _Documents(self.keys[chosen], self.tokens[chosen], self.sources[chosen])
 
 
 def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
     """The partitions of both splits, training first. Raises UserError where a split has no document."""
-    keys = np.concatenate([np.asarray(part.keys) for part in parts])
-    tokens = np.concatenate([document_tokens(part) for part in parts])
-    if not len(keys):
+    documents = _Documents(
+        np.concatenate([np.asarray(part.keys) for part in parts]),
+        np.concatenate([document_tokens(part) for part in parts]),
+        np.concatenate([np.asarray(part.sources) for part in parts]),
+    )
+    if not len(documents.keys):
         raise UserError(
             "no text to learn from: the sources hold no document with a token",
             where="data.sources",
             remedy="check the files, data.text_field and data.vocab",
         )
-    order = np.argsort(keys, kind="stable")
-    keys, tokens = keys[order], tokens[order]
+    documents = documents.take(np.argsort(documents.keys, kind="stable"))
+    keys = documents.keys
     if (repeated := int((keys[1:] == keys[:-1]).sum())) > 0:
         raise UserError(
             f"{repeated} documents have the id of another",
@@ -59,6 +88,8 @@ def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
             remedy="leave it empty to number the records",
         )
     aside = is_held_out(keys, settings)
+    alone = _alone_aside(documents, aside, settings)
+    aside[alone] = False
     if settings.held_out > 0 and not 0 < aside.sum() < len(aside):
         raise UserError(
             f"data.held_out={settings.held_out} sets aside {aside.sum()} of {len(aside)} documents",
@@ -66,10 +97,25 @@ def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
             expected="some for training and some for evaluation",
             remedy="change data.held_out, or data.held_out=0",
         )
-    partitions = _partitions(TRAIN, keys[~aside], tokens[~aside], settings)
+    rates = _rates(documents, settings)
+    partitions = _partitions(TRAIN, documents.take(~aside), rates, settings)
+    whole = set(documents.sources[alone].tolist())
+    partitions = [replace(p, whole=not whole.isdisjoint(p.sources)) for p in partitions]
     if aside.any():
-        partitions += _partitions(HELD_OUT, keys[aside], tokens[aside], settings)
+        partitions += _partitions(HELD_OUT, documents.take(aside), rates, settings)
     return partitions
+
+
+def members(part: Corpus, partition: Partition, settings: DataSettings) -> NDArray[np.int64]:
+    """The numbers of the documents of `part`, which lie in the order of their keys, that are of the partition."""
+    first = int(np.searchsorted(part.keys, np.uint64(partition.low), "left"))
+    last = int(np.searchsorted(part.keys, np.uint64(partition.high), "right"))
+    mine = is_held_out(np.asarray(part.keys[first:last]), settings) == (partition.split == HELD_OUT)
+    if partition.whole:
+        mine[:] = True
+    if partition.sources:
+        mine &= np.isin(part.sources[first:last], partition.sources)
+    return first + np.flatnonzero(mine)
 
 
 def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.bool_]:
@@ -80,21 +126,128 @@ def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.
     return draws.first_words(settings.seed, keys, draws.HELD_OUT) < limit
 
 
+def _alone_aside(
+    documents: _Documents, aside: NDArray[np.bool_], settings: DataSettings
+) -> NDArray[np.int64]:
+    """The documents set aside that are the only ones of their language there, where pairs must not mix languages."""
+    languages, numbers = language_numbers(settings)
+    if not (_apart(languages, settings) and _draws_donors(settings)):
+        return np.empty(0, np.int64)
+    places = np.flatnonzero(aside)
+    of = numbers[documents.sources[places]]
+    return places[np.bincount(of, minlength=len(languages))[of] == 1]
+
+
+def _apart(languages: list[str], settings: DataSettings) -> bool:
+    return not settings.across_languages and len(languages) > 1
+
+
+def _draws_donors(settings: DataSettings) -> bool:
+    recipe = RECIPES.get(settings.sequences)
+    return recipe is not None and recipe.draws_donors
+
+
+def _rates(documents: _Documents, settings: DataSettings) -> tuple[float, ...]:
+    """`Unit.rates`, by the tokens of each source."""
+    amounts = np.bincount(documents.sources, weights=documents.tokens, minlength=len(settings.sources))
+    rates = repeats(amounts, settings)
+    return () if (rates == 1.0).all() else tuple(rates.tolist())
+
+
 def _partitions(
-    split: str, keys: NDArray[np.uint64], tokens: NDArray[np.int64], settings: DataSettings
+    split: str, documents: _Documents, rates: tuple[float, ...], settings: DataSettings
 ) -> list[Partition]:
-    count = max(1, min(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // settings.min_donors))
+    """The partitions of one split in which a document is passed over; with data.across_languages=false, of one
+    language after the other. Raises UserError where there is none."""
+    languages, numbers = language_numbers(settings)
+    if not _apart(languages, settings):
+        partitions = _pools(split, "", (), documents, rates, settings)
+    else:
+        partitions = []
+        for number, language in enumerate(languages):
+            sources = np.flatnonzero(numbers == number)
+            chosen = documents.take(np.isin(documents.sources, sources))
+            if len(chosen.keys):
+                partitions += _pools(split, language, tuple(sources.tolist()), chosen, rates, settings)
+    partitions = [partition for partition in partitions if partition.units]
+    if not partitions:
+        raise UserError(
+            f"pass over none of {len(documents.keys)} {split} documents",
+            where="data.weights",
+            remedy="raise them, or add text",
+        )
+    return partitions
+
+
+def _pools(
+    split: str,
+    language: str,
+    sources: tuple[int, ...],
+    documents: _Documents,
+    rates: tuple[float, ...],
+    settings: DataSettings,
+) -> list[Partition]:
+    keys, tokens = documents.keys, documents.tokens
+    if len(keys) == 1 and _draws_donors(settings):
+        raise _alone(split, language)
+    passes = document_passes(keys, documents.sources, rates, settings.seed, settings.dupe_factor)
+    wanted = max(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // PARTITION_DOCUMENTS)
+    count = max(1, min(wanted, len(keys) // settings.min_donors))
     borders = [len(keys) * n // count for n in range(count + 1)]
     return [
-        Partition(split, int(keys[first]), int(keys[last - 1]), _units(tokens[first:last], settings))
+        Partition(
+            split,
+            int(keys[first]),
+            int(keys[last - 1]),
+            _units(tokens[first:last], passes[first:last], rates, settings),
+            sources,
+        )
         for first, last in pairwise(borders)
     ]
 
 
-def _units(tokens: NDArray[np.int64], settings: DataSettings) -> tuple[Unit, ...]:
+def _alone(split: str, language: str) -> UserError:
+    """The error where a random next segment has nowhere to come from."""
+    remedy = "add text, or data.across_languages=true" if language else ALONE
+    return UserError(
+        f"a random next segment needs another document{' in ' * bool(language)}{language}, and there is only one"
+        + " held out" * (split == HELD_OUT),
+        where="data.sources",
+        expected="two documents or more" + " of each language" * bool(language),
+        remedy="change data.held_out" if split == HELD_OUT else remedy,
+    )
+
+
+def _units(
+    tokens: NDArray[np.int64], passes: NDArray[np.int64], rates: tuple[float, ...], settings: DataSettings
+) -> tuple[Unit, ...]:
     """Runs of documents of about shard_tokens over all passes: a new run begins with the document that crosses
-    a multiple of it."""
-    each = max(1, settings.shard_tokens // settings.dupe_factor)
-    number = (np.cumsum(tokens) - tokens) // each
-    starts = np.flatnonzero(np.diff(number, prepend=-1))
-    return tuple(Unit(int(a), int(b)) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=True))
+    a multiple of it. Documents that are not passed over begin none; there is no run without another document."""
+    each = max(1, settings.shard_tokens // settings.dupe_factor) * settings.dupe_factor
+    passed = np.flatnonzero(passes)
+    work = tokens[passed] * passes[passed]
+    number = (np.cumsum(work) - work) // each
+    starts = passed[np.flatnonzero(np.diff(number, prepend=-1))].tolist()
+    if starts:
+        starts[0] = 0
+    return tuple(Unit(a, b, rates) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=False))
+
+
+def plan_json(partitions: list[Partition]) -> bytes:
+    """The plan as a file, as `parsed_plan` reads it."""
+    return canonical_json([asdict(partition) for partition in partitions])
+
+
+def parsed_plan(data: bytes) -> list[Partition]:
+    """The plan that `plan_json` wrote."""
+    return [
+        Partition(
+            row["split"],
+            row["low"],
+            row["high"],
+            tuple(Unit(unit["start"], unit["stop"], tuple(unit["rates"])) for unit in row["units"]),
+            tuple(row["sources"]),
+            row["whole"],
+        )
+        for row in json.loads(data)
+    ]

@@ -1,190 +1,267 @@
 """Sources in, a folder of shards with its index.json out: the stages of the mill, composed on one page.
 
-    read_source per unit of a source -> plan -> gather_partition per range of keys -> write_unit per shard -> index
+    discover -> read, per unit of a source -> plan -> gather, per range of keys -> write, per shard -> finish
 
-What is not finished lives in OUT/.work, each piece under its final name only when whole; a killed run finds there
-what is done. Nothing depends on the number of workers: the units to read follow from the sources, partitions and
-shards from the documents' keys and lengths.
+Where repetitions are dropped, two stages come before `read`: fingerprint, per unit; repeats, per range of hashes.
+
+What is not finished lies in the job's folders, each piece under its final name only when whole; a killed run finds
+there what is done. A stage is a list of tasks that follows from these folders alone: one process may do all stages
+(`prepare`), or many processes a share of one stage each (`prepare_share`). Nothing depends on the number of workers:
+the units to read follow from the sources, partitions and shards from the documents' keys and lengths.
 """
 
 import json
-import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from data_pipeline.corpus import open_corpus
+from data_pipeline import executors
+from data_pipeline.duplicates import Repeats, find_repeats, fingerprint, kinds, ranges
 from data_pipeline.errors import UserError
 from data_pipeline.exact import exact_examples
-from data_pipeline.executors import Stage, Workers
+from data_pipeline.executors import ALL, Share, Workers, pool_of
 from data_pipeline.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, canonical_json, write_index
+from data_pipeline.job import PLAN, WORK, Job, close_job, described_sources, open_job
 from data_pipeline.packing import original_tokens
-from data_pipeline.plan import Partition, plan
-from data_pipeline.recipes import recipe_of
-from data_pipeline.segments import SegmentRecipe
+from data_pipeline.remote import writable
 from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards import write_shard
-from data_pipeline.sources import SourceFile, discover
-from data_pipeline.stages import gather_partition, read_source, write_unit
-from data_pipeline.statistics import add_up, shard_statistics
-from data_pipeline.storage import write_whole
+from data_pipeline.stages import deliver, gather_partition, make_plan, read_source, write_unit
+from data_pipeline.statistics import add_up, padding_statistics, shard_statistics
+from data_pipeline.storage import exists, is_uri, join, read_bytes, write_whole
 from data_pipeline.vocabulary import Vocabulary, load_vocabulary
 
-WORK, SHARDS, LOG = ".work", "shards", "prepare.log.json"
+LOG = "prepare.log.json"
+DISCOVER, FINISH = "discover", "finish"
 
 
-def prepare(settings: DataSettings, stage: Stage) -> tuple[Index, bool]:
+@dataclass(frozen=True)
+class Stage:
+    """Tasks that may be done in any order, once all tasks of the stage before are done."""
+
+    name: str
+    doing: str
+    function: Callable[..., dict[str, Any]]
+    tasks: Callable[[Job], list[tuple]]
+    folder: Callable[[Job], Path]
+    """Where its results are kept."""
+    alone: bool = False
+    """One task, done by the process that asks instead of a worker."""
+
+    def done(self, job: Job) -> Path:
+        """The folder of its results."""
+        return self.folder(job) / f"{self.name}-done"
+
+    def missing(self, job: Job) -> list[int]:
+        """The tasks still to do."""
+        return executors.missing(self.done(job), len(self.tasks(job)))
+
+    def results(self, job: Job) -> list[dict[str, Any]]:
+        """What its tasks returned."""
+        return executors.results(self.done(job), range(len(self.tasks(job))))
+
+
+def _fingerprints(job: Job) -> list[tuple]:
+    parts = zip(job.units, job.fingerprints, strict=True)
+    return [(unit, job.settings, part) for unit, part in parts] if kinds(job.settings) else []
+
+
+def _repeats(job: Job) -> list[tuple]:
+    if not kinds(job.settings):
+        return []
+    found = ranges(sum(result["entries"] for result in FINGERPRINT.results(job)))
+    return [
+        (job.fingerprints, first, last, str(job.text / "repeats" / f"{number:06d}"))
+        for number, (first, last) in enumerate(found)
+    ]
+
+
+def _reads(job: Job) -> list[tuple]:
+    found = tuple(task[-1] for task in _repeats(job))
+    repeats = [Repeats(number, part, found) for number, part in enumerate(job.fingerprints)]
+    parts = zip(job.units, job.parts, repeats, strict=True)
+    return [
+        (unit, job.settings, job.tokenizer, part, again if found else None) for unit, part, again in parts
+    ]
+
+
+def _plans(job: Job) -> list[tuple]:
+    return [(job.parts, job.settings, str(job.work / PLAN))]
+
+
+def _gathers(job: Job) -> list[tuple]:
+    partitions = zip(job.partitions, job.gathered, strict=True)
+    return [(job.parts, job.settings, partition, folder) for partition, folder in partitions]
+
+
+def _writes(job: Job) -> list[tuple]:
+    return [
+        (folder, unit, job.recipe, job.settings, number, str(job.shards / name), job.deliver_to)
+        for number, (folder, unit, name) in enumerate(_shards(job))
+    ]
+
+
+def _shards(job: Job) -> Iterator[tuple[str, Any, str]]:
+    """Partition, unit and name of every shard."""
+    count = dict.fromkeys((TRAIN, HELD_OUT), 0)
+    for partition, folder in zip(job.partitions, job.gathered, strict=True):
+        for unit in partition.units:
+            yield folder, unit, f"{partition.split}-{count[partition.split]:06d}.tar"
+            count[partition.split] += 1
+
+
+FINGERPRINT = Stage("fingerprint", "comparing documents", fingerprint, _fingerprints, lambda job: job.text)
+READ = Stage("read", "reading and tokenizing", read_source, _reads, lambda job: job.text)
+WRITE = Stage("write", "writing shards", write_unit, _writes, lambda job: job.work)
+STAGES = (
+    FINGERPRINT,
+    Stage("repeats", "finding repetitions", find_repeats, _repeats, lambda job: job.text),
+    READ,
+    Stage("plan", "planning shards", make_plan, _plans, lambda job: job.work, alone=True),
+    Stage("gather", "gathering documents", gather_partition, _gathers, lambda job: job.pools),
+    WRITE,
+)
+NAMES = (DISCOVER, *(stage.name for stage in STAGES), FINISH)
+"""What `prepare_share` can be asked for, in this order."""
+
+
+def prepare(settings: DataSettings, show: executors.Stage) -> tuple[Index, bool]:
     """Makes the shards that `settings` describe; returns their index, and False where they were there already.
 
     Raises UserError for sources, a vocabulary or settings that cannot be used, and for a folder that holds other
     data; what was there before stays."""
     started = time.monotonic()
-    out = Path(required(settings.out, "data.out", "a folder for the shards"))
-    vocabulary = load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
-    recipe = recipe_of(settings, vocabulary)
-    files = discover(settings)
-    sources = _sources(files)
-    if (out / INDEX).exists():
-        index = _existing(out, settings, vocabulary, sources)
-        shutil.rmtree(out / WORK, ignore_errors=True)
+    vocabulary = _checked(settings)
+    if index := _existing(settings, vocabulary):
         return index, False
-    identity = canonical_json([deciding_values(settings), vocabulary.sha256, sources])
-    work = _work_folder(out, identity, vocabulary)
-    job = Job(settings, recipe, vocabulary, work, stage)
-    shards = _exact(job, files) if settings.mode == "exact" else _fast(job, files)
-    index = _finish(job, shards, out)
-    log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
-    write_whole(out / LOG, canonical_json(log | {"sources": sources}, indent=1))
-    shutil.rmtree(work)
-    return index, True
+    job = open_job(settings, vocabulary, together=False)
+    if settings.mode == "exact":
+        return _finish(job, _exact(job, show), {}, started), True
+    with Workers(pool_of(settings)) as workers:
+        for stage in STAGES:
+            _do(stage, job, workers, show)
+    return _finish_stages(job, started), True
 
 
-@dataclass(frozen=True)
-class Shards:
-    """What the stages made: entries and counts of each split, and what was met while reading."""
-
-    splits: dict[str, list[ShardEntry]]
-    statistics: dict[str, list[dict[str, Any]]]
-    reading: dict[str, Any]
-
-    @classmethod
-    def of(cls, results: list[tuple[str, dict[str, Any]]], reading: dict[str, Any]) -> Self:
-        """From the results of `write_unit`, each with the name of its split."""
-        made = {n: [r for split, r in results if split == n] for n in (TRAIN, HELD_OUT)}
-        entries = {n: [ShardEntry.from_dict(r["entry"], WORK) for r in found] for n, found in made.items()}
-        return cls(entries, {n: [r["statistics"] for r in found] for n, found in made.items()}, reading)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the stages share."""
-
-    settings: DataSettings
-    recipe: SegmentRecipe
-    vocabulary: Vocabulary
-    work: Path
-    stage: Stage
-
-    @property
-    def tokenizer(self) -> str:
-        """The vocabulary as a file that workers read."""
-        return str(self.work / "tokenizer.json")
-
-
-def _fast(job: Job, files: list[SourceFile]) -> Shards:
-    settings, work = job.settings, job.work
-    with Workers(settings.workers) as workers:
-        parts = [str(work / "read" / f"{number:06d}") for number in range(len(files))]
-        with job.stage("reading and tokenizing", len(files)) as advance:
-            reads = [(file, settings, job.tokenizer, part) for file, part in zip(files, parts, strict=True)]
-            read_parts = workers.run(read_source, reads, work / "read-done", advance)
-        partitions = plan([open_corpus(Path(part)) for part in parts], settings)
-        folders = [str(work / "gathered" / f"{number:06d}") for number in range(len(partitions))]
-        with job.stage("gathering documents", len(partitions)) as advance:
-            gathers = [(parts, settings, p, folder) for p, folder in zip(partitions, folders, strict=True)]
-            workers.run(gather_partition, gathers, work / "gathered-done", advance)
-        tasks, splits = _shard_tasks(job, partitions, folders)
-        with job.stage("writing shards", len(tasks)) as advance:
-            written = workers.run(write_unit, tasks, work / "shards-done", advance)
-    reading = add_up(part["counts"] for part in read_parts)
-    return Shards.of(list(zip(splits, written, strict=True)), reading)
+def prepare_share(settings: DataSettings, show: executors.Stage, name: str, share: Share = ALL) -> str:
+    """Does a share of one stage, beside other processes that do other shares; returns what to say about it.
+    Raises UserError, as `prepare` does, and where tasks of an earlier stage are missing."""
+    started = time.monotonic()
+    if name not in NAMES:
+        raise UserError(f"unknown {name!r}", where="--stage", expected=", ".join(NAMES))
+    if settings.mode == "exact":
+        raise UserError(
+            "exact mode is one process", where="--stage", remedy="leave it out, or data.mode=fast"
+        )
+    vocabulary = _checked(settings)
+    if _existing(settings, vocabulary, with_sources=False):
+        return f"already prepared: {settings.out}"
+    job = open_job(settings, vocabulary, together=True)
+    if name == DISCOVER:
+        return f"{len(job.units)} units to read"
+    for stage in STAGES:
+        if stage.name == name:
+            with Workers(pool_of(settings)) as workers:
+                count = _do(stage, job, workers, show, share)
+            return f"stage {name}: {count} of {len(stage.tasks(job))} tasks are of this share, and done"
+        if lacking := stage.missing(job):
+            some = ", ".join(map(str, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
+            raise UserError(
+                f"stage {name} needs all tasks of stage {stage.name}, and {len(lacking)} are missing: {some}",
+                where=stage.done(job),
+                remedy=f"run --stage {stage.name} for these shares first",
+            )
+    _finish_stages(job, started)
+    return f"prepared {settings.out}"
 
 
-def _shard_tasks(job: Job, partitions: list[Partition], folders: list[str]) -> tuple[list[tuple], list[str]]:
-    """Arguments of `write_unit` for every shard, and the split of each."""
-    tasks: list[tuple] = []
-    splits: list[str] = []
-    for partition, folder in zip(partitions, folders, strict=True):
-        for unit in partition.units:
-            shard = job.work / SHARDS / f"{partition.split}-{splits.count(partition.split):06d}.tar"
-            tasks.append((folder, unit, job.recipe, job.settings, len(tasks), str(shard)))
-            splits.append(partition.split)
-    return tasks, splits
+def _do(stage: Stage, job: Job, workers: Workers, show: executors.Stage, share: Share = ALL) -> int:
+    """Does the share of the stage; returns how many tasks that are."""
+    tasks = stage.tasks(job)
+    if not tasks:
+        return 0
+    count = len(share.tasks(len(tasks)))
+    with show(stage.doing, count) as advance:
+        run = workers.run_here if stage.alone else workers.run
+        run(stage.function, tasks, stage.done(job), advance, share)
+    return count
 
 
-def _exact(job: Job, files: list[SourceFile]) -> Shards:
+def _checked(settings: DataSettings) -> Vocabulary:
+    if is_uri(required(settings.out, "data.out", "a folder for the shards")):
+        writable(settings.out)
+    if kinds(settings) and settings.mode == "exact":
+        raise UserError(
+            f"cannot be {settings.duplicates} in exact mode, which drops nothing",
+            where="data.duplicates",
+            expected="keep",
+            remedy="or choose data.mode=fast",
+        )
+    return load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
+
+
+def _exact(job: Job, show: executors.Stage) -> list[tuple[str, dict[str, Any]]]:
     """One process, one pass after the other, in the order of google-research/bert's script."""
     settings = job.settings
-    results: list[tuple[str, dict[str, Any]]] = []
-    blocks = exact_examples(files, job.vocabulary, settings, job.work)
+    written: list[tuple[str, dict[str, Any]]] = []
+    blocks = exact_examples(job.units, job.vocabulary, settings, job.work)
     a_shard = max(1, settings.shard_tokens // (settings.sequence_length * settings.block_examples))
-    with job.stage("writing instances", 0) as advance:
+    with show("writing instances", 0) as advance:
         while some := list(islice(blocks, a_shard)):
-            entry = write_shard(job.work / SHARDS / f"{TRAIN}-{len(results):06d}.tar", some)
-            counts = [shard_statistics(b, original_tokens(b), settings, job.vocabulary.mask) for b in some]
-            results.append((TRAIN, {"entry": entry.as_dict(), "statistics": add_up(counts)}))
+            path = job.shards / f"{TRAIN}-{len(written):06d}.tar"
+            entry = write_shard(path, some)
+            deliver(path, job.deliver_to)
+            counts = [
+                shard_statistics(b, original_tokens(b), settings, job.vocabulary.mask)
+                | padding_statistics(b.lengths, settings)
+                for b in some
+            ]
+            written.append((TRAIN, {"entry": entry.as_dict(), "statistics": add_up(counts)}))
             advance(entry.examples)
-    return Shards.of(results, {})
+    return written
 
 
-def _finish(job: Job, shards: Shards, out: Path) -> Index:
-    """Moves the shards to their place and, last of all, writes the index."""
-    for path in sorted((job.work / SHARDS).iterdir()):
-        path.replace(out / path.name)
-    statistics: dict[str, Any] = {"reading": shards.reading}
-    statistics |= {split: add_up(parts) for split, parts in shards.statistics.items() if parts}
-    return write_index(
+def _finish_stages(job: Job, started: float) -> Index:
+    splits = [partition.split for partition in job.partitions for _ in partition.units]
+    reading = add_up(part["counts"] for part in READ.results(job))
+    return _finish(job, list(zip(splits, WRITE.results(job), strict=True)), reading, started)
+
+
+def _finish(
+    job: Job, written: list[tuple[str, dict[str, Any]]], reading: dict[str, Any], started: float
+) -> Index:
+    """Moves the shards to their place and, last of all, writes the index. `written`: split and result of each."""
+    settings, out = job.settings, job.settings.out
+    if not job.deliver_to:
+        for path in sorted(job.shards.glob("[!.]*")):
+            with suppress(FileNotFoundError):  # a second process that finishes the same job was faster
+                path.replace(Path(out) / path.name)
+    made = {name: [result for split, result in written if split == name] for name in (TRAIN, HELD_OUT)}
+    statistics: dict[str, Any] = {"reading": reading}
+    statistics |= {name: add_up(r["statistics"] for r in found) for name, found in made.items() if found}
+    log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
+    write_whole(join(out, LOG), canonical_json(log | {"sources": job.sources}, indent=1))
+    index = write_index(
         out,
-        splits=shards.splits,
-        settings=deciding_values(job.settings),
-        block_examples=job.settings.block_examples,
+        splits={n: [ShardEntry.from_dict(r["entry"], WORK) for r in found] for n, found in made.items()},
+        settings=deciding_values(settings),
+        block_examples=settings.block_examples,
         vocabulary=job.vocabulary,
         statistics=statistics,
     )
+    close_job(job)
+    return index
 
 
-def _sources(files: list[SourceFile]) -> list[list[Any]]:
-    """What the data were made from: names, sizes and times of the units, without the folder that they lie in."""
-    return [[f.name, f.size, f.start, f.stop, f.stripe, _changed(f.uri)] for f in files]
-
-
-def _changed(uri: str) -> int:
-    path = Path(uri)
-    return path.stat().st_mtime_ns if path.is_file() else 0
-
-
-def _work_folder(out: Path, identity: bytes, vocabulary: Vocabulary) -> Path:
-    """OUT/.work, with what a killed run of the same identity left in it, or empty. Raises UserError for a folder
-    that holds anything but such work: nothing of somebody else's is overwritten."""
-    work = out / WORK
-    note = work / "identity.json"
-    ours = note.is_file() and note.read_bytes() == identity
-    if out.exists() and not ours:
-        shutil.rmtree(work, ignore_errors=True)
-        if any(out.iterdir()):
-            raise UserError(
-                "holds other files", where=out, expected="a new or empty folder", remedy="choose another"
-            )
-    (work / SHARDS).mkdir(parents=True, exist_ok=True)
-    write_whole(work / "tokenizer.json", vocabulary.json.encode())
-    write_whole(note, identity)
-    return work
-
-
-def _existing(out: Path, settings: DataSettings, vocabulary: Vocabulary, sources: list[list[Any]]) -> Index:
-    """The index that is there, if it is of these very settings and sources."""
+def _existing(settings: DataSettings, vocabulary: Vocabulary, *, with_sources: bool = True) -> Index | None:
+    """The index that is there, if there is one. Raises UserError unless it is of these very settings and sources."""
+    out = settings.out
+    if not exists(join(out, INDEX)):
+        return None
     index = Index.load(out)
     wanted = deciding_values(settings)
     differing = [
@@ -192,8 +269,8 @@ def _existing(out: Path, settings: DataSettings, vocabulary: Vocabulary, sources
     ]
     if index.vocabulary.sha256 != vocabulary.sha256:
         differing.append(f"vocabulary {vocabulary.sha256[:12]} (there: {index.vocabulary.sha256[:12]})")
-    log = out / LOG
-    if log.is_file() and json.loads(log.read_bytes()).get("sources") != sources:
+    log = json.loads(read_bytes(join(out, LOG))) if with_sources and exists(join(out, LOG)) else {}
+    if "sources" in log and log["sources"] != described_sources(settings):
         differing.append("its sources had other names, sizes or times")
     if differing:
         raise UserError(

@@ -1,13 +1,18 @@
 """The data recipes by the name of the sequences they make; one line registers one."""
 
 from data_pipeline.errors import UserError
-from data_pipeline.segments import NextSentencePairs, SegmentRecipe, SingleStreams
+from data_pipeline.pairs import NextSentencePairs, OrderedPairs, SentencePairs
+from data_pipeline.segments import SegmentRecipe
 from data_pipeline.settings import DataSettings
+from data_pipeline.streams import FullSentences, SingleStreams
 from data_pipeline.vocabulary import Vocabulary
 
 RECIPES: dict[str, type[SegmentRecipe]] = {
     "segment_pair": NextSentencePairs,
+    "sentence_pair": SentencePairs,
+    "sentence_order": OrderedPairs,
     "doc_sentences": SingleStreams,
+    "full_sentences": FullSentences,
 }
 """Name in `data.sequences` -> recipe."""
 

@@ -7,15 +7,21 @@ tokenization are arithmetic over flat arrays.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.draws import jit
+
 NO_LABEL = -1
 """Value of `labels` for a single stream, which has no second segment to judge."""
+
+
+def _no_sources() -> NDArray[np.uint16]:
+    return np.empty(0, np.uint16)
 
 
 class Document(NamedTuple):
@@ -57,14 +63,18 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Segments:
-    """Sequences ready to be masked: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] for a single stream.
-    Sequence i holds tokens[offsets[i]:offsets[i + 1]]."""
+    """Sequences ready to be masked: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] for a single stream; with
+    data.separators=false without [SEP]. Sequence i holds tokens[offsets[i]:offsets[i + 1]]."""
 
     tokens: NDArray[np.unsignedinteger]  # flat, special tokens included, no padding
     offsets: NDArray[np.int64]  # sequences + 1
-    first_lengths: NDArray[np.uint16]  # tokens of segment 0: [CLS], A and the first [SEP]
-    labels: NDArray[np.int8]  # 1: B was drawn from another document, 0: B follows A, -1: no second segment
+    first_lengths: NDArray[np.uint16]  # tokens of segment 0: [CLS], A and the first [SEP]; or all of them
+    labels: NDArray[np.int8]  # 1: B does not follow A, 0: it does, -1: no second segment
     keys: NDArray[np.uint64]  # keys of the draws that corrupt each sequence: unique, whatever the batching
+    first_sources: NDArray[np.uint16] = field(default_factory=_no_sources)  # number in data.sources of the
+    last_sources: NDArray[np.uint16] = field(
+        default_factory=_no_sources
+    )  # documents of A and B; empty: unknown
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,12 +122,32 @@ class Examples:
 def take_ragged(
     order: NDArray[np.integer], offsets: NDArray[np.int64], flat: NDArray
 ) -> tuple[NDArray, NDArray[np.int64]]:
-    """Rows `order` of a ragged array (flat, offsets), as a new (flat, offsets)."""
-    lengths = offsets[1:][order] - offsets[:-1][order]
+    """Rows `order` of a ragged array (flat, offsets), as a new (flat, offsets). Raises IndexError for rows that do
+    not lie within `flat`."""
+    starts, stops = offsets[:-1][order], offsets[1:][order]
+    if len(order) and (starts.min() < 0 or stops.max() > len(flat) or (stops < starts).any()):
+        raise IndexError(f"a row lies outside of the {len(flat)} entries")
     new_offsets = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(lengths, out=new_offsets[1:])
-    source = np.repeat(offsets[:-1][order] - new_offsets[:-1], lengths) + np.arange(new_offsets[-1])
-    return flat[source], new_offsets
+    np.cumsum(stops - starts, out=new_offsets[1:])
+    taken = np.empty(new_offsets[-1], flat.dtype)
+    _copy_rows(read_only(starts), read_only(new_offsets), read_only(flat), taken)
+    return taken, new_offsets
+
+
+@jit
+def _copy_rows(starts, new_offsets, flat, taken):
+    for i in range(len(starts)):
+        # unsigned: numba then asks of no index whether it counts from the end, and the loop copies many at once
+        start, at, stop = np.uint64(starts[i]), np.uint64(new_offsets[i]), np.uint64(new_offsets[i + 1])
+        for k in range(stop - at):
+            taken[at + k] = flat[start + k]
+
+
+def read_only(array: NDArray) -> NDArray:
+    """A read-only view, also of a memory map: compiled code then meets one type of array, not four."""
+    view = np.ascontiguousarray(array).view(np.ndarray)
+    view.flags.writeable = False
+    return view
 
 
 def concatenate(parts: list[Examples]) -> Examples:

@@ -30,15 +30,18 @@ def language_numbers(settings: DataSettings) -> tuple[list[str], NDArray[np.int6
 
 
 def source_weights(settings: DataSettings) -> NDArray[np.float64]:
-    """The weight of each source. Raises UserError for data.weights of another length than data.sources, a weight
-    that is none, or weights that leave nothing."""
+    """The weight of each source. Raises UserError for data.weights of another length than data.sources, or a weight
+    that is none."""
     sources = range(max(1, len(settings.sources)))
     weights = [float(of_source(settings.weights, s, settings, "data.weights", 1.0)) for s in sources]
     for weight in weights:
-        if not 0.0 <= weight <= MOST:
-            raise UserError(f"{weight} is no weight", where="data.weights", expected=f"0 to {MOST}")
-    if not any(weights):
-        raise UserError("are all 0", where="data.weights", expected="a weight above 0")
+        if not 0.0 < weight <= MOST:
+            raise UserError(
+                f"{weight} is no weight",
+                where="data.weights",
+                expected=f"above 0, at most {MOST}",
+                remedy="to leave a source out, take it off data.sources",
+            )
     return np.array(weights)
 
 
@@ -46,7 +49,7 @@ def smoothed(shares: ArrayLike, exponent: float) -> NDArray[np.float64]:
     """The shares q ~ p ** exponent of languages with the shares (or amounts) p; a share of 0 stays 0.
 
     >>> smoothed([0.8046, 0.1916, 0.0038], 0.7).round(3).tolist()
-    [0.72, 0.263, 0.017]
+    [0.72, 0.264, 0.017]
     """
     amounts = np.asarray(shares, np.float64)
     total = amounts.sum()

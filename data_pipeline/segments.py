@@ -1,41 +1,56 @@
-"""Data recipes: documents start..stop-1 of a Corpus in, Segments out (pairs for NSP, or single streams).
+"""What all data recipes share: documents start..stop-1 of a Corpus in, Segments out (pairs, or single streams).
 
 A document is walked once a pass. The draws of (document, pass) come from a stream of its own, keyed by the
 seed and mix(document key, pass), so that a document yields the same sequences whatever its range holds
 beside it. The draws that mask its sequence number `ordinal` are keyed by mix(mix(document key, pass),
 ordinal): no two sequences of a walk share them; across walks the keys are 64-bit hashes, and two sequences
 that happened to agree would merely share the randomness of their masks.
+
+The recipes themselves are in pairs.py and streams.py, by name in recipes.py.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.donors import is_large, opened
 from data_pipeline.errors import UserError
-from data_pipeline.masking import Masker, read_only
-from data_pipeline.records import Corpus, Examples, Segments
+from data_pipeline.mapping import release
+from data_pipeline.masking import Masker
+from data_pipeline.records import Corpus, Examples, Segments, read_only
 from data_pipeline.settings import DataSettings
 from data_pipeline.twister import PHILOX_WORDS
-from data_pipeline.walks import AT_START, DOCUMENT, fill_pairs, fill_streams
+from data_pipeline.walks import AT_START, DOCUMENT
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary import Vocabulary
 
-BUFFER_TOKENS = 1 << 22
+BUFFER_TOKENS = 1 << 20
 """Tokens that compiled code writes before they are handed over."""
+
+Passes = int | NDArray[np.int64]
+"""Passes over every document, or over each of a range; none is 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentRecipe:
-    """The data half of an objective, sent to workers: lengths, and the masker that corrupts its sequences."""
+    """The data half of an objective, sent to workers: what sequences hold, and the masker that corrupts them."""
 
     sequence_length: int
     short_seq_prob: float
     masker: Masker
-    specials: ClassVar[int]  # special tokens in a sequence
+    separators: bool = True
+    """[SEP] after each segment."""
+    segment_ids: bool = True
+    """The segments of a pair are told apart; else first_lengths are whole lengths."""
+
+    parts: ClassVar[int]
+    """Segments of a sequence."""
+    draws_donors: ClassVar[bool] = False
+    """Whether a second segment may come from another document, so that there has to be one."""
 
     def __post_init__(self) -> None:
         least, most = self.specials + 2, np.iinfo(np.uint16).max
@@ -54,7 +69,13 @@ class SegmentRecipe:
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> Self:
         """The recipe of these settings. Raises UserError where one is out of its range."""
         masker = Masker.from_settings(settings, vocabulary)
-        return cls(settings.sequence_length, settings.short_seq_prob, masker)
+        return cls(
+            settings.sequence_length,
+            settings.short_seq_prob,
+            masker,
+            settings.separators,
+            settings.segment_ids,
+        )
 
     @property
     def mask(self) -> int:
@@ -62,12 +83,23 @@ class SegmentRecipe:
         return self.masker.rule.mask
 
     @property
+    def specials(self) -> int:
+        """Special tokens that frame a sequence."""
+        return 1 + (self.parts if self.separators else 0)
+
+    @property
     def room(self) -> int:
         """Tokens of text that fit into a sequence."""
         return self.sequence_length - self.specials
 
-    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: int) -> Segments:
-        """The sequences of documents start..stop-1 of `corpus`, `passes` passes each."""
+    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Segments:
+        """The sequences of documents start..stop-1 of `corpus`: `passes` passes over each of them, or passes[i] over
+        document start + i. The first passes over a document yield the same sequences however many follow."""
+        return joined(list(self.pieces(corpus, start, stop, seed, passes)))
+
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
+        """The same sequences, about BUFFER_TOKENS tokens at a time: a document is never too large. At least one
+        piece, which may be empty."""
         raise NotImplementedError
 
     def corrupt(self, segments: Segments, seed: int) -> Examples:
@@ -75,68 +107,46 @@ class SegmentRecipe:
         return self.masker(segments, seed)
 
     def _walk(
-        self, fill: Callable[..., int], corpus: Corpus, start: int, stop: int, seed: int, passes: int
-    ) -> Segments:
+        self, fill: Callable[..., int], corpus: Corpus, start: int, stop: int, seed: int, passes: Passes
+    ) -> Iterator[Segments]:
         """Runs the compiled loop `fill` over the documents, a buffer at a time."""
         rule = self.masker.rule
-        numbers = (np.uint64(seed % 2**64), stop, passes, self.room, float(self.short_seq_prob))
-        walk = np.array([start if passes > 0 else stop, 0, AT_START, 0, 0, 0], np.int64)
+        numbers = (np.uint64(seed % 2**64), start, stop, self.room, float(self.short_seq_prob))
+        each = passes_of_each(passes, start, stop)
+        frame = (rule.cls, rule.sep, int(self.separators))
+        first = start + int(np.argmax(each > 0)) if each.any() else stop
+        walk = np.array([first, 0, AT_START, 0, 0, 0], np.int64)
         stream = np.zeros(PHILOX_WORDS, np.uint64)
-        columns, buffers = flat_columns(corpus), _buffers(corpus.tokens.dtype)
-        parts: list[Segments] = []
-        while walk[DOCUMENT] < stop or not parts:
-            made = fill(walk, stream, numbers, columns, (rule.cls, rule.sep), buffers)
-            parts.append(_handed_over(buffers, made))
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        buffers = _buffers(corpus.tokens.dtype)
+        none = True
+        with opened(corpus) as files:
+            columns = (*flat_columns(corpus), files)
+            while walk[DOCUMENT] < stop or none:
+                none = False
+                segments = _handed_over(buffers, fill(walk, stream, numbers, each, columns, frame, buffers))
+                if is_large(corpus):
+                    release(corpus)
+                if not self.segment_ids:
+                    segments = replace(segments, first_lengths=np.diff(segments.offsets).astype(np.uint16))
+                yield segments
 
 
-class NextSentencePairs(SegmentRecipe):
-    """BERT's [CLS] A [SEP] B [SEP] (Devlin et al. 2019, section 3.1 and appendix A.2).
-
-    A pass over a document draws one target length: usually all the room, with `short_seq_prob` a random
-    shorter one. Sentences are gathered until they reach it and cut in two at random: A and its true next B
-    (label 0), or, half the time and whenever there is only one sentence, A and a random B (label 1) from
-    a random sentence on of another document, every other document as likely as the next; the sentences not
-    used then are put back. The longer of A and B loses tokens at random ends until both fit.
-    """
-
-    specials: ClassVar[int] = 3
-
-    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: int) -> Segments:
-        """The pairs of documents start..stop-1, `passes` passes each; donors come from all of `corpus`,
-        which may be memory-mapped. Raises UserError where there is no other document to draw from."""
-        if start < stop and corpus.keys[0] == corpus.keys[-1] and (corpus.keys == corpus.keys[0]).all():
-            raise UserError(
-                "a random next segment needs another document, and there is only one",
-                where="data.sources",
-                expected="two documents or more",
-                remedy="add text, part it by blank lines, or train without pairs: objective.name=mlm",
-            )
-        return self._walk(fill_pairs, corpus, start, stop, seed, passes)
-
-
-class SingleStreams(SegmentRecipe):
-    """[CLS] text [SEP]: whole sentences of one document, one after the other, as many as fit
-    (DOC-SENTENCES of Liu et al. 2019, RoBERTa, section 4.2).
-
-    `short_seq_prob` acts as for pairs: so often a pass over a document aims at a random shorter length, and a
-    sentence beyond that length stands alone. One beyond all the room is cut there, and what is left of
-    it begins the next sequence, so that no token is lost. With `short_seq_prob` 0 all passes yield the same
-    sequences, each with masks of its own.
-    """
-
-    specials: ClassVar[int] = 2
-
-    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: int) -> Segments:
-        """The streams of documents start..stop-1, `passes` passes each. Labels are -1."""
-        return self._walk(fill_streams, corpus, start, stop, seed, passes)
+def passes_of_each(passes: Passes, start: int, stop: int) -> NDArray[np.int64]:
+    """The passes over each of the documents start..stop-1."""
+    if np.ndim(passes) == 0:
+        return np.full(stop - start, passes, np.int64)
+    each = np.ascontiguousarray(passes, np.int64)
+    if len(each) != stop - start:
+        raise ValueError(f"{len(each)} numbers of passes for {stop - start} documents")
+    return each
 
 
 def flat_columns(corpus: Corpus) -> tuple[NDArray, ...]:
-    """The corpus for compiled code: tokens, sentence starts, each document's first and last + 1 sentence, keys."""
+    """The corpus for compiled code: tokens, sentence starts, each document's first and last + 1 sentence, its key and
+    its source."""
     starts = read_only(corpus.document_starts)
     tokens, sentences, keys = map(read_only, (corpus.tokens, corpus.sentence_starts, corpus.keys))
-    return tokens, sentences, starts[:-1], starts[1:], keys
+    return tokens, sentences, starts[:-1], starts[1:], keys, read_only(corpus.sources)
 
 
 def _buffers(dtype: np.dtype) -> tuple[NDArray, ...]:
@@ -148,21 +158,22 @@ def _buffers(dtype: np.dtype) -> tuple[NDArray, ...]:
         np.empty(sequences, np.uint16),
         np.empty(sequences, np.int8),
         np.empty(sequences, np.uint64),
+        np.empty(sequences, np.uint16),
+        np.empty(sequences, np.uint16),
     )
 
 
 def _handed_over(buffers: tuple[NDArray, ...], made: int) -> Segments:
-    tokens, offsets, first_lengths, labels, keys = buffers
-    columns = (tokens[: offsets[made]], offsets[: made + 1], first_lengths[:made], labels[:made], keys[:made])
+    tokens, offsets, *others = buffers
+    columns = (tokens[: offsets[made]], offsets[: made + 1], *(column[:made] for column in others))
     return Segments(*(column.copy() for column in columns))
 
 
-def _joined(parts: list[Segments]) -> Segments:
+def joined(parts: list[Segments]) -> Segments:
+    """All sequences of `parts`, in order."""
+    if len(parts) == 1:
+        return parts[0]
     lengths = np.concatenate([np.diff(p.offsets) for p in parts])
-    return Segments(
-        tokens=np.concatenate([p.tokens for p in parts]),
-        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
-        first_lengths=np.concatenate([p.first_lengths for p in parts]),
-        labels=np.concatenate([p.labels for p in parts]),
-        keys=np.concatenate([p.keys for p in parts]),
-    )
+    columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Segments)}
+    columns["offsets"] = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return Segments(**columns)

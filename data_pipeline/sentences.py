@@ -33,7 +33,8 @@ PASSAGE = 1 << 20
 
 # Beyond ASCII and its control characters, str.isspace knows these; sentencex panics at some of them.
 _WIDE_SPACES = [chr(c) for c in range(0x80, 0x3001) if chr(c).isspace()]
-_BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+"""What parts the paragraphs of a document."""
 
 
 def split(document: Document, settings: DataSettings, counts: Counts) -> Sentences:
@@ -80,7 +81,7 @@ def _running_text(passages: Iterable[str], language: str) -> Iterator[list[str]]
         rest += passage
         if len(rest) < PASSAGE:
             continue
-        *paragraphs, rest = _BLANK_LINES.split(rest)
+        *paragraphs, rest = BLANK_LINES.split(rest)
         in_gap = not rest
         yield from _segments(paragraphs, language)
         # White space at the end may prove to be a blank line, which is no part of the paragraph.
@@ -88,7 +89,7 @@ def _running_text(passages: Iterable[str], language: str) -> Iterator[list[str]]
         sentences, done = _windows(rest[:solid].replace("\n", " "), language)
         yield sentences
         rest = rest[done:solid] + _bounded(rest[solid:])
-    yield from _segments(_BLANK_LINES.split(rest), language)
+    yield from _segments(BLANK_LINES.split(rest), language)
 
 
 def _plain_spaces(text: str) -> str:

@@ -1,10 +1,15 @@
 """Settings of the mill, in two groups: those that decide the bytes of the shards, and those that do not."""
 
+import hashlib
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
+from data_pipeline.storage import read_bytes
+
+MASKINGS = ("token", "span", "ngram", "phrase", "entity")
+"""Values of data.masking."""
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 
@@ -43,15 +48,17 @@ class DataSettings:
     """Where text comes from and what shards are made of it."""
 
     sources: list[str] = field(default_factory=list)
-    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, each also .gz and .zst."""
+    """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, folders saved by Hugging Face
+    `datasets`, Wikipedia's dumps (.xml), WikiExtractor's files; each also .gz, .bz2, .xz and .zst."""
     out: str = ""
-    """Folder for the shards and index.json."""
+    """Folder for the shards and index.json, or the URI of one on an object store (s3://...), with data.work."""
     vocab: str = ""
     """A tokenizer.json, a vocab.txt, or a folder that holds one; `maskmill vocab` writes a folder here."""
     languages: list[str] = field(default_factory=list, metadata=_deciding(True))
     """Language (ISO 639) of each source, in their order; one stands for all; empty: en."""
     weights: list[float] = field(default_factory=list, metadata=_deciding(False))
-    """How often the text of each source is passed over, times dupe_factor; one stands for all; empty: 1."""
+    """How often the text of each source is passed over, times dupe_factor; one stands for all; empty: 1. Of a fraction
+    of a pass, so many documents get one."""
     smoothing: float = deciding(1.0)
     """Exponent on each language's share of the text: 1 takes text as it comes, 0.7 (multilingual BERT) raises the
     share of small languages; the amount of text stays."""
@@ -79,7 +86,7 @@ class DataSettings:
     dupe_factor: int = deciding(1)
     """Passes over the text, each with other pairs and other masks."""
     short_seq_prob: float = deciding(0.1)
-    """Share of documents (per pass) cut to a random shorter target length."""
+    """Share of documents (per pass) cut to a random shorter target length; sentence_pair has natural lengths."""
     masked_lm_prob: float = deciding(0.15)
     """Share of an example's tokens to predict."""
     max_predictions: int = deciding(20)
@@ -101,15 +108,17 @@ class DataSettings:
     ngram_longest: int = deciding(3)
     """masking=ngram: most words of an n-gram; n has probability proportional to 1/n."""
     lexicon: str = deciding("")
-    """masking=phrase or entity: a text file with a phrase or name a line; its bytes count, not its place."""
+    """masking=phrase or entity: a UTF-8 text file with a phrase or name a line; its bytes count, not its place. Phrases
+    of English text are found without one as well."""
     mode: str = deciding("fast")
     """`fast` scales to any corpus; `exact` repeats google-research/bert's script draw for draw, in one process."""
     held_out: float = deciding(0.0)
-    """Share of documents set aside for evaluation; 0 in exact mode."""
+    """Share of documents set aside for evaluation; 0 in exact mode. Where languages stay apart in pairs, the only
+    document of a language set aside is trained on."""
     min_donors: int = deciding(10_000)
     """Documents that a random next segment is drawn from, at least; a smaller corpus is one pool."""
     across_languages: bool = deciding(True)
-    """A random next segment may be of another language."""
+    """A random next segment may be of another language; else languages are apart in the shards, too."""
     order: str = deciding("shuffled")
     """`shuffled`, or `sequential`: streams walk their documents in order, as memory across segments needs."""
     bin_width: int = deciding(0)
@@ -121,29 +130,69 @@ class DataSettings:
     dynamic_masking: bool = False
     """Training masks every example anew at each epoch by these settings, whatever masks the shards hold."""
     mask_stages: list[str] = field(default_factory=list)
-    """dynamic_masking: kinds of masking one after another, each with its steps, as `token:1000 phrase:1000 entity`
-    (ERNIE); the last one stays. Empty: data.masking."""
+    """dynamic_masking: kinds of masking one after another, each with its global batches, as
+    `[token:1000, phrase:1000, entity]` (ERNIE); the last one stays. Empty: data.masking."""
     tokens: str = ""
     """A folder that keeps the tokenized text, so that another preparation of the same text, say at another
     sequence_length, starts from it; empty: it is removed at the end."""
     work: str = ""
-    """Folder for unfinished work that all workers see; empty: .work in data.out. Needed where data.out is a URI."""
+    """Folder for unfinished work that all workers see; empty: .work in data.out. Needed where data.out is a URI.
+    It takes about as many bytes as English text does, beside the shards; each preparation has its own folder in it."""
     streams: int = 0
     """Parallel reading positions in the shards; 0: the largest divisor of the global batch up to 256."""
     workers: int = 0
-    """Processes that prepare data; 0: one a core."""
+    """Processes that prepare data; 0: one a core. With data.scheduler=slurm: jobs."""
     executor: str = "local"
     """Where the workers run: `local` processes, or `dask`."""
     scheduler: str = ""
     """executor=dask: address of the scheduler, the path of its scheduler file, or `slurm`, which starts workers as
-    Slurm jobs."""
+    Slurm jobs; dask-jobqueue's configuration says which (DASK_JOBQUEUE__SLURM__QUEUE, __WALLTIME, __MEMORY, ...)."""
     verify: str = "blocks"
     """What training checks: `blocks` at every read, or `full`, all shard hashes at the start as well."""
 
 
+class Stage(NamedTuple):
+    """From global batch `first` on, until the next stage, masking is of this kind."""
+
+    first: int
+    kind: str
+
+
+def mask_stages(settings: DataSettings) -> list[Stage]:
+    """The stages that data.mask_stages lists; one of data.masking where it is empty. Raises UserError for an unknown
+    kind, and for steps that are missing, too few, or given for the last one."""
+    found, first = [], 0
+    listed = settings.mask_stages or [settings.masking]
+    for number, text in enumerate(listed):
+        kind, colon, steps = (part.strip() for part in str(text).partition(":"))
+        last = number == len(listed) - 1
+        if (
+            kind not in MASKINGS
+            or bool(colon) == last
+            or not (last or (steps.isdecimal() and int(steps) > 0))
+        ):
+            raise UserError(
+                f"cannot read {text!r}",
+                where="data.mask_stages",
+                expected=f"KIND:STEPS for all stages but the last, which is KIND; KIND is {' or '.join(MASKINGS)}",
+                remedy="as in [token:1000, phrase:1000, entity]",
+            )
+        found.append(Stage(first, kind))
+        first += 0 if last else int(steps)
+    return found
+
+
 def deciding_values(settings: DataSettings) -> dict[str, Any]:
-    """The settings that decide bytes, by name, in their order of declaration."""
-    return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_bytes")}
+    """The settings that decide bytes, by name, in their order of declaration; of the lexicon, its SHA-256."""
+    values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_bytes")}
+    return values | {"lexicon": _sha256(settings.lexicon) if settings.lexicon else ""}
+
+
+def _sha256(lexicon: str) -> str:
+    try:
+        return hashlib.sha256(read_bytes(lexicon)).hexdigest()
+    except FileNotFoundError:
+        raise UserError("no such file", where=lexicon, remedy="check data.lexicon") from None
 
 
 def token_values(settings: DataSettings) -> dict[str, Any]:

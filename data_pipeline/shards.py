@@ -31,6 +31,8 @@ __all__ = [
     "Split",
     "problems",
     "stock_samples",
+    "tokenizer_problem",
+    "verified_blocks",
     "verify_full",
     "write_index",
     "write_shard",
@@ -169,19 +171,48 @@ def verify_full(index: Index, advance: Callable[[int], None] = lambda shards: No
 
 def problems(index: Index, advance: Callable[[int], None] = lambda shards: None) -> Iterator[UserError]:
     """One error for each file of the folder that is missing, changed or wrong; none if all is well."""
-    if _sha256(index.path(TOKENIZER)) != index.vocabulary.sha256:
-        yield UserError("missing or changed", where=index.path(TOKENIZER), remedy=_REMEDY)
+    if error := tokenizer_problem(index):
+        yield error
     for split in index.splits.values():
         reader = BlockReader(index, split)
-        for number, shard in enumerate(split.shards):
+        for number in range(len(split.shards)):
             try:
-                if _sha256(index.path(shard.file)) != shard.sha256:
-                    raise UserError("missing or changed", where=index.path(shard.file), remedy=_REMEDY)
-                for block in range(shard.blocks):
-                    next(reader.read([(number, block)]))
+                for _ in verified_blocks(reader, number):
+                    pass
             except UserError as error:
                 yield error
             advance(1)
+
+
+def tokenizer_problem(index: Index) -> UserError | None:
+    """What is wrong with the folder's tokenizer.json, if anything is."""
+    where = index.path(TOKENIZER)
+    if _sha256(where) == index.vocabulary.sha256:
+        return None
+    return UserError("missing or changed", where=where, remedy=_REMEDY)
+
+
+def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
+    """The blocks of shard `number` of the reader's split, after a check of the whole file's hash. Raises UserError
+    where the shard, its block table or a block is not what was written, and behind the last block where index.json
+    says something else of the longest and the most masked example."""
+    shard = reader.split.shards[number]
+    where = reader.index.path(shard.file)
+    if _sha256(where) != shard.sha256:
+        raise UserError("missing or changed", where=where, remedy=_REMEDY)
+    longest = most_masked = 0
+    for block in range(shard.blocks):
+        examples = next(reader.read([(number, block)]))
+        longest = max(longest, int(examples.lengths.max()))
+        most_masked = max(most_masked, int(np.diff(examples.masked_offsets).max()))
+        yield examples
+    if (longest, most_masked) != (shard.longest, shard.most_masked):
+        raise UserError(
+            f"index.json says longest {shard.longest} and most_masked {shard.most_masked}, "
+            f"the examples have {longest} and {most_masked}",
+            where=where,
+            remedy="prepare the shards again",
+        )
 
 
 def _sha256(path: str) -> str:

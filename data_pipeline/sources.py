@@ -17,33 +17,22 @@ Bad text never stops a run: hygiene.py states the rules and what is counted. A r
 (broken JSON, no text field, a file that is cut off): leaving it out silently would be worse.
 """
 
-import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
-from data_pipeline.bytestream import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
+from data_pipeline.bytestream import filesystem, is_local, reading
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile, records
 from data_pipeline.hygiene import clean, cleaned, utf8_size
+from data_pipeline.listing import files_of
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, language_of
 
-FORMATS = {
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".xml": "wikipedia",
-}
 UNIT_BYTES = 32 << 20
 """A plain local file larger than this is shared out among workers in pieces of this size."""
 STRIPE_BYTES = 16 << 20
@@ -54,18 +43,28 @@ MOST_STRIPES = 64
 MOST_SOURCES = 1 << 16
 BATCH_BYTES = 4 << 20
 
-_EXPECTED = f"{', '.join(FORMATS)}, each also with {', '.join(COMPRESSIONS)}"
-_NO_TEXT = (".html", ".htm", ".xhtml", ".warc")
-_INSTEAD = dict.fromkeys(_NO_TEXT, "extract its text first, for instance with trafilatura, as .jsonl")
-_SPLIT_DUMP = re.compile(r"\.xml-p\d+p\d+")  # a part of a Wikipedia dump: pages from one id to another
-_WILDCARD = re.compile(r"[*?\[]")
-
 
 def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) -> list[SourceFile]:
     """All units of `settings.sources`: sources in the order given, files by name, pieces from front to back.
 
     Large plain files are read once to count their lines; `run` may spread that (`executor.map`).
     Raises UserError for a source that is missing, empty, of an unknown kind, or reached twice."""
+    return units_of(source_files(settings), settings, run)
+
+
+def units_of(
+    files: list[SourceFile], settings: DataSettings, run: Callable[..., Iterable[Any]] = map
+) -> list[SourceFile]:
+    """The files cut into units, as `discover` gives them."""
+    units: list[SourceFile] = []
+    for file in files:
+        with reading(file.uri):
+            units += _pieces(file, settings, run)
+    return units
+
+
+def source_files(settings: DataSettings) -> list[SourceFile]:
+    """The files that `discover` finds, whole: looked up, not read."""
     if not settings.sources:
         raise UserError(
             "there is nothing to read", where="data.sources", remedy="name files, folders or globs"
@@ -75,10 +74,10 @@ def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) ->
     language_of(settings, 0)
     names: dict[str, str] = {}
     uris: set[str] = set()
-    units: list[SourceFile] = []
+    found: list[SourceFile] = []
     for number, source in enumerate(settings.sources, 1):
         with reading(source):
-            files = _expand(source)
+            files = files_of(source)
         for file in files:
             if file.uri in uris:
                 raise UserError(
@@ -91,20 +90,19 @@ def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) ->
                 )
             names[name] = file.uri
             uris.add(file.uri)
-            with reading(file.uri):
-                units += _pieces(replace(file, name=name, source=number - 1), settings, run)
-    return units
+            found.append(replace(file, name=name, source=number - 1))
+    return found
 
 
 def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Document]:
     """The documents of one unit, cleaned; `counts` is added to. Documents without a visible character are left out.
     Raises UserError, with file and line, for a record or a file that cannot be read."""
-    with reading(file.uri):
+    with reading(file.uri), _unchanged(file):
         for record, text, more in records(file, settings, counts):
             passages: Iterator[str] = iter(())
             if more:
-                passages = _measured(at_white_space(cleaned(chain([text], more), counts)), counts)
-                text = _with_visible(passages)
+                passages = _measured(at_white_space(cleaned(chain([text], more), counts)), counts, file.uri)
+                text = with_visible(passages)
             else:
                 text = clean(text, counts)
                 counts.bytes += utf8_size(text)
@@ -118,6 +116,25 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
                 pass
 
 
+@contextmanager
+def _unchanged(file: SourceFile) -> Iterator[None]:
+    """Raises UserError where a local file has another size, before or after it is read, than when it was found: some
+    of its records would be missing, or be two units'."""
+    local = file.total >= 0 and is_local(filesystem(file.uri)[0])
+
+    def check() -> None:
+        if local and (size := os.path.getsize(file.uri)) != file.total:
+            raise UserError(
+                f"has changed: {size} bytes, and {file.total} before",
+                where=file.uri,
+                remedy="run again once nobody writes to it",
+            )
+
+    check()
+    yield
+    check()
+
+
 def at_white_space(passages: Iterable[str]) -> Iterator[str]:
     """The same text, cut after white space where a passage has any, so that no word is cut in two."""
     rest = ""
@@ -129,13 +146,14 @@ def at_white_space(passages: Iterable[str]) -> Iterator[str]:
     yield rest
 
 
-def _measured(passages: Iterable[str], counts: Counts) -> Iterator[str]:
-    for passage in passages:
-        counts.bytes += utf8_size(passage)
-        yield passage
+def _measured(passages: Iterable[str], counts: Counts, uri: str) -> Iterator[str]:
+    with reading(uri):  # they are read by others, while `read` waits
+        for passage in passages:
+            counts.bytes += utf8_size(passage)
+            yield passage
 
 
-def _with_visible(passages: Iterator[str]) -> str:
+def with_visible(passages: Iterator[str]) -> str:
     """The passages up to the first that holds a visible character, as one."""
     found = []
     for passage in passages:
@@ -143,129 +161,6 @@ def _with_visible(passages: Iterator[str]) -> str:
         if passage and not passage.isspace():
             break
     return "".join(found)
-
-
-def _expand(source: str) -> list[SourceFile]:
-    """The files of one source, by name. A folder's files of other kinds are passed over; a file that is named,
-    or found by a glob, has to be of a known kind."""
-    fs, path = filesystem(source)
-    ask = (lambda answer: answer()) if is_local(fs) else patiently
-    web = "http" in (fs.protocol, *fs.protocol)  # asking a web server for a folder means loading the page
-    if path.endswith("/") if web else ask(lambda: fs.isdir(path)):
-        root, found, picky = path, ask(lambda: _files_below(fs, path)), False
-    elif ask(lambda: fs.isfile(path)):
-        root, found, picky = path.rpartition("/")[0], [path], True
-    elif wildcard := _WILDCARD.search(path):
-        root, picky = path[: wildcard.start()].rpartition("/")[0], True
-        found = [
-            f
-            for match in ask(lambda: fs.glob(path))
-            for f in (_files_below(fs, match) if fs.isdir(match) else [match])
-        ]
-    else:
-        raise UserError("there is no such file or folder", where=source, remedy="check data.sources")
-    root = root.rstrip("/") + "/"
-    paths = _without_descriptions(fs, sorted(set(found)))
-    files = [ask(partial(_source_file, fs, p, p.removeprefix(root), picky)) for p in paths]
-    known = [f for f in files if f]
-    if not known:
-        instead = next((i for p in paths for suffix, i in _INSTEAD.items() if p.lower().endswith(suffix)), "")
-        raise UserError(
-            "no file to read here", where=source, expected=_EXPECTED, remedy=instead or "check data.sources"
-        )
-    return known
-
-
-def _files_below(fs: Any, folder: str) -> list[str]:
-    """Files in `folder` and its folders, hidden ones left out; local links are followed, but never in a circle."""
-    if not is_local(fs):
-        below = folder.rstrip("/") + "/"
-        return [p for p in fs.find(folder) if "/." not in "/" + p.removeprefix(below)]
-
-    def walk(path: str, above: tuple[str, ...]) -> Iterator[str]:
-        real = os.path.realpath(path)
-        if real in above:
-            return
-        for entry in os.scandir(path):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from walk(entry.path, (*above, real))
-            else:
-                yield entry.path
-
-    return list(walk(folder, ()))
-
-
-def _without_descriptions(fs: Any, paths: list[str]) -> list[str]:
-    """`paths` without the files that describe a data set saved by Hugging Face `datasets`, after a check that the
-    files are there which they name."""
-    tables = {p.rpartition("/")[0] for p in paths if p.endswith(".arrow")}
-    kept = []
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        if folder in tables and name == "state.json":
-            _check_saved(fs, path, folder, paths)
-        described = folder in tables or any(t.startswith(folder + "/") for t in tables)
-        if not (described and name in ("state.json", "dataset_info.json", "dataset_dict.json")):
-            kept.append(path)
-    return kept
-
-
-def _check_saved(fs: Any, state: str, folder: str, paths: list[str]) -> None:
-    try:
-        described = json.loads(fs.cat_file(state))
-        names = [file["filename"] for file in described["_data_files"]]
-        missing = [name for name in names if f"{folder}/{name}" not in paths]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"does not describe a saved data set: {error!r}", where=state, remedy="save it again"
-        ) from error
-    if missing:
-        raise UserError(f"names {missing[0]}, which is not there", where=state, remedy="save it again")
-    if described.get("_indices_data_files"):
-        raise UserError(
-            "the data set was saved as a selection of rows",
-            where=folder,
-            remedy="save it again after flatten_indices()",
-        )
-
-
-def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | None:
-    stem, suffix = os.path.splitext(name)
-    compression = COMPRESSIONS.get(suffix.lower(), "")
-    ending = os.path.splitext(stem if compression else name)[1].lower()
-    kind = FORMATS.get(".xml" if _SPLIT_DUMP.fullmatch(ending) else ending)
-    uri = path if is_local(fs) else fs.unstrip_protocol(path)
-    if kind == "wikipedia" or not ending:  # these are known by what they hold
-        with reading(uri):
-            kind = _kind_inside(uri, compression, picky)
-    if kind:
-        return SourceFile(uri, name, kind, compression, fs.size(path) or 0)
-    if picky and ending in _INSTEAD:
-        raise UserError(f"{ending} is not read", where=path, expected=_EXPECTED, remedy=_INSTEAD[ending])
-    if picky and ending == ".xml":
-        raise UserError("is no dump of MediaWiki", where=path, expected="pages-articles.xml")
-    if picky:
-        raise UserError(
-            "its suffix names no format", where=path, expected=_EXPECTED, remedy="rename the file"
-        )
-    return None
-
-
-def _kind_inside(uri: str, compression: str, picky: bool) -> str | None:
-    try:
-        with open_bytes(uri, compression) as stream:
-            head = stream.peek(1024)[:1024]
-    except (EOFError, UserError):
-        if picky:
-            raise
-        return None
-    if head.startswith(b'<doc id="'):
-        return "wikiextractor"
-    if head.startswith(b'{"id": '):
-        return "jsonl"  # WikiExtractor's --json
-    return "wikipedia" if b"<mediawiki" in head else None
 
 
 def _pieces(file: SourceFile, settings: DataSettings, run: Callable[..., Iterable[Any]]) -> list[SourceFile]:

@@ -1,39 +1,57 @@
-"""The three kinds of task that workers do; each reads files, writes files under a final name once whole,
-and returns counts as JSON.
+"""The kinds of task that workers do; each reads files, writes files under a final name once whole, and returns
+counts as JSON.
 
+    fingerprint        one unit of a source -> hashes of its text     (duplicates.py; where repetitions are dropped)
+    find_repeats       a range of hashes of all units -> what repeats (the same)
     read_source        one unit of a source -> tokenized documents, in the order of their keys
+    make_plan          all units -> the ranges of keys that form pools of donors, and the shards
     gather_partition   a range of keys of all units -> one memory-mapped corpus, the pool of donors
     write_unit         a range of documents of a partition -> one shard
 """
 
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data_pipeline import draws
-from data_pipeline.corpus import merge, open_corpus, save_sorted
+from data_pipeline.arrange import arrangement
+from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.counts import Counts
-from data_pipeline.index import HELD_OUT
-from data_pipeline.plan import Partition, Unit, is_held_out
+from data_pipeline.duplicates import Repeats, without_repeats
+from data_pipeline.mapping import release
+from data_pipeline.merging import find, merge
+from data_pipeline.plan import Partition, Unit, members, plan, plan_json
+from data_pipeline.records import Examples, concatenate
+from data_pipeline.remote import upload
+from data_pipeline.sampling import document_passes
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
-from data_pipeline.statistics import shard_statistics
+from data_pipeline.spool import spooled
+from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
+from data_pipeline.storage import join, temporary_folder, whole_folder, write_whole
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
 
+SPOOL_TOKENS = 1 << 25
+"""A shard of more tokens, as of a huge document, is put together on disk."""
 
-def read_source(source: SourceFile, settings: DataSettings, vocabulary: str, out: str) -> dict[str, Any]:
-    """Tokenizes one unit of a source into the folder `out`."""
+
+def read_source(
+    source: SourceFile, settings: DataSettings, vocabulary: str, out: str, repeats: Repeats | None = None
+) -> dict[str, Any]:
+    """Tokenizes one unit of a source, without what `repeats`, into the folder `out`."""
     counts = Counts()
-    documents = (split(document, settings, counts) for document in read(source, settings, counts))
-    with _whole(Path(out)) as folder:
+    kept = without_repeats(read(source, settings, counts), repeats, counts)
+    documents = (split(document, settings, counts) for document in kept)
+    with whole_folder(out) as folder:
         spool = folder / "tokens.spool"
         corpus = tokenize(documents, _words(vocabulary), counts, spool)
         save_sorted(corpus, folder)
@@ -41,55 +59,85 @@ def read_source(source: SourceFile, settings: DataSettings, vocabulary: str, out
     return {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
 
 
+def make_plan(parts: list[str], settings: DataSettings, out: str) -> dict[str, Any]:
+    """Writes the partitions of the documents in the folders `parts`, and their shards, to the file `out`."""
+    partitions = plan([outline(Path(part)) for part in parts], settings)
+    write_whole(out, plan_json(partitions))
+    return {"partitions": len(partitions), "shards": sum(len(p.units) for p in partitions)}
+
+
 def gather_partition(
     parts: list[str], settings: DataSettings, partition: Partition, out: str
 ) -> dict[str, Any]:
     """Merges the partition's documents, wherever they were read, into the folder `out`."""
-    chosen = []
-    for part in parts:
-        corpus = open_corpus(Path(part))
-        first = int(np.searchsorted(corpus.keys, np.uint64(partition.low), "left"))
-        last = int(np.searchsorted(corpus.keys, np.uint64(partition.high), "right"))
-        aside = is_held_out(np.asarray(corpus.keys[first:last]), settings)
-        chosen.append((corpus, first + np.flatnonzero(aside == (partition.split == HELD_OUT))))
-    with _whole(Path(out)) as folder:
-        merge(chosen, folder)
-    return {"documents": sum(len(numbers) for _, numbers in chosen)}
+    folders = [Path(part) for part in parts]
+    found = []
+    for number, folder in enumerate(folders):
+        corpus = open_corpus(folder)
+        found.append(find(number, corpus, members(corpus, partition, settings)))
+    with whole_folder(out) as whole:
+        merge(folders, found, whole)
+    return {"documents": sum(len(rows.keys) for rows in found)}
 
 
 def write_unit(
-    partition: str, unit: Unit, recipe: SegmentRecipe, settings: DataSettings, number: int, shard: str
+    partition: str,
+    unit: Unit,
+    recipe: SegmentRecipe,
+    settings: DataSettings,
+    number: int,
+    shard: str,
+    deliver_to: str = "",
 ) -> dict[str, Any]:
-    """Cuts, masks and shuffles the unit's examples and writes them as the shard with the path `shard`."""
+    """Cuts, masks and arranges the unit's examples and writes them as the shard with the path `shard`, which goes
+    to the URI `deliver_to` if there is one."""
     corpus = open_corpus(Path(partition))
-    segments = recipe.segments(corpus, unit.start, unit.stop, settings.seed, settings.dupe_factor)
-    examples = recipe.corrupt(segments, settings.seed)
-    order = draws.permutation(settings.seed, number, draws.SHUFFLE, len(examples))
-    size = settings.block_examples
-    entry = write_shard(shard, (examples.take(order[i : i + size]) for i in range(0, len(order), size)))
-    statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
-    return {"entry": entry.as_dict(), "statistics": statistics}
+    chosen = slice(unit.start, unit.stop)
+    passes = document_passes(
+        corpus.keys[chosen], corpus.sources[chosen], unit.rates, settings.seed, settings.dupe_factor
+    )
+    counts: list[dict[str, Any]] = []
+
+    def masked() -> Iterator[Examples]:
+        for segments in recipe.pieces(corpus, unit.start, unit.stop, settings.seed, passes):
+            examples = recipe.corrupt(segments, settings.seed)
+            statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
+            counts.append(statistics | language_statistics(segments, settings))
+            yield examples
+
+    with _gathered_examples(masked(), int(token_counts(corpus, chosen) @ passes), Path(shard)) as examples:
+        order = arrangement(examples.lengths, settings, number)
+        entry = write_shard(shard, _blocks(examples, order, settings.block_examples))
+        padding = padding_statistics(examples.lengths[order], settings)
+    deliver(Path(shard), deliver_to)
+    return {"entry": entry.as_dict(), "statistics": add_up(counts) | padding}
+
+
+def deliver(shard: Path, uri: str) -> None:
+    """Moves a shard and its block table into a folder of an object store, each whole, the table first; nothing where
+    `uri` is empty."""
+    if uri:
+        for file in (shard.with_suffix(".json"), shard):
+            upload(file, join(uri, file.name))
+            file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _gathered_examples(parts: Iterator[Examples], tokens: int, shard: Path) -> Iterator[Examples]:
+    """All of `parts`, in memory or, where `tokens` are too many for it, in files beside the shard."""
+    if tokens <= SPOOL_TOKENS:
+        yield concatenate(list(parts))
+        return
+    with temporary_folder(shard) as folder:
+        yield spooled(parts, folder)
+
+
+def _blocks(examples: Examples, order: NDArray[np.int64], size: int) -> Iterator[Examples]:
+    for first in range(0, len(order), size):
+        yield examples.take(order[first : first + size])
+        release(examples)
 
 
 @lru_cache(maxsize=2)
 def _words(vocabulary: str) -> WordCache:
     return WordCache(load_vocabulary(vocabulary))
-
-
-class _whole:
-    """A folder that gets its name only if the block ends well."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.partial = folder, folder.with_name(f"{folder.name}.partial")
-
-    def __enter__(self) -> Path:
-        shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(parents=True)
-        return self.partial
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.partial.rename(self.folder)
-        else:
-            shutil.rmtree(self.partial, ignore_errors=True)

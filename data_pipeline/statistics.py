@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.records import Examples
+from data_pipeline import draws
+from data_pipeline.padding import packed_rows, padded_tokens
+from data_pipeline.records import Examples, Segments
+from data_pipeline.sampling import language_numbers
 from data_pipeline.settings import DataSettings
 
 BINS = 16
@@ -16,7 +19,7 @@ BINS = 16
 def shard_statistics(
     examples: Examples, originals: NDArray[np.unsignedinteger], settings: DataSettings, mask_id: int
 ) -> dict[str, Any]:
-    """Counts of one shard. `originals`: the tokens before masking, in the same places as examples.tokens."""
+    """Counts of some examples. `originals`: the tokens before masking, in the same places as examples.tokens."""
     lengths = examples.lengths
     width = settings.sequence_length / BINS
     histogram = np.bincount(np.minimum((lengths - 1) // width, BINS - 1).astype(int), minlength=BINS)
@@ -39,12 +42,44 @@ def shard_statistics(
     }
 
 
+def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> dict[str, int]:
+    """Counts of a shard, or some blocks of it, whose examples have these lengths in this order: what a reader that
+    takes block after block would compute, in tokens. Each block padded to its longest example; the same were the
+    lengths mixed; and the examples of each block packed by first fit into rows of sequence_length."""
+    size = settings.block_examples
+    mixed = draws.permutation(settings.seed, 0, draws.SHUFFLE, len(lengths)) if settings.bin_width else None
+    return {
+        "padded_blocks": padded_tokens(lengths, size),
+        "padded_blocks_mixed": padded_tokens(lengths if mixed is None else lengths[mixed], size),
+        "packed_blocks": packed_rows(lengths, size, settings.sequence_length) * settings.sequence_length,
+    }
+
+
+def language_statistics(segments: Segments, settings: DataSettings) -> dict[str, Any]:
+    """Counts of one shard by language: examples and tokens by the language in which they begin, and the pairs, and
+    single streams, whose two ends are of different ones."""
+    languages, numbers = language_numbers(settings)
+    firsts, lasts = numbers[segments.first_sources], numbers[segments.last_sources]
+    tokens = np.bincount(firsts, weights=np.diff(segments.offsets), minlength=len(languages))
+    examples = np.bincount(firsts, minlength=len(languages))
+    return {
+        "languages": {
+            name: {"examples": int(n), "tokens": int(t)}
+            for name, n, t in zip(languages, examples, tokens, strict=True)
+        },
+        "pairs_across_languages": int(((firsts != lasts) & (segments.labels >= 0)).sum()),
+        "streams_across_languages": int(((firsts != lasts) & (segments.labels < 0)).sum()),
+    }
+
+
 def add_up(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of counts, name by name; histograms bin by bin."""
+    """The sum of counts, name by name, also within groups; histograms bin by bin."""
     total: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
-            if isinstance(value, list):
+            if isinstance(value, dict):
+                total[name] = add_up([total.get(name, {}), value])
+            elif isinstance(value, list):
                 total[name] = [a + b for a, b in zip(total.get(name, [0] * len(value)), value, strict=True)]
             else:
                 total[name] = total.get(name, 0) + value

@@ -1,21 +1,25 @@
 """Paths and fsspec URIs -> bytes, and bytes -> files that appear under their name only when whole."""
 
+import errno
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
+from data_pipeline.remote import object_names, read_object, read_object_ranges, write_object
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _PIPE = re.compile(r"(^|::)pipe:", re.IGNORECASE)
 _PARTIAL = ".partial"
+_PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOTDIR}
 
 
 def is_uri(path: str) -> bool:
@@ -36,14 +40,19 @@ def join(folder: str | os.PathLike[str], file: str) -> str:
 def read_bytes(path: str) -> bytes:
     """The whole file. Raises FileNotFoundError, or UserError where it is there but cannot be read."""
     try:
-        if not is_uri(path):
-            return Path(path).read_bytes()
-        with fsspec.open(path, "rb") as file:
-            return file.read()
+        return read_object(path) if is_uri(path) else Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(path) from None
-    except (OSError, ValueError, ImportError) as error:  # fsspec: an unknown protocol, a missing package
-        raise UserError(f"cannot be read: {error}", where=path) from None
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file."""
+    if not is_uri(path):
+        return Path(path).is_file()
+    folder, _, name = path.rpartition("/")
+    return name in object_names(folder)
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.uint8]]:
@@ -54,17 +63,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.u
     if not ranges or not is_uri(ranges[0][0]):
         yield from (_read_local(*one) for one in ranges)
         return
-    try:
-        store, _ = fsspec.core.url_to_fs(ranges[0][0])
-        paths = [store._strip_protocol(path) for path, _, _ in ranges]
-        starts = [offset for _, offset, _ in ranges]
-        ends = [offset + size for _, offset, size in ranges]
-        parts = store.cat_ranges(paths, starts, ends, on_error="return")
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"cannot be read: {error}", where=ranges[0][0]) from None
-    for (path, _, _), part in zip(ranges, parts, strict=True):
-        if isinstance(part, Exception):
-            raise UserError(f"cannot be read: {part or type(part).__name__}", where=path) from part
+    for part in read_object_ranges(ranges):
         yield np.frombuffer(bytearray(part), np.uint8)
 
 
@@ -88,37 +87,117 @@ def _read_local(path: str, offset: int, size: int) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A local file to write that gets its name when the block ends well, its bytes by then on the disk."""
-    final = Path(path)
-    partial = final.with_name(f".{final.name}.{os.getpid()}{_PARTIAL}")
+def writing(where: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns what can go wrong while `where` is written into one line that names it."""
     try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, final)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_folder(final.parent)
+        yield
+    except OSError as error:
+        if error.errno not in _PLACE:
+            raise
+        raise UserError(
+            f"cannot be written: {error.strerror}",
+            where=where,
+            remedy="make room or choose another folder; the same command goes on where it was",
+        ) from error
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A local file to write that gets its name when the block ends well, its bytes by then on the disk. Where two
+    processes write the same file, the later one replaces the earlier one's. Raises UserError where the disk is full
+    or may not be written to."""
+    final = Path(path)
+    partial = partial_name(final)
+    with writing(final):
+        try:
+            with open(partial, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, final)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(final.parent)
+
+
+@contextmanager
+def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A new local folder to fill that gets its name when the block ends well. Where another process made the same
+    one meanwhile, that one stays: someone may be reading it."""
+    final = Path(path)
+    with writing(final), temporary_folder(final) as partial:
+        yield partial
+        for file in partial.iterdir():
+            _sync(file)
+        _sync(partial)
+        try:
+            partial.rename(final)
+        except OSError:
+            if not final.is_dir():
+                raise
+        _sync(final.parent)
+
+
+@contextmanager
+def temporary_folder(beside: Path) -> Iterator[Path]:
+    """A new local folder, named after `beside` and next to it, that goes when the block ends."""
+    partial = partial_name(beside)
+    with writing(partial):
+        partial.mkdir(parents=True)
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def partial_name(final: Path) -> Path:
+    """A name beside `final` that no other writer uses, on this machine or another that sees the folder."""
+    return final.with_name(f".{final.name}.{secrets.token_hex(8)}{_PARTIAL}")
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> None:
-    """Writes a local file through `whole_file`."""
+    """Writes a local file through `whole_file`, or an object of a store."""
+    if is_uri(os.fspath(path)):
+        write_object(os.fspath(path), data if isinstance(data, bytes) else b"".join(data))
+        return
     with whole_file(path) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
+def write_once(path: str | os.PathLike[str], data: bytes) -> bytes:
+    """Writes a local file unless there is one; returns what it holds, whoever of several writers was first."""
+    final = Path(path)
+    if not final.is_file():
+        partial = partial_name(final)
+        try:
+            write_whole(partial, data)
+            try:
+                os.link(partial, final)  # fails where there is one already, on network folders as well
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                os.replace(partial, final)
+        finally:
+            partial.unlink(missing_ok=True)
+    return final.read_bytes()
+
+
 def remove_partial_files(folder: str | os.PathLike[str]) -> None:
-    """Removes what writers that were killed left in a local folder."""
+    """Removes what writers that were killed left in a local folder; stores keep nothing of them."""
+    if is_uri(os.fspath(folder)):
+        return
     for path in Path(folder).glob(f".*{_PARTIAL}"):
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Has a file's bytes, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the new name too must survive a power cut
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

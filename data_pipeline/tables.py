@@ -5,7 +5,9 @@ Apart from formats.py, so that only who reads tables imports pyarrow.
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,6 +18,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.formats import PASSAGE_BYTES, Record, SourceFile
 from data_pipeline.hygiene import decode, decoded
 from data_pipeline.settings import DataSettings
+
+# A few large buffers, soon freed: the default pool would keep them, and with them the peak of a worker.
+pa.set_memory_pool(pa.system_memory_pool())
 
 SLICE_BYTES = 8 << 20
 """Rows are made Python's in slices of about this size."""
@@ -28,10 +33,8 @@ def table_records(file: SourceFile, settings: DataSettings, counts: Counts) -> I
     with ExitStack() as stack:
         stream = stack.enter_context(open_bytes(file.uri, file.compression))
         batches = parquet.batches if file.format == "parquet" else arrow.batches
-        for first, batch in damaged_named(batches(file, stream, fields, stack), file.uri):
-            for name in fields:
-                _check_column(batch.schema, name, file.uri, text=name == fields[0])
-            columns = [_as_bytes(batch.column(name), file.uri) for name in fields]
+        found = _columns(batches(file, stream, fields, stack), fields, file.uri)
+        for first, columns in damaged_named(found, file.uri):
             for number, text, *ids in _rows(columns, file.before + first + 1):
                 if ids and ids[0] is None:
                     raise UserError(
@@ -45,6 +48,15 @@ def table_records(file: SourceFile, settings: DataSettings, counts: Counts) -> I
                 else:
                     passages = decoded(_slices(text), counts)
                     yield name, next(passages), passages
+
+
+def _columns(
+    batches: Iterator[tuple[int, pa.RecordBatch]], fields: list[str], uri: str
+) -> Iterator[tuple[int, list[pa.Array]]]:
+    for first, batch in batches:
+        for name in fields:
+            _check_column(batch.schema, name, uri, text=name == fields[0])
+        yield first, [_as_bytes(batch.column(name)) for name in fields]
 
 
 def parquet_units(file: SourceFile, unit_bytes: int) -> list[tuple[int, int, int, int]]:
@@ -69,28 +81,49 @@ def _rows(columns: list[pa.Array], first: int) -> Iterator[tuple]:
     for start in range(0, len(text), rows):
         parts = [column.slice(start, rows) for column in columns]
         longest = pc.max(pc.binary_length(parts[0])).as_py() or 0
-        values: Iterable = parts[0].to_pylist() if longest <= PASSAGE_BYTES else map(_memory, parts[0])
+        values: Iterable = parts[0].to_pylist() if longest <= PASSAGE_BYTES else _memory(parts[0])
         others = [part.to_pylist() for part in parts[1:]]
         numbers = range(first + start, first + start + len(parts[0]))
         yield from zip(numbers, values, *others, strict=True)
 
 
-def _memory(value: pa.Scalar) -> memoryview | None:
-    return memoryview(value.as_buffer()) if value.is_valid else None
+def _memory(column: pa.Array) -> Iterator[memoryview | None]:
+    """The values where they lie: a scalar of pyarrow's would be a copy."""
+    wide = pa.types.is_large_binary(column.type)
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int64 if wide else np.int32)[
+        column.offset : column.offset + len(column) + 1
+    ]
+    valid = column.is_valid().to_pylist()
+    for here, (start, stop) in zip(valid, pairwise(ends.tolist()), strict=True):
+        yield memoryview(data)[start:stop] if here else None
 
 
 def _slices(text: memoryview) -> Iterator[bytes]:
     return (bytes(text[at : at + PASSAGE_BYTES]) for at in range(0, len(text), PASSAGE_BYTES))
 
 
-def _as_bytes(column: pa.Array, uri: str) -> pa.Array:
-    """A column of text or integers as bytes, not as text: pyarrow would raise at what is not UTF-8."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_integer(column.type):
-        column = column.cast(pa.string())
-    large = pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)
-    return column.cast(pa.large_binary() if large else pa.binary())
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """A column of text or integers as bytes, not as text: pyarrow would raise at what is not UTF-8. Raises
+    ArrowInvalid where it points outside of itself, as a damaged file's may: pyarrow would follow."""
+    kind = column.type
+    if pa.types.is_integer(kind):
+        column.validate(full=True)
+        return column.cast(pa.string()).cast(pa.binary())
+    if pa.types.is_dictionary(kind):
+        values = _as_bytes(column.dictionary)
+        column = pa.DictionaryArray.from_arrays(column.indices, values, safe=True)
+        column.validate(full=True)
+        return column.dictionary_decode()
+    if pa.types.is_string_view(kind):
+        column.validate()
+        column = column.cast(pa.binary_view())
+        column.validate(full=True)
+        return column.cast(pa.large_binary())
+    column.validate()
+    column = column.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+    column.validate(full=True)
+    return column
 
 
 def _check_column(schema: pa.Schema, name: str, uri: str, text: bool) -> None:

@@ -17,6 +17,8 @@ from data_pipeline.records import Corpus, Sentences
 from data_pipeline.tokens import WordCache
 
 BATCH_CHARACTERS = 4 << 20
+STRING_BYTES = 64
+"""What a sentence takes in memory beside its characters: very short ones count for this much more."""
 _SOME = 1024  # sentences taken from a document at a time
 
 
@@ -61,7 +63,7 @@ class _Columns:
         """More sentences of the document begun last."""
         self._seen += len(sentences)
         self._waiting += sentences
-        self._characters += sum(map(len, sentences))
+        self._characters += sum(map(len, sentences)) + STRING_BYTES * len(sentences)
         if self._characters >= BATCH_CHARACTERS:
             self._encode()
 
@@ -81,9 +83,12 @@ class _Columns:
         if self._waiting:
             self._encode()
         lengths = np.concatenate(self._lengths)
+        self._lengths.clear()
         kept = lengths > 0
         borders = np.append(np.frombuffer(self._begins, np.int64), self._seen)
-        sentences = np.diff(_starts(kept)[borders])
+        sentences = np.add.reduceat(np.append(kept, False), borders[:-1], dtype=np.int64) * (
+            np.diff(borders) > 0
+        )
         whole = sentences > 0
         self._counts.empty_sentences += int((~kept).sum())
         self._counts.documents_without_tokens += int((~whole).sum())

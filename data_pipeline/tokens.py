@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.pieces import Vocabulary
+from data_pipeline.word_batches import encode_words
 from data_pipeline.word_table import LONGEST_CACHED, byte_kinds, count_ids, fill_slots, find_words, write_ids
 
 MOST_WORDS = 1 << 20
@@ -99,15 +100,8 @@ class WordCache:
 
     def _encode(self, words: list[bytes]) -> tuple[NDArray, NDArray[np.int64]]:
         """The library's ids of words, flat, and where each word's begin."""
-        before = self.vocabulary.cuts.before
-        texts = [before + word.decode("utf-8") for word in words]
-        encoded = (
-            self.vocabulary.tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
-        )
-        ids = [e.ids for e in encoded]
-        starts = np.zeros(len(ids) + 1, np.int64)
-        np.cumsum([len(i) for i in ids], out=starts[1:])
-        return np.fromiter((i for word in ids for i in word), self.vocabulary.dtype, int(starts[-1])), starts
+        tokenizer, before = self.vocabulary.tokenizer, self.vocabulary.cuts.before
+        return encode_words(tokenizer, words, self.vocabulary.dtype, before)
 
 
 def _joined(sentences: list[str]) -> NDArray[np.uint8]:

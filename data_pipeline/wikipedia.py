@@ -40,7 +40,7 @@ def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
         stream = stack.enter_context(open_bytes(file.uri, file.compression))
         hidden = _hidden_namespaces(stream.peek(_HEAD))
         place = 0
-        if file.start and file.compression:
+        if file.compression and (file.start or file.stop >= 0):
             stream = stack.enter_context(open_bytes(file.uri, file.compression, file.start, file.stop))
         elif file.start:
             place = stream.seek(file.start)

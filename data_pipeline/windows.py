@@ -27,7 +27,7 @@ class Windows:
         items = min(order.window * order.block, order.examples)
         split = reader.split
         self.reader, self.order, self.first_stream = reader, order, first_stream
-        self.layout = Layout(split.shard_examples, order.block)
+        self.layout = Layout(split.shard_examples, order.block, order.sequential)
         self._first, self._stop, self._epoch = np.zeros((3, slots), np.int64)  # items of each slot's window
         self._numbers = np.zeros((slots, items), np.int64)
         self._offsets, self._masked_offsets = np.zeros((2, slots, items + 1), np.int64)

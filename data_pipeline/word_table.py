@@ -8,7 +8,8 @@ space) stays within a word and is the library's business, once for every distinc
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.draws import jit
+from data_pipeline.bits import load_word, trailing_zeros
+from data_pipeline.draws import inlined, jit
 
 LONGEST_CACHED = 64
 """Longer words, in bytes, are looked up anew each time: they are rare, and would fill the table."""
@@ -17,6 +18,9 @@ LONGEST_RUN = 1 << 20
 
 # What a byte means where a word may begin or end. A WIDE byte may begin a character that stands by itself.
 PLAIN, SPACE, END, ALONE, WIDE = range(5)
+
+# Places in the text are unsigned: of an int64 numba asks at every use whether it counts from the end.
+_ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
 def byte_kinds(punctuation: bool, chinese: bool) -> NDArray[np.uint8]:
@@ -32,52 +36,79 @@ def byte_kinds(punctuation: bool, chinese: bool) -> NDArray[np.uint8]:
     return kinds
 
 
-@jit
+@inlined
 def stands_alone(data, position):
     """Whether the WIDE byte at `position` begins a character that is a word by itself, in three bytes."""
-    lead, second, third = data[position], data[position + 1], data[position + 2]
+    lead, second, third = data[position], data[position + _ONE], data[position + _TWO]
     if lead == 0xE2:
         return second == 0x80 and 0x90 <= third <= 0xA7
     return lead > 0xE4 or second >= 0xB8
 
 
-@jit
-def read_word(data, position, kinds):
-    """Where the word that begins at `position` ends, and its hash. Two words of one length of at most 8 bytes have
-    different hashes, since every step from the bytes to the hash can be undone."""
-    kind = kinds[data[position]]
-    if kind == ALONE:
-        width = 1
-    elif kind == WIDE and stands_alone(data, position):
-        width = 3
+@inlined
+def border_bits(data, base, kinds):
+    """Bit i: whether data[base + i] is anything but PLAIN, or beyond the end."""
+    bits, count = np.uint64(0), np.uint64(len(data)) - base
+    if count >= 64:
+        for i in range(64):
+            bits |= np.uint64(kinds[data[base + np.uint64(i)]] != PLAIN) << np.uint64(i)
+        return bits
+    for i in range(count):
+        bits |= np.uint64(kinds[data[base + np.uint64(i)]] != PLAIN) << np.uint64(i)
+    return bits | (~np.uint64(0) << count)
+
+
+@inlined
+def run_end(data, position, window, kinds):
+    """Where the word ends that begins at `position` and is no single character. `window`: where the 64 bytes begin
+    whose borders are known, and these; what they become is returned too."""
+    base, bits = window
+    size, stop = np.uint64(len(data)), position + _ONE
+    while stop - position < np.uint64(LONGEST_RUN):
+        if stop - base >= np.uint64(64):
+            base, bits = stop, border_bits(data, stop, kinds)
+        ahead = bits >> (stop - base)
+        if ahead == np.uint64(0):
+            stop = base + np.uint64(64)
+            continue
+        stop += trailing_zeros(ahead)
+        if stop >= size or kinds[data[stop]] != WIDE or stands_alone(data, stop):
+            break
+        stop += _ONE
+    if stop - position < np.uint64(LONGEST_RUN):
+        return stop, base, bits
+    stop = position + np.uint64(LONGEST_RUN)
+    while stop < size and data[stop] & 0xC0 == 0x80:  # LONGEST_RUN ended within a character
+        stop += _ONE
+    return stop, base, bits
+
+
+@inlined
+def hash_of(data, position, stop):
+    """The hash of data[position:stop]. Two words of one length of at most 8 bytes have different hashes, since every
+    step from the bytes to the hash can be undone."""
+    value = np.uint64(0)
+    while position + np.uint64(8) <= stop:
+        value = mixed(value ^ load_word(data, position))
+        position += np.uint64(8)
+    rest = stop - position
+    if position + np.uint64(8) <= np.uint64(len(data)):
+        block = load_word(data, position) & ((_ONE << (np.uint64(8) * rest)) - _ONE)
     else:
-        width = LONGEST_RUN
-    value, block, shift = np.uint64(0), np.uint64(0), np.uint64(0)
-    stop = position
-    while stop < len(data) and stop - position < width:
-        if stop > position and width == LONGEST_RUN:
-            kind = kinds[data[stop]]
-            if kind != PLAIN and (kind != WIDE or stands_alone(data, stop)):
-                break
-        block |= np.uint64(data[stop]) << shift
-        shift += np.uint64(8)
-        stop += 1
-        if shift == np.uint64(64):
-            value = mixed(value ^ block)
-            block = shift = np.uint64(0)
-    while stop < len(data) and data[stop] & 0xC0 == 0x80:  # LONGEST_RUN ended within a character
-        stop += 1
-    return stop, mixed(value ^ block)
+        block = np.uint64(0)
+        for i in range(rest):
+            block |= np.uint64(data[position + np.uint64(i)]) << np.uint64(8 * i)
+    return mixed(value ^ block)
 
 
-@jit
+@inlined
 def mixed(value):
     """A one-to-one scrambling of 64 bits."""
     value = (value ^ (value >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(29))
 
 
-@jit
+@inlined
 def same_bytes(data, position, arena, start, size):
     """Whether data[position:] and arena[start:] agree in `size` bytes."""
     same = True
@@ -86,27 +117,28 @@ def same_bytes(data, position, arena, start, size):
     return same
 
 
-@jit
+@inlined
 def number_of(data, position, stop, value, table, known):
     """Number of the word data[position:stop], whose hash is `value`: as it was given, or `known`, with which it is
     entered now."""
     slots, hashes, arena, starts = table
-    size, mask = stop - position, len(slots) - 1
-    slot = np.int64(value) & mask
+    size, mask = stop - position, np.uint64(len(slots) - 1)
+    slot = value & mask
     while slots[slot] >= 0:
-        number = slots[slot]
-        start = starts[number]
+        number = np.uint64(slots[slot])
+        start = np.uint64(starts[number])
         if (
             hashes[number] == value
-            and starts[number + 1] - start == size
+            and np.uint64(starts[number + _ONE]) - start == size
             and (size <= 8 or same_bytes(data, position, arena, start, size))
         ):
-            return number
-        slot = (slot + 1) & mask
+            return slots[slot]
+        slot = (slot + _ONE) & mask
     slots[slot], hashes[known] = known, value
+    start = np.uint64(starts[known])
     for i in range(size):
-        arena[starts[known] + i] = data[position + i]
-    starts[known + 1] = starts[known] + size
+        arena[start + i] = data[position + i]
+    starts[known + 1] = start + size
     return np.int32(known)
 
 
@@ -129,30 +161,40 @@ def find_words(data, position, kinds, table, known, found, ends, long):
     found[w]: number of word w, or -1 - k for the k-th long one, which is data[long[k, 0]:long[k, 1]];
     ends[s]: words before the end of sentence s. Returns the new position, words in the table, words found,
     sentences ended and long words."""
-    words, sentences, longs = 0, 0, 0
+    words, sentences, longs = np.uint64(0), np.uint64(0), 0
     most_known = min(len(table[0]) // 2, len(table[1]))
-    while position < len(data) and words < len(found) and known < most_known and longs < len(long):
-        kind = kinds[data[position]]
+    at, size = np.uint64(position), np.uint64(len(data))
+    most_words, most_sentences = np.uint64(len(found)), np.uint64(len(ends))
+    base, bits = at, border_bits(data, at, kinds)
+    while at < size and words < most_words and known < most_known and longs < len(long):
+        kind = kinds[data[at]]
         if kind == SPACE:
-            position += 1
-        elif kind == END:
-            if sentences == len(ends):
+            at += _ONE
+            continue
+        if kind == END:
+            if sentences == most_sentences:
                 break
             ends[sentences] = words
-            sentences += 1
-            position += 1
+            sentences += _ONE
+            at += _ONE
+            continue
+        if kind == ALONE:
+            stop = at + _ONE
+        elif kind == WIDE and stands_alone(data, at):
+            stop = at + np.uint64(3)
         else:
-            stop, value = read_word(data, position, kinds)
-            if stop - position > LONGEST_CACHED:
-                long[longs, 0], long[longs, 1] = position, stop
-                longs += 1
-                found[words] = -longs
-            else:
-                found[words] = number_of(data, position, stop, value, table, known)
-                known += found[words] == known
-            words += 1
-            position = stop
-    return position, known, words, sentences, longs
+            stop, base, bits = run_end(data, at, (base, bits), kinds)
+        if stop - at > np.uint64(LONGEST_CACHED):
+            long[longs, 0], long[longs, 1] = at, stop
+            longs += 1
+            found[words] = -longs
+        else:
+            number = number_of(data, at, stop, hash_of(data, at, stop), table, known)
+            found[words] = number
+            known += number == known
+        words += _ONE
+        at = stop
+    return np.int64(at), known, np.int64(words), np.int64(sentences), longs
 
 
 @jit

@@ -1,5 +1,6 @@
 """The `maskmill` command: each verb parses, builds, calls. Anything a person can put right is one line, exit 2."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -59,17 +60,35 @@ def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def prepare(recipe: Recipe, overrides: Overrides = None) -> None:
+def prepare(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    stage: Annotated[
+        str, typer.Option(help="Do this stage only: discover, read, plan, gather, write or finish.")
+    ] = "",
+    share: Annotated[
+        str, typer.Option(help="With --stage, of its tasks only these: 3/16 does tasks 3, 19, 35, ...")
+    ] = "0/1",
+) -> None:
     """Turn data.sources into pre-masked shards and index.json in the folder data.out.
 
     The bytes depend on the text, the settings and the seed alone. A killed run goes on where it was.
+    Without --stage one process does it all; with it, many processes on many machines can, in a folder that all see:
+    each stage in as many shares as you like, one stage after the other. slurm/prepare.sbatch does so.
 
     \b
     Example:
         maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
     config = load_config(recipe, overrides or [])
+    from data_pipeline.executors import Share
     from data_pipeline.prepare import prepare as run
+    from data_pipeline.prepare import prepare_share
 
+    if stage:
+        say(prepare_share(config.data, stages(console), stage, Share.parsed(share)))
+        return
+    if share != "0/1":
+        raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
     index, fresh = run(config.data, stages(console))
     train = index.splits["train"]
     say(
@@ -105,6 +124,40 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each machine.", min=1)] = 8,
+    gpu: Annotated[str, typer.Option(help="v100, a100, a100-80, h100 or h200.")] = "h100",
+    network: Annotated[
+        float, typer.Option(help="Gbit/s a GPU has to other machines; 0: what such machines usually have.")
+    ] = 0.0,
+    utilisation: Annotated[
+        float,
+        typer.Option(help="Share of the GPU's peak that the arithmetic reaches; measure it if you can."),
+    ] = 0.4,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Say what a run needs and costs before anyone pays: memory, time, epochs, and what does not add up.
+
+    \b
+    Example:
+        maskmill plan bert_large_phase1 --nodes 8 --gpu h100"""
+    config = load_config(recipe, overrides or [])
+    from pretrain.planning.forecast import forecast
+    from pretrain.planning.hardware import gpu_named
+    from pretrain.planning.show import as_values, show
+    from pretrain.planning.timing import Cluster
+
+    found = forecast(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
+    if as_json:
+        print(json.dumps(as_values(found), indent=1))
+    else:
+        show(found, config.zero.stage, console)
+
+
+@app.command()
 def export(
     source: Annotated[str, typer.Argument(metavar="PATH", help="A run or checkpoint folder, or a recipe.")],
     overrides: Overrides = None,
@@ -124,21 +177,33 @@ def export(
 
 @app.command()
 def inspect(
-    path: Folder,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder, or the URI of shards.")],
+    overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     examples: Annotated[
         str, typer.Option(help="Print so many examples, or `all`, one a line with --json.")
     ] = "",
     split: Annotated[str, typer.Option(help="Which examples: train or held_out.")] = "train",
+    batch: Annotated[int, typer.Option(help="Examples of a batch whose padding is counted.")] = 32,
+    recipe: Annotated[
+        str, typer.Option(help="A recipe, changed by KEY=VALUE: how often it reads the shards.")
+    ] = "",
 ) -> None:
     """Say what is in a folder of shards, a run, a checkpoint or an exported model, and whether all hashes hold.
 
+    Of shards every example is looked at. What is odd about the data is said with what to do, and the exit code
+    is 0; files that are missing or changed end with exit code 2.
+
     \b
     Example:
+        maskmill inspect shards/ --batch 64 --recipe bert_base train.steps=100000
         maskmill inspect shards/ --examples all --json"""
-    from pretrain.inspection import inspect_path
+    if overrides and not recipe:
+        raise UserError(f"cannot apply {overrides[0]!r}", where=path, expected="--recipe RECIPE beside it")
+    from launch.inspecting import inspect_path
 
-    inspect_path(path, console, as_json=as_json, examples=examples, split=split)
+    config = load_config(recipe, overrides or []) if recipe else None
+    inspect_path(path, console, as_json=as_json, examples=examples, split=split, batch=batch, config=config)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -14,13 +14,35 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""stage(name, total) gives a context whose value is called with how many more are done."""
+from data_pipeline.executors import Stage
 
 
 def stages(console: Console) -> Stage:
     """Shows how far each stage is, on whatever `console` writes to."""
     return _bars(console) if console.is_terminal else _lines(console)
+
+
+def late_stages(console: Console, seconds: float = 2.0) -> Stage:
+    """As `stages`, for what is mostly quick: nothing is shown of a stage that ends within so many seconds."""
+    shown = stages(console)
+
+    @contextmanager
+    def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
+        started, waiting, show = time.monotonic(), 0, None
+        with ExitStack() as stack:
+
+            def advance(n: int) -> None:
+                nonlocal waiting, show
+                waiting += n
+                if show is None and time.monotonic() - started > seconds:
+                    show = stack.enter_context(shown(name, total))
+                if show is not None:
+                    show(waiting)
+                    waiting = 0
+
+            yield advance
+
+    return stage
 
 
 def _bars(console: Console) -> Stage:

@@ -36,6 +36,9 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
         (config.run, "dir"),
         (config.data, "out"),
         (config.data, "vocab"),
+        (config.data, "lexicon"),
+        (config.data, "work"),
+        (config.data, "tokens"),
         (config, "init_from"),
     ):
         value = getattr(settings, name)

@@ -63,7 +63,12 @@ class ZeroSettings:
 @dataclass
 class OptimSettings:
     name: str = "lamb"
-    """lamb (NVIDIA's form: bias correction, decay in the update, trust ratio 1 where there is no decay) or adamw."""
+    """lamb or adamw."""
+    form: str = "nvidia"
+    """LAMB as nvidia wrote it (bias correction; no decay and trust ratio 1 for biases and LayerNorm), google (the
+    same without bias correction) or the paper (bias correction; decay and trust ratio for every tensor)."""
+    trust_clamp: list[float] = field(default_factory=list)
+    """LAMB: least and largest trust ratio; empty: any."""
     lr: float = 1e-3
     """Peak learning rate."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])

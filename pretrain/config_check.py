@@ -4,6 +4,8 @@ import math
 from typing import Any
 
 from data_pipeline.errors import UserError
+from data_pipeline.sampling import language_numbers, source_weights
+from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config import RunConfig
 from pretrain.objectives import PAIRS, STREAMS, registered
 
@@ -12,7 +14,7 @@ CHOICES = {
     "data.sentences": ("split", "lines"),
     "data.duplicates": ("keep", "documents", "paragraphs", "both"),
     "data.sequences": (*PAIRS, *STREAMS),
-    "data.masking": ("token", "span", "ngram", "phrase", "entity"),
+    "data.masking": MASKINGS,
     "data.order": ("shuffled", "sequential"),
     "data.mode": ("fast", "exact"),
     "data.executor": ("local", "dask"),
@@ -21,6 +23,7 @@ CHOICES = {
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "zero.stage": (0, 1, 2, 3),
     "optim.name": ("lamb", "adamw"),
+    "optim.form": ("nvidia", "google", "paper"),
     "schedule.name": ("linear", "polynomial", "nvidia", "cosine", "constant"),
     "encoder.activation": ("gelu_tanh", "gelu", "relu"),
     "monitor.tracker": ("wandb", "jsonl", "none"),
@@ -94,6 +97,10 @@ def check(config: RunConfig) -> None:
         value = value_of(config, key)
         if not low <= value <= high:
             raise UserError(f"{key}={value}", where="settings", expected=f"a value from {low} to {high}")
+    if config.data.sources:
+        language_numbers(config.data)
+        source_weights(config.data)
+    mask_stages(config.data)
     for holds, line in _contradictions(config):
         if holds:
             raise UserError(line, where="settings")
@@ -101,7 +108,7 @@ def check(config: RunConfig) -> None:
 
 def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
     data, train, encoder, run = config.data, config.train, config.encoder, config.run
-    betas = config.optim.betas
+    betas, clamp = config.optim.betas, config.optim.trust_clamp
     steps_of_warmup = config.schedule.warmup
     return [
         (
@@ -112,9 +119,9 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         *(
             (
                 "://" in value_of(config, key),
-                f"{key}={value_of(config, key)} is a URI: this version writes to local or shared folders only",
+                f"{key}={value_of(config, key)} is a URI: it has to be a local or shared folder",
             )
-            for key in ("run.dir", "data.out", "data.vocab", "init_from")
+            for key in ("run.dir", "data.vocab", "data.work", "data.tokens", "init_from")
         ),
         (
             encoder.hidden % encoder.heads != 0,
@@ -147,12 +154,48 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             f"data.mode=exact makes data.sequences=segment_pair only, not {data.sequences}: data.mode=fast",
         ),
         (
+            data.mode == "exact" and not (data.separators and data.segment_ids),
+            "data.mode=exact makes [CLS] A [SEP] B [SEP] with segments 0 and 1: data.separators=true and "
+            "data.segment_ids=true, or data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and (data.smoothing != 1 or any(weight != 1 for weight in data.weights)),
+            "data.mode=exact passes over all text alike: data.smoothing=1 and no data.weights, or data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and not data.across_languages and len(set(data.languages)) > 1,
+            "data.mode=exact draws random next segments from all documents: data.across_languages=true, or "
+            "data.mode=fast",
+        ),
+        (
+            data.mode == "exact" and data.masking != "token",
+            f"data.mode=exact makes data.masking=token only, not {data.masking}: data.mode=fast",
+        ),
+        (
+            bool(data.mask_stages) and not data.dynamic_masking,
+            "data.mask_stages are stages of data.dynamic_masking=true",
+        ),
+        (
+            data.mode == "exact" and (data.order != "shuffled" or data.bin_width > 0),
+            "data.mode=exact shuffles its examples as the script does: data.order=shuffled and data.bin_width=0, "
+            "or data.mode=fast",
+        ),
+        (
+            data.order == "sequential" and data.bin_width > 0,
+            f"data.bin_width={data.bin_width} sorts by length what data.order=sequential keeps in the documents' "
+            "order: choose one",
+        ),
+        (
             data.mask_share + data.random_share > 1,
             f"data.mask_share={data.mask_share} and data.random_share={data.random_share} are more than 1 together",
         ),
         (
             len(betas) != 2 or not all(0 <= beta < 1 for beta in betas),
             f"optim.betas={betas}: expected two numbers from 0 up to, not including, 1",
+        ),
+        (
+            bool(clamp) and not (len(clamp) == 2 and 0 <= clamp[0] <= clamp[1]),
+            f"optim.trust_clamp={clamp}: expected the least and the largest trust ratio, or nothing",
         ),
         (
             steps_of_warmup >= 1 and (steps_of_warmup > train.steps or steps_of_warmup % 1 != 0),

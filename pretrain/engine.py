@@ -134,7 +134,7 @@ class Engine:
             group["lr"] = lr
 
     def trust_ratios(self) -> dict[str, Tensor]:
-        """LAMB's trust ratio of each parameter with weight decay at the last update; {} for other optimizers."""
+        """LAMB's trust ratio of each parameter that has one at the last update; {} for other optimizers."""
         return self._optimizer.trust_ratios() if isinstance(self._optimizer, Lamb) else {}
 
     def mean_trust_ratio(self) -> float | None:

@@ -1,6 +1,6 @@
-"""A folder of shards, a run, a checkpoint or an exported model in; what is in it, for people or as JSON, out.
+"""A run, a checkpoint or an exported model in; what is in it, for people or as JSON, out.
 
-Every hash is verified on the way: what is shown has the bytes that were written.
+Every hash is verified on the way: what is shown has the bytes that were written. Shards are data_pipeline/lint.py's.
 """
 
 import hashlib
@@ -14,41 +14,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import INDEX, TOKENIZER, Index
-from data_pipeline.records import Examples
-from data_pipeline.shards import BlockReader, verify_full
-from data_pipeline.storage import read_bytes
-from data_pipeline.vocabulary import parse_tokenizer_json
 from pretrain.checkpoint import MARKER, checkpoints, find_checkpoint, open_checkpoint
 from pretrain.monitor import read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
 
 
-def inspect_path(path: Path, console: Console, as_json: bool, examples: str, split: str) -> None:
-    """Prints what is in `path`. With `examples`, the examples of one split of shards instead, as many as asked."""
-    if not path.exists():
-        raise UserError("no such folder", where=path)
-    if examples:
-        _print_examples(Index.load(path), split, examples, console, as_json)
-        return
+def inspect_path(path: Path, console: Console, as_json: bool) -> None:
+    """Prints what the run, checkpoint or exported model in `path` is."""
     facts = describe(path)
     if as_json:
         print(json.dumps(facts, indent=1, sort_keys=True))
-        return
-    if facts["kind"] == "run":
+    elif facts["kind"] == "run":
         _show_run(facts, path, console)
-        return
-    _show(facts, console)
-    if facts["kind"] == "shards":
-        index = Index.load(path)
-        block = next(BlockReader(index, index.train).read([(0, 0)]))
-        console.print(escape(rendered(block, 0, words_of(index))), soft_wrap=True)
+    else:
+        _show(facts, console)
 
 
 def describe(path: Path) -> dict[str, Any]:
     """Facts about `path` by name. Raises UserError for a damaged file, or a folder that is none of ours."""
-    if (path / INDEX).is_file():
-        return _shards(path)
     if (path / RUN).is_file():
         return _run(path)
     if (path / MARKER).is_file():
@@ -60,23 +43,6 @@ def describe(path: Path) -> dict[str, Any]:
         where=path,
         expected="a folder of shards, a run, a checkpoint or an exported model",
     )
-
-
-def _shards(path: Path) -> dict[str, Any]:
-    index = Index.load(path)
-    verify_full(index)
-    return {
-        "kind": "shards",
-        "splits": {
-            name: {"shards": len(s.shards), "examples": s.examples, "tokens": s.tokens, "masked": s.masked}
-            for name, s in index.splits.items()
-        },
-        "statistics": dict(index.statistics),
-        "settings": dict(index.settings),
-        "vocabulary": index.vocabulary._asdict(),
-        "identity": index.identity,
-        "hashes": "all hold",
-    }
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -159,12 +125,9 @@ def _model_hashes(path: Path) -> str:
 def _show(facts: dict[str, Any], console: Console) -> None:
     table = Table(title=facts["kind"], show_header=False, title_justify="left")
     for key, value in _flat(facts):
-        if key != "kind" and "histogram" not in key:
+        if key != "kind":
             table.add_row(escape(key), escape(_number(value)))
     console.print(table)
-    for key, value in _flat(facts):
-        if "histogram" in key:
-            console.print(escape(f"{key}\n{bars(value)}"))
 
 
 def _show_run(facts: dict[str, Any], path: Path, console: Console) -> None:
@@ -227,63 +190,3 @@ def _number(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def bars(counts: list[int], width: int = 40) -> str:
-    """A histogram as text, a line a bin."""
-    most = max(counts) or 1
-    total = sum(counts) or 1
-    return "\n".join(
-        f"  {number + 1:>3}/{len(counts)} {'█' * round(width * count / most):<{width}} {count / total:6.1%}"
-        for number, count in enumerate(counts)
-    )
-
-
-def words_of(index: Index) -> list[str]:
-    """The pieces of the shards' vocabulary, by id."""
-    where = index.path(TOKENIZER)
-    return parse_tokenizer_json(read_bytes(where).decode("utf-8"), where).tokens
-
-
-def rendered(examples: Examples, number: int, words: list[str]) -> str:
-    """One example as text: what the encoder sees, and what it has to find."""
-    span = slice(examples.offsets[number], examples.offsets[number + 1])
-    masked = slice(examples.masked_offsets[number], examples.masked_offsets[number + 1])
-    shown = " ".join(words[i] for i in examples.tokens[span])
-    wanted = " ".join(words[i] for i in examples.masked_ids[masked])
-    label = {0: "B follows A", 1: "B is from another document", -1: "one segment"}[
-        int(examples.labels[number])
-    ]
-    return f"one example ({label}):\n  {shown}\nto find:\n  {wanted}"
-
-
-def _print_examples(index: Index, split: str, count: str, console: Console, as_json: bool) -> None:
-    if split not in index.splits:
-        raise UserError(f"no split {split!r}", where=index.folder, expected=", ".join(index.splits))
-    if count != "all" and not count.isdecimal():
-        raise UserError(f"--examples {count}", expected="a number, or all")
-    left = index.splits[split].examples if count == "all" else int(count)
-    words = [] if as_json else words_of(index)
-    for block in BlockReader(index, index.splits[split]).all_blocks():
-        for number in range(min(left, len(block))):
-            if as_json:
-                print(json.dumps(as_instance(block, number)))
-            else:
-                console.print(escape(rendered(block, number, words)), soft_wrap=True)
-        left -= len(block)
-        if left <= 0:
-            return
-
-
-def as_instance(examples: Examples, number: int) -> dict[str, Any]:
-    """One example with the keys of google-research/bert's instances."""
-    span = slice(examples.offsets[number], examples.offsets[number + 1])
-    masked = slice(examples.masked_offsets[number], examples.masked_offsets[number + 1])
-    length, first = span.stop - span.start, int(examples.first_lengths[number])
-    return {
-        "input_ids": examples.tokens[span].tolist(),
-        "segment_ids": [0] * first + [1] * int(length - first),
-        "is_random_next": bool(examples.labels[number] == 1),
-        "masked_lm_positions": examples.masked_positions[masked].tolist(),
-        "masked_lm_ids": examples.masked_ids[masked].tolist(),
-    }

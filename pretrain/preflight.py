@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from data_pipeline.bins import Caps, caps_for
+from data_pipeline.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index, Split
 from data_pipeline.loader import order_of
-from data_pipeline.order import Order, default_streams
+from data_pipeline.order import SEQUENTIAL, Order, default_streams
 from data_pipeline.settings import deciding_values
 from data_pipeline.shards import verify_full
 from data_pipeline.vocabulary import load_vocabulary
@@ -29,15 +30,23 @@ class Plan:
     objective: type[Objective]
     streams: int
     precision: str
+    masking: DynamicMasking | None
+    """What masks training examples anew, where data.dynamic_masking asks for it."""
 
     def order(self, config: RunConfig) -> Order:
         """Which examples make which global batch."""
-        batch = config.train.global_batch
-        return order_of(self.index, seed=config.run.seed, global_batch=batch, streams=self.streams)
+        return order_of(
+            self.index,
+            seed=config.run.seed,
+            global_batch=config.train.global_batch,
+            streams=self.streams,
+            sequential=config.data.order == SEQUENTIAL,
+        )
 
     def caps(self, split: Split, config: RunConfig) -> Caps:
         """The most that a micro-batch of this split's examples may hold."""
-        return caps_for(split, config.train.micro_batch, self.index.settings["sequence_length"])
+        masker = self.masking.masker(0) if self.masking and split is self.index.train else None
+        return caps_for(split, config.train.micro_batch, self.index.settings["sequence_length"], masker)
 
 
 def check_run(config: RunConfig, ranks: int) -> Plan:
@@ -56,8 +65,11 @@ def check_run(config: RunConfig, ranks: int) -> Plan:
     _check_data(config, index, shards)
     if config.data.verify == "full":
         verify_full(index)
-    streams = config.data.streams or default_streams(config.train.global_batch)
-    return Plan(index, objective, streams, _precision(config))
+    sequential = config.data.order == SEQUENTIAL
+    streams = config.data.streams or default_streams(config.train.global_batch, sequential)
+    plan = Plan(index, objective, streams, _precision(config), _masking(config, index))
+    plan.order(config)  # raises for an order that these shards cannot be read in
+    return plan
 
 
 def _check_data(config: RunConfig, index: Index, shards: str) -> None:
@@ -97,6 +109,13 @@ def _check_data(config: RunConfig, index: Index, shards: str) -> None:
                 expected=f"SHA-256 {index.vocabulary.sha256[:12]}..., found {vocabulary.sha256[:12]}...",
                 remedy="point data.vocab at the right one, or prepare the shards anew",
             )
+
+
+def _masking(config: RunConfig, index: Index) -> DynamicMasking | None:
+    """Masking by the settings of this run, whatever masked the shards; the vocabulary is the shards'."""
+    if not config.data.dynamic_masking:
+        return None
+    return DynamicMasking.from_settings(config.data, shards_vocabulary(index), config.run.seed)
 
 
 def _precision(config: RunConfig) -> str:

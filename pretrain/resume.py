@@ -70,7 +70,9 @@ def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: 
     checkpoint = newest_checkpoint(folder)
     if checkpoint is not None:
         position = Position(**checkpoint.state["position"])
-        position.batch = resumed_batch(checkpoint.state["loader"], plan.index, plan.order(config))
+        position.batch = resumed_batch(
+            checkpoint.state["loader"], plan.index, plan.order(config), plan.masking
+        )
         engine.partition.load(reader(checkpoint, engine), updates=checkpoint.state["updates"])
         engine.load_scaler_state(checkpoint.state["scaler"])
         lost = cut_metrics(folder, position.step) if world.rank == 0 else 0
@@ -89,7 +91,7 @@ def save(config: RunConfig, plan: Plan, engine: Engine, position: Position, worl
     folder, shapes = Path(config.run.dir), real_shapes(engine)
     state = {
         "position": asdict(position),
-        "loader": loader_state(plan.index, plan.order(config), position.batch),
+        "loader": loader_state(plan.index, plan.order(config), position.batch, plan.masking),
         "updates": engine.partition.updates,
         "scaler": engine.scaler_state(),
         "conditions": conditions(config, world),

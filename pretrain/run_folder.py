@@ -36,6 +36,7 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
         "vocabulary": plan.index.vocabulary.sha256,
         "objective.name": config.objective.name,
         "data.streams": plan.streams,
+        "data.dynamic_masking": dict(plan.masking.identity) if plan.masking else None,
         "run.seed": config.run.seed,
         "train.steps": config.train.steps,
         "train.global_batch": config.train.global_batch,

@@ -177,7 +177,15 @@ def training_loader(run: Run) -> Loader:
     config, plan, world = run.config, run.plan, run.world
     caps = plan.caps(plan.index.train, config)
     start = run.position.batch
-    return Loader(plan.index, plan.order(config), caps, rank=world.rank, world=world.size, start_batch=start)
+    return Loader(
+        plan.index,
+        plan.order(config),
+        caps,
+        rank=world.rank,
+        world=world.size,
+        start_batch=start,
+        masking=plan.masking,
+    )
 
 
 def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:

@@ -20,6 +20,7 @@ from pretrain.encoder.tiles import TilePlan, plan_tiles, tile_attention
 
 BACKENDS = ("varlen", "flash", "tiles")
 _HALF = (torch.float16, torch.bfloat16)
+_FLASH_DEVICES = ("cuda", "meta")  # memory is planned on the meta device, which stands for a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,9 @@ class Packing:
 
 def choose_backend(device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> str:
     """The name of the backend that `attend` takes for such tensors."""
-    if device.type != "cuda" or dtype not in _HALF or head_size % 8 or head_size > 256:
+    if device.type not in _FLASH_DEVICES or dtype not in _HALF or head_size % 8 or head_size > 256:
         return "tiles"
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "tiles"
     return "flash" if dropout > 0.0 else "varlen"
 
@@ -93,7 +94,7 @@ def _check_flash(name: str, q_TND: Tensor, dropout: float) -> None:
             where="encoder.attention_dropout",
             remedy="set it to 0, or let the backend be chosen",
         )
-    if q_TND.device.type != "cuda" or q_TND.dtype not in _HALF:
+    if q_TND.device.type not in _FLASH_DEVICES or q_TND.dtype not in _HALF:
         raise UserError(
             f"the {name} backend cannot take {q_TND.dtype} on {q_TND.device.type}",
             expected="float16 or bfloat16 on CUDA",

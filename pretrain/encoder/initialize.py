@@ -25,8 +25,9 @@ def padded(vocabulary_size: int) -> int:
 
 
 def bare(kind: type[AnyModule], *sizes: int, **options: Any) -> AnyModule:
-    """A layer whose parameters are not set yet: `initialize` will, without a draw from the global generator."""
-    return nn.utils.skip_init(kind, *sizes, **options)
+    """A layer on the default device whose parameters are not set yet: `initialize` will, without a draw from the
+    global generator."""
+    return nn.utils.skip_init(kind, *sizes, device=torch.get_default_device(), **options)
 
 
 def vocabulary_rows(module: nn.Module) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 Weight decay (and with LAMB the trust ratio) is for tensors of two dimensions and more. Vectors and scalars, which
 in an encoder are the biases and LayerNorm's weights, have none: the exclusions of the published recipes (names
-with `bias`, `LayerNorm`, `layer_norm`, `gamma`, `beta`), told by shape instead of by spelling.
+with `bias`, `LayerNorm`, `layer_norm`, `gamma`, `beta`), told by shape instead of by spelling. LAMB's paper knows no
+exclusions; in its form (`optim.form=paper`) there is one group.
 """
 
 from collections.abc import Callable
@@ -21,9 +22,12 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups, with `weight_decay` and without, in this order; an empty one is left out."""
-    parameters = list(trainable_parameters(model).values())
+def parameter_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, Any]]:
+    """Two groups, with `optim.weight_decay` and without, in this order, or one, as `optim.form` says; an empty one
+    is left out."""
+    parameters, weight_decay = list(trainable_parameters(model).values()), settings.weight_decay
+    if settings.name == "lamb" and settings.form == "paper":
+        return [{"params": parameters, "weight_decay": weight_decay, "trust": True}]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -32,7 +36,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def _lamb(groups: list[dict[str, Any]], settings: OptimSettings) -> Optimizer:
-    return Lamb(groups, lr=settings.lr, betas=(settings.betas[0], settings.betas[1]), eps=settings.eps)
+    return Lamb(
+        groups,
+        lr=settings.lr,
+        betas=(settings.betas[0], settings.betas[1]),
+        eps=settings.eps,
+        bias_correction=settings.form != "google",
+        trust_clamp=(settings.trust_clamp[0], settings.trust_clamp[1]) if settings.trust_clamp else None,
+    )
 
 
 def _adamw(groups: list[dict[str, Any]], settings: OptimSettings) -> Optimizer:
@@ -49,4 +60,4 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimSettings], Optimizer]
 
 def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
     """The optimizer `optim.name` over the parameters of `model`, whose learning rate the engine sets each step."""
-    return OPTIMIZERS[settings.name](parameter_groups(model, settings.weight_decay), settings)
+    return OPTIMIZERS[settings.name](parameter_groups(model, settings), settings)

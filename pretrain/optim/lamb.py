@@ -1,8 +1,16 @@
 """Gradients of flat tensors in, updated flat tensors out: LAMB whose trust ratios are those of the parameters.
 
-You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", in the form of
-NVIDIA's apex and DeepLearningExamples: bias correction, weight decay inside the update, a trust ratio only where
-there is weight decay. Clipping is the engine's, before the moments.
+You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes". Weight decay is inside the
+update. Three forms are in use (`optim.form`):
+
+| form   | bias correction | biases and LayerNorm               | code                                   |
+|--------|-----------------|------------------------------------|----------------------------------------|
+| nvidia | yes             | no decay, trust ratio 1            | apex, DeepLearningExamples             |
+| google | no              | no decay, trust ratio 1            | google-research/albert                 |
+| paper  | yes             | decay and trust ratio as all others | Algorithm 2                           |
+
+A trust ratio is 1 where a norm is 0. Clipping is the engine's, before the moments, over the norm of all gradients;
+NVIDIA's kernel does the same inside the optimizer.
 
 Under ZeRO a rank holds flat slices of many parameters. Goal: the update of an unsharded LAMB, on every rank.
 Phases of `step`:
@@ -37,8 +45,14 @@ class Lamb(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
+        bias_correction: bool = True,
+        trust_clamp: tuple[float, float] | None = None,
     ) -> None:
+        """A group has trust ratios if it says `trust=True`, or nothing of it and has weight decay."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            group.setdefault("trust", group["weight_decay"] != 0)
+        self._bias_correction, self._trust_clamp = bias_correction, trust_clamp
         self._layout_of: Callable[[Tensor], Layout] | None = None
         self._sum_over_ranks: Callable[[Tensor], None] | None = None
         self._ratios: dict[int, tuple[tuple[str, ...], Tensor]] = {}
@@ -65,13 +79,13 @@ class Lamb(Optimizer):
         ]
         for group, tensor, layout in tensors:
             self._update_in_place_of_gradient(group, tensor, layout)
-        self._scale_updates([(t, layout) for group, t, layout in tensors if group["weight_decay"] != 0])
+        self._scale_updates([(t, layout) for group, t, layout in tensors if group["trust"]])
         for group, tensor, _ in tensors:
             tensor.add_(tensor.grad, alpha=-group["lr"])
         return loss
 
     def trust_ratios(self) -> dict[str, Tensor]:
-        """Trust ratio of each parameter with weight decay at its last update, by name; float64 scalars, no sync."""
+        """Trust ratio of each parameter that has one at its last update, by name; float64 scalars, no sync."""
         return {
             name: ratio
             for names, ratios in self._ratios.values()
@@ -102,11 +116,12 @@ class Lamb(Optimizer):
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         # m̂ / (sqrt(v̂) + eps), both sides of the fraction times sqrt(1 - beta2^t): no temporary is needed.
-        root = math.sqrt(1 - beta2 ** state["step"])
+        steps = state["step"] if self._bias_correction else math.inf  # beta^inf = 0: no correction
+        root = math.sqrt(1 - beta2**steps)
         torch.sqrt(second, out=gradient)
         gradient.add_(group["eps"] * root)
         torch.div(first, gradient, out=gradient)
-        gradient.mul_(root / (1 - beta1 ** state["step"]))
+        gradient.mul_(root / (1 - beta1**steps))
         if group["weight_decay"] != 0:
             gradient.add_(tensor, alpha=group["weight_decay"])
 
@@ -119,6 +134,8 @@ class Lamb(Optimizer):
             self._sum_over_ranks(squares)
         weights, updates = squares.sqrt()
         ratios = torch.where((weights > 0) & (updates > 0), weights / updates, torch.ones_like(weights))
+        if self._trust_clamp is not None:
+            ratios = ratios.clamp(*self._trust_clamp)
         first = 0
         for tensor, layout in tensors:
             own = ratios[first : first + len(layout.names)]

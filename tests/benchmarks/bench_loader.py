@@ -2,9 +2,18 @@
 
     python tests/benchmarks/bench_loader.py [--examples 1000000] [--length 128] [--folder FOLDER]
 
+The figures of docs/benchmarks.md: with `--length 128` and `--length 512` on a quiet machine, a minute each.
+
 Makes synthetic shards and reads them back on one core in one run, caches warm: our loader (with its thread, and
-without), plain WebDataset with one example a tar member, and mosaicml-streaming where it is installed. The peers
-hand over padded batches of int64, the work that a collate function does.
+without), plain WebDataset and mosaicml-streaming, each with one example a sample. The peers read the first examples
+of ours over and over, and hand over padded batches of int64, the work that a collate function does; ours are packed,
+shuffled and checked.
+
+mosaicml-streaming is left out where it is not installed. Its package imports torchvision for its image datasets; here
+only its base is imported, for which this is enough:
+
+    pip install --no-deps mosaicml-streaming brotli python-snappy cramjam zstd pillow catalogue
+    pip install boto3 xxhash tqdm
 """
 
 import argparse
@@ -15,10 +24,13 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # a plain script, also from another working directory
@@ -91,10 +103,9 @@ def make_shards(folder: Path, examples: int, length: int) -> Index:
     )
 
 
-def single_samples(length: int) -> Iterator[dict[str, np.ndarray]]:
-    """The same kind of examples, one by one, in the same types."""
-    part = synthetic(PEER_EXAMPLES, length, 0)
-    for i in range(len(part)):
+def single_samples(part: Examples) -> Iterator[dict[str, np.ndarray]]:
+    """The first PEER_EXAMPLES examples one by one, in the same types."""
+    for i in range(min(PEER_EXAMPLES, len(part))):
         run = slice(part.offsets[i], part.offsets[i + 1])
         masked = slice(part.masked_offsets[i], part.masked_offsets[i + 1])
         yield {
@@ -106,7 +117,7 @@ def single_samples(length: int) -> Iterator[dict[str, np.ndarray]]:
         }
 
 
-def padded(samples: Iterator[dict[str, np.ndarray]], length: int) -> Iterator[int]:
+def padded(samples: Iterator[dict[str, np.ndarray]], length: int) -> Generator[int, None, None]:
     """Batches as a collate function makes them; yields the number of examples of each."""
     while batch := list(islice(samples, MICRO_BATCH)):
         ids, segments = np.zeros((2, len(batch), length), np.int64)
@@ -119,34 +130,50 @@ def padded(samples: Iterator[dict[str, np.ndarray]], length: int) -> Iterator[in
         yield len(batch)
 
 
-def webdataset_samples(path: Path, length: int) -> Callable[[], Iterator[int]]:
-    """Plain WebDataset over a tar with one example a sample."""
+def webdataset_samples(path: Path, part: Examples) -> Iterator[dict[str, np.ndarray]]:
+    """Plain WebDataset over a tar with one example a sample, without end."""
     import webdataset
 
     with webdataset.TarWriter(str(path), mtime=0) as tar:
-        for number, sample in enumerate(single_samples(length)):
+        for number, sample in enumerate(single_samples(part)):
             tar.write({"__key__": f"{number:09d}", **{f"{k}.npy": v for k, v in sample.items()}})
-
-    def read() -> Iterator[int]:
-        data = webdataset.WebDataset(str(path), shardshuffle=False).decode()
-        return padded(({k.split(".")[0]: v for k, v in sample.items()} for sample in data), length)
-
-    return read
+    while True:
+        for sample in webdataset.WebDataset(str(path), shardshuffle=False).decode():
+            yield {name.split(".")[0]: value for name, value in sample.items()}
 
 
-def streaming_samples(folder: Path, length: int) -> Callable[[], Iterator[int]]:
-    """mosaicml-streaming with one example a sample, shuffled."""
-    from streaming import MDSWriter, StreamingDataset
-
+def streaming_samples(folder: Path, part: Examples) -> Iterator[dict[str, np.ndarray]]:
+    """mosaicml-streaming with one example a sample, shuffled, without end."""
+    base = streaming_base()
     kinds = {"tokens": "uint16", "first": "uint16", "label": "int8", "positions": "uint16", "ids": "uint16"}
-    with MDSWriter(out=str(folder), columns={k: f"ndarray:{v}" for k, v in kinds.items()}) as writer:
-        for sample in single_samples(length):
+    with base.MDSWriter(out=str(folder), columns={k: f"ndarray:{v}" for k, v in kinds.items()}) as writer:
+        for sample in single_samples(part):
             writer.write(sample)
-    data = StreamingDataset(local=str(folder), shuffle=True, batch_size=MICRO_BATCH, num_canonical_nodes=1)
-    return lambda: padded(iter(data), length)
+    data = base.StreamingDataset(
+        local=str(folder), shuffle=True, batch_size=MICRO_BATCH, num_canonical_nodes=1
+    )
+    while True:
+        samples = iter(data)
+        try:
+            for sample in samples:
+                yield sample
+        finally:
+            for _ in samples:  # to the end of the epoch: its threads read the folder until then
+                pass
 
 
-def ours(index: Index, length: int, thread: bool) -> Iterator[int]:
+def streaming_base() -> Any:
+    """The package streaming.base, without what streaming itself would import."""
+    spec = importlib.util.find_spec("streaming")
+    assert spec is not None
+    package = ModuleType("streaming")
+    package.__path__ = list(spec.submodule_search_locations or ())
+    package.__spec__ = spec
+    sys.modules["streaming"] = package
+    return importlib.import_module("streaming.base")
+
+
+def ours(index: Index, length: int, thread: bool) -> Generator[int, None, None]:
     """The loader's steps without end."""
     order = order_of(index, seed=1, global_batch=BATCH)
     caps = caps_for(index.train, MICRO_BATCH, length)
@@ -157,7 +184,7 @@ def ours(index: Index, length: int, thread: bool) -> Iterator[int]:
         yield from (share.examples for share in loader)
 
 
-def rate(batches: Iterator[int], seconds: float) -> tuple[float, float, int]:
+def rate(batches: Generator[int, None, None], seconds: float) -> tuple[float, float, int]:
     """(examples a second, examples a second of CPU time, examples) of what comes within so many seconds, after
     the first batch. On a machine that others use as well, the second number is the fairer one."""
     next(batches)
@@ -166,7 +193,9 @@ def rate(batches: Iterator[int], seconds: float) -> tuple[float, float, int]:
         total += count
         if time.perf_counter() - start >= seconds:
             break
-    return total / (time.perf_counter() - start), total / (time.process_time() - busy), total
+    speeds = total / (time.perf_counter() - start), total / (time.process_time() - busy)
+    batches.close()
+    return *speeds, total
 
 
 def fill(index: Index, length: int) -> tuple[float, float]:
@@ -182,26 +211,33 @@ def fill(index: Index, length: int) -> tuple[float, float]:
 def measure(folder: Path, examples: int, length: int, seconds: float) -> Table:
     """The table of rates."""
     index = make_shards(folder, examples, length)
+    part = synthetic(min(PER_SHARD, examples), length, 0)
     single = folder / "single"
     single.mkdir()
-    runs: dict[str, Iterator[int]] = {
+    ready = "Maskmill, packed"
+    runs: dict[str, Generator[int, None, None]] = {
         "blocks read and checked, nothing more": (
             len(b) for _ in range(99) for b in BlockReader(index, index.train).all_blocks()
         ),
-        "Maskmill, packed": ours(index, length, thread=False),
+        ready: ours(index, length, thread=False),
         "Maskmill, packed, with its thread": ours(index, length, thread=True),
-        "WebDataset, a sample an example, padded": webdataset_samples(single / "samples.tar", length)(),
+        f"WebDataset {version('webdataset')}, padded": padded(
+            webdataset_samples(single / "samples.tar", part), length
+        ),
     }
     if importlib.util.find_spec("streaming"):
-        runs["mosaicml-streaming, padded"] = streaming_samples(single / "mds", length)()
+        name = f"mosaicml-streaming {version('mosaicml-streaming')}, padded"
+        runs[name] = padded(streaming_samples(single / "mds", part), length)
+    rates = {name: rate(batches, seconds) for name, batches in runs.items()}
     table = Table(
-        "loader", "examples/s", "a CPU second", "examples read", title=f"one core, {length} tokens at most"
+        *("loader", "examples/s", "a CPU second", "Maskmill / it", "examples read"),
+        title=f"one core, {length} tokens at most",
     )
-    for name, batches in runs.items():
-        *speeds, total = rate(batches, seconds)
-        table.add_row(name, *(f"{speed:,.0f}" for speed in speeds), f"{total:,}")
-    if "mosaicml-streaming, padded" not in runs:
-        table.add_row("mosaicml-streaming", "not installed", "", "")
+    for name, (speed, cpu_speed, total) in rates.items():
+        times = f"{rates[ready][1] / cpu_speed:.1f}"
+        table.add_row(name, f"{speed:,.0f}", f"{cpu_speed:,.0f}", times, f"{total:,}")
+    if not importlib.util.find_spec("streaming"):
+        table.add_row("mosaicml-streaming", "not installed", "", "", "")
     inner, every = fill(index, length)
     table.caption = (
         f"{index.train.examples:,} examples in {len(index.train.shards)} shards, "
@@ -212,7 +248,7 @@ def measure(folder: Path, examples: int, length: int, seconds: float) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--examples", type=int, default=1_000_000)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each loader")

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from data_pipeline import corpus as corpora
-from data_pipeline.corpus import document_tokens, merge, open_corpus, save_corpus, save_sorted
+from data_pipeline import merging
+from data_pipeline.corpus import document_tokens, open_corpus, outline, save_corpus, save_sorted
+from data_pipeline.merging import find, merge
 from data_pipeline.records import Corpus
 
 
@@ -77,15 +79,25 @@ def test_sorting_moves_whole_documents(tmp_path: Path, monkeypatch: pytest.Monke
         assert list(found) == sorted(texts)
 
 
-def test_merging_chosen_documents_is_sorting_them(tmp_path: Path) -> None:
-    texts = [some_texts(n, n) for n in (7, 0, 30)]
-    parts = [sorted_corpus(build(t), tmp_path / str(n)) for n, t in enumerate(texts)]
-    (tmp_path / "merged").mkdir()
+@pytest.mark.parametrize(("chunk", "gap"), [(1 << 25, 1 << 14), (40, 0), (200, 30)])
+def test_merging_chosen_documents_is_sorting_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, gap: int
+) -> None:
+    monkeypatch.setattr(merging, "CHUNK", chunk)
+    monkeypatch.setattr(merging, "GAP", gap)
+    folders = [tmp_path / str(number) for number in range(3)]
+    parts = [
+        sorted_corpus(build(some_texts(n, n)), folder) for n, folder in zip((7, 0, 30), folders, strict=True)
+    ]
     chosen = [np.arange(len(p))[::2] for p in parts]
-    merge(list(zip(parts, chosen, strict=True)), tmp_path / "merged")
+    found = [find(number, part, some) for number, (part, some) in enumerate(zip(parts, chosen, strict=True))]
+    (tmp_path / "merged").mkdir()
+    merge(folders, found, tmp_path / "merged")
     expected = {
         int(p.keys[d]): documents(p)[int(p.keys[d])] for p, c in zip(parts, chosen, strict=True) for d in c
     }
-    found = documents(open_corpus(tmp_path / "merged"))
-    assert found == expected
-    assert list(found) == sorted(expected)
+    merged = open_corpus(tmp_path / "merged")
+    assert documents(merged) == expected
+    assert list(documents(merged)) == sorted(expected)
+    assert merged.sources.tolist() == [key % 2**16 % 7 for key in sorted(expected)]
+    assert document_tokens(outline(tmp_path / "merged")).tolist() == document_tokens(merged).tolist()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.executors import Workers
+from data_pipeline.executors import LocalProcesses, Workers
 
 
 def count_lives(number: int, folder: str, deaths: int) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def count_lives(number: int, folder: str, deaths: int) -> dict[str, Any]:
 def test_results_come_in_the_order_of_the_tasks_and_are_kept(tmp_path: Path) -> None:
     tasks = [(number, str(tmp_path), 0) for number in range(6)]
     seen: list[int] = []
-    with Workers(2) as workers:
+    with Workers(LocalProcesses(2)) as workers:
         first = workers.run(count_lives, tasks, tmp_path / "done", seen.append)
         again = workers.run(count_lives, tasks, tmp_path / "done", seen.append)
     assert [result["number"] for result in first] == list(range(6))
@@ -36,7 +36,7 @@ def test_results_come_in_the_order_of_the_tasks_and_are_kept(tmp_path: Path) -> 
 
 
 def test_a_worker_that_dies_is_replaced_and_its_task_tried_again(tmp_path: Path) -> None:
-    with Workers(2) as workers:
+    with Workers(LocalProcesses(2)) as workers:
         results = workers.run(
             count_lives, [(n, str(tmp_path), 1) for n in range(4)], tmp_path / "done", lambda n: None
         )
@@ -45,14 +45,14 @@ def test_a_worker_that_dies_is_replaced_and_its_task_tried_again(tmp_path: Path)
 
 
 def test_workers_that_keep_dying_end_the_run_in_one_line(tmp_path: Path) -> None:
-    with Workers(1) as workers, pytest.raises(UserError, match=r"lower data\.workers"):
+    with Workers(LocalProcesses(1)) as workers, pytest.raises(UserError, match=r"lower data\.workers"):
         workers.run(
             count_lives, [(n, str(tmp_path), 99) for n in range(2)], tmp_path / "done", lambda n: None
         )
 
 
 def test_an_error_in_a_task_ends_the_run_with_that_error(tmp_path: Path) -> None:
-    with Workers(2) as workers, pytest.raises(UserError) as caught:
+    with Workers(LocalProcesses(2)) as workers, pytest.raises(UserError) as caught:
         workers.run(
             count_lives, [(n, str(tmp_path), -1) for n in range(5)], tmp_path / "done", lambda n: None
         )

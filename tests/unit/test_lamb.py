@@ -65,6 +65,66 @@ def test_worked_example(dtype: torch.dtype, tolerance: dict[str, float]) -> None
         assert float(mean) == pytest.approx(sum(map(float, found.values())) / 2)
 
 
+# Without clipping, decay and trust ratio for all tensors (Algorithm 2), and Google's code with clipping to norm 1.
+PAPER = [
+    {
+        "W": [0.981242333691824, -1.9810565952837371, 2.9808708661616, 0.4813352307536479],
+        "b": [0.09841965141265277, -0.19841807132193973],
+        "z": [-0.009999983333361112, -0.009999987500015625],
+    },
+    {
+        "W": [0.9732847703628735, -1.9666121030639607, 2.9517693478395084, 0.4981163245604204],
+        "b": [0.09632403198257061, -0.1977011368162889],
+        "z": [-0.010066060754663732, -0.01012502235939809],
+    },
+]
+GOOGLE = [
+    {
+        "W": [0.9811628149961821, -1.981101903722462, 2.9810417528823394, 0.48119555147199083],
+        "b": [0.06838576021874954, -0.16838362644577964],
+        "z": [-0.03161850761524367, -0.03161957475379357],
+    },
+    {
+        "W": [0.9905297626873905, -1.9833011271313319, 2.953031477226327, 0.5040736763161967],
+        "b": [0.029787284127051533, -0.1757958788641582],
+        "z": [-0.03163194807453933, -0.03206653348477051],
+    },
+]
+
+
+@pytest.mark.parametrize(("form", "clip", "after"), [("paper", False, PAPER), ("google", True, GOOGLE)])
+def test_the_other_forms(form: str, clip: bool, after: list[dict[str, list[float]]]) -> None:
+    model = nn.ParameterDict({name: torch.tensor(v, dtype=torch.float64) for name, v in START.items()})
+    settings = OptimSettings(form=form, lr=0.01, weight_decay=0.01)
+    optimizer = build_optimizer(model, settings)
+    if form == "google":  # the example decays z, a vector, which our groups tell by its shape
+        decayed, plain = optimizer.param_groups
+        decayed["params"].append(model["z"])
+        plain["params"][:] = [model["b"]]
+    for gradients, expected in zip(GRADIENTS, after, strict=True):
+        norm = float(
+            torch.cat([torch.tensor(g, dtype=torch.float64).view(-1) for g in gradients.values()]).norm()
+        )
+        for name, parameter in model.items():
+            parameter.grad = torch.tensor(gradients[name], dtype=torch.float64) / (
+                norm if clip and norm > 1 else 1
+            )
+        optimizer.step()
+        for name, values in expected.items():
+            assert model[name].detach().view(-1).tolist() == pytest.approx(values, abs=1e-12)
+
+
+def test_trust_ratios_are_clamped() -> None:
+    model = nn.ParameterDict({name: torch.tensor(v, dtype=torch.float64) for name, v in START.items()})
+    optimizer = build_optimizer(model, OptimSettings(form="paper", trust_clamp=[0.5, 1.5]))
+    assert isinstance(optimizer, Lamb)
+    for name, parameter in model.items():
+        parameter.grad = torch.tensor(GRADIENTS[0][name], dtype=torch.float64)
+    optimizer.step()
+    ratios = [float(ratio) for ratio in optimizer.trust_ratios().values()]
+    assert ratios == [1.5, 0.5, 1.0], "1.857 and 0.158 without, and 1 where the weights are zero"
+
+
 def test_state_counts_each_tensors_own_updates() -> None:
     parameters, lamb = worked_example(torch.float64)
     parameters["W"].grad = torch.ones_like(parameters["W"])
@@ -237,7 +297,7 @@ class Tied(nn.Module):
 
 def test_groups_part_matrices_from_vectors_and_leave_the_frozen_out() -> None:
     model = Tied()
-    decayed, plain = parameter_groups(model, 0.01)
+    decayed, plain = parameter_groups(model, OptimSettings(weight_decay=0.01))
     assert [id(p) for p in decayed["params"]] == [id(model.embedding.weight)]
     assert [id(p) for p in plain["params"]] == [
         id(p) for p in (model.norm.weight, model.norm.bias, model.decoder.bias)

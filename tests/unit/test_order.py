@@ -1,7 +1,6 @@
 """Who reads what, when: pure arithmetic, so small cases are tried out completely and large ones sampled."""
 
 import itertools
-import time
 from collections import Counter
 
 import numpy as np
@@ -26,10 +25,10 @@ SMALL = [
 ]
 
 
-@pytest.fixture(params=SMALL, ids=str)
+@pytest.fixture(params=[(*case, sequential) for case in SMALL for sequential in (False, True)], ids=str)
 def order(request: pytest.FixtureRequest) -> Order:
-    examples, block, batch, streams, window = request.param
-    return Order(examples, block, 11, batch, streams, window)
+    examples, block, batch, streams, window, sequential = request.param
+    return Order(examples, block, 11, batch, streams, window, sequential)
 
 
 def steps_of(order: Order, epochs: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -63,6 +62,32 @@ def test_a_step_is_the_same_at_every_world_size(order: Order) -> None:
                 order.global_batch // world,
                 -(-order.global_batch // world),
             }
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_a_sequential_stream_walks_a_stretch_of_the_split(case: tuple[int, ...]) -> None:
+    """Item by item one further, but where an epoch ends: there it goes back to where its stretch begins."""
+    examples, block, batch, streams, window = case
+    order = Order(examples, block, 11, batch, streams, window, sequential=True)
+    epochs, numbers = (np.array(column) for column in zip(*steps_of(order, 4), strict=True))
+    epochs, numbers = (
+        c.reshape(len(c), streams, -1).swapaxes(0, 1).reshape(streams, -1) for c in (epochs, numbers)
+    )
+    onward = np.diff(numbers) == 1
+    assert (onward | (np.diff(epochs) > 0)).all()
+    for epoch in range(4):  # the stretches lie side by side, in the order of the streams
+        together = [row[epochs[k] == epoch] for k, row in enumerate(numbers)]
+        assert np.concatenate(together).tolist() == list(range(examples))
+        assert max(map(len, together)) - min(map(len, together)) <= 1
+
+
+def test_a_sequential_order_makes_every_row_a_stream() -> None:
+    assert default_streams(384, sequential=True) == 384
+    order = Order.of(10**6, 512, 0, 384, sequential=True)
+    assert (order.streams, order.items, order.window) == (384, 1, 1)
+    assert Order.of(10**6, 512, 0, 384, streams=96, sequential=True).items == 4
+    first, second = (order.share(step, 0, 1)[1] for step in (7, 8))
+    assert np.array_equal(second, first + 1)
 
 
 def test_windows_tile_a_stream_and_hold_their_blocks_only() -> None:
@@ -153,6 +178,16 @@ def test_layout_finds_every_row_once(counts: list[int]) -> None:
     ]
 
 
+@pytest.mark.parametrize("counts", [[8], [3], [8, 16], [20, 8, 3, 17, 30], [1] * 30, [7, 9, 15, 1, 8]])
+def test_a_sequential_layout_is_the_order_of_the_shards(counts: list[int]) -> None:
+    layout, total = Layout(np.array(counts), 8, sequential=True), sum(counts)
+    for size in (1, 5, 8, total):
+        runs = [run for i in range(0, total, size) for run in layout.runs(i, min(size, total - i))]
+        found = [(run.shard, run.block * 8 + run.first + i) for run in runs for i in range(run.rows)]
+        assert found == [(shard, row) for shard, n in enumerate(counts) for row in range(n)]
+        assert all(run.first + run.rows <= 8 for run in runs)
+
+
 def test_a_full_virtual_block_is_one_block_of_one_shard() -> None:
     layout = Layout(np.array([20, 8, 3, 17]), 8)
     assert [list(layout.runs(8 * v, 8)) for v in range(5)] == [
@@ -165,27 +200,89 @@ def test_a_full_virtual_block_is_one_block_of_one_shard() -> None:
     assert list(layout.runs(40, 8)) == [(0, 2, 0, 4), (2, 0, 0, 3), (3, 2, 0, 1)]
 
 
-@pytest.mark.parametrize("batch", [4096, 65_536, 98_304])
-def test_a_hundred_thousand_shards_and_4096_ranks_in_a_second(batch: int) -> None:
-    shards = np.random.default_rng(0).integers(70_000, 84_000, 100_000)
-    order = Order.of(int(shards.sum()), 512, 9, batch)
-    order.share(0, 0, 4096)  # compiled
-    start = time.process_time()
-    layout = Layout(shards, 512)
-    step = 123_456_789
-    windows = [
-        order.window_at(stream, first)
-        for rank in range(4096)
-        for stream, first, _ in [
-            tuple(int(column[0]) for column in order.stream_ranges(step, *rank_range(batch, rank, 4096)))
-        ]
-    ]
-    runs = [
-        run for window in windows[::16] for span in order.window_blocks(window) for run in layout.runs(*span)
-    ]
-    assert time.process_time() - start < 1
-    assert len(runs) >= 256
-    epochs, numbers = zip(*(order.share(step, rank, 4096) for rank in range(0, 4096, 64)), strict=True)
-    assert sum(map(len, numbers)) == batch // 64
-    assert set(np.concatenate(epochs)) <= set(range(order.epochs(step)[0], order.epochs(step)[1] + 1))
-    assert len(set(np.concatenate(numbers).tolist())) == batch // 64
+SHARDS = np.random.default_rng(0).integers(70_000, 90_000, 100_000)
+"""A hundred thousand shards of some 80,000 examples of 128 tokens: 8 billion examples, a trillion tokens."""
+FAR = 123_456_789
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+@pytest.mark.parametrize("batch", [4096, 5000, 65_536])
+def test_4096_ranks_share_a_step_of_a_trillion_tokens(batch: int, sequential: bool) -> None:
+    """Every rank's share of a far step, found one by one: together the whole step, nobody's twice."""
+    order = Order.of(int(SHARDS.sum()), 512, 9, batch, sequential=sequential)
+    layout = Layout(SHARDS, 512, sequential)
+    assert order.examples > 7_900_000_000
+    windows, taken = {}, []
+    for rank in range(4096):
+        ranges = order.stream_ranges(FAR, *rank_range(batch, rank, 4096))
+        for stream, first, last in zip(*(column.tolist() for column in ranges), strict=True):
+            taken += [(stream, item) for item in range(first, last)]
+            window = windows.setdefault((stream, first), order.window_at(stream, first))
+            assert window.first <= first < window.first + window.items
+            assert window.items <= order.window * 512
+    items = order.items
+    assert taken == [(k, FAR * items + i) for k in range(order.streams) for i in range(items)]
+    assert {w.epoch for w in windows.values()} <= set(range(order.epochs(FAR)[0], order.epochs(FAR)[1] + 1))
+    blocks = 0
+    for window in list(windows.values())[:64]:
+        runs = [run for span in order.window_blocks(window) for run in layout.runs(*span)]
+        assert sum(run.rows for run in runs) == window.items
+        assert all(r.first >= 0 and r.block * 512 + r.first + r.rows <= SHARDS[r.shard] for r in runs)
+        blocks += len(runs)
+    assert blocks <= 64 * (order.window + 1) * (3 if sequential else 1)
+    if sequential:
+        epochs, numbers = (
+            np.concatenate(c) for c in zip(*(order.share(FAR, r, 4096) for r in range(64)), strict=True)
+        )
+        after = np.concatenate([order.share(FAR + 1, r, 4096)[1] for r in range(64)])
+        stay = epochs == np.concatenate([order.share(FAR + 1, r, 4096)[0] for r in range(64)])
+        assert stay.sum() > 60
+        assert ((after - numbers)[stay] == order.items).all()
+    else:
+        shares = [order.share(FAR, rank, 4096) for rank in range(0, 4096, 64)]
+        assert len({n for _, numbers in shares for n in numbers.tolist()}) == sum(len(n) for _, n in shares)
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_the_turn_of_an_epoch_of_a_trillion_tokens(sequential: bool) -> None:
+    """The step in which epoch 2 begins holds the last of epoch 1 and the first of epoch 2, stream by stream."""
+    order = Order.of(int(SHARDS.sum()), 512, 9, 4096, sequential=sequential)
+    step = 2 * order.examples // 4096
+    assert order.epochs(step - 1) == (1, 1)
+    assert order.epochs(step) == (1, 2)
+    assert order.epochs(step + 1) == (2, 2)
+    old = 2 * order.examples - step * 4096
+    places = np.array([order.window_at(k, step * order.items + i).epoch for k in range(order.streams)
+                       for i in range(order.items)])  # fmt: skip
+    assert (places == 1).sum() == old
+    stream = (
+        old % order.streams
+    )  # the first whose first item of the step belongs to the next epoch, or a later one
+    last, first = (order.window_at(stream, step * order.items + i) for i in (-1, order.items - 1))
+    assert (last.epoch, first.epoch) == (1, 2)
+    assert last.first + last.items == first.first
+    if sequential:
+        numbers, rows = order.window_numbers(first)
+        assert numbers[0] == first.start
+        assert np.array_equal(rows, np.arange(first.items))
+
+
+def test_the_arithmetic_grows_with_nothing() -> None:
+    """A far step of huge data costs as many calls of the block permutation as a near step of small data."""
+
+    def calls(order: Order, step: int) -> int:
+        made = 0
+        original = Order.virtual_block
+
+        def counted(self: Order, epoch: int, place: int) -> int:
+            nonlocal made
+            made += 1
+            return original(self, epoch, place)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Order, "virtual_block", counted)
+            order.share(step, 5, 4096)
+        return made
+
+    small, large = Order.of(512 * 10_000, 512, 9, 4096), Order.of(int(SHARDS.sum()), 512, 9, 4096)
+    assert 1 <= calls(large, FAR) <= calls(small, 3) + 1

@@ -1,16 +1,13 @@
 """Sources to shards: the same bytes whatever the workers and the place, nothing lost on the way, and exact mode."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
+from prepare_material import corpus_of, hashes, settings_for, silent
 
 from data_pipeline import executors
 from data_pipeline.errors import UserError
@@ -19,17 +16,11 @@ from data_pipeline.learning import learn_vocabulary
 from data_pipeline.packing import original_tokens
 from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import prepare
-from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
 from tests.command_line import ROOT, Maskmill, write_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-@contextmanager
-def silent(_name: str, _total: int) -> Iterator:
-    yield lambda _n: None
 
 
 @pytest.fixture(scope="module")
@@ -42,28 +33,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = DataSettings(sources=[f"{folder}/corpus"], vocab=f"{folder}/vocabulary")
     learn_vocabulary(settings, VocabularySettings(size=300), silent)
     return folder
-
-
-def settings_for(text: Path, out: Path, **options: object) -> DataSettings:
-    small = {
-        "sequences": "segment_pair",
-        "sequence_length": 32,
-        "max_predictions": 5,
-        "shard_tokens": 1500,
-        "block_examples": 8,
-        "dupe_factor": 2,
-    }
-    values = {"sources": [f"{text}/corpus"], "vocab": f"{text}/vocabulary", "held_out": 0.2, "workers": 1}
-    return DataSettings(out=str(out), **{**small, **values, **options})  # type: ignore[arg-type]
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file that decides the data."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != "prepare.log.json"
-    }
 
 
 def test_equal_bytes_for_any_workers_folder_time_zone_and_umask(
@@ -97,28 +66,26 @@ def test_a_killed_run_goes_on_where_it_was(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(settings_for(text, tmp_path / "whole"), silent)
-    kept = executors._keep
+    kept = executors.keep
     results = []
 
     def dies_after(count: int):  # type: ignore[no-untyped-def]
-        def keep(marker: Path, result: dict) -> None:
+        def keep(done: Path, number: int, result: dict) -> None:
             if len(results) == count:
                 raise KeyboardInterrupt
-            results.append(marker)
-            kept(marker, result)
+            results.append(executors.marker(done, number))
+            kept(done, number, result)
 
         return keep
 
     for count in (1, 3, 5):
-        monkeypatch.setattr(executors, "_keep", dies_after(count))
+        monkeypatch.setattr(executors, "keep", dies_after(count))
         with pytest.raises(KeyboardInterrupt):
             prepare(settings_for(text, tmp_path / "killed"), silent)
         assert not (tmp_path / "killed" / "index.json").exists()
-    monkeypatch.setattr(executors, "_keep", kept)
+    monkeypatch.setattr(executors, "keep", kept)
     before = {path: path.stat().st_mtime_ns for path in results}
-    monkeypatch.setattr(
-        "data_pipeline.prepare.shutil.rmtree", lambda *_a, **_k: None
-    )  # keep .work to look at
+    monkeypatch.setattr("data_pipeline.prepare.close_job", lambda _job: None)  # keep .work to look at
     prepare(settings_for(text, tmp_path / "killed"), silent)
     assert {path: path.stat().st_mtime_ns for path in results} == before, "what was done was done again"
     assert hashes(tmp_path / "killed") == hashes(tmp_path / "whole")
@@ -200,17 +167,6 @@ def test_other_sources_are_other_data(text: Path, tmp_path: Path) -> None:
     one = settings_for(text, tmp_path / "shards", sources=[f"{text}/corpus/a.txt"])
     with pytest.raises(UserError, match="its sources"):
         prepare(one, silent)
-
-
-def corpus_of(keys: list[int], tokens: int = 10) -> Corpus:
-    count = len(keys)
-    return Corpus(
-        tokens=np.zeros(count * tokens, np.uint16),
-        sentence_starts=np.arange(count + 1) * tokens,
-        document_starts=np.arange(count + 1),
-        keys=np.array(keys, np.uint64),
-        sources=np.zeros(count, np.uint16),
-    )
 
 
 def test_the_plan_follows_from_documents_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,10 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("optim.betas=[0.9]", "optim.betas"),
         ("init_moments=true", "init_from"),
         ("data.sources=[a", "cannot read"),
+        ("data.languages=[en, fi]", "data.languages: has 2 entries for 1 sources"),
+        ("data.weights=[1, 2]", "data.weights: has 2 entries for 1 sources"),
+        ("data.weights=[0]", "data.weights: 0.0 is no weight"),
+        ("data.smoothing=-1", "data.smoothing=-1"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(override: str, said: str) -> None:
@@ -75,6 +79,30 @@ def test_a_mistake_is_one_line_that_names_it(override: str, said: str) -> None:
         load_config("demo", [override])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.separators=false",
+        "data.segment_ids=false",
+        "data.smoothing=0.7",
+        "data.weights=[2]",
+        "data.sequences=sentence_order",
+    ],
+)
+def test_exact_mode_makes_only_what_the_script_makes(override: str) -> None:
+    exact = ["data.mode=exact", "data.held_out=0", "data.sentences=lines"]
+    assert load_config("demo", exact).data.mode == "exact"
+    with pytest.raises(UserError, match=r"data\.mode=exact"):
+        load_config("demo", [*exact, override])
+
+
+def test_exact_mode_does_not_keep_languages_apart() -> None:
+    exact = ["data.mode=exact", "data.held_out=0", "data.sentences=lines", "data.smoothing=1"]
+    assert load_config("multilingual", [*exact, "data.across_languages=true"])
+    with pytest.raises(UserError, match=r"data\.across_languages=true"):
+        load_config("multilingual", exact)
 
 
 @pytest.mark.parametrize(

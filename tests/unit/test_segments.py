@@ -1,19 +1,21 @@
-"""The data recipes: BERT's pairs and single streams, checked token by token on text that tells where it is from."""
+"""BERT's pairs, RoBERTa's streams, and what holds for every data recipe, checked token by token on text that tells
+where it is from."""
 
 import pickle
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from pair_material import CLS, FIRST, MASK, SEP, corpus, difference, random_corpus, rows, surprise, vocabulary
+from pair_material import CLS, FIRST, SEP, corpus, random_corpus, rows, surprise, vocabulary
 
 from data_pipeline import segments as segments_module
 from data_pipeline.errors import UserError
-from data_pipeline.exact import script_instances
+from data_pipeline.pairs import NextSentencePairs, SentencePairs
+from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Corpus, concatenate
-from data_pipeline.segments import NextSentencePairs, SingleStreams
 from data_pipeline.settings import DataSettings
-from data_pipeline.twister import python_stream
+from data_pipeline.streams import FullSentences, SingleStreams
 
 
 def recipe(kind, text, **settings):
@@ -176,26 +178,113 @@ def test_a_document_of_the_same_key_is_no_donor():
     assert {int(document_of(twins, b)[0]) for _, b, label in halves(pairs) if label == 1} == {2}
 
 
-# -- both recipes: what decides a sequence ------------------------------------------------------
+# -- every recipe: what decides a sequence ------------------------------------------------------
 
-BOTH = pytest.mark.parametrize("kind", [NextSentencePairs, SingleStreams])
+EVERY = pytest.mark.parametrize("kind", RECIPES.values(), ids=RECIPES)
 
 
-@BOTH
-def test_a_document_yields_the_same_in_every_range_and_buffer(kind, monkeypatch):
+@EVERY
+def test_any_buffer_gives_the_same_and_another_seed_does_not(kind, monkeypatch):
+    text = random_corpus(200)
+    cutter = recipe(kind, text, sequence_length=40, short_seq_prob=0.5)
+    whole = cutter.segments(text, 0, 200, 5, 3)
+    for size in (512, 700):
+        monkeypatch.setattr(segments_module, "BUFFER_TOKENS", size)
+        assert same(cutter.segments(text, 0, 200, 5, 3), whole)
+    assert not same(cutter.segments(text, 0, 200, 6, 3), whole)
+
+
+@EVERY
+def test_a_document_yields_the_same_in_every_range(kind):
     text = random_corpus(200)
     cutter = recipe(kind, text, sequence_length=40)
     whole = cutter.segments(text, 0, 200, 5, 3)
     parts = [cutter.segments(text, a, b, 5, 3) for a, b in pairwise([0, 1, 77, 77, 200])]
+    equal = np.array_equal(whole.keys, np.concatenate([p.keys for p in parts]))
+    if kind is FullSentences:
+        assert not equal, (
+            "whose sequences go on from one document to the next: the range is part of the result"
+        )
+        return
+    assert equal
     assert np.array_equal(whole.tokens, np.concatenate([p.tokens for p in parts]))
-    assert np.array_equal(whole.keys, np.concatenate([p.keys for p in parts]))
     assert concatenate([cutter.corrupt(p, 2) for p in parts]) == cutter.corrupt(whole, 2)
-    monkeypatch.setattr(segments_module, "BUFFER_TOKENS", 512)
-    assert same(cutter.segments(text, 0, 200, 5, 3), whole)
-    assert not same(cutter.segments(text, 0, 200, 6, 3), whole)
 
 
-@BOTH
+@EVERY
+def test_each_document_has_the_passes_it_is_given(kind):
+    text = random_corpus(60)
+    cutter = recipe(kind, text, sequence_length=24)
+    passes = np.resize([0, 2, 0, 1, 5, 0], 50)
+    found = cutter.segments(text, 3, 53, 5, passes)
+    if kind is FullSentences:
+        alone = [cutter.segments(text, 3, 53, 5, np.where(passes > n, 1, 0)) for n in range(5)]
+        first = len(alone[0])
+        assert np.array_equal(found.keys[:first], alone[0].keys)
+        places = np.bincount(found.tokens[found.tokens >= FIRST] - FIRST, minlength=len(text.tokens))
+        assert np.array_equal(places[text.sentence_starts[text.document_starts[3:53]]], passes)
+        return
+    parts = [cutter.segments(text, 3 + d, 4 + d, 5, int(n)) for d, n in enumerate(passes) if n]
+    assert np.array_equal(found.keys, np.concatenate([p.keys for p in parts]))
+    assert np.array_equal(found.tokens, np.concatenate([p.tokens for p in parts]))
+    assert len(cutter.segments(text, 3, 53, 5, passes * 0)) == 0
+    with pytest.raises(ValueError, match="3 numbers of passes for 50"):
+        cutter.segments(text, 3, 53, 5, passes[:3])
+
+
+@EVERY
+def test_sources_are_those_of_the_documents_at_both_ends(kind):
+    text = random_corpus(300)
+    text = replace(text, sources=np.resize([0, 1, 2, 300], 300).astype(np.uint16))
+    segments = cut(kind, text, sequence_length=24, passes=2)
+    first, last = document_of(text, np.stack(ends(segments)))
+    assert np.array_equal(segments.first_sources, text.sources[first])
+    assert np.array_equal(segments.last_sources, text.sources[last])
+    crosses = kind in (NextSentencePairs, SentencePairs, FullSentences)
+    assert (segments.first_sources != segments.last_sources).any() == crosses
+
+
+def ends(segments):
+    """Places of the first and of the last token of text of each sequence."""
+    sequences = [s[s >= FIRST] for s in rows(segments.tokens.astype(np.int64), segments.offsets)]
+    return [s[0] - FIRST for s in sequences], [s[-1] - FIRST for s in sequences]
+
+
+@EVERY
+def test_without_separators_a_sequence_is_cls_and_text(kind):
+    text = random_corpus(300)
+    settings = {"sequence_length": 40, "short_seq_prob": 0.3}
+    bare = cut(kind, text, separators=False, **settings)
+    assert not (bare.tokens == SEP).any()
+    assert (bare.tokens == CLS).sum() == len(bare)
+    assert (bare.tokens[bare.offsets[:-1]] == CLS).all()
+    assert np.diff(bare.offsets).max() == 40, "the room of the separators goes to text"
+    for sequence, first, label in zip(
+        rows(bare.tokens.astype(np.int64), bare.offsets), bare.first_lengths, bare.labels, strict=True
+    ):
+        if label >= 0:
+            assert 1 < first < len(sequence)
+            assert (np.diff(sequence[1:first]) == 1).all()
+            assert (np.diff(sequence[first:]) == 1).all()
+        else:
+            assert first == len(sequence)
+    if kind is not FullSentences:
+        framed = cut(kind, text, **{**settings, "sequence_length": 40 + recipe(kind, text).parts})
+        assert np.array_equal(framed.tokens[framed.tokens != SEP], bare.tokens), "the same draws"
+
+
+@EVERY
+def test_without_segment_ids_all_tokens_are_of_segment_0(kind):
+    text = random_corpus(100)
+    plain, flat = cut(kind, text), cut(kind, text, segment_ids=False)
+    assert np.array_equal(flat.first_lengths, np.diff(flat.offsets))
+    assert flat.first_lengths.dtype == np.uint16
+    assert np.array_equal(flat.tokens, plain.tokens)
+    assert np.array_equal(flat.labels, plain.labels)
+    assert (plain.first_lengths < np.diff(plain.offsets)).any() == (recipe(kind, text).parts == 2)
+
+
+@EVERY
 def test_the_first_pass_does_not_depend_on_the_number_of_passes(kind):
     text = random_corpus(1, seed=4)
     text = corpus([len(text.sentence_starts) - 1, 1], [*np.diff(text.sentence_starts), 3])
@@ -205,13 +294,13 @@ def test_the_first_pass_does_not_depend_on_the_number_of_passes(kind):
     assert np.array_equal(three.tokens[: len(one.tokens)], one.tokens)
 
 
-@BOTH
+@EVERY
 def test_keys_are_unique(kind):
     segments = cut(kind, random_corpus(2000), sequence_length=16, passes=3)
     assert len(np.unique(segments.keys)) == len(segments) > 10_000
 
 
-@BOTH
+@EVERY
 def test_a_memory_mapped_corpus_gives_the_same(kind, tmp_path):
     text = random_corpus(100)
     for name, column in vars(text).items():
@@ -224,7 +313,7 @@ def test_a_memory_mapped_corpus_gives_the_same(kind, tmp_path):
     assert cut(kind, narrow).tokens.dtype == np.uint16
 
 
-@BOTH
+@EVERY
 def test_nothing_in_nothing_out_and_recipes_travel_by_pickle(kind):
     text = random_corpus(50)
     cutter = recipe(kind, text, whole_word=True)
@@ -236,7 +325,7 @@ def test_nothing_in_nothing_out_and_recipes_travel_by_pickle(kind):
     assert copy.corrupt(segments, 1) == cutter.corrupt(segments, 1)
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize(
     "wrong",
     [{"sequence_length": 3}, {"sequence_length": 70_000}, {"short_seq_prob": 1.1}, {"short_seq_prob": -0.1}],
@@ -310,79 +399,3 @@ def test_short_targets_make_short_streams():
     assert set(firsts) == set(range(2, 11))
     assert abs(surprise(np.bincount(firsts, minlength=11)[2:], np.ones(9))) < 4
     assert lengths.max() == 10
-
-
-# -- the fast mode against the exact one, whose draws the golden files hold ---------------------
-
-
-def statistics(examples):
-    shown = examples.tokens[
-        np.repeat(examples.offsets[:-1], np.diff(examples.masked_offsets)) + examples.masked_positions
-    ]
-    return {
-        "label": examples.labels,
-        "length": examples.lengths,
-        "first_length": examples.first_lengths,
-        "masked": np.diff(examples.masked_offsets),
-        "position": examples.masked_positions,
-        "kind": np.where(shown == MASK, 0, np.where(shown == examples.masked_ids, 1, 2)),
-    }
-
-
-BINS = {
-    "label": np.arange(3),
-    "length": np.arange(5, 66),
-    "first_length": np.arange(3, 66, 3),
-    "masked": np.arange(1, 12),
-    "position": np.arange(1, 65, 2),
-    "kind": np.arange(4),
-}
-
-
-@pytest.fixture(scope="module")
-def text():
-    return random_corpus(8000, mean_sentences=5)
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["tokens", "whole_words"])
-def script(text, request):
-    """What the script makes of `text`, in figures."""
-    made = script_instances(text, fast(text, whole_word=request.param), python_stream(11), 2)
-    return request.param, statistics(concatenate([copied(part) for part in made]))
-
-
-def copied(part):
-    return part.take(np.arange(len(part)))
-
-
-def fast(text, **settings):
-    return recipe(NextSentencePairs, text, **{"sequence_length": 64, "max_predictions": 10, **settings})
-
-
-def by_recipe(text, **settings):
-    cutter = fast(text, **settings)
-    return statistics(cutter.corrupt(cutter.segments(text, 0, len(text), 5, 2), 5))
-
-
-def test_the_fast_mode_has_the_scripts_distributions(text, script):
-    whole_word, expected = script
-    found = by_recipe(text, whole_word=whole_word)
-    for figure, bins in BINS.items():
-        assert difference(found[figure], expected[figure], bins) < 4, figure
-
-
-@pytest.mark.parametrize(
-    ("setting", "wrong", "figure"),
-    [
-        ("short_seq_prob", 0.3, "length"),
-        ("masked_lm_prob", 0.16, "masked"),
-        ("max_predictions", 9, "masked"),
-        ("sequence_length", 63, "length"),
-        ("sequence_length", 63, "first_length"),
-        ("sequence_length", 60, "position"),
-    ],
-)
-def test_these_comparisons_would_see_a_wrong_setting(text, script, setting, wrong, figure):
-    whole_word, expected = script
-    found = by_recipe(text, **{"whole_word": whole_word, setting: wrong})
-    assert difference(found[figure], expected[figure], BINS[figure]) > 6

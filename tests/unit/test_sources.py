@@ -10,13 +10,15 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sentencex
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import formats, sources
+from data_pipeline import plain_text, sources
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
+from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import SourceFile, discover, read
 
@@ -115,7 +117,7 @@ def test_pieces_of_a_plain_file_give_the_documents_of_the_whole(tmp_path_factory
 def test_a_piece_within_a_long_document_does_not_read_on():
     piece = SourceFile("a.txt", "a.txt", "text", "", 20, start=10, stop=30)
     lines = iter([(number, 10 * number, b"no blank\n") for number in range(1, 100)])
-    assert list(formats._paragraph_runs(piece, lines, Counts())) == []
+    assert list(plain_text._paragraph_runs(piece, lines, Counts())) == []
     assert next(lines)[0] == 4
 
 
@@ -272,3 +274,46 @@ def test_stripes_of_a_compressed_file_give_the_documents_of_the_whole(tmp_path, 
     assert len(units) >= 3
     assert all(parts), "a unit without work"
     assert sorted(document for part in parts for document in part) == expected
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+@pytest.mark.parametrize("change", [-1000, 1000])
+def test_a_source_that_shrinks_or_grows_names_itself(tmp_path, meanwhile, change):
+    path = tmp_path / "a.txt"
+    path.write_text(("x" * 998 + "\n\n") * 3000)
+    chosen = DataSettings(sources=[str(path)])
+    [unit] = discover(chosen)
+    found = read(unit, chosen, Counts())
+    if meanwhile:
+        next(found)
+    os.truncate(path, path.stat().st_size + change)
+    with pytest.raises(UserError, match=r"a\.txt: has changed: \d+ bytes, and 3000000 before"):
+        list(found)
+
+
+def test_documents_know_their_source_and_sentences_its_language(tmp_path):
+    text = "Das kostet ca. Hundert Euro, vgl. Abb. Drei. Es regnet."
+    for name in ("en", "de", "none"):
+        (tmp_path / f"{name}.txt").write_text(text)
+    chosen = DataSettings(
+        sources=[str(tmp_path / f"{name}.txt") for name in ("en", "de", "none")], languages=["en", "de", "en"]
+    )
+    found = {}
+    for unit in discover(chosen):
+        for document in read(unit, chosen, Counts()):
+            sentences = split(document, chosen, Counts())
+            assert sentences.source == document.source
+            found[document.source] = list(sentences.sentences)
+    english, german = ([s.strip() for s in sentencex.segment(language, text)] for language in ("en", "de"))
+    assert english != german
+    assert found == {0: english, 1: german, 2: english}
+
+
+@pytest.mark.parametrize(
+    ("languages", "what"),
+    [(["en", "de"], "has 2 entries for 3 sources"), (["english"], "'english' is no language code")],
+)
+def test_languages_that_do_not_fit(tmp_path, languages, what):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("x")
+    assert what in error(*(tmp_path / f"{name}.txt" for name in "abc"), languages=languages)

@@ -201,7 +201,7 @@ def test_runs_have_a_place(tmp_path: Path) -> None:
     from pretrain.run_folder import identity_of
 
     index = SimpleNamespace(identity="d", vocabulary=SimpleNamespace(sha256="v"))
-    plan = SimpleNamespace(index=index, streams=4, precision="fp32")
+    plan = SimpleNamespace(index=index, streams=4, precision="fp32", masking=None)
 
     def identity(*changes: str) -> dict:
         return identity_of(load_config("demo", [f"run.dir={tmp_path}", *changes]), plan)  # type: ignore[arg-type]

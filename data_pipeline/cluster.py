@@ -1,0 +1,126 @@
+"""Settings in, workers on a Dask cluster out: a `concurrent.futures` executor; the one door to dask.
+
+`data.scheduler` names a cluster that runs (the address of its scheduler, or the path of its scheduler file), or
+`slurm`: then dask-jobqueue submits a Slurm job for every worker and ends them at the end. Queue, account, walltime,
+log folder and further directives of these jobs come from dask-jobqueue's own configuration
+(~/.config/dask/jobqueue.yaml, or the environment: DASK_JOBQUEUE__SLURM__QUEUE=long); `data.workers` says how many jobs.
+What the configuration leaves out is filled in: one core, two gigabytes, and a process for each core of a job.
+All folders of the preparation have to be ones that every worker sees.
+"""
+
+import math
+import re
+import shutil
+import sys
+from concurrent.futures import CancelledError, Executor
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import UserError
+from data_pipeline.settings import DataSettings
+
+SLURM = "slurm"
+MEMORY = "2GiB"
+"""What a worker may use where the configuration does not say: twice what it needs."""
+PATIENCE = 60
+"""Seconds to wait for a scheduler that runs, and for its first worker. A Slurm job may wait in its queue for ever."""
+
+_ADDRESS = re.compile(r"[a-z]+://|[\w.-]+:\d+$")
+
+
+class DaskWorkers:
+    """Workers of a Dask cluster."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        """Raises UserError for settings that name no cluster, or where dask is not installed."""
+        self.scheduler = settings.scheduler
+        self.count = settings.workers
+        self._client: Any = None
+        self._cluster: Any = None
+        if not self.scheduler:
+            raise UserError(
+                "is empty",
+                where="data.scheduler",
+                expected="an address, the path of a scheduler file, or slurm",
+            )
+        if self.scheduler == SLURM and not self.count:
+            raise UserError("has to say how many Slurm jobs", where="data.workers", remedy="data.workers=8")
+        try:
+            from distributed import KilledWorker
+            from distributed.comm.core import CommClosedError
+        except ImportError as error:
+            raise UserError(
+                f"needs dask: {error}", where="data.executor=dask", remedy="pip install maskmill[dask]"
+            ) from None
+        self.deaths: tuple[type[BaseException], ...] = (KilledWorker, CommClosedError, CancelledError)
+
+    def start(self) -> Executor:
+        """Raises UserError where no scheduler answers, it has no worker, or there is no Slurm."""
+        if self.scheduler == SLURM:
+            self._cluster = _slurm_cluster(self.count)
+            self._client = self._cluster.get_client()
+        else:
+            self._client = _connected(self.scheduler)
+        return self._client.get_executor(
+            pure=False
+        )  # a task is done when its files are there, not by its arguments
+
+    def stop(self) -> None:
+        for owned in (self._client, self._cluster):
+            if owned is not None:
+                owned.close()
+        self._client = self._cluster = None
+
+    def __str__(self) -> str:
+        return f"data.scheduler={self.scheduler}"
+
+
+def _connected(scheduler: str) -> Any:
+    from distributed import Client
+
+    is_address = _ADDRESS.match(scheduler)
+    if not is_address and not Path(scheduler).is_file():  # distributed would wait for it for ever
+        raise UserError(
+            "there is no such scheduler file",
+            where=f"data.scheduler={scheduler}",
+            expected="an address, the path of a scheduler file, or slurm",
+        )
+    where = {"address": scheduler} if is_address else {"scheduler_file": scheduler}
+    try:
+        client = Client(**where, timeout=PATIENCE, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"no scheduler answers: {error}",
+            where=f"data.scheduler={scheduler}",
+            remedy="start one, or check it",
+        ) from None
+    try:
+        client.wait_for_workers(1, timeout=PATIENCE)
+    except TimeoutError:
+        client.close()
+        raise UserError(
+            "the scheduler has no workers",
+            where=f"data.scheduler={scheduler}",
+            remedy="start some: dask worker",
+        ) from None
+    return client
+
+
+def _slurm_cluster(jobs: int) -> Any:
+    import dask
+    from dask_jobqueue import SLURMCluster
+
+    if shutil.which("sbatch") is None:
+        raise UserError("finds no sbatch", where="data.scheduler=slurm", remedy="run it where Slurm is")
+    given = dask.config.get("jobqueue.slurm", {})
+    cores = given.get("cores") or 1
+    cluster = SLURMCluster(
+        cores=cores,
+        processes=cores,  # one thread a worker: the stages are not made to share a process
+        memory=given.get("memory") or MEMORY,
+        python=given.get("python") or sys.executable,
+    )
+    workers = jobs * cores
+    # adaptive between equal bounds: a job that ended, at its walltime or with its node, is submitted again
+    cluster.adapt(minimum=workers, maximum=workers, interval="2s", wait_count=math.inf)
+    return cluster

@@ -1,0 +1,189 @@
+"""A sequence and a rule in; which of its tokens are covered, and what stands in their place, out: the compiled walk
+of all kinds of masking.
+
+    group_tokens         tokens, words or units (units.py joins these)
+    ngram_end, span_end  how many of them are covered as one (spans.py)
+    draw_fate, replace   [MASK], itself, or a random token
+
+The kinds differ in the first two; they are told apart by a MaskRule, and masking.py has their names.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.draws import jit, start
+from data_pipeline.spans import ALONE, NGRAM, SPAN, ngram_end, span_end
+from data_pipeline.twister import PHILOX_WORDS, below, shuffle, unit
+from data_pipeline.units import UnitTable, join_words
+
+TOKENS, WORDS, UNITS = range(3)
+_MASKED, _KEPT, _RANDOM = range(3)
+
+
+class MaskRule(NamedTuple):
+    """What compiled code needs to know to mask a sequence."""
+
+    grouping: int  # TOKENS, WORDS or UNITS: what a group is
+    extent: int  # ALONE, NGRAM or SPAN: how many groups are covered as one
+    across: bool  # a word whose head truncation cut off goes with the word before the [SEP]
+    continuation: NDArray[np.bool_]  # (vocabulary,) True for a piece that goes on a word ('##...')
+    cls: int
+    sep: int
+    mask: int
+    mask_share: float
+    keep_share: float  # of the tokens that do not become [MASK]
+    together: bool  # one draw decides what becomes of all that is covered as one
+    lengths: NDArray[np.float64]  # cumulative weights of 1, 2, ... groups
+    units: UnitTable
+
+
+@jit
+def group_tokens(sequence, specials, by_word, across, continuation, members, starts):
+    """Lists the positions of `sequence` that do not hold one of the two `specials` in `members`; group g is
+    members[starts[g]:starts[g + 1]], a token or, with `by_word`, a word. Returns the number of groups.
+
+    With `across` a continuation joins the last word that there is, even across a [SEP]: where truncation cut the
+    head off a word, its rest goes with the word before, as in BERT's script."""
+    groups, used = 0, 0
+    for i in range(len(sequence)):
+        token = sequence[i]
+        if token == specials[0] or token == specials[1]:
+            continue
+        goes_on = by_word and groups > 0 and continuation[token]
+        if not (goes_on and (across or members[used - 1] == i - 1)):
+            starts[groups] = used
+            groups += 1
+        members[used] = i
+        used += 1
+    starts[groups] = used
+    return groups
+
+
+@jit
+def list_candidates(extent, starts, groups, order):
+    """Fills `order` with the groups that masking may begin at; returns how many. A span begins at a random token's
+    word, so that a word is listed once for each of its tokens."""
+    if extent != SPAN:
+        for g in range(groups):
+            order[g] = g
+        return groups
+    for g in range(groups):
+        for m in range(starts[g], starts[g + 1]):
+            order[m] = g
+    return starts[groups]
+
+
+@jit
+def draw_fate(stream, shares):
+    """What becomes of a covered token: shares = (of all that become [MASK], of the others that stay)."""
+    if unit(stream) < shares[0]:
+        return _MASKED
+    return _RANDOM if unit(stream) >= shares[1] else _KEPT
+
+
+@jit
+def replace(stream, fate, ids, corrupted, position):
+    """Lets its fate befall the token at `position`; ids = (of [MASK], how many there are)."""
+    if fate == _MASKED:
+        corrupted[position] = ids[0]
+    elif fate == _RANDOM:
+        corrupted[position] = below(stream, ids[1])
+
+
+@jit
+def replace_runs(stream, shares, together, ids, corrupted, covered):
+    """Replaces the covered tokens once all are known: spans that touch or overlap are one span."""
+    fate = _KEPT
+    for i in range(len(covered)):
+        if covered[i]:
+            if not (together and i > 0 and covered[i - 1]):
+                fate = draw_fate(stream, shares)
+            replace(stream, fate, ids, corrupted, i)
+
+
+@jit
+def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
+    """Writes the corrupted tokens of `sequence` into its copy `corrupted` and marks them in `covered` (all
+    False before). `scratch`: three int64 rows, each longer than the sequence. Returns how many it covered.
+
+    A stream of Python's draws (twister.py) shuffles all candidates first, as the script does; a Philox
+    stream draws them one by one, no more than it needs: the same distribution for fewer draws."""
+    members, starts, order = scratch[0], scratch[1], scratch[2]
+    # a rule is many arrays: what a loop needs of it is taken out, since handing all of it on costs more than a draw
+    shares, ids = (rule.mask_share, rule.keep_share), (rule.mask, len(rule.continuation))
+    extent, together, lengths = rule.extent, rule.together, rule.lengths
+    by_word, specials = rule.grouping != TOKENS, (rule.cls, rule.sep)
+    groups = group_tokens(sequence, specials, by_word, rule.across, rule.continuation, members, starts)
+    if rule.grouping == UNITS:
+        groups = join_words(sequence, rule.units, members, starts, groups)
+    candidates = list_candidates(extent, starts, groups, order)
+    lazily = len(stream) == PHILOX_WORDS
+    if not lazily:
+        shuffle(stream, order[:candidates])
+    done, fate = 0, _KEPT
+    for c in range(candidates):
+        if done >= k:
+            break
+        if lazily:
+            other = c + below(stream, candidates - c)
+            order[c], order[other] = order[other], order[c]
+        first, room = order[c], k - done
+        if extent == ALONE:
+            last = first if starts[first + 1] - starts[first] > room else first + 1
+        elif extent == NGRAM:
+            last = ngram_end(stream, lengths, room, groups, members, starts, covered, first)
+        else:
+            last = span_end(stream, lengths, room, groups, members, starts, covered, first)
+        if together and extent != SPAN and first < last:
+            fate = draw_fate(stream, shares)
+        for m in range(starts[first], starts[last]):
+            position = members[m]
+            if covered[position]:
+                continue
+            covered[position] = True
+            done += 1
+            if extent != SPAN:
+                if not together:
+                    fate = draw_fate(stream, shares)
+                replace(stream, fate, ids, corrupted, position)
+    if extent == SPAN:
+        replace_runs(stream, shares, together, ids, corrupted, covered[: len(sequence)])
+    return done
+
+
+@jit
+def emit_covered(sequence, covered, done, positions, ids):
+    """Lists the `done` marked positions, ascending, with their original ids, and clears the marks."""
+    found, i = 0, 0
+    while found < done:
+        positions[found], ids[found] = i, sequence[i]  # overwritten, unless i is covered: a branch costs more
+        found += covered[i]
+        covered[i] = False
+        i += 1
+
+
+@jit
+def mask_all(key, sequences, counts, rule, out):
+    """Masks all sequences; the draws of each are keyed by key = (seed, purpose) and its own. Fills `out` (tokens,
+    already a copy; positions; ids; masked_offsets); returns the masked rows used."""
+    source, offsets, keys = sequences
+    seed, purpose = key
+    tokens, positions, ids, masked_offsets = out
+    longest = 0
+    for s in range(len(keys)):
+        longest = max(longest, offsets[s + 1] - offsets[s])
+    stream = np.zeros(PHILOX_WORDS, np.uint64)
+    scratch = np.empty((3, longest + 1), np.int64)
+    covered = np.zeros(longest, np.bool_)
+    used = 0
+    for s in range(len(keys)):
+        start(stream, seed, keys[s], purpose)
+        sequence = source[offsets[s] : offsets[s + 1]]
+        corrupted = tokens[offsets[s] : offsets[s + 1]]
+        done = mask_sequence(stream, counts[s], rule, sequence, corrupted, covered, scratch)
+        emit_covered(sequence, covered, done, positions[used:], ids[used:])
+        used += done
+        masked_offsets[s + 1] = used
+    return used

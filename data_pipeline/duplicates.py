@@ -1,0 +1,242 @@
+"""Units of sources in; which of their documents and paragraphs are exact repetitions of earlier ones, out.
+
+    fingerprint    one unit of a source -> hashes of its documents and paragraphs, sorted, in runs
+    find_repeats   a range of hashes of all units -> what repeats, unit by unit
+    without_repeats  the documents of one unit -> the same without what repeats
+
+Documents are compared by their whole cleaned text, paragraphs by the text between blank lines, both without the white
+space at their ends, by 128-bit BLAKE2b. The first occurrence stays: the one in the earliest unit, as `discover` lists
+them, and in this the earliest record. That follows from the sources alone, so that workers change nothing. What
+repeats within a unit is found there, so that a hash comes once from each run of a unit, however common it is.
+Memory: a run, or a range, at a time.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.counts import Counts
+from data_pipeline.errors import UserError
+from data_pipeline.hygiene import utf8_size
+from data_pipeline.records import Document
+from data_pipeline.sentences import BLANK_LINES
+from data_pipeline.settings import DataSettings
+from data_pipeline.sources import SourceFile, read, with_visible
+from data_pipeline.storage import whole_folder
+
+RUN_ENTRIES = 1 << 21
+"""Hashes that are sorted together: 64 MB."""
+RANGE_ENTRIES = 1 << 22
+"""Hashes that are compared together, about."""
+WHOLE = -1
+"""The number of the paragraph in an entry that stands for the whole document."""
+
+_ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u8"), ("paragraph", "<i8")])
+_REPEAT = np.dtype([("unit", "<u4"), ("document", "<u8"), ("paragraph", "<i8")])
+_PLACE = struct.Struct("<Qq")
+_KINDS = {"keep": (), "documents": (b"document",), "paragraphs": (b"paragraph",)}
+_KINDS["both"] = _KINDS["documents"] + _KINDS["paragraphs"]
+
+
+def kinds(settings: DataSettings) -> tuple[bytes, ...]:
+    """What is compared by `settings.duplicates`: b"document", b"paragraph", both or neither. Raises UserError for
+    an unknown word."""
+    if settings.duplicates not in _KINDS:
+        raise UserError(
+            f"unknown {settings.duplicates!r}", where="data.duplicates", expected=" or ".join(_KINDS)
+        )
+    return _KINDS[settings.duplicates]
+
+
+def fingerprint(source: SourceFile, settings: DataSettings, out: str) -> dict[str, Any]:
+    """Writes the sorted hashes of one unit into the folder `out`: in each run, the first of equal ones in
+    NUMBER.first.npy and the places of the others in NUMBER.repeats.npy. Returns how many first ones there are."""
+    entries = 0
+    with whole_folder(out) as folder:
+        for number, run in enumerate(_runs(source, settings)):
+            order = np.lexsort(
+                (run["low"], run["high"])
+            )  # stable: equal hashes stay in the order of the text
+            run = run[order]
+            first = np.ones(len(run), np.bool_)
+            first[1:] = (run["high"][1:] != run["high"][:-1]) | (run["low"][1:] != run["low"][:-1])
+            np.save(folder / f"{number:06d}.first.npy", run[first])
+            np.save(folder / f"{number:06d}.repeats.npy", run[~first][["document", "paragraph"]])
+            entries += int(first.sum())
+    return {"entries": entries}
+
+
+def _runs(source: SourceFile, settings: DataSettings) -> Iterator[NDArray]:
+    wanted = kinds(settings)
+    entries = bytearray()
+    for number, document in enumerate(read(source, settings, Counts())):
+        whole = _Fingerprint(b"document")
+        paragraph, place = _Fingerprint(b"paragraph"), 0
+        for at, piece in paragraphs(document.passages) if b"paragraph" in wanted else _unparted(document):
+            if at != place:
+                entries += paragraph.entry(number, place)
+                paragraph, place = _Fingerprint(b"paragraph"), at
+            if b"document" in wanted:
+                whole.add(piece)
+            if b"paragraph" in wanted:
+                paragraph.add(piece)
+            if len(entries) >= RUN_ENTRIES * _ENTRY.itemsize:
+                yield np.frombuffer(bytes(entries), _ENTRY)
+                entries.clear()
+        if b"paragraph" in wanted:
+            entries += paragraph.entry(number, place)
+        if b"document" in wanted:
+            entries += whole.entry(number, WHOLE)
+    if entries:
+        yield np.frombuffer(bytes(entries), _ENTRY)
+
+
+class _Fingerprint:
+    """The hash of a text that comes in pieces, without the white space at its ends; `kind` sets documents and
+    paragraphs apart."""
+
+    def __init__(self, kind: bytes) -> None:
+        self._hash = hashlib.blake2b(digest_size=16, person=kind)
+        self._space = ""  # what the text so far ends with
+        self._empty = True
+
+    def add(self, piece: str) -> None:
+        text = piece.lstrip() if self._empty else self._space + piece
+        solid = text.rstrip()
+        self._hash.update(solid.encode("utf-8"))
+        self._space = text[len(solid) :]
+        self._empty = self._empty and not solid
+
+    def entry(self, document: int, paragraph: int) -> bytes:
+        """The entry of this text; none, if it is empty."""
+        return b"" if self._empty else self._hash.digest() + _PLACE.pack(document, paragraph)
+
+
+def paragraphs(passages: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The same text in pieces, each with the number of its paragraph, to which the blank lines after it belong."""
+    number, space = 0, ""
+    for passage in passages:
+        text = space + passage
+        solid, at = len(text.rstrip()), 0
+        for gap in BLANK_LINES.finditer(text, 0, solid):  # white space at the end may go on
+            yield number, text[at : gap.end()]
+            number, at = number + 1, gap.end()
+        yield number, text[at:solid]
+        space = text[solid:]
+    yield number, space
+
+
+def _unparted(document: Document) -> Iterator[tuple[int, str]]:
+    return ((0, passage) for passage in document.passages)
+
+
+def ranges(entries: int) -> list[tuple[int, int]]:
+    """Ranges (first, last) of the hashes' upper halves in which about RANGE_ENTRIES of so many hashes lie."""
+    count = -(-entries // RANGE_ENTRIES) or 1
+    borders = [(n << 64) // count for n in range(count + 1)]
+    return [(first, last - 1) for first, last in pairwise(borders)]
+
+
+def find_repeats(parts: list[str], first: int, last: int, out: str) -> dict[str, Any]:
+    """Compares the hashes between `first` and `last` of all units, whose folders `parts` are in their order, and
+    writes what repeats, sorted by unit, into the folder `out`. Returns how much that is."""
+    found, units = [np.empty(0, _ENTRY)], [np.empty(0, np.uint32)]
+    for unit, part in enumerate(parts):
+        for path in sorted(Path(part).glob("*.first.npy")):
+            run = np.load(path, mmap_mode="r", allow_pickle=False)
+            start = np.searchsorted(run["high"], np.uint64(first), "left")
+            stop = np.searchsorted(run["high"], np.uint64(last), "right")
+            found.append(np.array(run[start:stop]))
+            units.append(np.full(len(found[-1]), unit, np.uint32))
+    entries, owners = np.concatenate(found), np.concatenate(units)
+    del found, units
+    order = np.lexsort((entries["low"], entries["high"]))  # stable: the first unit's comes first
+    high, low = entries["high"][order], entries["low"][order]
+    again = 1 + np.flatnonzero((high[1:] == high[:-1]) & (low[1:] == low[:-1]))
+    places = np.sort(order[again])
+    repeats = np.empty(len(places), _REPEAT)
+    repeats["unit"] = owners[places]
+    repeats["document"], repeats["paragraph"] = entries["document"][places], entries["paragraph"][places]
+    with whole_folder(out) as folder:
+        np.save(folder / "repeats.npy", repeats)
+    return {"repeats": len(repeats)}
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Where it is written what repeats in one unit."""
+
+    unit: int
+    fingerprints: str  # the unit's folder
+    found: tuple[str, ...]  # the folders of all ranges
+
+    def places(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Documents, ascending, and paragraphs (or WHOLE) of all that repeats in the unit."""
+        parts = [np.empty(0, [("document", "<u8"), ("paragraph", "<i8")])]
+        parts += [
+            np.load(path, allow_pickle=False)
+            for path in sorted(Path(self.fingerprints).glob("*.repeats.npy"))
+        ]
+        for folder in self.found:
+            repeats = np.load(Path(folder) / "repeats.npy", mmap_mode="r", allow_pickle=False)
+            start, stop = np.searchsorted(repeats["unit"], [self.unit, self.unit + 1])
+            parts.append(np.array(repeats[start:stop][["document", "paragraph"]]))
+        documents = np.concatenate([part["document"] for part in parts])
+        numbers = np.concatenate([part["paragraph"] for part in parts])
+        order = np.argsort(documents, kind="stable")
+        return documents[order], numbers[order]
+
+
+def without_repeats(
+    documents: Iterable[Document], repeats: Repeats | None, counts: Counts
+) -> Iterator[Document]:
+    """The unit's documents without those that repeat and without paragraphs that repeat; one of which no paragraph
+    is left goes too. `counts`, to which `read` added them, is put right."""
+    if repeats is None:
+        yield from documents
+        return
+    numbers, places = repeats.places()
+    for number, document in enumerate(documents):
+        start, stop = np.searchsorted(numbers, np.array([number, number + 1], np.uint64))
+        gone = set(places[start:stop].tolist())
+        if not gone:
+            yield document
+            continue
+        kept = _kept(document, gone, counts)
+        text = with_visible(kept) if document.more else "".join(kept)
+        if text and not text.isspace():
+            yield document._replace(text=text, more=kept if document.more else ())
+        else:
+            counts.documents -= 1
+            counts.repeated_documents += 1
+        for _ in kept:
+            pass
+
+
+def _kept(document: Document, gone: set[int], counts: Counts) -> Iterator[str]:
+    """The text of the paragraphs that are not `gone`; the others are counted."""
+    if WHOLE in gone:
+        for passage in document.passages:
+            _count_away(passage, counts)
+        return
+    last = WHOLE
+    for number, piece in paragraphs(document.passages):
+        if number not in gone:
+            yield piece
+            continue
+        counts.repeated_paragraphs += number != last
+        last = number
+        _count_away(piece, counts)
+
+
+def _count_away(piece: str, counts: Counts) -> None:
+    size = utf8_size(piece)
+    counts.bytes -= size
+    counts.repeated_bytes += size

@@ -1,0 +1,97 @@
+"""Examples as the shards hold them in, the same ones masked anew out: RoBERTa's dynamic masking (Liu et al. 2019,
+section 4.1), and ERNIE's stages of it.
+
+A mask is a function of (seed, epoch, number of the example) and of the stage, which the number of the global batch
+tells: so it is the same at every world size and after every resume. Held-out examples are never masked anew.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.draws import DYNAMIC_MASK
+from data_pipeline.entries import REMEDY
+from data_pipeline.errors import UserError
+from data_pipeline.index import TOKENIZER, Index
+from data_pipeline.masking import Masker
+from data_pipeline.packing import original_tokens
+from data_pipeline.records import Examples, Segments
+from data_pipeline.settings import DataSettings, deciding_values, mask_stages
+from data_pipeline.storage import read_bytes
+from data_pipeline.vocabulary import Vocabulary, load_vocabulary
+
+_DECIDING = (
+    "masked_lm_prob", "max_predictions", "masking", "whole_word", "mask_share", "random_share", "replace_together",
+    "span_p", "span_longest", "ngram_longest", "lexicon",
+)  # fmt: skip
+_NUMBER_BITS = np.uint64(40)
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicMasking:
+    """Masks examples anew, by the masker of the stage that their global batch belongs to."""
+
+    seed: int
+    firsts: tuple[int, ...]
+    """First global batch of each stage."""
+    maskers: tuple[Masker, ...]
+    identity: Mapping[str, Any]
+    """The settings that decide the masks, by name; of the lexicon, its SHA-256."""
+
+    @classmethod
+    def from_settings(cls, settings: DataSettings, vocabulary: Vocabulary, seed: int) -> Self:
+        """The masking of data.mask_stages, or of data.masking. Raises UserError where a setting is out of its range,
+        or the lexicon cannot be used."""
+        found = mask_stages(settings)
+        kinds = {kind: Masker.from_settings(replace(settings, masking=kind), vocabulary) for _, kind in found}
+        values = deciding_values(settings)
+        return cls(
+            seed=seed,
+            firsts=tuple(stage.first for stage in found),
+            maskers=tuple(kinds[stage.kind] for stage in found),
+            identity={name: values[name] for name in _DECIDING} | {"mask_stages": list(settings.mask_stages)},
+        )
+
+    def masker(self, batch: int) -> Masker:
+        """The masker of global batch number `batch`."""
+        return self.maskers[int(np.searchsorted(self.firsts, batch, "right")) - 1]
+
+    def __call__(
+        self, examples: Examples, batch: int, epochs: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> Examples:
+        """The examples of global batch `batch`, of these epochs and numbers in their split, with new masks."""
+        segments = Segments(
+            tokens=original_tokens(examples),
+            offsets=examples.offsets,
+            first_lengths=examples.first_lengths,
+            labels=examples.labels,
+            keys=example_keys(epochs, numbers),
+        )
+        return self.masker(batch)(segments, self.seed, DYNAMIC_MASK)
+
+
+def shards_vocabulary(index: Index) -> Vocabulary:
+    """The vocabulary whose copy lies beside the shards. Raises UserError where it is missing or another one."""
+    where = index.path(TOKENIZER)
+    with TemporaryDirectory() as folder:  # the shards may be in an object store
+        path = Path(folder) / TOKENIZER
+        try:
+            path.write_bytes(read_bytes(where))
+        except FileNotFoundError:
+            raise UserError(
+                "missing", where=where, expected="the vocabulary of the shards", remedy=REMEDY
+            ) from None
+        vocabulary = load_vocabulary(path)
+    if vocabulary.sha256 != index.vocabulary.sha256:
+        raise UserError("bytes changed since index.json was written", where=where, remedy=REMEDY)
+    return vocabulary
+
+
+def example_keys(epochs: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Keys of the draws that examples get in their epochs: different for all of 2**24 epochs of 2**40 examples."""
+    return (epochs.astype(np.uint64) << _NUMBER_BITS) | numbers.astype(np.uint64)

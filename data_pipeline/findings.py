@@ -1,0 +1,199 @@
+"""Facts of the linter in; what a careful engineer would want to hear before spending money, in plain words, out.
+
+Each rule takes the facts of one split, its name and all facts, and yields findings: what is so, and what to do. They
+are warnings: the shards can be read, and what is right for one study is a mistake in another.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+from typing import Any
+
+SHORT = 0.3
+"""Examples are short if they fill less than this share of the sequence length on average."""
+UNKNOWN = 0.01
+"""Most unknown tokens that a fitting vocabulary leaves."""
+UNSEEN = 0.5
+"""Share of the vocabulary that may never occur."""
+FEWER_LABEL = 0.2
+"""The rarer label's least share: below, always giving the other answer is right too often."""
+RATE_OFF = 0.2
+"""How far, relatively, the mask rate may be from what the settings give."""
+KIND_OFF = 0.02
+"""How far the share of a kind of mask may be from its setting, beyond four standard errors."""
+UNMASKED = 0.01
+"""Share of examples that may have no mask."""
+INVALID = 1e-4
+"""Invalid characters per byte of text that suggest a wrong encoding."""
+SAME_MASKS = 10
+"""Times that training may see one example with the same masks; Liu et al. 2019 (RoBERTa, section 4.1) took 4."""
+JUDGED = 20
+"""Examples from which on shares are judged."""
+
+Facts = Mapping[str, Any]
+Finding = tuple[str, str]
+
+
+def findings(facts: Facts) -> list[dict[str, str]]:
+    """Every finding: the `split` it is about (empty: all), `what` is so, and the `remedy`."""
+    found = [
+        {"split": "", "what": what, "remedy": remedy} for what, remedy in (*_source(facts), *_plan(facts))
+    ]
+    for name, split in facts["splits"].items():
+        if split["examples"]:
+            for rule in (_labels, _masks, _lengths, _words, _repeats, _recorded):
+                found += [{"split": name, "what": w, "remedy": r} for w, r in rule(split, name, facts)]
+    return found
+
+
+def _source(facts: Facts) -> Iterator[Finding]:
+    if not facts["splits"]["train"]["examples"]:
+        yield "there is no training example", "prepare more text"
+    if facts["documents"] == 1:
+        yield (
+            "all examples come from one document, so that nothing is known of other text",
+            "part the text: data.documents=blank_line and a blank line between documents, or more files",
+        )
+    reading = facts["statistics"].get("reading")
+    if isinstance(reading, dict):
+        invalid, size = (_number(reading.get(name)) for name in ("invalid_characters", "bytes"))
+        if invalid > INVALID * size:
+            yield (
+                f"{invalid:,.0f} byte sequences were no UTF-8 and became U+FFFD: the text may be of another encoding",
+                "convert the sources to UTF-8 (iconv) and prepare again",
+            )
+
+
+def _plan(facts: Facts) -> Iterator[Finding]:
+    plan = facts.get("plan")
+    if plan and not plan["dynamic_masking"] and plan["epochs"] > SAME_MASKS:
+        yield (
+            f"the recipe takes {plan['epochs']:,.0f} epochs: it sees every example so often with the same masks",
+            "data.dynamic_masking=true masks anew at each epoch, data.dupe_factor makes more examples of the text",
+        )
+
+
+def _labels(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
+    labels = split["labels"]
+    counts = sorted((labels["is_next"], labels["random"]))
+    pairs = sum(counts)
+    if pairs and not split["second_segments"] and facts["settings"].get("segment_ids") is not False:
+        yield (
+            f"all segment ids are equal: {pairs:,} examples have a label, none has a second segment",
+            "prepare with data.sequences=segment_pair and data.segment_ids=true, or train with objective.name=mlm",
+        )
+    if pairs >= JUDGED and not counts[0]:
+        yield (
+            f"all pairs have one label ({'0' if labels['is_next'] else '1'}): there is nothing to tell apart",
+            "check data.documents and data.sentences: documents of one sentence give random pairs only",
+        )
+    elif pairs >= JUDGED and counts[0] < FEWER_LABEL * pairs:
+        yield (
+            f"{counts[1] / pairs:.0%} of the pairs have one label: always giving that answer is nearly right",
+            "check data.documents and data.sentences: documents of one sentence give random pairs only",
+        )
+    if pairs and labels["none"]:
+        yield (
+            f"{labels['none']:,} of {split['examples']:,} examples have no label, the others have one",
+            "the shards are of two kinds: prepare them in one folder each",
+        )
+
+
+def _masks(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
+    masks, settings = split["masks"], facts["settings"]
+    if not split["masked"]:
+        yield (
+            "masks are missing: no token of any example is to be predicted",
+            "train with data.dynamic_masking=true, or prepare with data.masked_lm_prob above 0",
+        )
+        return
+    if masks["examples_without"] > UNMASKED * split["examples"]:
+        yield (
+            f"{masks['examples_without']:,} examples have no token to predict",
+            "they cost time and teach nothing: raise data.masked_lm_prob, or look for very short sentences",
+        )
+    expected, share = masks["expected_share"], masks["share_of_tokens"]
+    if expected and abs(share / expected - 1) > RATE_OFF and split["examples"] >= JUDGED:
+        yield (
+            f"{share:.1%} of the tokens are masked, where data.masked_lm_prob={settings['masked_lm_prob']} and "
+            f"data.max_predictions={settings['max_predictions']} give {expected:.1%}",
+            "long words or units may not fit into what is left: see data.masking, data.whole_word, data.span_longest",
+        )
+    for kind, name in (("mask", "mask_share"), ("random_token", "random_share")):
+        wanted = settings.get(name)
+        if isinstance(wanted, int | float) and 0 <= wanted <= 1:
+            # units are replaced together at most within an example, so that examples are what is independent
+            error = KIND_OFF + 4 * sqrt(max(wanted * (1 - wanted), 0.01) / split["examples"])
+            if abs(masks[kind] - wanted) > error:
+                yield (
+                    f"{masks[kind]:.1%} of the masked tokens are {'[MASK]' if kind == 'mask' else 'random ones'}, "
+                    f"where data.{name}={wanted}",
+                    "the shards are not what their settings say: prepare them again",
+                )
+
+
+def _lengths(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
+    lengths, sequences = split["lengths"], facts["settings"].get("sequences")
+    if lengths["distinct"] == 1 and split["examples"] > 1 and sequences != "full_sentences":
+        yield (
+            f"every example has {lengths['longest']} tokens",
+            "a model sees no other length: check data.sentences, and data.short_seq_prob above 0",
+        )
+    if lengths["mean"] < SHORT * lengths["room"]:
+        yield (
+            f"examples are short: {lengths['mean']:.0f} tokens on average, where {lengths['room']} fit",
+            "check data.documents (lines taken for documents?), lower data.sequence_length, or use full_sentences",
+        )
+
+
+def _words(split: Facts, name: str, _facts: Facts) -> Iterator[Finding]:
+    words = split["vocabulary"]
+    if words["unknown_share"] > UNKNOWN:
+        yield (
+            f"{words['unknown_share']:.1%} of the text's tokens are unknown to the vocabulary",
+            "train one on this text with `maskmill vocab`, and check its language and lower-casing",
+        )
+    # fewer tokens than entries cannot show all of them
+    enough = words["text_tokens"] > 100 * words["entries"]
+    if name == "train" and enough and words["never_seen_share"] > UNSEEN:
+        yield (
+            f"{words['never_seen_share']:.0%} of the vocabulary's entries never occur: their vectors learn nothing",
+            "train a vocabulary on this text with `maskmill vocab`, with fewer entries (vocabulary.size)",
+        )
+
+
+def _repeats(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
+    repeats, passes = split["repeats"], facts["settings"].get("dupe_factor", 1)
+    passes = passes if isinstance(passes, int) and passes > 0 else 1
+    unique = 1 - repeats["share"]
+    # without short sequences each pass may cut the same ones: that many copies are meant
+    if repeats["examined"] >= JUDGED and unique * passes < 0.5:
+        yield (
+            f"{repeats['share']:.0%} of the examples repeat another one, masks aside; one occurs "
+            f"{repeats['most_copies']:,} times",
+            "drop repetitions with data.duplicates=both, or look for boilerplate in the sources",
+        )
+
+
+def _recorded(split: Facts, name: str, facts: Facts) -> Iterator[Finding]:
+    recorded = facts["statistics"].get(name)
+    if not isinstance(recorded, dict):
+        return
+    labels = split["labels"]
+    found = {
+        "examples": split["examples"],
+        "tokens": split["tokens"],
+        "masked": split["masked"],
+        "pairs_is_next": labels["is_next"],
+        "pairs_random": labels["random"],
+        "single_streams": labels["none"],
+    }
+    differing = [key for key, count in found.items() if recorded.get(key, count) != count]
+    if differing:
+        yield (
+            f"the statistics in index.json are not those of the examples: {', '.join(differing)} differ",
+            "another program wrote them: trust the figures above",
+        )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

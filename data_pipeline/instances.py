@@ -1,0 +1,76 @@
+"""Examples in; single ones as text, or with the keys of google-research/bert's instances, out."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from data_pipeline.errors import UserError
+from data_pipeline.index import TOKENIZER, Index
+from data_pipeline.records import Examples
+from data_pipeline.shards import BlockReader
+from data_pipeline.storage import read_bytes
+
+LABELS = {0: "B follows A", 1: "B is from another document", -1: "one segment"}
+ORDER_LABELS = {0: "A and B in their order", 1: "A and B trade places", -1: "one segment"}
+
+
+def label_names(index: Index) -> dict[int, str]:
+    """What each label says of a pair of these shards."""
+    return ORDER_LABELS if index.settings.get("sequences") == "sentence_order" else LABELS
+
+
+def printed_examples(index: Index, split: str, count: str, as_json: bool) -> Iterator[str]:
+    """The first `count` (a number, or `all`) examples of a split, each as a text or as a line of JSON. Raises
+    UserError for another count or split."""
+    if split not in index.splits:
+        raise UserError(f"no split {split!r}", where=index.folder, expected=", ".join(index.splits))
+    if count != "all" and not (count.isascii() and count.isdecimal()):
+        raise UserError(f"--examples {count}", expected="a number, or all")
+    left = index.splits[split].examples if count == "all" else int(count)
+    words = [] if as_json else words_of(index)
+    names = label_names(index)
+    blocks = BlockReader(index, index.splits[split]).all_blocks()
+    each = ((block, number) for block in blocks for number in range(len(block)))
+    for block, number in islice(each, min(left, index.splits[split].examples)):
+        yield json.dumps(as_instance(block, number)) if as_json else rendered(block, number, words, names)
+
+
+def words_of(index: Index) -> list[str]:
+    """The pieces of the shards' vocabulary, by id; a number stands for one that tokenizer.json does not name."""
+    words = [f"<{number}>" for number in range(index.vocabulary.size)]
+    try:
+        tokenizer = json.loads(read_bytes(index.path(TOKENIZER)))
+        pieces = tokenizer["model"]["vocab"]
+        if not isinstance(pieces, dict):  # a unigram model's: [piece, score] by id
+            pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
+        added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
+        for piece, number in (pieces | added).items():
+            if 0 <= number < len(words):
+                words[number] = str(piece)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass  # written elsewhere: the hash is right, the model's layout is none that is known here
+    return words
+
+
+def rendered(examples: Examples, number: int, words: list[str], names: dict[int, str] = LABELS) -> str:
+    """One example as text: what the encoder sees, and what it has to find."""
+    span = slice(examples.offsets[number], examples.offsets[number + 1])
+    masked = slice(examples.masked_offsets[number], examples.masked_offsets[number + 1])
+    shown = " ".join(words[i] for i in examples.tokens[span])
+    wanted = " ".join(words[i] for i in examples.masked_ids[masked])
+    return f"one example ({names[int(examples.labels[number])]}):\n  {shown}\nto find:\n  {wanted}"
+
+
+def as_instance(examples: Examples, number: int) -> dict[str, Any]:
+    """One example with the keys of google-research/bert's instances."""
+    span = slice(examples.offsets[number], examples.offsets[number + 1])
+    masked = slice(examples.masked_offsets[number], examples.masked_offsets[number + 1])
+    length, first = span.stop - span.start, int(examples.first_lengths[number])
+    return {
+        "input_ids": examples.tokens[span].tolist(),
+        "segment_ids": [0] * first + [1] * int(length - first),
+        "is_random_next": bool(examples.labels[number] == 1),
+        "masked_lm_positions": examples.masked_positions[masked].tolist(),
+        "masked_lm_ids": examples.masked_ids[masked].tolist(),
+    }

@@ -1,0 +1,232 @@
+"""Settings in; out comes a preparation: its folders, whose they are, and what its stages have left in them.
+
+    WORK        unfinished work: OUT/.work, or a folder of its own in data.work; removed at the end
+    OUT/.work   finished shards, until all of them are there; an OUT on an object store gets each when it is whole
+    TEXT        tokenized text: WORK, or a folder of its own in data.tokens, which stays for other preparations
+
+Everything that a stage needs lies there, so that any process that sees the folders can do any share of a stage.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.entries import canonical_json
+from data_pipeline.errors import UserError
+from data_pipeline.formats import SourceFile
+from data_pipeline.plan import Partition, parsed_plan
+from data_pipeline.recipes import recipe_of
+from data_pipeline.remote import object_names, remove_object
+from data_pipeline.segments import SegmentRecipe
+from data_pipeline.settings import DataSettings, deciding_values, token_values
+from data_pipeline.sources import source_files, units_of
+from data_pipeline.storage import (
+    is_uri,
+    join,
+    read_bytes,
+    remove_partial_files,
+    write_once,
+    write_whole,
+    writing,
+)
+from data_pipeline.vocabulary import Vocabulary
+
+WORK, SHARDS, NOTE, UNITS, PLAN = ".work", "shards", "identity.json", "units.json", "plan.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One preparation."""
+
+    settings: DataSettings
+    recipe: SegmentRecipe
+    vocabulary: Vocabulary
+    sources: list[list[Any]]
+    """Name, size and time of each source file."""
+    work: Path
+    text: Path
+
+    @property
+    def tokenizer(self) -> str:
+        """The vocabulary as a file that workers read."""
+        return str(self.work / "tokenizer.json")
+
+    @property
+    def shards(self) -> Path:
+        """Where finished shards wait."""
+        return (self.work if is_uri(self.settings.out) else Path(self.settings.out) / WORK) / SHARDS
+
+    @property
+    def deliver_to(self) -> str:
+        """The URI that whoever wrote a shard sends it to; empty: it waits."""
+        return self.settings.out if is_uri(self.settings.out) else ""
+
+    @cached_property
+    def units(self) -> list[SourceFile]:
+        """The sources cut into units of work. The first process that asks cuts them, for all."""
+        path = self.text / UNITS
+        if not path.is_file():
+            units = units_of(source_files(self.settings), self.settings)
+            write_once(path, canonical_json([asdict(unit) for unit in units]))
+        return [SourceFile(**fields) for fields in json.loads(path.read_bytes())]
+
+    @property
+    def parts(self) -> list[str]:
+        """The folders of the tokenized units."""
+        return [str(self.text / "read" / f"{number:06d}") for number in range(len(self.units))]
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """The folders of the hashes of each unit's text."""
+        return [str(self.text / "fingerprints" / f"{number:06d}") for number in range(len(self.units))]
+
+    @cached_property
+    def partitions(self) -> list[Partition]:
+        """The plan."""
+        return parsed_plan((self.work / PLAN).read_bytes())
+
+    @cached_property
+    def pools(self) -> Path:
+        """The folder of the gathered partitions: of one name for preparations that gather the same documents."""
+        borders = [[p.split, p.low, p.high, p.sources, p.whole] for p in self.partitions]
+        drawn = [self.settings.held_out, self.settings.seed] if self.settings.held_out else []
+        return self.text / f"gathered-{_short_hash([drawn, borders])}"
+
+    @property
+    def gathered(self) -> list[str]:
+        """The folder of each partition."""
+        return [str(self.pools / f"{number:06d}") for number in range(len(self.partitions))]
+
+
+def close_job(job: Job) -> None:
+    """Removes what is not needed once index.json is there."""
+    shutil.rmtree(job.work, ignore_errors=True)
+    if is_uri(job.settings.out):
+        remove_object(join(join(job.settings.out, WORK), NOTE))
+    else:
+        shutil.rmtree(Path(job.settings.out) / WORK, ignore_errors=True)
+    if job.settings.tokens:
+        for folder in (job.text, job.text / "read", job.pools):
+            remove_partial_files(folder)
+
+
+def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) -> Job:
+    """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
+    other settings; together with other processes, that is a UserError. So is an `out` that holds anything else."""
+    recipe = recipe_of(settings, vocabulary)
+    if settings.tokens and settings.mode == "exact":
+        raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
+    work = _work_folder(settings)
+    sources = (_noted_sources(work, settings) if together else None) or described_sources(settings)
+    identity = {"settings": deciding_values(settings), "vocabulary": vocabulary.sha256, "sources": sources}
+    note = canonical_json({"identity": identity, "given": settings.sources})
+    if is_uri(settings.out):
+        _claim_store(settings.out, identity, note)
+    else:
+        _claim_folder(Path(settings.out), identity, note, together=together)
+    _claim(work, identity, note, together=together)
+    text = work
+    if settings.tokens:
+        decided = [token_values(settings), vocabulary.sha256, sources]
+        text = Path(settings.tokens) / _short_hash(decided)
+        with writing(text):
+            text.mkdir(parents=True, exist_ok=True)
+        write_once(text / NOTE, canonical_json(decided))
+    job = Job(settings, recipe, vocabulary, sources, work, text)
+    with writing(job.shards):
+        job.shards.mkdir(parents=True, exist_ok=True)
+    write_whole(job.tokenizer, vocabulary.json.encode())
+    return job
+
+
+def described_sources(settings: DataSettings) -> list[list[Any]]:
+    """What the data are made from: names, sizes and times of the files, without the folder that they lie in."""
+    return [[f.name, f.size, _changed(f.uri)] for f in source_files(settings)]
+
+
+def _changed(uri: str) -> int:
+    path = Path(uri)
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+def _noted_sources(work: Path, settings: DataSettings) -> list[list[Any]] | None:
+    """What another process found, so that not every one has to look for the sources."""
+    note = _note(work)
+    return note["identity"]["sources"] if note and note["given"] == settings.sources else None
+
+
+def _work_folder(settings: DataSettings) -> Path:
+    if settings.work:
+        out = settings.out if is_uri(settings.out) else os.path.abspath(settings.out)
+        return Path(settings.work) / _short_hash(out)
+    if is_uri(settings.out):
+        raise UserError(
+            f"is empty, and data.out={settings.out} cannot hold unfinished work",
+            where="data.work",
+            expected="a folder that all workers see",
+        )
+    return Path(settings.out) / WORK
+
+
+def _claim_folder(out: Path, identity: dict[str, Any], note: bytes, *, together: bool) -> None:
+    if not _is_ours(out / WORK, identity) and out.exists() and any(p.name != WORK for p in out.iterdir()):
+        raise UserError(
+            "holds other files", where=out, expected="a new or empty folder", remedy="choose another"
+        )
+    _claim(out / WORK, identity, note, together=together)
+
+
+def _claim_store(out: str, identity: dict[str, Any], note: bytes) -> None:
+    """As for a folder. Objects are never removed for other settings: a store has no lock, and they were dear."""
+    where = join(join(out, WORK), NOTE)
+    try:
+        there = json.loads(read_bytes(where))
+    except FileNotFoundError:
+        if object_names(out):
+            raise UserError(
+                "holds other files", where=out, expected="a new or empty folder", remedy="choose another"
+            ) from None
+        write_whole(where, note)
+        return
+    if canonical_json(there["identity"]) != canonical_json(identity):
+        raise _others_work(out)
+
+
+def _claim(folder: Path, identity: dict[str, Any], note: bytes, *, together: bool) -> None:
+    if not _is_ours(folder, identity) and not together:
+        shutil.rmtree(folder, ignore_errors=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_once(folder / NOTE, note)
+    if not _is_ours(folder, identity):
+        raise _others_work(folder)
+
+
+def _others_work(where: object) -> UserError:
+    return UserError(
+        "holds unfinished work of other settings or sources",
+        where=where,
+        remedy="finish or remove it, or choose another data.out",
+    )
+
+
+def _note(folder: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((folder / NOTE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _is_ours(folder: Path, identity: dict[str, Any]) -> bool:
+    note = _note(folder)
+    return note is not None and canonical_json(note["identity"]) == canonical_json(identity)
+
+
+def _short_hash(value: Sequence[Any] | str) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:16]

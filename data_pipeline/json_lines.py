@@ -1,0 +1,107 @@
+"""A unit of a file of JSON lines in, its records out: line or id field, and text."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from data_pipeline.bytestream import open_bytes
+from data_pipeline.counts import Counts
+from data_pipeline.errors import UserError
+from data_pipeline.formats import Record, SourceFile
+from data_pipeline.hygiene import BYTE_ORDER_MARK, decode
+from data_pipeline.lines import Line, lines_of
+from data_pipeline.long_json import LongString, read_object
+from data_pipeline.settings import DataSettings
+
+LONG_LINE = 4 << 20
+"""Bytes of a line that is still decoded in one piece."""
+
+_JSON = json.JSONDecoder(strict=False)  # control characters are hygiene's business
+
+
+def json_records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
+    """The records of one unit. Raises UserError, with file and line, for a line that is no JSON object or lacks the
+    fields that the settings name."""
+    with open_bytes(file.uri, file.compression) as stream:
+        yield from _records(file, lines_of(file, stream, LONG_LINE), settings, counts)
+
+
+def _records(
+    file: SourceFile, lines: Iterator[Line], settings: DataSettings, counts: Counts
+) -> Iterator[Record]:
+    for number, position, line in lines:
+        if 0 <= file.stop <= position:
+            return
+        ours, where = file.owns(number), f"{file.uri}:{number}"
+        if line.endswith(b"\n") or len(line) < LONG_LINE - len(BYTE_ORDER_MARK):
+            if ours and not line.isspace():
+                yield _record(_json_object(line, where, counts), where, number, settings)
+            continue
+        parts = _whole_line(line, lines)
+        if ours:
+            with tempfile.TemporaryFile() as spool:
+                yield _record(_long_object(parts, where, spool, counts), where, number, settings)
+        for _ in parts:
+            pass
+
+
+def _record(record: Any, where: str, number: int, settings: DataSettings) -> Record:
+    if not isinstance(record, dict):
+        raise UserError(
+            f"the line holds a JSON {type(record).__name__}", where=where, expected="one JSON object a line"
+        )
+    text = _field(record, settings.text_field, where, "data.text_field")
+    if not isinstance(text, str | LongString | None):
+        raise UserError(
+            f"field {settings.text_field!r} holds no text", where=where, remedy="set data.text_field"
+        )
+    name = _field(record, settings.id_field, where, "data.id_field") if settings.id_field else number
+    if not isinstance(name, str | int):
+        raise UserError(f"field {settings.id_field!r} holds no id", where=where, remedy="set data.id_field")
+    if isinstance(text, LongString):
+        passages = _long_text(text, where)
+        return name, next(passages, ""), passages
+    return name, text or "", ()
+
+
+def _whole_line(part: bytes, lines: Iterator[Line]) -> Iterator[bytes]:
+    """The line that begins with `part`."""
+    yield part
+    while not part.endswith(b"\n") and (following := next(lines, None)):
+        part = following[2]
+        yield part
+
+
+def _json_object(line: bytes, where: str, counts: Counts) -> Any:
+    try:
+        return _JSON.decode(decode(line, counts))
+    except (ValueError, RecursionError) as error:
+        raise _no_json(error, where) from error
+
+
+def _long_object(parts: Iterator[bytes], where: str, spool: BinaryIO, counts: Counts) -> Any:
+    try:
+        return read_object(parts, spool, counts)
+    except (ValueError, RecursionError) as error:
+        raise _no_json(error, where) from error
+
+
+def _no_json(error: Exception, where: str) -> UserError:
+    return UserError(f"not JSON: {error}", where=where, expected="one JSON object a line")
+
+
+def _long_text(text: LongString, where: str) -> Iterator[str]:
+    try:
+        yield from text
+    except ValueError as error:
+        raise _no_json(error, where) from error
+
+
+def _field(record: dict[str, Any], field: str, where: str, setting: str) -> Any:
+    if field not in record:
+        known = ", ".join(record) or "none"
+        raise UserError(
+            f"the record has no field {field!r}", where=where, expected=known, remedy=f"set {setting}"
+        )
+    return record[field]

@@ -1,0 +1,41 @@
+"""A unit of a file of lines in, its lines out."""
+
+from collections.abc import Iterator
+from functools import partial
+from io import BufferedReader
+
+from data_pipeline.formats import SourceFile
+from data_pipeline.hygiene import BYTE_ORDER_MARK, check_encoding
+
+READ_BYTES = 4 << 20
+
+Line = tuple[int, int, bytes]
+"""Number (from 1), first byte in the file, content."""
+
+
+def first_line(file: SourceFile, stream: BufferedReader) -> tuple[int, int]:
+    """Lines before the first one that starts in this unit, and its first byte, from which the stream goes on."""
+    number, position = file.before, file.start
+    if position:
+        stream.seek(position - 1)
+        # Usually a line that began in the unit before ends here; a lone line feed means that none was cut.
+        while (part := stream.readline(READ_BYTES)) and not part.endswith(b"\n"):
+            position += len(part)
+        number += part != b"\n" or position > file.start
+        position += len(part) - 1
+    else:
+        check_encoding(stream.peek(4096)[:4096], file.uri)
+    return number, position
+
+
+def lines_of(file: SourceFile, stream: BufferedReader, longest: int) -> Iterator[Line]:
+    """Number (from 1), first byte and content of each line that starts in this unit or after it. A line of more
+    than `longest` bytes comes in parts with one number."""
+    number, position = first_line(file, stream)
+    ended, start = True, position
+    for part in iter(partial(stream.readline, longest), b""):
+        if ended:
+            number, start = number + 1, position
+        ended = part.endswith(b"\n")
+        yield number, start, part if position else part.removeprefix(BYTE_ORDER_MARK)
+        position += len(part)

@@ -1,0 +1,224 @@
+"""A folder of shards in; facts about every example of it, its hashes verified on the way, out.
+
+    verified blocks -> one compiled pass over their columns -> counts by split -> facts, and what they mean
+
+Memory is bounded whatever the size: counts, one block, and at most repeats.KEPT hashes. findings.py judges the facts,
+lint_text.py shows them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.columns import COLUMNS
+from data_pipeline.draws import jit
+from data_pipeline.errors import UserError
+from data_pipeline.executors import Stage
+from data_pipeline.findings import findings
+from data_pipeline.index import SPLITS, Index, Split, VocabularyStamp
+from data_pipeline.padding import PaddingCounter
+from data_pipeline.records import Examples
+from data_pipeline.repeats import Repeats
+from data_pipeline.shards import BlockReader, tokenizer_problem, verified_blocks
+
+BATCH = 32
+"""Examples of a batch whose padding is counted, where none is given."""
+HISTOGRAM_BINS = 16
+LONGEST = 2**16 - 1
+NAMED = 10
+"""Damaged files that an error names."""
+
+
+def lint(
+    index: Index, stage: Stage, batch: int = BATCH, plan: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Everything that `maskmill inspect` tells of shards, as JSON values. `plan`: `steps` and `global_batch` of a
+    training, `dynamic_masking` 0 or 1.
+
+    Raises UserError, which names them, where files are missing or damaged."""
+    if batch < 1:
+        raise UserError(f"cannot be {batch}", where="--batch", expected="examples in a batch, 1 or more")
+    splits = _scanned(index, stage, batch)
+    facts: dict[str, Any] = {
+        "kind": "shards",
+        "documents": documents(index),
+        "splits": splits,
+        "statistics": dict(index.statistics),
+        "settings": dict(index.settings),
+        "vocabulary": index.vocabulary._asdict(),
+        "identity": index.identity,
+        "hashes": "all hold",
+    }
+    if plan is not None:
+        examples = index.train.examples
+        facts["plan"] = {**plan, "epochs": plan["steps"] * plan["global_batch"] / max(examples, 1)}
+    facts["findings"] = findings(facts)
+    return facts
+
+
+def documents(index: Index) -> int | None:
+    """Documents that the examples were made from; None where index.json does not say."""
+    reading = index.statistics.get("reading")
+    if not isinstance(reading, dict) or not isinstance(reading.get("documents"), int):
+        return None
+    without = reading.get("documents_without_tokens", 0)
+    return reading["documents"] - (without if isinstance(without, int) else 0)
+
+
+def _scanned(index: Index, stage: Stage, batch: int) -> dict[str, Any]:
+    """Facts by split. All files are read before an error names the damaged ones."""
+    damaged = [error for error in [tokenizer_problem(index)] if error]
+    scans = {name: _Scan(index, index.splits[name], batch) for name in SPLITS}
+    total = sum(len(split.shards) for split in index.splits.values())
+    with stage("reading shards", total) as advance:
+        for scan in scans.values():
+            reader = BlockReader(index, scan.split)
+            for number in range(len(scan.split.shards)):
+                try:
+                    for block in verified_blocks(reader, number):
+                        scan.add(block)
+                except UserError as error:
+                    damaged.append(error)
+                advance(1)
+    if len(damaged) == 1:
+        raise damaged[0]
+    if damaged:
+        names = ", ".join(error.where.rsplit("/", 1)[-1] for error in damaged[:NAMED])
+        raise UserError(
+            f"{len(damaged)} damaged files: {names}{', ...' if len(damaged) > NAMED else ''}; "
+            f"the first: {damaged[0].what}",
+            where=index.folder,
+            remedy="copy or prepare the shards again",
+        )
+    return {name: scan.facts() for name, scan in scans.items()}
+
+
+class _Scan:
+    """Counts over the blocks of one split."""
+
+    def __init__(self, index: Index, split: Split, batch: int) -> None:
+        self.index, self.split = index, split
+        self.room = max(_setting(index, "sequence_length"), split.longest, 1)
+        width = _setting(index, "bin_width") or -(-self.room // 8)
+        self.padding = PaddingCounter(batch, width, self.room)
+        self.repeats = Repeats()
+        self.lengths = np.zeros(self.room + 1, np.int64)  # examples of each length
+        self.ids = np.zeros(index.vocabulary.size, np.int64)  # tokens of each id, before masking
+        self.tally = np.zeros(len(_TALLY), np.int64)
+
+    def add(self, block: Examples) -> None:
+        hashes = np.empty(len(block), np.uint64)
+        columns = tuple(getattr(block, name) for name in COLUMNS)
+        _count(columns, self.index.vocabulary.mask, self.lengths, self.ids, self.tally, hashes)
+        self.repeats.add(hashes)
+        self.padding.add(block.lengths)
+
+    def facts(self) -> dict[str, Any]:
+        split, tally = self.split, dict(zip(_TALLY, self.tally.tolist(), strict=True))
+        masked = max(split.masked, 1)
+        return {
+            "shards": len(split.shards),
+            "examples": split.examples,
+            "tokens": split.tokens,
+            "masked": split.masked,
+            "labels": {name: tally[name] for name in ("is_next", "random", "none")},
+            "second_segments": tally["second_segments"],
+            "lengths": self._lengths(),
+            "masks": {
+                "share_of_tokens": split.masked / max(split.tokens, 1),
+                "expected_share": _expected(self.lengths, self.index.settings) / max(split.tokens, 1),
+                "an_example": split.masked / max(split.examples, 1),
+                "most": split.most_masked,
+                "examples_without": tally["unmasked"],
+                **{kind: tally[kind] / masked for kind in ("mask", "random_token", "kept")},
+            },
+            "vocabulary": _words(self.ids, self.index.vocabulary),
+            "repeats": self.repeats.result(),
+            "padding": self._padding(),
+        }
+
+    def _lengths(self) -> dict[str, Any]:
+        found = np.flatnonzero(self.lengths)
+        edges = [self.room * i // HISTOGRAM_BINS for i in range(HISTOGRAM_BINS + 1)]
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths[1:])])
+        return {
+            "shortest": int(found[0]) if len(found) else 0,
+            "longest": self.split.longest,
+            "mean": self.split.tokens / max(self.split.examples, 1),
+            "distinct": len(found),
+            "room": self.room,
+            "up_to": edges[1:],
+            "histogram": np.diff(sums[edges]).tolist(),
+        }
+
+    def _padding(self) -> dict[str, Any]:
+        cost = self.padding.result()._asdict()
+        full = {f"{way}_full": self.split.tokens / max(tokens, 1) for way, tokens in cost.items()}
+        return {"batch": self.padding.batch, "bin_width": self.padding.bin_width, **cost, **full}
+
+
+def _setting(index: Index, name: str) -> int:
+    """A setting that counts tokens; 0 where index.json, which others may write, has none such."""
+    value = index.settings.get(name)
+    return value if isinstance(value, int) and 0 <= value <= LONGEST else 0
+
+
+def _expected(lengths: np.ndarray, settings: Mapping[str, Any]) -> float:
+    """Tokens that the settings would mask in examples of these lengths, as google-research/bert counts them."""
+    share, most = settings.get("masked_lm_prob"), settings.get("max_predictions")
+    if not isinstance(share, int | float) or not isinstance(most, int) or not 0 < share <= 1:
+        return 0.0
+    each = np.minimum(most, np.maximum(1, np.rint(np.arange(len(lengths)) * share)))
+    return float((each * lengths).sum())
+
+
+def _words(ids: np.ndarray, stamp: VocabularyStamp) -> dict[str, Any]:
+    special = np.zeros(len(ids), bool)
+    special[[stamp.cls, stamp.sep, stamp.mask, stamp.pad, stamp.unk]] = True
+    words, text = int((~special).sum()), int(ids[~special].sum() + ids[stamp.unk])
+    unseen = int((ids[~special] == 0).sum())
+    return {
+        "entries": len(ids),
+        "never_seen": unseen,
+        "never_seen_share": unseen / max(words, 1),
+        "text_tokens": text,
+        "unknown_tokens": int(ids[stamp.unk]),
+        "unknown_share": int(ids[stamp.unk]) / max(text, 1),
+    }
+
+
+_TALLY = ("is_next", "random", "none", "second_segments", "unmasked", "mask", "random_token", "kept")
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+
+
+@jit
+def _count(columns, mask, lengths, ids, tally, hashes):
+    """Adds a block to the counts, and writes a hash of each example's tokens before masking."""
+    tokens, offsets, first_lengths, labels, positions, masked_ids, masked_offsets = columns
+    for i in range(len(labels)):
+        start, stop = offsets[i], offsets[i + 1]
+        lengths[stop - start] += 1
+        tally[2 if labels[i] < 0 else labels[i]] += 1
+        tally[3] += np.int64(first_lengths[i]) < stop - start
+        m, last = masked_offsets[i], masked_offsets[i + 1]
+        tally[4] += m == last
+        state = np.uint64(stop - start)
+        for t in range(start, stop):
+            token = tokens[t]
+            if m < last and start + np.int64(positions[m]) == t:
+                if token == mask:
+                    tally[5] += 1
+                elif token == masked_ids[m]:
+                    tally[7] += 1
+                else:
+                    tally[6] += 1
+                token = masked_ids[m]
+                m += 1
+            ids[token] += 1
+            state = (state ^ (np.uint64(token) + np.uint64(1))) * _M1
+            state ^= state >> _S31
+        state = (state ^ (state >> _S30)) * _M1  # SplitMix64's finalizer: the lowest bits choose a sample
+        state = (state ^ (state >> _S27)) * _M2
+        hashes[i] = state ^ (state >> _S31)

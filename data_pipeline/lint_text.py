@@ -1,0 +1,89 @@
+"""Facts of the linter in; lines for a terminal out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from data_pipeline.instances import LABELS
+
+BAR = 40
+"""Characters of the longest bar of a histogram."""
+
+
+def report(facts: Mapping[str, Any], names: Mapping[int, str] = LABELS) -> str:
+    """What the linter found, for people; `names` says what the labels mean."""
+    return "\n".join(_lines(facts, names))
+
+
+def _lines(facts: Mapping[str, Any], names: Mapping[int, str]) -> Iterator[str]:
+    count = facts["documents"]
+    if count is not None:
+        yield f"documents   {count:,}"
+    for name, split in facts["splits"].items():
+        if split["examples"]:
+            yield from _split(name, split, facts, names)
+    if plan := facts.get("plan"):
+        yield (
+            f"recipe      {plan['steps']:,} steps of {plan['global_batch']:,} examples: {plan['epochs']:,.2f} epochs"
+        )
+    yield f"identity    {facts['identity']}"
+    yield f"hashes      {facts['hashes']}"
+    yield ""
+    if not facts["findings"]:
+        yield "nothing to object to"
+    for finding in facts["findings"]:
+        where = f"{finding['split']}: " if finding["split"] else ""
+        yield f"! {where}{finding['what']}"
+        yield f"    what to do: {finding['remedy']}"
+
+
+def _split(
+    name: str, split: Mapping[str, Any], facts: Mapping[str, Any], names: Mapping[int, str]
+) -> Iterator[str]:
+    masks, words, repeats = split["masks"], split["vocabulary"], split["repeats"]
+    padding, lengths = split["padding"], split["lengths"]
+    yield f"{name:<11} {split['examples']:,} examples, {split['tokens']:,} tokens, {_shards(split['shards'])}"
+    labels = zip((0, 1, -1), ("is_next", "random", "none"), strict=True)
+    shares = [(names[label], split["labels"][key] / split["examples"]) for label, key in labels]
+    yield f"  labels    {', '.join(f'{text} {share:.1%}' for text, share in shares if share)}"
+    recorded = facts["statistics"].get(name)
+    for key, value in recorded.items() if isinstance(recorded, dict) else ():
+        if "language" in key:
+            yield f"  {key.replace('_', ' ')}: {_value(value)}"
+    yield (
+        f"  lengths   {lengths['mean']:.1f} tokens on average, {lengths['shortest']} to {lengths['longest']}; "
+        f"{lengths['room']} fit"
+    )
+    yield from bars(lengths["histogram"], lengths["up_to"])
+    yield (
+        f"  masks     {masks['share_of_tokens']:.2%} of tokens, {masks['an_example']:.1f} an example, at most "
+        f"{masks['most']}: [MASK] {masks['mask']:.1%}, random {masks['random_token']:.1%}, kept {masks['kept']:.1%}"
+    )
+    yield (
+        f"  words     {words['never_seen_share']:.1%} of {words['entries']:,} entries never seen; "
+        f"{words['unknown_share']:.3%} of tokens unknown"
+    )
+    sample = f" (of one example in {repeats['one_in']:,})" if repeats["one_in"] > 1 else ""
+    yield f"  repeats   {repeats['share']:.2%} of examples repeat another one, masks aside{sample}"
+    yield (
+        f"  padding   of batches of {padding['batch']:,}, tokens fill {padding['padded_full']:.1%} padded to the "
+        f"longest, {padding['binned_full']:.1%} from bins of {padding['bin_width']}, {padding['packed_full']:.1%} "
+        f"packed by first fit"
+    )
+
+
+def bars(counts: list[int], up_to: list[int]) -> Iterator[str]:
+    """A histogram, a line a bin; `up_to`: the last value of each."""
+    most, total = max(counts) or 1, sum(counts) or 1
+    for count, edge in zip(counts, up_to, strict=True):
+        yield f"    <={edge:>5} {'█' * round(BAR * count / most):<{BAR}} {count / total:6.1%}"
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} shard{'' if count == 1 else 's'}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        parts = {k: f"({_value(v)})" if isinstance(v, dict) else _value(v) for k, v in value.items()}
+        return ", ".join(f"{key} {part}" for key, part in parts.items())
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -1,0 +1,44 @@
+"""Files in, their values out as memory-mapped columns whose memory can be given back.
+
+What is touched of a map counts as memory of the process. The kernel maps more than that: sixteen pages around one, or
+two megabytes where the file lies in huge pages, so that random places would soon have mapped everything.
+"""
+
+import contextlib
+import mmap
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.records import Corpus, Examples
+
+
+def mapped_npy(path: Path) -> NDArray:
+    """The column in an .npy file."""
+    try:
+        return _in_small_pages(np.load(path, mmap_mode="r", allow_pickle=False))
+    except ValueError:  # an empty column cannot be mapped
+        return np.load(path, allow_pickle=False)
+
+
+def mapped(path: Path, dtype: np.dtype) -> NDArray:
+    """The values of a type that a file holds and nothing else."""
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    return _in_small_pages(np.memmap(path, dtype, "r"))
+
+
+def release(columns: Corpus | Examples) -> None:
+    """Gives back the memory of all that was touched of these columns, as far as they are mapped."""
+    for column in fields(columns):
+        if (whole := getattr(getattr(columns, column.name), "_mmap", None)) is not None:
+            whole.madvise(mmap.MADV_DONTNEED)
+
+
+def _in_small_pages(column: np.memmap) -> np.memmap:
+    whole: mmap.mmap = column._mmap  # type: ignore[attr-defined]
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        whole.madvise(mmap.MADV_NOHUGEPAGE)
+    return column

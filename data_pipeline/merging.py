@@ -1,0 +1,105 @@
+"""Documents of many tokenized parts in; one corpus in the order of their keys out, whatever their size."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.corpus import open_corpus, opened, save_column, starts_of, write_header
+from data_pipeline.draws import jit
+from data_pipeline.records import Corpus
+
+CHUNK = 1 << 25
+"""Tokens that `merge` holds in memory at a time, about; a longer document is held whole."""
+SENTENCE_COST = 8
+"""What a sentence counts in a chunk, in tokens: its start takes so much more memory."""
+GAP = 1 << 14
+"""Tokens of others between two documents up to which both are read at once."""
+
+
+class Found(NamedTuple):
+    """Where documents lie: a row each."""
+
+    parts: NDArray[np.int32]  # number of the part
+    keys: NDArray[np.uint64]
+    sources: NDArray[np.uint16]
+    tokens: NDArray[np.int64]  # first token in the part
+    token_counts: NDArray[np.int64]
+    sentences: NDArray[np.int64]  # first sentence in the part
+    sentence_counts: NDArray[np.int64]
+
+
+def find(number: int, corpus: Corpus, chosen: NDArray[np.int64]) -> Found:
+    """The documents numbered by `chosen` (ascending) of part `number`, copied: the part can be closed."""
+    first, last = corpus.document_starts[chosen], corpus.document_starts[chosen + 1]
+    start, stop = corpus.sentence_starts[first], corpus.sentence_starts[last]
+    keys, sources = np.array(corpus.keys[chosen]), np.array(corpus.sources[chosen])
+    part = np.full(len(chosen), number, np.int32)
+    return Found(part, keys, sources, start, stop - start, first, last - first)
+
+
+def merge(parts: list[Path], found: list[Found], folder: Path) -> None:
+    """Writes the documents `found` in the folders `parts` into `folder`, in the order of their keys.
+
+    Each part is sorted: what a chunk of the result takes of it lies close together, and is read from its file in
+    few pieces. So memory stays small, and nothing stays mapped or open, however large and many the parts are.
+    The result is written from front to back: a full disk is an error, where a map would kill the process."""
+    rows = Found._make(np.concatenate(column) for column in zip(*found, strict=True))
+    order = np.argsort(rows.keys, kind="stable")
+    rows = Found._make(column[order] for column in rows)
+    document_starts, token_starts = starts_of(rows.sentence_counts), starts_of(rows.token_counts)
+    save_column(folder / "keys.npy", rows.keys)
+    save_column(folder / "sources.npy", rows.sources)
+    save_column(folder / "document_starts.npy", document_starts)
+    with open(folder / "tokens.npy", "wb") as tokens, open(folder / "sentence_starts.npy", "wb") as starts:
+        write_header(tokens, open_corpus(parts[0]).tokens.dtype, int(token_starts[-1]))
+        write_header(starts, np.dtype(np.int64), int(document_starts[-1]) + 1)
+        for first, last in _chunks(rows):
+            chunk = Found._make(column[first:last] for column in rows)
+            text = _collected(parts, chunk, "tokens", chunk.tokens, chunk.token_counts)
+            tokens.write(text.data)
+            places = _collected(parts, chunk, "sentence_starts", chunk.sentences, chunk.sentence_counts)
+            places += np.repeat(token_starts[first:last] - chunk.tokens, chunk.sentence_counts)
+            starts.write(places.data)
+        starts.write(token_starts[-1:].data)
+
+
+def _chunks(rows: Found) -> Iterator[tuple[int, int]]:
+    """Runs of documents that are held in memory together."""
+    cost = rows.token_counts + SENTENCE_COST * rows.sentence_counts
+    number = (np.cumsum(cost) - cost) // CHUNK
+    borders = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+    yield from zip(borders, [*borders[1:], len(number)], strict=True)
+
+
+def _collected(
+    parts: list[Path], rows: Found, column: str, first: NDArray[np.int64], counts: NDArray[np.int64]
+) -> NDArray:
+    """The values `first` to first + counts of a column of the rows' parts, row after row."""
+    out = np.empty(0)
+    places = np.cumsum(counts) - counts
+    by_part = np.argsort(rows.parts, kind="stable")
+    borders = np.flatnonzero(np.diff(rows.parts[by_part], prepend=-1, append=-1))
+    for a, b in pairwise(borders):
+        mine = by_part[a:b]  # in the order of their keys, so ascending in the part too
+        starts, lengths = first[mine], counts[mine]
+        with open(parts[rows.parts[mine[0]]] / f"{column}.npy", "rb") as file:
+            dtype, origin = opened(file)
+            if not len(out):
+                out = np.empty(int(counts.sum()), dtype)
+            far = np.flatnonzero(starts[1:] - (starts + lengths)[:-1] > GAP) + 1
+            for run in np.split(np.arange(len(mine)), far):
+                low, high = int(starts[run[0]]), int(starts[run[-1]] + lengths[run[-1]])
+                file.seek(origin + low * dtype.itemsize)
+                values = np.fromfile(file, dtype, high - low)
+                _scatter(values, starts[run] - low, lengths[run], places[mine[run]], out)
+    return out
+
+
+@jit
+def _scatter(values, starts, counts, places, out):
+    for i in range(len(starts)):
+        out[places[i] : places[i] + counts[i]] = values[starts[i] : starts[i] + counts[i]]

@@ -1,0 +1,156 @@
+"""The compiled walks behind the pairs: flat columns of a Corpus in, pairs out in buffers.
+
+Where a pair of BERT's begins and ends is decided here, once for the fast and the exact mode: the order of the draws is
+that of google-research/bert's create_pretraining_data.py, and the golden files hold it fast.
+"""
+
+import numpy as np
+
+from data_pipeline.donors import sentence_start
+from data_pipeline.draws import jit
+from data_pipeline.records import NO_LABEL
+from data_pipeline.twister import PHILOX_WORDS, below, unit
+from data_pipeline.walks import (
+    DOCUMENT,
+    ORDINAL,
+    POSITION,
+    TARGET,
+    begin,
+    go_on,
+    mix,
+    write_pair,
+    write_stream,
+)
+
+DONOR_TRIES = 10
+"""Draws of a donor document before Google's script lets a document be its own donor."""
+
+SEGMENT_PAIR, SENTENCE_PAIR, SENTENCE_ORDER = range(3)
+"""What `fill_pairs` makes."""
+
+
+@jit
+def draw_donor(stream, keys, document):
+    """A document other than `document`. As the script draws (a stream of Python's draws), it may after
+    DONOR_TRIES tries be the same one."""
+    donor = below(stream, len(keys))
+    if len(stream) == PHILOX_WORDS:
+        while keys[donor] == keys[document]:
+            donor = below(stream, len(keys))
+        return donor
+    for _ in range(DONOR_TRIES - 1):
+        if donor != document:
+            break
+        donor = below(stream, len(keys))
+    return donor
+
+
+@jit
+def truncated(stream, pair, room):
+    """The token ranges of A and B, the longer one shortened at random ends (a tie shortens B) until both fit."""
+    a0, a1, b0, b1 = pair
+    while (a1 - a0) + (b1 - b0) > room:
+        front = unit(stream) < 0.5
+        if a1 - a0 > b1 - b0:
+            a0, a1 = (a0 + 1, a1) if front else (a0, a1 - 1)
+        else:
+            b0, b1 = (b0 + 1, b1) if front else (b0, b1 - 1)
+    return a0, a1, b0, b1
+
+
+@jit
+def next_pair(stream, columns, document, position, target, room):
+    """The pair of segments that begins at sentence `position` of `document`: the token ranges of A and of B, the
+    label, the document of B, and the sentence where the next pair begins. The order of the draws is the script's."""
+    _, starts, firsts, lasts, keys, _, files = columns
+    stop = position + 1
+    while stop < lasts[document] and starts[stop] - starts[position] < target:
+        stop += 1
+    cut = position + 1
+    if stop - position > 1:
+        cut += below(stream, stop - position - 1)
+    a0, a1 = starts[position], starts[cut]
+    random_next = stop - position == 1 or unit(stream) < 0.5
+    donor = document
+    if random_next:
+        donor = draw_donor(stream, keys, document)
+        first = firsts[donor] + below(stream, lasts[donor] - firsts[donor])
+        b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
+        last = first + 1
+        while last < lasts[donor] and b1 - b0 < target - (a1 - a0):
+            last += 1
+            b1 = sentence_start(starts, files, last)
+        onward = cut
+    else:
+        b0, b1, onward = starts[cut], starts[stop], stop
+    return truncated(stream, (a0, a1, b0, b1), room), np.int8(random_next), donor, onward
+
+
+@jit
+def next_sentence_pair(stream, columns, document, position, room):
+    """The pair of single sentences that begins at sentence `position`; as next_pair."""
+    _, starts, firsts, lasts, keys, _, files = columns
+    a0, a1 = starts[position], starts[position + 1]
+    random_next = position + 1 == lasts[document] or unit(stream) < 0.5
+    donor, first, onward = document, position + 1, position + 2
+    if random_next:
+        donor = draw_donor(stream, keys, document)
+        first = firsts[donor] + below(stream, lasts[donor] - firsts[donor])
+        onward = position + 1
+    b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
+    return truncated(stream, (a0, a1, b0, b1), room), np.int8(random_next), donor, onward
+
+
+@jit
+def next_ordered_pair(stream, columns, document, position, target, room):
+    """The two parts of the chunk that begins at sentence `position`, perhaps swapped; as next_pair. Where the whole
+    document is one token, B is empty and there is no label."""
+    _, starts, _, lasts, _, _, _ = columns
+    stop, end = position + 1, starts[lasts[document]]
+    # a single token left over could not be parted
+    while stop < lasts[document] and (starts[stop] - starts[position] < target or end - starts[stop] == 1):
+        stop += 1
+    a0, b1 = starts[position], starts[stop]
+    if b1 - a0 == 1:
+        return (a0, b1, b1, b1), np.int8(NO_LABEL), document, stop
+    if stop - position > 1:
+        cut = starts[position + 1 + below(stream, stop - position - 1)]
+    else:
+        cut = a0 + 1 + below(stream, b1 - a0 - 1)
+    swapped = unit(stream) < 0.5
+    ranges = (cut, b1, a0, cut) if swapped else (a0, cut, cut, b1)
+    return truncated(stream, ranges, room), np.int8(swapped), document, stop
+
+
+@jit
+def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
+    """Writes pairs of `kind` into the buffers `out` until the documents are done or a buffer is full; returns how
+    many. `numbers`: seed, first and last + 1 document, room, short_seq_prob; `passes`: of each of these documents."""
+    _, _, stop, room, _ = numbers
+    lasts, sources = columns[3], columns[5]
+    tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out
+    made = 0
+    while walk[DOCUMENT] < stop and made < len(keys) and offsets[made] + room + 3 <= len(tokens):
+        key = begin(walk, stream, numbers, columns)
+        document = walk[DOCUMENT]
+        if kind == SENTENCE_PAIR:
+            pair, label, donor, onward = next_sentence_pair(stream, columns, document, walk[POSITION], room)
+        elif kind == SENTENCE_ORDER:
+            pair, label, donor, onward = next_ordered_pair(
+                stream, columns, document, walk[POSITION], walk[TARGET], room
+            )
+        else:
+            pair, label, donor, onward = next_pair(
+                stream, columns, document, walk[POSITION], walk[TARGET], room
+            )
+        if label == NO_LABEL:
+            whole = write_stream(columns[0], pair[0], pair[1], frame, tokens, offsets[made])
+            first = whole
+        else:
+            first, whole = write_pair(columns[0], columns[6], pair, frame, tokens, offsets[made])
+        offsets[made + 1] = offsets[made] + whole
+        first_lengths[made], labels[made], keys[made] = first, label, mix(key, walk[ORDINAL])
+        first_sources[made], last_sources[made] = sources[document], sources[donor]
+        made += 1
+        go_on(walk, onward, 0, numbers, passes, lasts[document])
+    return made

@@ -1,0 +1,68 @@
+"""Data recipes that make pairs: documents in, [CLS] A [SEP] B [SEP] and a label out."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
+
+from data_pipeline.errors import UserError
+from data_pipeline.pair_walks import SEGMENT_PAIR, SENTENCE_ORDER, SENTENCE_PAIR, fill_pairs
+from data_pipeline.records import Corpus, Segments
+from data_pipeline.segments import Passes, SegmentRecipe
+
+ALONE = "add text, part it by blank lines, or train without pairs: objective.name=mlm"
+"""What to do where there is no other document to draw a random next segment from."""
+
+
+class NextSentencePairs(SegmentRecipe):
+    """BERT's [CLS] A [SEP] B [SEP] (Devlin et al. 2019, section 3.1 and appendix A.2).
+
+    A pass over a document draws one target length: usually all the room, with `short_seq_prob` a random
+    shorter one. Sentences are gathered until they reach it and cut in two at random: A and its true next B
+    (label 0), or, half the time and whenever there is only one sentence, A and a random B (label 1) from
+    a random sentence on of another document, every other document as likely as the next; the sentences not
+    used then are put back. The longer of A and B loses tokens at random ends until both fit.
+    """
+
+    parts: ClassVar[int] = 2
+    draws_donors: ClassVar[bool] = True
+    kind: ClassVar[int] = SEGMENT_PAIR
+
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
+        """The pairs of documents start..stop-1, so many passes over each; donors come from all of `corpus`,
+        which may be memory-mapped. Raises UserError where there is no other document to draw from."""
+        if start < stop and corpus.keys[0] == corpus.keys[-1] and (corpus.keys == corpus.keys[0]).all():
+            raise UserError(
+                "a random next segment needs another document, and there is only one",
+                where="data.sources",
+                expected="two documents or more",
+                remedy=ALONE,
+            )
+        return self._walk(partial(fill_pairs, self.kind), corpus, start, stop, seed, passes)
+
+
+class SentencePairs(NextSentencePairs):
+    """Pairs of single natural sentences (SENTENCE-PAIR+NSP of Liu et al. 2019, RoBERTa, section 4.2).
+
+    A is a sentence, B the one after it (label 0), which is then used up, or, half the time and for the last one of a
+    document, a random sentence of another document (label 1). Each sentence is once A or true B in a pass. Sentences
+    have their natural lengths: `short_seq_prob` has no effect, and a pair beyond the room is cut as BERT's are.
+    """
+
+    kind: ClassVar[int] = SENTENCE_PAIR
+
+
+class OrderedPairs(SegmentRecipe):
+    """ALBERT's sentence order (Lan et al. 2020, section 3.1): [CLS] A [SEP] B [SEP], both consecutive text of one
+    document, half the time swapped (label 1). Segment ids go by place: 0, then 1, swapped or not.
+
+    Chunks are gathered, cut in two and truncated as BERT's pairs are. Where ALBERT's script falls back to a random B
+    of another document, for a chunk of one sentence, this recipe cuts the sentence itself in two at a random token,
+    so that a label always means the order. The last sentence of a document, were it a single token and alone, joins
+    the chunk before; a document of one token in all becomes [CLS] text [SEP] without a label (-1).
+    """
+
+    parts: ClassVar[int] = 2
+
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
+        """The pairs of documents start..stop-1, so many passes over each."""
+        return self._walk(partial(fill_pairs, SENTENCE_ORDER), corpus, start, stop, seed, passes)

@@ -1,0 +1,140 @@
+"""URIs of object stores in, whole objects out and back, through fsspec; what fails for a moment is tried again.
+
+An object appears under its name only when all of its bytes are there: that is what these stores promise, and why only
+they are written to. Credentials and endpoints come from where fsspec's packages look for them (AWS_ENDPOINT_URL, ...).
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+
+from data_pipeline.errors import UserError
+
+STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss")
+"""Protocols that shards are written to."""
+DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds to wait before each new try."""
+
+_LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+_MOMENTARY = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError"}
+"""Names of classes of botocore and aiohttp, which need not be installed."""
+
+Result = TypeVar("Result")
+
+
+def read_object(uri: str) -> bytes:
+    """The whole object. Raises FileNotFoundError, or UserError where it cannot be read."""
+    return _tried(uri, "read", lambda store, path: store.cat_file(path))
+
+
+def read_object_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+    """The bytes of each (uri, offset, size), all of one store, in requests side by side. Raises UserError."""
+    found: list[Any] = [None] * len(ranges)
+    left = list(range(len(ranges)))
+
+    def asked(store: Any, _path: str) -> list[Any]:
+        wanted = [ranges[i] for i in left]
+        paths = [store._strip_protocol(uri) for uri, _, _ in wanted]
+        ends = [offset + size for _, offset, size in wanted]
+        return store.cat_ranges(paths, [offset for _, offset, _ in wanted], ends, on_error="return")
+
+    for delay in (*DELAYS, None):
+        for i, part in zip(left, _tried(ranges[0][0], "read", asked), strict=True):
+            found[i] = part
+        left = [i for i in left if is_momentary(found[i])]
+        if not left or delay is None:
+            break
+        time.sleep(delay)
+    for (uri, _, _), part in zip(ranges, found, strict=True):
+        if isinstance(part, BaseException):
+            raise _cannot(uri, "read", part)
+    return found
+
+
+def write_object(uri: str, data: bytes) -> None:
+    """Writes a whole object. Raises UserError."""
+    writable(uri)
+    _tried(uri, "written", lambda store, path: store.pipe_file(path, data))
+
+
+def upload(file: Path, uri: str) -> None:
+    """Copies a local file to a whole object, and checks its size there. Raises UserError."""
+    writable(uri)
+
+    def sent(store: Any, path: str) -> None:
+        store.put_file(os.fspath(file), path)
+        store.invalidate_cache()
+        if (size := store.info(path)["size"]) != file.stat().st_size:
+            raise OSError(f"{size} of {file.stat().st_size} bytes arrived")
+
+    _tried(uri, "written", sent)
+
+
+def object_names(folder: str) -> list[str]:
+    """The names of what is in a folder; none where it does not exist. Raises UserError."""
+
+    def listed(store: Any, path: str) -> list[str]:
+        store.invalidate_cache()
+        return [name.rstrip("/").rpartition("/")[2] for name in store.ls(path, detail=False)]
+
+    try:
+        return _tried(folder, "read", listed)
+    except FileNotFoundError:
+        return []
+
+
+def remove_object(uri: str) -> None:
+    """Removes an object, if it is there. Raises UserError."""
+    try:
+        _tried(uri, "removed", lambda store, path: store.rm_file(path))
+    except FileNotFoundError:
+        return
+
+
+def writable(uri: str) -> None:
+    """Raises UserError unless the URI is one of an object store."""
+    if uri.partition("://")[0] not in STORES:
+        raise UserError(
+            "this kind of URI is not written to",
+            where=uri,
+            expected=f"a folder, or one of {', '.join(STORES)}",
+        )
+
+
+def is_momentary(error: object) -> bool:
+    """Whether to try again may help: a connection that broke, a server that was busy."""
+    if not isinstance(error, Exception) or isinstance(error, _LASTING):
+        return False
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return status >= 500 or status in (408, 429)
+    return isinstance(error, OSError) or bool(_MOMENTARY & {c.__name__ for c in type(error).__mro__})
+
+
+def _tried(uri: str, what: str, action: Callable[[Any, str], Result]) -> Result:
+    store, path = _opened(uri, what)
+    for delay in (*DELAYS, None):
+        try:
+            return action(store, path)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # each store has kinds of its own
+            if delay is None or not is_momentary(error):
+                raise _cannot(uri, what, error) from error
+            time.sleep(delay)
+    raise AssertionError("unreachable")
+
+
+def _opened(uri: str, what: str) -> tuple[Any, str]:
+    try:
+        return fsspec.core.url_to_fs(uri)
+    except Exception as error:  # an unknown protocol, a missing package, credentials that are none
+        raise _cannot(uri, what, error) from error
+
+
+def _cannot(uri: str, what: str, error: BaseException) -> UserError:
+    return UserError(f"cannot be {what}: {error or type(error).__name__}", where=uri)

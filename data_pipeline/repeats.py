@@ -1,0 +1,44 @@
+"""64-bit hashes of examples in, in parts; how many examples repeat another one, in bounded memory, out."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEPT = 1 << 24
+"""Hashes kept at most, 128 MB of them (twice that while they are sorted); beyond, a sample is kept."""
+
+
+class Repeats:
+    """Counts repetitions exactly up to KEPT examples; beyond, among those whose hash ends in so many zero bits
+    that fewer remain. Equal examples have equal hashes, so a sample holds all copies of what it holds."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self.most, self.zeros = most, 0
+        self._parts: list[NDArray[np.uint64]] = []
+        self._kept = 0
+
+    def add(self, hashes: NDArray[np.uint64]) -> None:
+        """The next examples."""
+        self._parts.append(self._sampled(hashes))
+        self._kept += len(self._parts[-1])
+        while self._kept > self.most:
+            self.zeros += 1
+            self._parts = [self._sampled(part) for part in self._parts]
+            self._kept = sum(map(len, self._parts))
+
+    def result(self) -> dict[str, int | float]:
+        """`examined` examples, one in `one_in` of all; the `share` of them that repeat an earlier one; and the
+        `most_copies` of one example."""
+        hashes = np.sort(np.concatenate([np.zeros(0, np.uint64), *self._parts]))
+        firsts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])) if len(hashes) else hashes
+        copies = np.diff(np.append(firsts, len(hashes)))
+        return {
+            "examined": len(hashes),
+            "one_in": 2**self.zeros,
+            "share": 1 - len(firsts) / len(hashes) if len(hashes) else 0.0,
+            "most_copies": int(copies.max()) if len(hashes) else 0,
+        }
+
+    def _sampled(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        if not self.zeros:
+            return hashes
+        return hashes[hashes & np.uint64((1 << self.zeros) - 1) == 0]

@@ -1,0 +1,34 @@
+"""Examples in, part by part; all of them out, in columns that lie on disk where they are too many for memory."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.mapping import mapped
+from data_pipeline.records import Examples
+from data_pipeline.storage import writing
+
+_OFFSETS = tuple(f.name for f in fields(Examples) if f.name.endswith("offsets"))
+_COLUMNS = tuple(f.name for f in fields(Examples) if f.name not in _OFFSETS)
+
+
+def spooled(parts: Iterable[Examples], folder: Path) -> Examples:
+    """All examples of `parts`, one after the other; there has to be a part. The columns are written to `folder` and
+    memory-mapped, but for the offsets: 16 bytes an example. Raises UserError where the disk is full."""
+    dtypes: dict[str, np.dtype] = {}
+    lengths: dict[str, list[NDArray]] = {name: [np.zeros(1, np.int64)] for name in _OFFSETS}
+    with writing(folder), ExitStack() as stack:
+        files = {n: stack.enter_context(open(folder / f"instances.{n}", "wb")) for n in _COLUMNS}
+        for part in parts:
+            for name, file in files.items():
+                column = np.ascontiguousarray(getattr(part, name))
+                dtypes[name] = column.dtype
+                file.write(column.data)
+            for name, found in lengths.items():
+                found.append(np.diff(getattr(part, name)))
+    columns = {name: mapped(folder / f"instances.{name}", dtype) for name, dtype in dtypes.items()}
+    return Examples(**columns, **{name: np.cumsum(np.concatenate(n)) for name, n in lengths.items()})

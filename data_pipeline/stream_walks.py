@@ -1,0 +1,147 @@
+"""The compiled walks behind single streams: flat columns of a Corpus in, runs of whole sentences out in buffers."""
+
+import numpy as np
+
+from data_pipeline.draws import SEGMENTS, jit, start
+from data_pipeline.records import NO_LABEL
+from data_pipeline.walks import (
+    AT_START,
+    DOCUMENT,
+    ORDINAL,
+    PASS,
+    POSITION,
+    TARGET,
+    TOKEN,
+    begin,
+    draw_target,
+    go_on,
+    mix,
+    write_stream,
+)
+
+
+@jit
+def next_stream(starts, last, position, token, target, room):
+    """The token where the sequence ends that begins at `token` of sentence `position`, and the sentence
+    where the next one begins."""
+    end = starts[position + 1]
+    onward = position + 1
+    while onward < last and starts[onward + 1] - token <= target:
+        onward += 1
+        end = starts[onward]
+    if end - token > room:
+        return token + room, position
+    return end, onward
+
+
+@jit
+def fill_streams(walk, stream, numbers, passes, columns, frame, out):
+    """Writes single streams, each of one document, into the buffers `out` until the documents are done or a buffer is
+    full; returns how many. `numbers`: seed, first and last + 1 document, room, short_seq_prob."""
+    _, _, stop, room, _ = numbers
+    starts, lasts, sources = columns[1], columns[3], columns[5]
+    tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out
+    made = 0
+    while walk[DOCUMENT] < stop and made < len(keys) and offsets[made] + room + 2 <= len(tokens):
+        key = begin(walk, stream, numbers, columns)
+        document, token = walk[DOCUMENT], walk[TOKEN]
+        end, onward = next_stream(starts, lasts[document], walk[POSITION], token, walk[TARGET], room)
+        whole = write_stream(columns[0], token, end, frame, tokens, offsets[made])
+        offsets[made + 1] = offsets[made] + whole
+        first_lengths[made], labels[made], keys[made] = whole, NO_LABEL, mix(key, walk[ORDINAL])
+        first_sources[made] = last_sources[made] = sources[document]
+        made += 1
+        go_on(walk, onward, end, numbers, passes, lasts[document])
+    return made
+
+
+@jit
+def _begin_sequence(walk, stream, numbers, columns):
+    """The key of the sequence that begins here; its number and target length are those of the document and pass in
+    which it begins, whose target is drawn when the first one does."""
+    seed, _, _, room, short_seq_prob = numbers
+    starts, firsts, keys = columns[1], columns[2], columns[4]
+    key = mix(keys[walk[DOCUMENT]], walk[PASS])
+    if walk[POSITION] == AT_START:
+        walk[POSITION] = firsts[walk[DOCUMENT]]
+        walk[TOKEN] = starts[walk[POSITION]]
+    if walk[TARGET] == 0:
+        start(stream, seed, key, np.uint64(SEGMENTS))
+        walk[TARGET], walk[ORDINAL] = draw_target(stream, room, short_seq_prob), 0
+    walk[ORDINAL] += 1
+    return mix(key, walk[ORDINAL] - 1)
+
+
+@jit
+def _next_document(walk, numbers, passes, most):
+    """Moves to the next document of this pass, or to the first one of the next pass; True if it is the same pass.
+    `most`: passes over the document that has most."""
+    _, first, stop, _, _ = numbers
+    walk[POSITION], walk[TARGET] = AT_START, 0
+    number = walk[PASS]
+    walk[DOCUMENT] += 1
+    while walk[PASS] < most:
+        while walk[DOCUMENT] < stop:
+            if passes[walk[DOCUMENT] - first] > walk[PASS]:
+                return walk[PASS] == number
+            walk[DOCUMENT] += 1
+        walk[PASS] += 1
+        walk[DOCUMENT] = first
+    walk[DOCUMENT] = stop
+    return False
+
+
+@jit
+def _take_text(walk, taken, target, columns, numbers, passes, most, frame, out, at):
+    """Writes the sentences of one document that go into the sequence at out[at:], of which `taken` tokens are
+    written; moves on. Returns the tokens written, and whether the sequence goes on with another document."""
+    room = numbers[3]
+    tokens, starts, firsts, lasts = columns[0], columns[1], columns[2], columns[3]
+    last = lasts[walk[DOCUMENT]]
+    position, token = walk[POSITION], walk[TOKEN]
+    if taken:
+        position = firsts[walk[DOCUMENT]]
+        token = starts[position]
+        taken += frame[2]  # the separator between documents
+        if taken + starts[position + 1] - token > target:
+            return 0, False
+        if frame[2]:
+            out[at + taken - 1] = frame[1]
+    end, onward = next_stream(starts, last, position, token, target - taken, room - taken)
+    out[at + taken : at + taken + end - token] = tokens[token:end]
+    if onward == last:
+        return taken + end - token, _next_document(walk, numbers, passes, most)
+    walk[POSITION], walk[TOKEN] = onward, end
+    return taken + end - token, False
+
+
+@jit
+def fill_full(walk, stream, numbers, passes, columns, frame, out):
+    """Writes sequences that go on from one document to the next, one pass over all documents after the other; as
+    fill_streams otherwise."""
+    _, _, stop, room, _ = numbers
+    sources = columns[5]
+    tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out
+    cls, sep, separators = frame
+    most = passes.max() if len(passes) else 0
+    made = 0
+    while walk[DOCUMENT] < stop and made < len(keys) and offsets[made] + room + 2 <= len(tokens):
+        keys[made] = _begin_sequence(walk, stream, numbers, columns)
+        at, target = offsets[made], walk[TARGET]
+        first_sources[made] = last_sources[made] = sources[walk[DOCUMENT]]
+        tokens[at] = cls
+        taken, goes_on = 0, True
+        while goes_on:
+            source = sources[walk[DOCUMENT]]
+            more, goes_on = _take_text(
+                walk, taken, target, columns, numbers, passes, most, frame, tokens, at + 1
+            )
+            if more:
+                taken, last_sources[made] = more, source
+        if separators:
+            tokens[at + 1 + taken] = sep
+        whole = 1 + taken + separators
+        offsets[made + 1] = at + whole
+        first_lengths[made], labels[made] = whole, NO_LABEL
+        made += 1
+    return made

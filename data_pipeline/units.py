@@ -1,0 +1,203 @@
+"""A lexicon, a list of closed-class words and a vocabulary in, a UnitTable out, by which compiled code joins the words
+of a sequence to units: phrases and names that are masked as one (Sun et al. 2019, ERNIE, section 3).
+
+A unit is, in this order: the longest entry of the lexicon that begins with a word and ends with one; in English text,
+for masking=phrase, a chunk: up to CHUNK_WORDS words in a row that are neither closed-class words (articles,
+prepositions, pronouns, auxiliaries, ...) nor punctuation; else a single word. All of it is found in token ids, so that
+it works on shards as on text.
+
+The lexicon is UTF-8 text with a phrase or name a line, cut into ids as all text is. A line with a word that the
+vocabulary does not know is passed over: [UNK] would match any such word.
+"""
+
+from importlib.resources import files
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.draws import jit
+from data_pipeline.errors import UserError
+from data_pipeline.settings import DataSettings
+from data_pipeline.spans import follows
+from data_pipeline.storage import read_bytes
+from data_pipeline.tokens import WordCache
+
+if TYPE_CHECKING:
+    from data_pipeline.vocabulary import Vocabulary
+
+CHUNK_WORDS = 4
+"""Words of a chunk, at most; a longer run is cut after so many."""
+CLOSED_CLASS = "closed_class_words.en.txt"
+"""The English closed-class words, a file of this package."""
+
+_LEXICON, _CLOSED, _INNER = (
+    np.uint8(1),
+    np.uint8(2),
+    np.uint8(4),
+)  # what ends at a node; that an edge leaves it
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_S29, _S32 = np.uint64(29), np.uint64(32)
+_NOWHERE = -1
+
+
+class UnitTable(NamedTuple):
+    """A trie over ids as a hash table: the edge (node, id) leads to a node. Node 0 is the root."""
+
+    edges: NDArray[np.uint64]  # (slots,) node * 2**32 + id + 1; 0: free
+    nodes: NDArray[np.int32]  # (slots,) where the edge leads
+    heads: NDArray[np.int32]  # (vocabulary,) where the edges of the root lead; -1: there is none
+    ends: NDArray[
+        np.uint8
+    ]  # (nodes,) bits: an entry of the lexicon ends there, a closed-class word does, edges leave
+    punctuation: NDArray[np.bool_]  # (vocabulary,) pieces without a letter or digit
+    chunk_words: int  # words of a chunk, at most; 0: no chunks
+
+
+def no_units() -> UnitTable:
+    """The table for kinds of masking that know no units."""
+    return _table(np.zeros(0, np.uint32), np.zeros(1, np.int64), np.zeros(0, np.uint8), np.zeros(0, bool), 0)
+
+
+def unit_table(settings: DataSettings, vocabulary: "Vocabulary", chunks: bool) -> UnitTable:
+    """The units of `settings.lexicon` and, with `chunks` and text in English alone, of the chunker. Raises UserError
+    for a lexicon that cannot be read or holds nothing, and where there are neither lexicon nor chunks."""
+    chunks = chunks and set(settings.languages or ["en"]) == {"en"}
+    lexicon = read_lexicon(settings.lexicon) if settings.lexicon else []
+    if not lexicon and not chunks:
+        raise UserError(
+            "is empty, and nothing else tells what to mask as one",
+            where="data.lexicon",
+            expected="a text file, a phrase or name a line",
+            remedy="chunks of words are found in English only, for masking=phrase",
+        )
+    closed = closed_class_words() if chunks else []
+    ids, lengths = WordCache(vocabulary).encode([*lexicon, *closed])
+    marks = np.repeat(np.array([_LEXICON, _CLOSED]), [len(lexicon), len(closed)])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    known = np.array([vocabulary.unk not in ids[a:b] for a, b in pairwise(offsets)], bool)
+    marks[(lengths == 0) | ~known] = 0
+    if lexicon and not (marks == _LEXICON).any():
+        raise UserError(
+            "no line of it is made of words that the vocabulary knows",
+            where=settings.lexicon,
+            expected="phrases in the language of the vocabulary",
+            remedy="check data.lexicon",
+        )
+    return _table(ids, offsets, marks, _punctuation(vocabulary), CHUNK_WORDS if chunks else 0)
+
+
+def read_lexicon(path: str) -> list[str]:
+    """The lines of a lexicon without white space at their ends, no empty ones. Raises UserError where it is missing,
+    no UTF-8, or empty."""
+    expected = "a UTF-8 text file, a phrase or name a line"
+    try:
+        lines = read_bytes(path).decode("utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise UserError("no such file", where=path, expected=expected, remedy="check data.lexicon") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8: {error}", where=path, expected=expected, remedy="convert it") from None
+    entries = [line.strip() for line in lines if line.strip()]
+    if not entries:
+        raise UserError("holds no entry", where=path, expected=expected, remedy="check data.lexicon")
+    return entries
+
+
+def closed_class_words() -> list[str]:
+    """The English closed-class words of this package, each as it stands within, at the beginning of, and as a
+    sentence in capitals."""
+    words = files("data_pipeline").joinpath(CLOSED_CLASS).read_text(encoding="utf-8").split()
+    return sorted({form for word in words for form in (word, word.capitalize(), word.upper())})
+
+
+def _punctuation(vocabulary: "Vocabulary") -> NDArray[np.bool_]:
+    """(vocabulary,) which pieces have no letter or digit; a part of a character of several bytes may be one."""
+    pieces = vocabulary.tokenizer.decode_batch(
+        [[i] for i in range(vocabulary.size)], skip_special_tokens=False
+    )
+    return np.array([not any(c.isalnum() or c == "\ufffd" for c in piece) for piece in pieces], np.bool_)
+
+
+def _table(
+    ids: NDArray, offsets: NDArray[np.int64], marks: NDArray[np.uint8], punctuation: NDArray, chunk_words: int
+) -> UnitTable:
+    slots = 1 << int(2 * len(ids) + 1).bit_length()  # at most half of them are used
+    edges, nodes = np.zeros(slots, np.uint64), np.zeros(slots, np.int32)
+    ends = np.zeros(len(ids) + 1, np.uint8)
+    count = _build(ids.astype(np.uint32), offsets, marks, edges, nodes, ends)
+    heads = np.full(len(punctuation), _NOWHERE, np.int32)
+    for piece in np.unique(ids[offsets[:-1][marks > 0]]).tolist():
+        heads[piece] = nodes[_slot(edges, _edge(0, piece))]
+    return UnitTable(edges, nodes, heads, ends[:count].copy(), punctuation, chunk_words)
+
+
+@jit
+def _slot(edges, edge):
+    """Where `edge` is in the table, or would be entered."""
+    mask = np.uint64(len(edges) - 1)
+    slot = ((edge * _GOLDEN) >> _S29) & mask
+    while edges[slot] != edge and edges[slot] != np.uint64(0):
+        slot = (slot + np.uint64(1)) & mask
+    return np.int64(slot)
+
+
+@jit
+def _edge(node, piece):
+    return (np.uint64(node) << _S32) + np.uint64(piece) + np.uint64(1)
+
+
+@jit
+def _build(ids, offsets, marks, edges, nodes, ends):
+    """Enters every sequence of ids that has a mark; returns the number of nodes."""
+    count = 1
+    for entry in range(len(marks)):
+        if not marks[entry]:
+            continue
+        node = 0
+        for i in range(offsets[entry], offsets[entry + 1]):
+            slot = _slot(edges, _edge(node, ids[i]))
+            if edges[slot] == np.uint64(0):
+                edges[slot], nodes[slot] = _edge(node, ids[i]), count
+                ends[node] |= _INNER
+                count += 1
+            node = nodes[slot]
+        ends[node] |= marks[entry]
+    return count
+
+
+@jit
+def join_words(sequence, units, members, starts, words):
+    """Joins the words members[starts[w]:starts[w + 1]] to units, in place; returns the number of units."""
+    heads, edges, nodes, ends = units.heads, units.edges, units.nodes, units.ends
+    made, open_words, word = 0, 0, 0  # open_words: of the chunk that the last unit is, if it is one
+    while word < words:
+        begins, after, content = starts[word], word, units.chunk_words > 0
+        node, walked, m = heads[sequence[members[begins]]], word, begins + 1
+        while node != _NOWHERE:
+            if m == starts[walked + 1]:  # here a word ends
+                if ends[node] & _LEXICON:
+                    after = walked + 1
+                if ends[node] & _CLOSED:
+                    content = False
+                walked += 1
+                if walked == words or not ends[node] & _INNER or not follows(members, starts, walked):
+                    break
+            edge = _edge(node, sequence[members[m]])
+            slot = _slot(edges, edge)
+            node = nodes[slot] if edges[slot] == edge else _NOWHERE
+            m += 1
+        if content and after == word:
+            m = begins
+            while m < starts[word + 1] and units.punctuation[sequence[members[m]]]:
+                m += 1
+            content = m < starts[word + 1]  # a piece with a letter or digit
+        else:
+            content = False
+        joins = content and 0 < open_words < units.chunk_words and follows(members, starts, word)
+        starts[made] = begins  # to no effect where the word joins the unit before: a branch would cost more
+        made += 1 - joins
+        open_words = open_words * joins + content
+        word = max(after, word + 1)
+    starts[made] = starts[words]
+    return made

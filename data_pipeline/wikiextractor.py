@@ -1,0 +1,65 @@
+"""A unit of WikiExtractor's output in, its pages out: what lies between `<doc id=...>` and `</doc>`."""
+
+import html
+import re
+from collections.abc import Iterable, Iterator
+
+from data_pipeline.bytestream import open_bytes
+from data_pipeline.counts import Counts
+from data_pipeline.errors import UserError
+from data_pipeline.formats import PASSAGE_BYTES, Record, SourceFile, in_passages
+from data_pipeline.hygiene import decode
+from data_pipeline.lines import READ_BYTES, Line, lines_of
+
+_DOC = re.compile(rb'<doc id="([^"]*)"[^>]*>\s*$')
+
+
+def extracted_pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
+    """The pages of one unit: id of the page, and text. Raises UserError for text outside of them, and where the last
+    one has no end."""
+    with open_bytes(file.uri, file.compression) as stream:
+        yield from _pages(file, lines_of(file, stream, READ_BYTES), counts)
+
+
+def _pages(file: SourceFile, lines: Iterator[Line], counts: Counts) -> Iterator[Record]:
+    found = 0
+    for number, position, line in lines:
+        past = 0 <= file.stop <= position
+        opening = _DOC.match(line)
+        if opening is None:
+            if not line.isspace() and (found or not file.start):
+                raise UserError("text outside of <doc> and </doc>", where=f"{file.uri}:{number}")
+            if past:
+                return
+            continue
+        if past:
+            return
+        found += 1
+        body = _until_doc_ends(lines, f"{file.uri}:{number}")
+        if file.owns(found):
+            name, text, more = in_passages(decode(opening[1], counts), _joined(body), counts)
+            yield name, html.unescape(text), map(html.unescape, more)
+        for _ in body:
+            pass
+
+
+def _until_doc_ends(lines: Iterator[Line], where: str) -> Iterator[bytes]:
+    for _, _, line in lines:
+        if line.startswith(b"</doc>"):
+            return
+        yield line
+    raise UserError("the document has no </doc>: the file is cut off", where=where, remedy="make it again")
+
+
+def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines in passages of PASSAGE_BYTES, about."""
+    parts: list[bytes] = []
+    size = 0
+    for line in lines:
+        parts.append(line)
+        size += len(line)
+        if size >= PASSAGE_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)

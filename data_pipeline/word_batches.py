@@ -1,0 +1,54 @@
+"""Words in, the tokenizers library's ids for each out: a few long calls instead of many short ones.
+
+A call costs the library more than the word in it. Words of ASCII letters go as one text, apart by spaces: no normaliser
+and no pre-tokenizer joins or parts them. All others go as pre-tokenized input, which the library takes one by one
+through its whole pipeline. Both ways it says which word each id is of.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+_GROUP = 512  # words a call
+
+
+def encode_words(
+    tokenizer: Tokenizer, words: list[bytes], dtype: np.dtype, before: str = ""
+) -> tuple[NDArray, NDArray[np.int64]]:
+    """The ids of words (UTF-8), each encoded behind `before` (nothing or a space) as if alone and without special
+    tokens: flat, and where each word's begin (words + 1)."""
+    plain = np.fromiter((word.isalpha() and word.isascii() for word in words), np.bool_, len(words))
+    ids, lengths = np.empty(0, dtype), np.zeros(len(words), np.int64)
+    places = [np.flatnonzero(plain), np.flatnonzero(~plain)]
+    parts = []
+    for chosen, together in zip(places, (True, False), strict=True):
+        texts = [words[n].decode("utf-8") for n in chosen]
+        for first, found, counts in _encoded(tokenizer, texts, before, together):
+            lengths[chosen[first : first + len(counts)]] = counts
+            parts.append(found)
+    starts = np.zeros(len(words) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    if not parts:
+        return ids, starts
+    # the ids lie in the order of `places`: bring them into that of the words
+    order = np.argsort(np.repeat(np.concatenate(places), lengths[np.concatenate(places)]), kind="stable")
+    return np.concatenate(parts).astype(dtype)[order], starts
+
+
+def _encoded(
+    tokenizer: Tokenizer, texts: list[str], before: str, together: bool
+) -> Iterator[tuple[int, NDArray, NDArray[np.int64]]]:
+    """For each group of texts: number of its first, ids, and how many each text has."""
+    # encode_batch_fast does not say which word an id is of
+    groups = [[before + text for text in texts[i : i + _GROUP]] for i in range(0, len(texts), _GROUP)]
+    if together:
+        separator = "" if before else " "
+        lines = [separator.join(group) for group in groups]
+        encodings = tokenizer.encode_batch(lines, add_special_tokens=False)
+    else:
+        encodings = tokenizer.encode_batch(groups, is_pretokenized=True, add_special_tokens=False)
+    for number, (group, encoding) in enumerate(zip(groups, encodings, strict=True)):
+        counts = np.bincount(np.array(encoding.word_ids, np.int64), minlength=len(group))
+        yield number * _GROUP, np.array(encoding.ids, np.uint32), counts

@@ -1,0 +1,61 @@
+"""What `maskmill inspect` prints: of shards the linter's report or examples, of anything else what it is."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from data_pipeline.errors import UserError
+from data_pipeline.index import INDEX, Index
+from data_pipeline.instances import label_names, printed_examples
+from data_pipeline.lint import lint
+from data_pipeline.lint_text import report
+from data_pipeline.storage import is_uri
+from launch.progress import late_stages
+from pretrain.config import RunConfig
+
+
+def inspect_path(
+    path: str,
+    console: Console,
+    *,
+    as_json: bool,
+    examples: str,
+    split: str,
+    batch: int,
+    config: RunConfig | None,
+) -> None:
+    """Prints what is in `path`, a folder or the URI of shards. Raises UserError for damaged files."""
+    if is_uri(path) or (Path(path) / INDEX).is_file():
+        index = Index.load(path)
+        if examples:
+            for example in printed_examples(index, split, examples, as_json):
+                print(example)
+        else:
+            _inspect_shards(index, console, as_json, batch, config)
+        return
+    if not Path(path).exists():
+        raise UserError("no such folder", where=path)
+    if examples or config:
+        raise UserError("holds no shards", where=path, expected=f"a folder with {INDEX}")
+    from pretrain.inspection import inspect_path as inspect_trained
+
+    inspect_trained(Path(path), console, as_json)
+
+
+def _inspect_shards(
+    index: Index, console: Console, as_json: bool, batch: int, config: RunConfig | None
+) -> None:
+    plan = None
+    if config is not None:
+        train, dynamic = config.train, config.data.dynamic_masking
+        plan = {"steps": train.steps, "global_batch": train.global_batch, "dynamic_masking": dynamic}
+    facts = lint(index, late_stages(Console(stderr=True)), batch, plan)
+    if as_json:
+        print(json.dumps(facts, indent=1, sort_keys=True))
+        return
+    lines = [f"shards {index.folder}", "", report(facts, label_names(index))]
+    if index.train.examples:
+        lines += ["", *printed_examples(index, index.train.name, "1", as_json=False)]
+    console.print(escape("\n".join(lines)), soft_wrap=True)

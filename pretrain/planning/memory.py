@@ -1,0 +1,144 @@
+"""A RunConfig in, the bytes that one rank needs out: weights, gradients and optimizer state as the engine lays them
+out at each ZeRO stage, and the peak of one forward and backward pass of the real model, run on the meta device,
+where tensors have shapes and no storage.
+
+Not counted: the CUDA context, NCCL's buffers and what the allocator loses to fragments; RESERVED leaves room.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pretrain.batch import MicroBatch
+from pretrain.config import RunConfig
+from pretrain.encoder.encoder import Encoder
+from pretrain.engine import BUCKET
+from pretrain.objectives import load
+from pretrain.optim.groups import parameter_groups
+
+RESERVED = 0.08
+"""Share of a GPU's memory left to CUDA, NCCL and the allocator."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ALIGNMENT = 2  # DeepSpeed pads each group of a partition to a multiple of so many elements a rank
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes that stay from one micro-batch to the next, on the rank that has most."""
+
+    weights: int
+    """What forward and backward compute with."""
+    gradients: int
+    """The accumulated gradient, fp32, and the bucket that it travels in."""
+    masters: int
+    """fp32 copies that the optimizer updates; 0 where it updates the weights themselves."""
+    moments: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.masters + self.moments
+
+
+def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
+    """The run's model on the meta device, in fp32."""
+    with torch.device("meta"):
+        encoder = Encoder(config.encoder, vocabulary_size, config.train.activation_checkpointing)
+        return load(config.objective.name).model(encoder)
+
+
+def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:
+    """Bytes of `model` on a rank of `ranks` under the config's ZeRO stage (engine.py states the wrappers)."""
+    stage, half = config.zero.stage, precision != "fp32"
+    groups = [[p.numel() for p in group["params"]] for group in parameter_groups(model, config.optim)]
+    count = sum(map(sum, groups))
+    if stage == 0:
+        masters = 4 * count if half else 0
+        return States((2 if half else 4) * count, 4 * count, masters, 8 * count)
+    bucket = 4 * min(BUCKET, count) if ranks > 1 else 0
+    if stage == 3:
+        share = sum(-(-size // ranks) for group in groups for size in group)
+        weights = (2 if half else 4) * share
+        return States(weights, 4 * share + bucket, 4 * share, 8 * share)
+    padding = _ALIGNMENT * ranks
+    shares = [-(-sum(group) // padding) * padding // ranks for group in groups]
+    share = sum(shares)
+    gradients = count
+    if stage == 2:  # in low precision DeepSpeed keeps one flat buffer, in fp32 the tensors that lie in it
+        gradients = share if half else _most_gradients(groups, shares, ranks)
+    return States((2 if half else 4) * count, 4 * gradients + bucket, 4 * share, 8 * share)
+
+
+def _most_gradients(groups: list[list[int]], shares: list[int], ranks: int) -> int:
+    """Stage 2 in fp32: elements of the gradients that the fullest rank accumulates. A tensor across the border of two
+    ranks' partitions is accumulated whole on both."""
+    held = np.zeros(ranks, np.int64)
+    for sizes, share in zip(groups, shares, strict=True):
+        ends = np.cumsum(sizes)
+        first, last = (ends - sizes) // share, (ends - 1) // share
+        for size, a, b in zip(sizes, first, last, strict=True):
+            held[a : b + 1] += size
+    return int(held.max())
+
+
+class PeakBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that operations under it make and that are still alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage not in self._known and id(storage) not in given:
+                    self._watch(storage)
+        return result
+
+    def _watch(self, storage: Any) -> None:
+        size = storage.nbytes()
+        self._known.add(storage)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._gone, size)
+
+    def _gone(self, size: int) -> None:
+        self.live -= size
+
+
+def pass_peak(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> int:
+    """Peak bytes of activations, logits and what else one forward and backward pass makes, over `examples` examples
+    of `length` tokens, `masked` of each to predict. Parameters' gradients count only while they are made."""
+    model.to(DTYPES[precision])
+    batch = MicroBatch.from_arrays(
+        tokens=np.ones(examples * length, np.int64),
+        lengths=[length] * examples,
+        first_lengths=[length // 2] * examples,
+        masked_positions=np.tile(np.arange(masked), examples),
+        masked_ids=np.ones(examples * masked, np.int64),
+        masked_counts=[masked] * examples,
+        labels=[0] * examples,
+    ).to("meta")
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(_drop_gradient)
+    model.train()
+    with PeakBytes() as counter:
+        terms, _ = model(batch)
+        total = sum((term.sum for term in terms.values()), torch.zeros((), device="meta"))
+        del terms
+        total.backward()
+    return counter.peak
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None

@@ -1,0 +1,136 @@
+"""The benchmarks run as their own help says, on next to nothing, so that they work on the day they are needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.peers import GOOGLE, LDDL, Work, peer_name
+from tests.command_line import ROOT, write_text
+
+VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
+
+# A script of its own that uses all of TensorFlow that the peer's does.
+TOKENIZATION = """
+import tensorflow as tf
+
+class FullTokenizer:
+    def __init__(self, vocab_file, do_lower_case):
+        with tf.gfile.GFile(vocab_file, "r") as file:
+            self.ids = {word.strip(): number for number, word in enumerate(file)}
+"""
+SCRIPT = """
+import collections, tensorflow as tf
+
+flags = tf.flags
+FLAGS = flags.FLAGS
+flags.DEFINE_bool("do_whole_word_mask", False, "help")
+
+def create_training_instances(files, tokenizer, length, passes, short, share, most, rng):
+    assert FLAGS.do_whole_word_mask is False
+    with tf.gfile.GFile(files[0], "r") as reader:
+        lines = [line.split() for line in reader if line.strip()]
+    return lines * passes
+
+def write_instance_to_example_files(instances, tokenizer, length, most, files):
+    writer = tf.python_io.TFRecordWriter(files[0])
+    for words in instances:
+        ids = tf.train.Feature(int64_list=tf.train.Int64List(value=[tokenizer.ids.get(w, 100) for w in words]))
+        weights = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0]))
+        assert not weights.int64_list.value
+        features = collections.OrderedDict(ids=ids, weights=weights)
+        example = tf.train.Example(features=tf.train.Features(feature=features))
+        writer.write(example.SerializeToString())
+    writer.close()
+    tf.logging.info("Wrote %d total instances", len(instances))
+"""
+
+RUN = """
+import sys
+from tests.benchmarks import bench_prepare, peers
+bench_prepare.alone = lambda function, *arguments: function(*arguments)
+bench_prepare.main()
+"""
+
+
+def run(code: str, *arguments: str) -> str:
+    """What a Python process prints."""
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "peer"
+    folder.mkdir()
+    (folder / "tokenization.py").write_text(TOKENIZATION)
+    (folder / "create_pretraining_data.py").write_text(SCRIPT)
+    return folder
+
+
+def test_the_mill_beside_a_peer_stage_by_stage_and_as_a_whole(tmp_path: Path, checkout: Path) -> None:
+    write_text(tmp_path / "text.txt", documents=60)
+    given = [
+        f"--source={tmp_path}/text.txt",
+        f"--vocab={VOCABULARY}",
+        f"--peer={checkout}",
+        f"--folder={tmp_path}",
+    ]
+    sizes = [
+        "--megabytes=0.02",
+        "--peer-megabytes=0.01",
+        "--lengths",
+        "64",
+        "--passes",
+        "2",
+        "--repetitions=1",
+    ]
+    printed = run(RUN, *given, *sizes)
+    for stage in ("reading", "tokenization", "gathering", "pairs", "masks", "shuffling", "writing shards"):
+        assert f" {stage} " in printed
+    assert "Maskmill" in printed
+    assert GOOGLE in printed
+    assert "sentencex" in printed
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("tmp")] == []
+
+
+def test_a_peers_records_are_written_through_the_stand_in(tmp_path: Path, checkout: Path) -> None:
+    (tmp_path / "text.txt").write_text("the sea\n\na ship\n")
+    code = (
+        "import sys; from pathlib import Path; from tests.benchmarks.peers import *; "
+        f"print(run_peer(Path(sys.argv[1]), Work(Path(sys.argv[2]), Path({str(VOCABULARY)!r}), 64, 3), "
+        "Path(sys.argv[3])).seconds > 0)"
+    )
+    assert run(code, str(checkout), str(tmp_path / "text.txt"), str(tmp_path)) == "True\n"
+    # a length, two ids of 8 bytes and a weight of 4, for two lines in three passes
+    assert (tmp_path / "examples.tfrecord").stat().st_size == 6 * (8 + 2 * 8 + 4)
+
+
+def test_peers_are_known_by_their_files(tmp_path: Path, checkout: Path) -> None:
+    (tmp_path / "lddl/dask/bert").mkdir(parents=True)
+    (tmp_path / "lddl/dask/bert/pretrain.py").touch()
+    assert peer_name(checkout) == GOOGLE
+    assert peer_name(tmp_path) == LDDL
+    with pytest.raises(ValueError, match="no checkout of a peer"):
+        peer_name(tmp_path / "lddl")
+    assert [Work(tmp_path, tmp_path, n, 1).max_predictions for n in (128, 512)] == [20, 77]
+
+
+def test_the_loader_beside_others(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.benchmarks.bench_loader import *; "
+        "Console(width=120).print(measure(Path(sys.argv[1]), 2000, 32, 0.05))"
+    )
+    printed = run(code, str(tmp_path))
+    assert "Maskmill, packed" in printed
+    assert "WebDataset" in printed

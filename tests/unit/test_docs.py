@@ -1,0 +1,58 @@
+"""The pages of docs/ cannot rot: their Python runs, and their tables name what the code has."""
+
+import re
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from data_pipeline import draws
+from data_pipeline.columns import COLUMNS
+from data_pipeline.counts import Counts
+from data_pipeline.entries import BLOCK_FIELDS, ShardEntry
+from data_pipeline.settings import DataSettings, deciding_values
+from tests.command_line import ROOT, setting
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """(line, code) of the Python blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [(text[: match.start()].count("\n") + 1, match[1]) for match in found]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_python_blocks_run(
+    page: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, in a folder that holds shards."""
+    shutil.copytree(setting(tiny, "data.out"), tmp_path / "shards")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for line, code in blocks(page):
+        exec(compile("\n" * line + code, str(page), "exec"), names)
+
+
+def section(heading: str) -> str:
+    """The part of docs/data.md under a heading."""
+    return re.split(r"^#+ ", DATA.partition(f"# {heading}\n")[2], flags=re.MULTILINE)[0]
+
+
+def test_data_md_names_what_there_is() -> None:
+    def first_cells(text: str) -> set[str]:
+        rows = re.findall(r"^\|((?: `\w+`)+) \|", text, re.MULTILINE)
+        return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+    assert first_cells(section("What decides the bytes")) == set(deciding_values(DataSettings()))
+    assert first_cells(section("Sources and bad text")) == {field.name for field in fields(Counts)}
+    assert first_cells(section("Columns")) == set(COLUMNS)
+    assert first_cells(section("index.json")) == set(ShardEntry._fields)
+    assert set(re.findall(r'"(\w+)": ', section("Block tables"))) == {"blocks", *BLOCK_FIELDS}
+    purposes = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", section("Random draws"), re.MULTILINE))
+    assert {name: getattr(draws, name) for name in purposes} == {n: int(v) for n, v in purposes.items()}
+    modules = re.findall(r"`(\w+\.py)`", section("The way of the data"))
+    assert all((ROOT / "data_pipeline" / module).is_file() for module in modules)

@@ -1,0 +1,128 @@
+"""The planner's model of time against published scaling, and of memory against what the engine allocates."""
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from data_pipeline.errors import UserError
+from launch.recipe import load_config
+from pretrain.planning import timing
+from pretrain.planning.forecast import Forecast, forecast
+from pretrain.planning.hardware import GPUS, Gpu
+from pretrain.planning.memory import PeakBytes, meta_model, pass_peak
+from pretrain.planning.show import as_values, curve, show
+from pretrain.planning.timing import Cluster, StepTime, communication_bytes, step_time
+
+BERT_LARGE = 336_226_108
+"""Parameters with both heads."""
+
+
+def predicted(gpu: Gpu, nodes: int, a_gpu: int, per_example: float, *, sharded: bool) -> StepTime:
+    """A step of eight-GPU nodes with `a_gpu` examples a GPU, gradients and weights of two bytes."""
+    cluster = Cluster(nodes, 8, gpu)
+    moved = communication_bytes(1 if sharded else 0, BERT_LARGE, 1, 2, 2)
+    updated = BERT_LARGE / (cluster.ranks if sharded else 1)
+    return step_time(a_gpu * per_example, updated, moved, cluster)
+
+
+def per_example(gpu: Gpu, a_gpu: int, examples_a_second: float, *, sharded: bool) -> float:
+    """Seconds of arithmetic an example, from the rate of one node: what is not arithmetic is taken off."""
+    rest = predicted(gpu, 1, a_gpu, 0.0, sharded=sharded).total
+    return (a_gpu / examples_a_second - rest) / a_gpu / (1 + timing.straggling(8))
+
+
+def deep_learning_examples() -> float:
+    """Speed-up of 32 nodes of 8 A100 over one, global batch 65,536 at sequence length 128, 574 sequences a second
+    and GPU on one node, FusedLAMB on every rank (NVIDIA DeepLearningExamples, PyTorch: 30.4)."""
+    gpu = GPUS["a100-80"]
+    seconds = per_example(gpu, 65_536 // 8, 574, sharded=False)
+    one = predicted(gpu, 1, 65_536 // 8, seconds, sharded=False)
+    return one.total / predicted(gpu, 32, 65_536 // 256, seconds, sharded=False).total
+
+
+def mlperf() -> float:
+    """Sequences a second and GPU on 64 H100 with 72 examples each, from 970 on 8 with 96 each and a distributed LAMB
+    (MLPerf Training 3.1, BERT, NVIDIA: 831)."""
+    gpu = GPUS["h100"]
+    seconds = per_example(gpu, 96, 970, sharded=True)
+    return 72 / predicted(gpu, 8, 72, seconds, sharded=True).total
+
+
+def test_published_scaling_is_met() -> None:
+    assert deep_learning_examples() == pytest.approx(30.4, rel=0.02)
+    assert mlperf() == pytest.approx(831, rel=0.10)
+
+
+def test_without_communication_it_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "collective_seconds", lambda size, cluster: 0.0)
+    assert mlperf() != pytest.approx(831, rel=0.10)
+    assert deep_learning_examples() > 30.4 * 1.015
+
+
+def test_peak_bytes_of_a_pass_that_can_be_counted_by_hand() -> None:
+    x = torch.empty(1000, device="meta")
+    with PeakBytes() as counter:
+        a = x * 2  # 4,000 bytes
+        b = a + 1  # 8,000
+        c = b.view(10, 100)  # the same storage
+        del a, b
+        d = c * 3  # 8,000 again
+    assert (counter.live, counter.peak) == (8000, 8000)
+    del c, d
+    assert counter.live == 0
+
+
+def test_a_pass_keeps_less_with_activation_checkpointing_and_grows_with_its_examples() -> None:
+    config = load_config("bert_base", [])
+    kept = pass_peak(meta_model(config, 30_522), "bf16", 8, 128, 20)
+    assert pass_peak(meta_model(config, 30_522), "bf16", 16, 128, 20) > 1.5 * kept
+    config.train.activation_checkpointing = True
+    assert pass_peak(meta_model(config, 30_522), "bf16", 8, 128, 20) < kept / 2
+
+
+def test_parameters_are_those_of_the_model_tied_ones_once() -> None:
+    config = load_config("bert_base", [])
+    spare = 30_528 - 30_522  # rows that pad the vocabulary: a vector and a bias each
+    assert sum(p.numel() for p in meta_model(config, 30_522).parameters()) == 110_106_428 + spare * 769
+
+
+def plan_for(*overrides: str, nodes: int = 1) -> Forecast:
+    return forecast(load_config("bert_base", list(overrides)), Cluster(nodes, 8, GPUS["a100"]))
+
+
+def test_what_does_not_add_up_is_said() -> None:
+    assert plan_for("train.global_batch=2048").warnings == ()
+    for override, line in (
+        ("train.micro_batch=4096", "does not fit: at most"),
+        ("train.global_batch=2049", "does not divide among 8 GPUs"),
+        ("train.global_batch=64", "does not fill"),
+        ("schedule.warmup=0.9", "the warm-up takes 900,000"),
+        ("encoder.layers=2000", "alone take"),
+    ):
+        assert any(line in warning for warning in plan_for("train.global_batch=2048", override).warnings), (
+            line
+        )
+    with pytest.raises(UserError, match="16 GPUs are more than"):
+        plan_for("train.global_batch=8", nodes=2)
+
+
+def test_more_gpus_cost_more_and_take_less() -> None:
+    one, four = (plan_for("train.global_batch=2048", nodes=nodes) for nodes in (1, 4))
+    assert one.seconds / 4 < four.seconds < one.seconds
+    assert four.tokens == one.tokens == 1_000_000 * 2048 * 128
+
+
+def test_the_command_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan_for("train.global_batch=64")
+    show(found, 1, Console(width=120))
+    shown = capsys.readouterr().out
+    for words in ("110,111,042 parameters", "> 1", "GPU-hours", "unknown: no shards yet", "! a GPU's share"):
+        assert words in shown
+    values = json.loads(json.dumps(as_values(found)))
+    assert values["gpu_hours"] == pytest.approx(8 * found.seconds / 3600)
+
+
+def test_the_curve_is_the_schedule() -> None:
+    assert curve((0.0, 0.5, 1.0), rows=2) == ["    █", "   ██"]

@@ -1,0 +1,214 @@
+"""Object stores, with a real S3 server on this machine: written whole, read by ranges, tried again."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from moto.server import ThreadedMotoServer
+from shard_material import shard_folder
+
+from data_pipeline import remote
+from data_pipeline.errors import UserError
+from data_pipeline.index import Index
+from data_pipeline.loader import order_of
+from data_pipeline.shards import BlockReader, verify_full
+from data_pipeline.storage import exists, read_bytes, read_ranges, write_whole
+from tests.command_line import Maskmill
+
+BUCKET = "mill"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The address of an S3 server with one empty bucket, and an environment that leads there."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir(BUCKET)
+        yield url
+        server.stop()
+
+
+def files(uri: str) -> dict[str, bytes]:
+    """What lies in a folder of the store, but for the log."""
+    store, path = fsspec.core.url_to_fs(uri)
+    store.invalidate_cache()
+    found = {name.rpartition("/")[2]: store.cat_file(name) for name in store.find(path)}
+    return {name: data for name, data in found.items() if name != "prepare.log.json"}
+
+
+def test_preparing_into_a_bucket_gives_the_bytes_of_a_folder(
+    endpoint: str, maskmill: Maskmill, tiny: list[str], tmp_path: Path
+) -> None:
+    out = f"s3://{BUCKET}/shards"
+    settings = [*tiny, f"data.out={out}"]
+    assert "data.work: is empty" in maskmill("prepare", "demo", *settings, code=2).stderr
+    settings.append(f"data.work={tmp_path}/work")
+    maskmill("prepare", "demo", *settings)
+    local = Path(next(s.partition("=")[2] for s in tiny if s.startswith("data.out=")))
+    assert files(out) == {p.name: p.read_bytes() for p in local.iterdir() if p.name != "prepare.log.json"}
+    assert list((tmp_path / "work").iterdir()) == []
+    assert "already prepared" in maskmill("prepare", "demo", *settings).stdout
+    assert "holds other data" in maskmill("prepare", "demo", *settings, "data.seed=9", code=2).stderr
+    verify_full(Index.load(out))
+
+    run = [*settings, f"run.dir={tmp_path}/run", "run.ranks=1", "train.steps=2"]
+    maskmill("train", "demo", *run)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") >= 2
+
+
+def test_a_bucket_is_whole_or_has_no_index_and_a_killed_run_goes_on(
+    endpoint: str, maskmill: Maskmill, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = f"s3://{BUCKET}/killed"
+    settings = [*tiny, f"data.out={out}", f"data.work={tmp_path}/work"]
+    for stage in ("read", "plan", "gather", "write"):
+        maskmill("prepare", "demo", *settings, "--stage", stage, "--share", "0/2")
+        maskmill("prepare", "demo", *settings, "--stage", stage, "--share", "1/2")
+    assert not exists(f"{out}/index.json")
+    sent = files(out)
+    assert any(name.endswith(".tar") for name in sent)
+    assert (
+        "unfinished work of other settings"
+        in maskmill("prepare", "demo", *settings, "data.seed=9", code=2).stderr
+    )
+    maskmill("prepare", "demo", *settings)
+    assert sent.items() - files(out).items() == {("identity.json", sent["identity.json"])}
+    local = Path(next(s.partition("=")[2] for s in tiny if s.startswith("data.out=")))
+    assert files(out) == {p.name: p.read_bytes() for p in local.iterdir() if p.name != "prepare.log.json"}
+
+
+def test_a_folder_of_somebody_else_in_a_bucket_is_left_alone(
+    endpoint: str, maskmill: Maskmill, tiny: list[str], tmp_path: Path
+) -> None:
+    write_whole(f"s3://{BUCKET}/theirs/thesis.tex", b"precious")
+    settings = [*tiny, f"data.out=s3://{BUCKET}/theirs", f"data.work={tmp_path}/work"]
+    assert "holds other files" in maskmill("prepare", "demo", *settings, code=2).stderr
+    assert files(f"s3://{BUCKET}/theirs") == {"thesis.tex": b"precious"}
+
+
+def test_only_object_stores_are_written_to(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> None:
+    for out in ("http://127.0.0.1:1/shards", "memory://shards"):
+        line = maskmill("prepare", "demo", *tiny, f"data.out={out}", f"data.work={tmp_path}", code=2).stderr
+        assert "is not written to" in line
+    assert "pipe:" in maskmill("prepare", "demo", *tiny, "data.out=pipe:cat://", code=2).stderr
+
+
+def test_shards_are_read_over_http(endpoint: str, tmp_path: Path) -> None:
+    index, _ = shard_folder(tmp_path / "shards", [20, 8, 3])
+    store = fsspec.filesystem("s3")
+    store.put(f"{tmp_path}/shards", f"{BUCKET}/http", recursive=True)
+    for name in store.find(f"{BUCKET}/http"):
+        store.chmod(name, acl="public-read")
+    found = Index.load(f"{endpoint}/{BUCKET}/http")
+    assert found.identity == index.identity
+    assert order_of(found, seed=1, global_batch=4) == order_of(index, seed=1, global_batch=4)
+    wanted = [(1, 0), (0, 2), (2, 0)]
+    pairs = zip(
+        BlockReader(found, found.train).read(wanted),
+        BlockReader(index, index.train).read(wanted),
+        strict=True,
+    )
+    assert all(a == b for a, b in pairs)
+
+
+class Moody(BaseHTTPRequestHandler):
+    """Serves one file by ranges, after so many failures."""
+
+    failures = 0
+    code = 503
+    asked = 0
+    content = bytes(range(200))
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        if type(self).failures > 0:
+            type(self).failures -= 1
+            self.send_error(type(self).code)
+            return
+        first, last = 0, len(self.content) - 1
+        if wanted := self.headers.get("Range"):
+            first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+        data = self.content[first : last + 1]
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def moody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(remote, "DELAYS", (0.01, 0.02, 0.03))
+    Moody.failures, Moody.code, Moody.asked = 0, 503, 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Moody)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/file"
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_fails_for_a_moment_is_tried_again(moody: str) -> None:
+    Moody.failures = 2
+    assert read_bytes(moody) == Moody.content
+    assert Moody.asked == 3
+    Moody.failures = 2
+    parts = list(read_ranges([(moody, 10, 5), (moody, 100, 7), (moody, 0, 1)]))
+    assert [part.tobytes() for part in parts] == [Moody.content[10:15], Moody.content[100:107], b"\0"]
+
+
+def test_what_goes_on_failing_is_one_line(moody: str) -> None:
+    Moody.failures = 100
+    with pytest.raises(UserError, match="cannot be read"):
+        read_bytes(moody)
+    assert Moody.asked == 1 + len(remote.DELAYS)
+    with pytest.raises(UserError, match="cannot be read"):
+        list(read_ranges([(moody, 0, 4)]))
+
+
+def test_what_will_not_change_is_not_tried_again(moody: str) -> None:
+    Moody.failures, Moody.code = 100, 403
+    with pytest.raises(UserError, match="cannot be read"):
+        read_bytes(moody)
+    assert Moody.asked == 1
+    Moody.code = 404
+    with pytest.raises(FileNotFoundError):
+        read_bytes(moody)
+
+
+def test_a_store_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "DELAYS", (0.01,))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(UserError, match="cannot be read"):
+            read_bytes(f"http://127.0.0.1:{unused.getsockname()[1]}/index.json")
+
+
+def test_part_of_an_upload_is_not_taken_for_all(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "DELAYS", (0.01,))
+    (tmp_path / "shard.tar").write_bytes(np.arange(1000).tobytes())
+    store = fsspec.filesystem("s3")
+    monkeypatch.setattr(
+        store, "put_file", lambda file, path: store.pipe_file(path, Path(file).read_bytes()[:10])
+    )
+    with pytest.raises(UserError, match="10 of 8000 bytes arrived"):
+        remote.upload(tmp_path / "shard.tar", f"s3://{BUCKET}/short.tar")
+    assert os.path.getsize(tmp_path / "shard.tar") == 8000

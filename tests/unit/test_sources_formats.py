@@ -1,0 +1,400 @@
+"""Hugging Face data sets, Wikipedia's dumps, WikiExtractor's output: small samples, whole, shared out and broken."""
+
+import bz2
+import gzip
+import json
+import lzma
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from data_pipeline import sources, tables, wikipedia
+from data_pipeline.counts import Counts
+from data_pipeline.errors import UserError
+from data_pipeline.settings import DataSettings
+from data_pipeline.sources import discover, read
+from data_pipeline.wikitext import plain_text
+
+HIDDEN = frozenset({"file", "image", "category", "datei", "kategorie"})
+
+
+def documents(*names: object, counts: Counts | None = None, **options: object) -> list[tuple[str, str]]:
+    chosen = DataSettings(sources=[str(n) for n in names], **options)  # type: ignore[arg-type]
+    tally = Counts() if counts is None else counts
+    return [(d.id, "".join(d.passages)) for unit in discover(chosen) for d in read(unit, chosen, tally)]
+
+
+def error(*names: object, **options: object) -> str:
+    with pytest.raises(UserError) as caught:
+        documents(*names, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Hugging Face data sets
+
+
+def saved(folder: Path, rows: dict[str, list], files: int = 2, batch: int = 2) -> Path:
+    """A folder as `datasets.Dataset.save_to_disk` leaves it."""
+    folder.mkdir(parents=True)
+    table = pa.table(rows)
+    each = -(-len(table) // files)
+    names = [f"data-{n:05d}-of-{files:05d}.arrow" for n in range(files)]
+    for number, name in enumerate(names):
+        with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
+            writer.write_table(table.slice(number * each, each), max_chunksize=batch)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train", "_fingerprint": "x"}
+    (folder / "state.json").write_text(json.dumps(state, indent=2))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {"text": {"dtype": "string"}}}))
+    return folder
+
+
+ROWS = {"text": ["one", None, "três\n\nthree", "four", "five"], "key": [5, 6, 7, 8, 9]}
+
+
+def test_a_saved_data_set(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "set", ROWS)
+    one, two = "data-00000-of-00002.arrow", "data-00001-of-00002.arrow"
+    expected = [
+        (f"{one}:1", "one"),
+        (f"{one}:3", "três\n\nthree"),
+        (f"{two}:1", "four"),
+        (f"{two}:2", "five"),
+    ]
+    assert documents(folder) == expected
+    assert documents(folder, id_field="key")[-1] == (f"{two}:9", "five")
+    assert "no column 'body' (expected one of text, key" in error(folder, text_field="body")
+
+
+def test_a_saved_data_set_of_several_splits(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        saved(tmp_path / "set" / split, {"text": [split]}, files=1)
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert [text for _, text in documents(tmp_path / "set")] == ["test", "train"]
+    assert [text for _, text in documents(tmp_path / "set" / "train")] == ["train"]
+
+
+def test_a_saved_data_set_that_is_not_whole(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "set", ROWS)
+    file = folder / "data-00001-of-00002.arrow"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) * 2 // 3])
+    assert "data-00001-of-00002.arrow: not a whole table" in error(folder)
+    file.write_bytes(whole[:-8])
+    assert "not a whole table: it does not end as the format demands" in error(folder)
+    file.unlink()
+    assert "names data-00001-of-00002.arrow, which is not there" in error(folder)
+    (folder / "state.json").write_text("{}")
+    assert "does not describe a saved data set" in error(folder)
+    chosen = saved(tmp_path / "chosen", ROWS)
+    state = json.loads((chosen / "state.json").read_text())
+    (chosen / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "i.arrow"}]}))
+    assert "flatten_indices()" in error(chosen)
+
+
+def test_a_large_arrow_file_is_shared_out_by_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(tmp_path / "set", {"text": [f"text {n}" for n in range(50)]}, files=1, batch=3)
+    whole = documents(folder)
+    monkeypatch.setattr(sources, "UNIT_BYTES", 500)
+    assert len(discover(DataSettings(sources=[str(folder)]))) > 3
+    assert sorted(documents(folder)) == sorted(whole)
+    assert ("data-00000-of-00001.arrow:50", "text 49") in whole
+
+
+def test_arrow_files_of_the_other_kind_and_other_types_of_text(tmp_path: Path) -> None:
+    table = pa.table({"text": ["one", "two"]})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    assert [text for _, text in documents(tmp_path)] == ["one", "two"]
+    for number, kind in enumerate(
+        (pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()))
+    ):
+        path = tmp_path / f"{number}.arrow"
+        typed = pa.table({"text": pa.array(["one", None, "two"]).cast(kind)})
+        with pa.ipc.new_stream(str(path), typed.schema) as writer:
+            writer.write_table(typed)
+        assert [text for _, text in documents(path)] == ["one", "two"]
+    compressed = tmp_path / "a.arrow.gz"
+    compressed.write_bytes(gzip.compress((tmp_path / "a.arrow").read_bytes()))
+    assert "read from its end" in error(compressed)
+
+
+@pytest.mark.parametrize("ends", [[0, 5, 3], [0, 5, 500], [-4, 2, 3]])
+def test_a_column_that_points_outside_of_itself(tmp_path: Path, ends: list[int]) -> None:
+    batch = pa.record_batch([pa.array(["ab", "cd"])], names=["text"])
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), batch.schema) as writer:
+        writer.write_batch(batch)
+    content = (tmp_path / "a.arrow").read_bytes()
+    good, bad = (np.array(offsets, np.int32).tobytes() for offsets in ([0, 2, 4], ends))
+    assert content.count(good) == 1
+    (tmp_path / "a.arrow").write_bytes(content.replace(good, bad))
+    assert "a.arrow: not a whole table: " in error(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_long_cell_comes_in_passages(tmp_path: Path, suffix: str) -> None:
+    long = " ".join(f"wörd{n}" for n in range(300_000))
+    table = pa.table({"text": ["short", long, None, "end"]})
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    assert documents(path) == [
+        (f"{path.name}:1", "short"),
+        (f"{path.name}:2", long),
+        (f"{path.name}:4", "end"),
+    ]
+    chosen = DataSettings(sources=[str(path)])
+    found = list(read(discover(chosen)[0], chosen, Counts()))
+    assert len(found[1].text) < len(long), "the cell was read as one string"
+
+
+def test_rows_are_taken_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SLICE_BYTES", 20)
+    folder = saved(tmp_path / "set", {"text": [f"text {n}" for n in range(20)]}, files=1, batch=7)
+    assert [text for _, text in documents(folder)] == [f"text {n}" for n in range(20)]
+
+
+# Wikipedia
+
+HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
+  <siteinfo>
+    <sitename>Wikipedia</sitename>
+    <namespaces>
+      <namespace key="0" case="first-letter" />
+      <namespace key="1" case="first-letter">Diskussion</namespace>
+      <namespace key="6" case="first-letter">Datei</namespace>
+      <namespace key="14" case="first-letter">Kategorie</namespace>
+    </namespaces>
+  </siteinfo>
+"""
+ARTICLE = """{{Infobox|name={{lang|de|X}}|x=1}}
+'''Alan Smithee''' steht als [[Pseudonym]] für einen [[Filmregisseur|Regisseur]].&lt;ref&gt;{{cite|a}}&lt;/ref&gt;
+Er ist &amp;quot;bekannt&amp;quot;&lt;ref name="b" /&gt; (''englisch'' {{lang|en|X}}).&lt;!-- weg --&gt;
+[[Datei:A.jpg|mini|Bild mit [[Link]] darin]]
+== Geschichte ==
+Siehe [http://example.org dort].
+* Erstens
+* Zweitens
+{| class="wikitable"
+|-
+! Kopf
+|-
+| Zelle || {{x}}
+|}
+[[Kategorie:Pseudonym]]
+"""
+TEXT = (
+    'Alan Smithee steht als Pseudonym für einen Regisseur.\nEr ist "bekannt" (englisch ).\n\nGeschichte\n\n'
+    "Siehe dort.\n\nErstens\n\nZweitens"
+)
+
+
+def page(number: int, text: str, namespace: int = 0, inside: str = "") -> str:
+    return (
+        f"  <page>\n    <title>T{number}</title>\n    <ns>{namespace}</ns>\n    <id>{number}</id>{inside}\n"
+        f"    <revision>\n      <id>{number}99</id>\n      <text bytes='1' xml:space=\"preserve\">{text}</text>\n"
+        "    </revision>\n  </page>\n"
+    )
+
+
+PAGES = [
+    page(1, ARTICLE),
+    page(2, "#REDIRECT [[T1]]", inside='\n    <redirect title="T1" />'),
+    page(3, "Talk about it.", namespace=1),
+    *[page(n, f"Artikel {n}: " + "wort " * 20) for n in range(4, 40)],
+]
+DUMP = HEAD + "".join(PAGES) + "</mediawiki>\n"
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".bz2": bz2.compress,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_a_wikipedia_dump(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"dewiki-pages-articles.xml{suffix}"
+    path.write_bytes(PACK[suffix](DUMP.encode()))
+    counts = Counts()
+    found = documents(path, counts=counts)
+    assert found[0] == (f"{path.name}:1", TEXT)
+    assert [name.rpartition(":")[2] for name, _ in found] == ["1", *map(str, range(4, 40))]
+    assert found[1][1] == "Artikel 4: " + " ".join(["wort"] * 20)
+    assert counts.pages_passed_over == 2
+
+
+def test_parts_of_a_dump_have_their_own_suffix(tmp_path: Path) -> None:
+    (tmp_path / "dewiki-pages-articles1.xml-p1p297012.bz2").write_bytes(bz2.compress(DUMP.encode()))
+    (tmp_path / "other.xml").write_text("<html></html>")
+    assert len(documents(tmp_path)) == 37
+    assert "is no dump of MediaWiki" in error(tmp_path / "other.xml")
+
+
+def multistream() -> bytes:
+    """As Wikipedia packs it: the head, the pages in groups and the end, each a bzip2 stream."""
+    groups = [HEAD, *("".join(PAGES[n : n + 4]) for n in range(0, len(PAGES), 4)), "</mediawiki>\n"]
+    return b"".join(bz2.compress(group.encode()) for group in groups)
+
+
+def cut_anywhere() -> bytes:
+    """As pbzip2 packs it: streams that end within pages, and now and then before one."""
+    data = DUMP.encode()
+    borders = sorted({0, len(data), *range(0, len(data), 999), data.find(b"<page>", 3000)})
+    return b"".join(bz2.compress(data[a:b]) for a, b in pairwise(borders))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "size"),
+    [
+        ("a.xml", DUMP.encode(), 700),
+        ("a.xml.bz2", multistream(), 300),
+        ("a.xml.bz2", cut_anywhere(), 300),
+        ("a.xml.bz2", bz2.compress(DUMP.encode()), 300),
+        ("a.xml.gz", gzip.compress(DUMP.encode()), 300),
+    ],
+)
+def test_a_large_dump_is_shared_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, size: int
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    whole = documents(tmp_path)
+    assert len(whole) == 37
+    monkeypatch.setattr(sources, "UNIT_BYTES", size)
+    monkeypatch.setattr(sources, "STRIPE_BYTES", size)
+    monkeypatch.setattr(wikipedia, "_READ", 64)
+    units = discover(DataSettings(sources=[str(tmp_path)]))
+    assert len(units) >= 2
+    if content == multistream():
+        assert len(units) >= 4
+        assert all(unit.start for unit in units[1:])
+    assert sorted(documents(tmp_path)) == sorted(whole)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (DUMP[: DUMP.find("<revision>")], "the dump is cut off"),
+        (HEAD + PAGES[0], "the dump is cut off"),
+        (DUMP.replace("</title>", "</titel>", 1), "broken XML: mismatched tag"),
+        (DUMP.replace("<id>1</id>", ""), "a page has no id"),
+        (DUMP.replace("Alan", "&lol;"), "broken XML: undefined entity"),
+    ],
+)
+def test_broken_dumps(tmp_path: Path, content: str, what: str) -> None:
+    (tmp_path / "a.xml").write_text(content)
+    message = error(tmp_path)
+    assert message.startswith(f"{tmp_path}/a.xml")
+    assert what in message
+
+
+def test_entities_do_not_grow(tmp_path: Path) -> None:
+    bomb = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;"><!ENTITY f SYSTEM "/etc/passwd">]>'
+    for name in ("b", "f"):
+        (tmp_path / "a.xml").write_text(bomb + DUMP.replace("Alan", f"&{name};"))
+        assert "undefined entity" in error(tmp_path)
+
+
+def test_a_page_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wikipedia, "LONGEST_PAGE", 3000)
+    monkeypatch.setattr(wikipedia, "_READ", 500)
+    (tmp_path / "a.xml").write_text(HEAD + page(1, "x" * 9000) + "</mediawiki>")
+    assert "a page is longer than" in error(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "text"),
+    [
+        ("a {{b {{c}} d}} e", "a e"),
+        ("a {{b c", "a {{b c"),
+        ("x [[Image:a.png|thumb|see [[b]]]] y", "x y"),
+        ("see [[:Category:X]], [[w:de:Y|Z]], [[a|]] [[b]]s [[", "see Category:X, Z, a bs [["),
+        ("[//x.org A b], [https://x.org] [mailto:x]", "A b, [mailto:x]"),
+        ("a < b, 3 > 2 &lt;i> &nbsp;c", "a < b, 3 > 2 <i> c"),
+        ("= A =\n== B==\n=\n x = y", "A\n\nB\n\n=\nx = y"),
+        ("a\n : b\n{| x\n| y\n{|\n|}\n| z\n|}\nc", "a\n: b\n\nc"),
+        ("<b>bold</b> &amp; <i>it</i>", "bold & it"),
+        ("x<math>a^2</math> y<math> <gallery>\nFile:A.jpg\n</gallery>", "x y"),
+        ("__NOTOC__'''''a''''' ({{b}})", "a"),
+        ("a<ref>b</ref>c<ref name=x/>d<REF>e</REF>", "acd"),
+        ("one<br>two<br />three", "one\n\ntwo\n\nthree"),
+    ],
+)
+def test_wikitext(wikitext: str, text: str) -> None:
+    assert plain_text(wikitext, HIDDEN) == text
+
+
+@pytest.mark.parametrize(
+    "nasty", ["{{", "[[", "<!--", "<ref>", "{|\n", "'''", "[[File:a|", "<b>", "|}", "&", "==", "[http://"]
+)
+def test_wikitext_takes_linear_time(nasty: str) -> None:
+    def seconds(size: int) -> float:
+        started = time.process_time()
+        plain_text(nasty * (size // len(nasty)), HIDDEN)
+        return time.process_time() - started
+
+    assert seconds(800_000) < 9 * seconds(200_000) + 0.5  # linear: 4 times as much; quadratic: 16 times
+
+
+# WikiExtractor
+
+EXTRACTED = (
+    '<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Anarchism">\nAnarchism\n\nA &lt; B.\n</doc>\n\n'
+    '<doc id="25" url="https://en.wikipedia.org/wiki?curid=25" title="Autism">\nAutism\n\nText.\n</doc>\n'
+)
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_wikiextractor(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "AA").mkdir()
+    (tmp_path / "AA" / f"wiki_00{suffix}").write_bytes(PACK[suffix](EXTRACTED.encode()))
+    (tmp_path / "LICENSE").write_text("no text of ours")
+    assert documents(tmp_path) == [
+        (f"AA/wiki_00{suffix}:12", "Anarchism\n\nA < B.\n"),
+        (f"AA/wiki_00{suffix}:25", "Autism\n\nText.\n"),
+    ]
+
+
+def test_wikiextractor_as_json(tmp_path: Path) -> None:
+    row = {"id": "12", "revid": "1", "url": "u", "title": "Anarchism", "text": "Anarchism is"}
+    (tmp_path / "wiki_00").write_text(json.dumps(row) + "\n")
+    assert documents(tmp_path) == [("wiki_00:1", "Anarchism is")]
+    assert documents(tmp_path, id_field="id") == [("wiki_00:12", "Anarchism is")]
+
+
+def test_wikiextractor_shared_out_and_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "wiki_00"
+    path.write_text(EXTRACTED * 5)
+    whole = documents(path)
+    for size in (37, 150, 400):
+        with monkeypatch.context() as patch:
+            patch.setattr(sources, "UNIT_BYTES", size)
+            assert documents(path) == whole
+    path.write_text(EXTRACTED[:-8])
+    assert "wiki_00:7: the document has no </doc>" in error(path)
+    path.write_text(EXTRACTED + "stray\n")
+    assert "wiki_00:12: text outside of <doc> and </doc>" in error(path)
+
+
+def test_a_file_without_a_suffix_has_to_say_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("just text")
+    assert "its suffix names no format" in error(tmp_path / "text")
+    assert "no file to read here" in error(tmp_path)
+
+
+def test_html_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("<p>x")
+    assert ".html is not read" in error(tmp_path / "a.html")
+    assert "trafilatura" in error(tmp_path / "a.html")
+    assert "trafilatura" in error(tmp_path)
