@@ -41,7 +41,6 @@ MOST_32_BIT = 1 << 30
 """Characters of distinct words beyond which SentencePiece's trainer has to count in 64 bits."""
 
 _SPACE = re.compile(r"[ \t\n\r]")
-_MARKS = re.compile(r"[!-@[-`{-~\u2010-\u2027\u3001-\u3003\u3008-\u3020\u3030]")  # of no script of its own
 _RESERVED = "\0\u2585"  # what SentencePiece's trainer keeps for itself
 
 
@@ -167,21 +166,16 @@ def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
 
 
 def _counted(words: Counter[str], alphabet: set[str]) -> Counter[str]:
-    """The words, a space in front, with their counts, in the parts that SentencePiece's trainer needs to see.
-
-    Characters beyond the alphabet part a word: pieces of the rest are learnt, and none that holds them. So do digits
-    and punctuation: no piece of SentencePiece's holds both these and letters, and what is between them repeats far
-    more often than words in scripts without spaces do, which would cost memory and time without end."""
+    """The words, a space in front, with their counts. Characters beyond the alphabet part a word: pieces of the rest
+    are learnt, and none that holds them."""
     counts: Counter[str] = Counter()
-    known = sorted(alphabet)
-    marks = "".join(c for c in known if _MARKS.fullmatch(c))
-    letters = "".join(c for c in known if not _MARKS.fullmatch(c))
-    runs = re.compile("|".join(f"[{re.escape(group)}]+" for group in (marks, letters) if group))
+    beyond = re.compile(f"[^{re.escape(''.join(sorted(alphabet)))}]")
     for word, count in words.items():
-        for run in runs.finditer(word):
-            counts[run.group() if run.start() else " " + run.group()] += count
-        if not runs.match(word):
-            counts[" "] += count
+        first, *rest = beyond.split(word)
+        counts[" " + first] += count
+        for part in rest:
+            counts[part] += count
+    del counts[""]
     return counts
 
 
