@@ -2,8 +2,8 @@
 
 The sample is spread over the whole text: first documents may all be of one author or one letter of the alphabet. Each
 source gives a share of its text, the same for all but for data.weights and data.smoothing (sampling.py), such that
-sample_mb is filled or every text is taken at least once. Its documents are taken in the order of a hash of their
-ids, as many times through as the share asks for: a small language in a smoothed sample may be repeated.
+sample_mb is filled, or every language gives all its text at least once. Its documents are taken in the order of a
+hash of their ids, as many times through as the share asks for: a small language in a smoothed sample may be repeated.
 
 So the text is read twice: once for the size of every document, once for the documents that were chosen. Of sources
 larger than READ_FACTOR times the sample, only some pieces are read, chosen by a hash as well. Memory holds the sample
@@ -25,7 +25,7 @@ from data_pipeline.formats import SourceFile
 from data_pipeline.hygiene import utf8_size
 from data_pipeline.pieces import Vocabulary
 from data_pipeline.records import Document
-from data_pipeline.sampling import repeats
+from data_pipeline.sampling import repeats, source_weights
 from data_pipeline.settings import DataSettings, VocabularySettings, required
 from data_pipeline.sources import discover, read
 from data_pipeline.vocabulary import save_vocabulary
@@ -120,7 +120,8 @@ def _copies(
     copies = np.zeros(len(keys), np.int64)
     if not (given := rates * text > 0.0).any():
         return copies
-    times = min(size / float((rates * text).sum()), 1.0 / float(rates[given].min()))
+    slowest = float((rates / source_weights(settings)[: len(text)])[given].min())
+    times = min(size / float((rates * text).sum()), 1.0 / slowest)
     ranks = first_words(settings.seed % 2**64, keys, VOCABULARY)
     for source in np.flatnonzero(given):
         own = np.flatnonzero(owners == source)

@@ -37,8 +37,8 @@ class VocabularySettings:
     """A pair of pieces (unigram: a character) seen less often than this makes no entry."""
     sample_mb: int = 200
     """Megabytes (10^6 bytes of UTF-8) of text to learn from, about: whole documents drawn evenly from each source,
-    languages by data.smoothing, sources by data.weights. Memory: this, and as much again for words; of text without
-    spaces, as Chinese, fifty times as much for bpe."""
+    languages by data.smoothing, sources by data.weights. Memory: this, and one to three times as much for words; of
+    text without spaces, as Chinese, twenty to fifty times as much for unigram and bpe."""
     kind: str = "wordpiece"
     """wordpiece (BERT), bpe (byte-level, RoBERTa) or unigram (SentencePiece's, ALBERT and XLNet)."""
 

@@ -91,6 +91,14 @@ def test_of_huge_sources_only_a_part_is_read(tmp_path: Path, monkeypatch: pytest
     assert Counter(name[0] for name in found)["a"] in range(23, 28)
 
 
+def test_shares_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "READ_FACTOR", 4)
+    monkeypatch.setattr(sources, "UNIT_BYTES", 5000)
+    paths = [write(tmp_path / "a.jsonl", 1000), write(tmp_path / "b.jsonl", 40)]  # a fifth is read, and all
+    found = Counter(name[0] for name in drawn(DataSettings(sources=paths), 5000))
+    assert found["b"] == pytest.approx(found.total() * 40 / 1040, abs=1)
+
+
 def test_of_compressed_files_only_some_records_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
