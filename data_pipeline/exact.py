@@ -117,7 +117,7 @@ def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path
     with open(spool / "text.tokens", "wb") as out:
         for batch in _batches(lines):
             ids, counts = cache.encode([line for _, line in batch])
-            ids.astype(vocabulary.dtype, copy=False).tofile(out)
+            out.write(np.ascontiguousarray(ids, vocabulary.dtype).data)
             owners = np.fromiter((number for number, _ in batch), np.int64, len(batch))[counts > 0]
             starts.append(sentences + np.flatnonzero(np.diff(owners, prepend=document)))
             lengths.append(counts[counts > 0])

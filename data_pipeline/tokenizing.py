@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from data_pipeline.counts import Counts
 from data_pipeline.draws import text_key
 from data_pipeline.records import Corpus, Sentences
+from data_pipeline.storage import writing
 from data_pipeline.tokens import WordCache
 
 BATCH_CHARACTERS = 4 << 20
@@ -74,8 +75,10 @@ class _Columns:
         self._counts.tokens += len(ids)
         self._counts.unknown_tokens += int((ids == self._cache.vocabulary.unk).sum())
         if self._spool:
-            with open(self._spool, "ab") as file:
-                ids.tofile(file)
+            with writing(self._spool), open(self._spool, "ab") as file:
+                file.write(
+                    np.ascontiguousarray(ids).data
+                )  # tofile says of a full disk only that bytes are missing
         else:
             self._tokens.append(ids)
 

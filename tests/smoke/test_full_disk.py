@@ -50,7 +50,7 @@ def in_namespace(script: str, settings: list[str], tmp_path: Path) -> list[str]:
     return result.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("room", "done_before"), [("200k", 0), ("900k", 2), ("2700k", 5)])
+@pytest.mark.parametrize(("room", "done_before"), [("200k", 0), ("1150k", 2), ("2700k", 5)])
 def test_a_full_disk(
     settings: list[str], maskmill: Maskmill, tmp_path: Path, room: str, done_before: int
 ) -> None:
