@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import random
+import tempfile
 import time
 from collections.abc import Callable
 from io import BytesIO
@@ -233,7 +234,7 @@ def test_mutated_files(tmp_path: Path) -> None:
             refused += isinstance(outcome(path), str)
             in_small_pieces(path, rng.choice((50, 700, 10**9)), rng.choice((10, 100)), rng.choice((4, 50)))
         except BaseException as error:
-            saved = Path(f"/tmp/maskmill-fuzz-{seed}-{number}-{path.name}")
+            saved = Path(tempfile.gettempdir(), f"maskmill-fuzz-{seed}-{number}-{path.name}")
             saved.write_bytes(packed)
             error.add_note(f"case {number} of seed {seed}: {saved}")
             raise
