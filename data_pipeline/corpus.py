@@ -1,4 +1,4 @@
-"""A Corpus in memory <-> a folder of .npy columns that can be memory-mapped, and many of them merged into one."""
+"""A Corpus in memory <-> a folder of .npy columns, in the order of its keys, that can be memory-mapped."""
 
 import mmap
 from dataclasses import fields
@@ -15,12 +15,6 @@ from data_pipeline.storage import writing
 
 BLOCK_TOKENS = 1 << 20
 """Tokens sorted at a time."""
-
-
-def save_corpus(corpus: Corpus, folder: Path) -> None:
-    """Writes the columns into `folder`, which must exist."""
-    for column in fields(Corpus):
-        save_column(folder / f"{column.name}.npy", getattr(corpus, column.name))
 
 
 def open_corpus(folder: Path) -> Corpus:

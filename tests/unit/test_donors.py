@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_pipeline import donors, segments
-from data_pipeline.corpus import open_corpus, save_corpus
+from data_pipeline.corpus import open_corpus, save_sorted
 from data_pipeline.recipes import RECIPES, recipe_of
 from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings
@@ -41,7 +41,7 @@ def test_what_is_read_is_what_is_mapped(
     corpus = corpus_of(
         documents=30, sentences=200, longest=3, dtype=dtype
     )  # segments of more sentences than AHEAD
-    save_corpus(corpus, tmp_path)
+    save_sorted(corpus, tmp_path)
     settings = DataSettings(sources=["x"], sequences=sequences, sequence_length=400)
     recipe = recipe_of(settings, load_vocabulary(str(VOCABULARY)))
     expected = recipe.segments(corpus, 0, 30, 1, 2)
@@ -57,7 +57,7 @@ def test_what_is_read_is_what_is_mapped(
 
 def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
     """In a process of its own, so that nothing else counts: as much as the whole corpus would be too much."""
-    save_corpus(corpus_of(documents=400, sentences=4000, longest=120), tmp_path)
+    save_sorted(corpus_of(documents=400, sentences=4000, longest=120), tmp_path)
     assert (tmp_path / "tokens.npy").stat().st_size > 180 << 20
     code = (
         "import sys, re; from pathlib import Path; from data_pipeline import donors, corpus, recipes, vocabulary\n"
