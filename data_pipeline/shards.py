@@ -187,7 +187,7 @@ def problems(index: Index, advance: Callable[[int], None] = lambda shards: None)
 def tokenizer_problem(index: Index) -> UserError | None:
     """What is wrong with the folder's tokenizer.json, if anything is."""
     where = index.path(TOKENIZER)
-    if _sha256(where) == index.vocabulary.sha256:
+    if _sha256(where)[0] == index.vocabulary.sha256:
         return None
     return UserError("missing or changed", where=where, remedy=_REMEDY)
 
@@ -198,7 +198,7 @@ def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
     says something else of the longest and the most masked example."""
     shard = reader.split.shards[number]
     where = reader.index.path(shard.file)
-    if _sha256(where) != shard.sha256:
+    if _sha256(where) != (shard.sha256, shard.bytes):
         raise UserError("missing or changed", where=where, remedy=_REMEDY)
     longest = most_masked = 0
     for block in range(shard.blocks):
@@ -215,16 +215,17 @@ def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
         )
 
 
-def _sha256(path: str) -> str:
-    """Of the file's bytes; empty where there is none."""
-    digest = hashlib.sha256()
+def _sha256(path: str) -> tuple[str, int]:
+    """Of the file's bytes, with their number; empty where there is no file."""
+    digest, size = hashlib.sha256(), 0
     try:
         with fsspec.open(path, "rb") if is_uri(path) else open(path, "rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
+                size += len(chunk)
     except FileNotFoundError:
-        return ""
-    return digest.hexdigest()
+        return "", 0
+    return digest.hexdigest(), size
 
 
 def _checksum(data: bytes | memoryview) -> str:

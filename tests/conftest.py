@@ -8,9 +8,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.command_line import ROOT, TINY, Maskmill, write_text
+
+# The same cases at every run, so that a change is judged by what it changed; MASKMILL_FUZZ looks for new ones.
+hypothesis.settings.register_profile("maskmill", derandomize="MASKMILL_FUZZ" not in os.environ, database=None)
+hypothesis.settings.load_profile("maskmill")
 
 
 @pytest.fixture(scope="session")
