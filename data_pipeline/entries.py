@@ -16,6 +16,12 @@ _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 REMEDY = "prepare the shards again, or copy the folder again if it was copied"
 
 
+LONGEST = 2**16 - 1
+"""Tokens of an example: positions are stored in 16 bits."""
+LARGEST_VOCABULARY = 2**24
+"""Entries; a reader may hold a count of each."""
+
+
 class ShardEntry(NamedTuple):
     """What index.json says of one shard."""
 
@@ -48,6 +54,9 @@ class ShardEntry(NamedTuple):
         for name in ("sha256", "blocks_sha256"):
             if not is_sha256(fields[name]):
                 raise bad(f"{name} of {fields['file']}", where, "64 hexadecimal digits")
+        if not fields["most_masked"] <= fields["longest"] <= LONGEST:
+            sizes = f"{fields['longest']} tokens and {fields['most_masked']} masked positions"
+            raise bad(f"{sizes} at most in {fields['file']}", where, f"no more than {LONGEST} tokens")
         return cls(**fields)
 
     @property

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.entries import (
+    LARGEST_VOCABULARY,
     REMEDY,
     VOCABULARY_FIELDS,
     BlockTable,
@@ -112,8 +113,10 @@ class Index:
         if fields["block_examples"] < 1:
             raise bad("block_examples is 0", where, "at least 1")
         stamp = VocabularyStamp(**checked(fields["vocabulary"], VOCABULARY_FIELDS, where))
-        if not is_sha256(stamp.sha256) or not all(i < stamp.size for i in stamp[2:]):
-            raise bad("the vocabulary's entry", where, "a SHA-256, and special ids below its size")
+        fits = stamp.size <= LARGEST_VOCABULARY and all(i < stamp.size for i in stamp[2:])
+        if not is_sha256(stamp.sha256) or not fits:
+            most = f"at most {LARGEST_VOCABULARY:,} entries"
+            raise bad("the vocabulary's entry", where, f"a SHA-256, {most}, and special ids among them")
         splits = checked(fields["splits"], dict.fromkeys(SPLITS, list), where)
         return cls(
             folder=folder,

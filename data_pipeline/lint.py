@@ -13,6 +13,7 @@ import numpy as np
 
 from data_pipeline.columns import COLUMNS
 from data_pipeline.draws import jit
+from data_pipeline.entries import LONGEST
 from data_pipeline.errors import UserError
 from data_pipeline.executors import Stage
 from data_pipeline.findings import findings
@@ -25,7 +26,6 @@ from data_pipeline.shards import BlockReader, tokenizer_problem, verified_blocks
 BATCH = 32
 """Examples of a batch whose padding is counted, where none is given."""
 HISTOGRAM_BINS = 16
-LONGEST = 2**16 - 1
 NAMED = 10
 """Damaged files that an error names."""
 

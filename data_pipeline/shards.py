@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.columns import TAR_END, BlockError, check_examples, decode_block, encode_block
-from data_pipeline.entries import BlockTable, ShardEntry, block_table_json
+from data_pipeline.entries import LONGEST, BlockTable, ShardEntry, block_table_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import TOKENIZER, Index, Split, write_index
 from data_pipeline.records import Examples
@@ -40,7 +40,6 @@ __all__ = [
 
 _REMEDY = "copy or prepare the shards again; `maskmill inspect` checks all of them"
 _TABLES = 4096  # block tables that a reader keeps: some 20 MB at 60 blocks a shard
-_LONGEST = np.iinfo(np.uint16).max  # positions are stored in 16 bits
 
 
 def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> ShardEntry:
@@ -57,7 +56,7 @@ def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> Sha
         for number, block in enumerate(blocks):
             if not len(block) or (rows and (len(block) > rows[0][2] or rows[-1][2] < rows[0][2])):
                 raise ValueError(f"block {number} has {len(block)} examples after {[row[2] for row in rows]}")
-            check_examples(block, np.iinfo(block.tokens.dtype).max + 1, _LONGEST)
+            check_examples(block, np.iinfo(block.tokens.dtype).max + 1, LONGEST)
             data = encode_block(number, block)
             rows.append((size, len(data), len(block), len(block.tokens), len(block.masked_ids)))
             checksums.append(_checksum(data))

@@ -4,6 +4,7 @@ as something else."""
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -266,7 +267,7 @@ def changed(data: bytes, edits: list[tuple[str, int, int]]) -> bytes:
 
 
 FUZZ = settings(
-    max_examples=120,
+    max_examples=int(os.environ.get("MASKMILL_FUZZ", "0")) * 100 or 120,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     database=None,

@@ -222,6 +222,30 @@ def test_an_index_that_lies_about_the_greatest_example(folder: Path, field: str)
     assert re.search(rf"train-000000\.tar: index\.json says .*{field} \d", str(error))
 
 
+def test_an_index_that_lies_about_the_size_of_a_shard(folder: Path) -> None:
+    document = json.loads((folder / "index.json").read_bytes())
+    document["splits"]["train"][0]["bytes"] -= 1024  # the blocks fit still
+    (folder / "index.json").write_bytes(canonical_json(document))
+    (error,) = problems(Index.load(folder))
+    assert "train-000000.tar: missing or changed" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [(("vocabulary", "size"), 2**40), (("splits", "train", 0, "longest"), 2**40)],
+)
+def test_an_index_whose_counts_would_fill_the_memory(folder: Path, path: tuple, value: int) -> None:
+    document = json.loads((folder / "index.json").read_bytes())
+    *parents, last = path
+    place = document
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    (folder / "index.json").write_bytes(canonical_json(document))
+    with pytest.raises(UserError, match="expected"):
+        Index.load(folder)
+
+
 def test_a_shard_that_ends_early_or_is_gone(folder: Path) -> None:
     index = Index.load(folder)
     path = folder / "train-000000.tar"
