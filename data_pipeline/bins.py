@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.draws import jit
+from data_pipeline.draws import allocating
 from data_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _round_up(value: int) -> int:
     return -(-value // 8) * 8
 
 
-@jit
+@allocating
 def _spread(lengths, masked, order, most_tokens, most_examples, most_masked, least):
     """The micro-batch of each example. A binary heap keeps tokens * limit + micro-batch, the emptiest on top."""
     limit = len(lengths) + least + 1
@@ -132,7 +132,7 @@ def _spread(lengths, masked, order, most_tokens, most_examples, most_masked, lea
     return chosen
 
 
-@jit
+@allocating
 def _first_fit(lengths, masked, order, most_tokens, most_examples, most_masked):
     """First fit decreasing, a micro-batch at a time: of each length in turn, as many as still fit."""
     longest = lengths[order[0]]

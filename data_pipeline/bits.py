@@ -1,10 +1,13 @@
-"""Two instructions of the processor for code that `draws.jit` compiles; numba has no names for them."""
+"""For code that `draws.jit` compiles: two instructions that numba has no names for, a copy that allocates nothing."""
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+
+from data_pipeline.draws import inlined
 
 
 @intrinsic
@@ -32,3 +35,12 @@ trailing_zeros: Any = _trailing_zeros
 load_word: Any = _load_word
 """load_word(data, position): the eight bytes of the contiguous uint8 array from `position` on as a uint64. They must
 lie within it: nothing is checked."""
+
+
+@inlined
+def copy_run(out, at, data, first, last):
+    """Copies data[first:last] to out[at:]. An assignment of slices would ask whether they overlap, and allocate."""
+    # unsigned: numba then asks of no index whether it counts from the end, and the loop copies many at once
+    to, source = np.uint64(at), np.uint64(first)
+    for i in range(last - first):
+        out[to + np.uint64(i)] = data[source + np.uint64(i)]

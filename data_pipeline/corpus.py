@@ -8,6 +8,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.bits import copy_run
 from data_pipeline.draws import jit
 from data_pipeline.mapping import mapped_npy
 from data_pipeline.records import Corpus
@@ -96,9 +97,8 @@ def _sort_starts(documents, document_starts, sentence_starts, out):
 def _copy_documents(documents, starts, tokens, out):
     at = 0
     for d in documents:
-        for i in range(starts[d], starts[d + 1]):
-            out[at] = tokens[i]
-            at += 1
+        copy_run(out, at, tokens, starts[d], starts[d + 1])
+        at += starts[d + 1] - starts[d]
 
 
 def starts_of(lengths: NDArray) -> NDArray[np.int64]:

@@ -164,25 +164,30 @@ def emit_covered(sequence, covered, done, positions, ids):
         i += 1
 
 
+def scratch_for(longest: int) -> tuple[NDArray, ...]:
+    """What `mask_all` works in, for sequences of at most so many tokens."""
+    return (
+        np.zeros(PHILOX_WORDS, np.uint64),
+        np.empty((3, longest + 1), np.int64),
+        np.zeros(longest, np.bool_),
+    )
+
+
 @jit
-def mask_all(key, sequences, counts, rule, out):
+def mask_all(key, sequences, counts, rule, scratch, out):
     """Masks all sequences; the draws of each are keyed by key = (seed, purpose) and its own. Fills `out` (tokens,
-    already a copy; positions; ids; masked_offsets); returns the masked rows used."""
+    already a copy; positions; ids; masked_offsets); returns the masked rows used. scratch: `scratch_for` the
+    longest sequence."""
     source, offsets, keys = sequences
     seed, purpose = key
     tokens, positions, ids, masked_offsets = out
-    longest = 0
-    for s in range(len(keys)):
-        longest = max(longest, offsets[s + 1] - offsets[s])
-    stream = np.zeros(PHILOX_WORDS, np.uint64)
-    scratch = np.empty((3, longest + 1), np.int64)
-    covered = np.zeros(longest, np.bool_)
+    stream, places, covered = scratch
     used = 0
     for s in range(len(keys)):
         start(stream, seed, keys[s], purpose)
         sequence = source[offsets[s] : offsets[s + 1]]
         corrupted = tokens[offsets[s] : offsets[s + 1]]
-        done = mask_sequence(stream, counts[s], rule, sequence, corrupted, covered, scratch)
+        done = mask_sequence(stream, counts[s], rule, sequence, corrupted, covered, places)
         emit_covered(sequence, covered, done, positions[used:], ids[used:])
         used += done
         masked_offsets[s + 1] = used

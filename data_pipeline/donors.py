@@ -13,6 +13,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from data_pipeline.bits import copy_run
 from data_pipeline.draws import jit
 from data_pipeline.records import Corpus
 
@@ -76,7 +77,7 @@ def copy_tokens(tokens, files, first, last, out):
     """Writes the tokens first..last-1 to the beginning of `out`."""
     descriptor, origin, _, _, _ = files
     if descriptor < 0:
-        out[: last - first] = tokens[first:last]
+        copy_run(out, 0, tokens, first, last)
         return
     size = (last - first) * out.itemsize
     if size != _pread(

@@ -86,7 +86,7 @@ VOCABULARY_FIELDS: dict[str, type] = {
 class BlockTable(NamedTuple):
     """Where the blocks of a shard lie; one entry a block."""
 
-    checksums: list[str]  # BLAKE2b of the block's bytes, 8 bytes of it, in hexadecimal
+    checksums: list[str]  # XXH3 of the block's bytes, 64 bits, in hexadecimal
     offsets: NDArray[np.int64]  # of its first tar header
     sizes: NDArray[np.int64]  # bytes, headers included
     examples: NDArray[np.int64]

@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.bits import copy_run
 from data_pipeline.bytestream import open_bytes, reading
-from data_pipeline.covering import emit_covered, mask_sequence
+from data_pipeline.covering import emit_covered, mask_sequence, scratch_for
 from data_pipeline.donors import no_files
 from data_pipeline.draws import jit
 from data_pipeline.errors import UserError
@@ -174,10 +175,12 @@ def script_instances(
     out = _buffers(int(counts[-1]), tokens.dtype)
     flat, offsets, first_lengths, labels, positions, ids, masked_offsets = out
     numbers = (recipe.room, float(recipe.short_seq_prob), counts)
+    _, places, covered = scratch_for(recipe.room + 3)
+    scratch = (np.empty(recipe.room + 3, tokens.dtype), places, covered)
     for _ in range(passes):
         walk = np.array([0, AT_START, 0], np.int64)
         while walk[DOCUMENT] < len(corpus):
-            n = _fill_exact(walk, stream, numbers, columns, recipe.masker.rule, out)
+            n = _fill_exact(walk, stream, numbers, columns, recipe.masker.rule, scratch, out)
             masked = slice(masked_offsets[n])
             yield Examples(
                 flat[: offsets[n]], offsets[: n + 1], first_lengths[:n], labels[:n],
@@ -201,14 +204,13 @@ def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
 
 
 @jit
-def _fill_exact(walk, stream, numbers, columns, rule, out):
-    """Writes masked pairs into the buffers `out` until the pass is done or a buffer is full; returns how many."""
+def _fill_exact(walk, stream, numbers, columns, rule, scratch, out):
+    """Writes masked pairs into the buffers `out` until the pass is done or a buffer is full; returns how many. scratch:
+    a sequence, and what `mask_sequence` works in."""
     room, short_seq_prob, counts = numbers
     _, _, firsts, lasts, _, _, files = columns
     tokens, offsets, first_lengths, labels, positions, ids, masked_offsets = out
-    sequence = np.empty(room + 3, tokens.dtype)
-    scratch = np.empty((3, room + 4), np.int64)
-    covered = np.zeros(room + 3, np.bool_)
+    sequence, places, covered = scratch
     made = 0
     while walk[DOCUMENT] < len(firsts) and made < len(labels) and offsets[made] + room + 3 <= len(tokens):
         document = walk[DOCUMENT]
@@ -218,8 +220,8 @@ def _fill_exact(walk, stream, numbers, columns, rule, out):
         pair, label, _, onward = next_pair(stream, columns, document, walk[POSITION], walk[TARGET], room)
         first, whole = write_pair(columns[0], files, pair, (rule.cls, rule.sep, 1), sequence, 0)
         corrupted = tokens[offsets[made] : offsets[made] + whole]
-        corrupted[:] = sequence[:whole]
-        done = mask_sequence(stream, counts[whole], rule, sequence[:whole], corrupted, covered, scratch)
+        copy_run(corrupted, 0, sequence, 0, whole)
+        done = mask_sequence(stream, counts[whole], rule, sequence[:whole], corrupted, covered, places)
         at = masked_offsets[made]
         emit_covered(sequence, covered, done, positions[at:], ids[at:])
         first_lengths[made], labels[made] = first, label

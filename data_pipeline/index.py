@@ -35,7 +35,7 @@ from data_pipeline.storage import join, read_bytes, remove_partial_files, write_
 if TYPE_CHECKING:
     from data_pipeline.vocabulary import Vocabulary
 
-FORMAT = 2
+FORMAT = 3
 """Version of the shards' and index's format; another one is refused."""
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 TRAIN, HELD_OUT = "train", "held_out"

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline import covering, token_masks
 from data_pipeline.covering import TOKENS, UNITS, WORDS, MaskRule, mask_all
 from data_pipeline.draws import CORRUPT
 from data_pipeline.errors import UserError
@@ -69,12 +70,13 @@ class Masker:
         key = (np.uint64(seed % 2**64), np.uint64(purpose))
         sequences = (read_only(segments.tokens), read_only(segments.offsets), read_only(segments.keys))
         out, rule = (tokens, positions, ids, masked_offsets), self.rule
+        longest = int(lengths.max(initial=0))
         if rule.grouping == TOKENS and rule.extent == ALONE:
             shares = (rule.mask_share, rule.keep_share)
             plain = (rule.cls, rule.sep, rule.mask, len(rule.continuation), *shares)
-            used = mask_tokens(key, sequences, counts, plain, out)
+            used = mask_tokens(key, sequences, counts, plain, token_masks.scratch_for(longest), out)
         else:
-            used = mask_all(key, sequences, counts, rule, out)
+            used = mask_all(key, sequences, counts, rule, covering.scratch_for(longest), out)
         return Examples(
             tokens=tokens,
             offsets=segments.offsets,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.bits import copy_run
 from data_pipeline.corpus import open_corpus, opened, save_column, starts_of, write_header
 from data_pipeline.draws import jit
 from data_pipeline.records import Corpus
@@ -102,4 +103,4 @@ def _collected(
 @jit
 def _scatter(values, starts, counts, places, out):
     for i in range(len(starts)):
-        out[places[i] : places[i] + counts[i]] = values[starts[i] : starts[i] + counts[i]]
+        copy_run(out, places[i], values, starts[i], starts[i] + counts[i])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.draws import jit
+from data_pipeline.draws import allocating, jit
 
 
 class Padding(NamedTuple):
@@ -77,7 +77,7 @@ def _pad(lengths, batch, bin_width, open_ones, done):
                 open_ones[place, 0] = open_ones[place, 1] = 0
 
 
-@jit
+@allocating
 def _first_fit(lengths, batch, room):
     """A tree over the rows, each node with the most room below it, finds the first row in log2(batch) steps."""
     leaves = 1

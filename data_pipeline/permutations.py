@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.draws import FACTORIZATION, jit, start
+from data_pipeline.draws import FACTORIZATION, allocating, jit, start
 from data_pipeline.dynamic_masking import example_keys
 from data_pipeline.records import read_only
 from data_pipeline.spans import draw_length, harmonic
@@ -135,7 +135,7 @@ def write_visibility(ranks, targets, special, base, queries, keys):
         queries[i] = base + (rank if targets[i] else rank + 1)
 
 
-@jit
+@allocating
 def _draw_all(key, examples, rule, lengths, out):
     tokens, offsets, example = examples
     targets, queries, keys = out

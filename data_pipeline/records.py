@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.bits import copy_run
 from data_pipeline.draws import jit
 
 NO_LABEL = -1
@@ -137,10 +138,7 @@ def take_ragged(
 @jit
 def _copy_rows(starts, new_offsets, flat, taken):
     for i in range(len(starts)):
-        # unsigned: numba then asks of no index whether it counts from the end, and the loop copies many at once
-        start, at, stop = np.uint64(starts[i]), np.uint64(new_offsets[i]), np.uint64(new_offsets[i + 1])
-        for k in range(stop - at):
-            taken[at + k] = flat[start + k]
+        copy_run(taken, new_offsets[i], flat, starts[i], starts[i] + new_offsets[i + 1] - new_offsets[i])
 
 
 def read_only(array: NDArray) -> NDArray:

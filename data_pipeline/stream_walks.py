@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from data_pipeline.bits import copy_run
 from data_pipeline.draws import SEGMENTS, jit, start
 from data_pipeline.records import NO_LABEL
 from data_pipeline.walks import (
@@ -108,7 +109,7 @@ def _take_text(walk, taken, target, columns, numbers, passes, most, frame, out, 
         if frame[2]:
             out[at + taken - 1] = frame[1]
     end, onward = next_stream(starts, last, position, token, target - taken, room - taken)
-    out[at + taken : at + taken + end - token] = tokens[token:end]
+    copy_run(out, at + taken, tokens, token, end)
     if onward == last:
         return taken + end - token, _next_document(walk, numbers, passes, most)
     walk[POSITION], walk[TOKEN] = onward, end
@@ -123,7 +124,9 @@ def fill_full(walk, stream, numbers, passes, columns, frame, out):
     sources = columns[5]
     tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out
     cls, sep, separators = frame
-    most = passes.max() if len(passes) else 0
+    most = 0
+    for n in passes:
+        most = max(most, n)
     made = 0
     while walk[DOCUMENT] < stop and made < len(keys) and offsets[made] + room + 2 <= len(tokens):
         keys[made] = _begin_sequence(walk, stream, numbers, columns)

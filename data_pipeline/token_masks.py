@@ -6,6 +6,7 @@ it in order is to walk over these bits.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_pipeline.bits import trailing_zeros
 from data_pipeline.draws import jit, multiply_high, philox
@@ -69,20 +70,20 @@ def list_covered(sequence, bits, positions, ids):
     return found
 
 
+def scratch_for(longest: int) -> tuple[NDArray, ...]:
+    """What `mask_tokens` works in, for sequences of at most so many tokens."""
+    return np.empty(longest + 1, np.uint16), np.zeros((longest >> 6) + 1, np.uint64), np.zeros(4, np.uint64)
+
+
 @jit
-def mask_tokens(key, sequences, counts, rule, out):
+def mask_tokens(key, sequences, counts, rule, scratch, out):
     """Masks at most counts[s] tokens of every sequence; the draws of each are keyed by key = (seed, purpose) and its
     own. rule: ids of [CLS], [SEP] and [MASK], size of the vocabulary, share of the covered tokens that become
-    [MASK], share of the others that stay. Fills `out` (tokens, already a copy; positions; ids; masked_offsets);
-    returns the masked rows used."""
+    [MASK], share of the others that stay; scratch: `scratch_for` the longest sequence. Fills `out` (tokens, already a
+    copy; positions; ids; masked_offsets); returns the masked rows used."""
     source, offsets, keys = sequences
     tokens, positions, ids, masked_offsets = out
-    longest = 0
-    for s in range(len(keys)):
-        longest = max(longest, offsets[s + 1] - offsets[s])
-    candidates = np.empty(longest + 1, np.uint16)
-    bits = np.zeros((longest >> 6) + 1, np.uint64)
-    block = np.zeros(4, np.uint64)
+    candidates, bits, block = scratch
     used = 0
     for s in range(len(keys)):
         sequence = source[offsets[s] : offsets[s + 1]]

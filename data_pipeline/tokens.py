@@ -18,12 +18,22 @@ from numpy.typing import NDArray
 
 from data_pipeline.pieces import Vocabulary
 from data_pipeline.word_batches import encode_words
-from data_pipeline.word_table import LONGEST_CACHED, byte_kinds, count_ids, fill_slots, find_words, write_ids
+from data_pipeline.word_borders import WINDOW, byte_kinds
+from data_pipeline.word_table import (
+    EMPTY,
+    LONGEST_CACHED,
+    ROOM,
+    count_ids,
+    fill_slots,
+    find_words,
+    write_ids,
+)
 
 MOST_WORDS = 1 << 20
 """Words remembered; when so many are known all are forgotten. They take 130 MB at most, usually less than half."""
 _GROUP = 1 << 14  # sentences encoded together, however long their document
 _BUFFER_WORDS = 1 << 18
+_LONG_WORDS = 1 << 12
 _FIRST_SLOTS = 1 << 12
 
 
@@ -31,12 +41,15 @@ class WordCache:
     """Ids of sentences, equal to `vocabulary.tokenizer`'s without special tokens. Not thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, most_words: int = MOST_WORDS) -> None:
+        if most_words < ROOM:
+            raise ValueError(f"most_words is {most_words}, expected at least {ROOM}")
         self.vocabulary = vocabulary
         self._most_words = most_words
         self._kinds = byte_kinds(vocabulary.cuts.punctuation, vocabulary.cuts.chinese)
         self._found = np.empty(_BUFFER_WORDS, np.int32)
         self._ends = np.empty(_BUFFER_WORDS, np.int64)
-        self._long = np.empty((_BUFFER_WORDS // LONGEST_CACHED, 2), np.int64)
+        self._long = np.empty((_LONG_WORDS, 2), np.int64)
+        self._batch = tuple(np.empty(ROOM, np.uint64) for _ in range(3))
         self._forget()
 
     def encode(self, sentences: list[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
@@ -44,7 +57,7 @@ class WordCache:
         parts, ends, total = [np.empty(0, self.vocabulary.dtype)], [np.zeros(1, np.int64)], 0
         for first in range(0, len(sentences), _GROUP):
             data, position = _joined(sentences[first : first + _GROUP]), 0
-            while position < len(data):
+            while position < len(data) - WINDOW:
                 position, ids, ended = self._next(data, position)
                 parts.append(ids)
                 ends.append(ended + total)
@@ -55,9 +68,9 @@ class WordCache:
     def _next(self, data: NDArray[np.uint8], position: int) -> tuple[int, NDArray, NDArray[np.int64]]:
         """As much from `position` on as the buffers hold: the new position, ids, ids before each sentence's end."""
         self._make_room()
-        table = (self._slots, self._hashes, self._arena, self._starts)
+        table = (self._slots, self._arena, self._starts)
         position, known, words, sentences, longs = find_words(
-            data, position, self._kinds, table, self._known, self._found, self._ends, self._long
+            data, position, self._kinds, table, self._known, self._found, self._ends, self._long, self._batch
         )
         self._learn(known)
         long_ids, long_starts = self._encode([data[a:b].tobytes() for a, b in self._long[:longs]])
@@ -71,19 +84,18 @@ class WordCache:
         self._known = 0
         self._ids = np.empty(0, self.vocabulary.dtype)
         self._id_starts = np.zeros(self._most_words + 1, np.int64)
-        self._hashes = np.empty(self._most_words, np.uint64)
         # Bytes of the words, and where each word's begin; untouched pages cost no memory.
-        self._arena = np.empty(self._most_words * LONGEST_CACHED, np.uint8)
+        self._arena = np.empty(self._most_words * LONGEST_CACHED + WINDOW, np.uint8)
         self._starts = np.zeros(self._most_words + 1, np.int64)
-        self._slots = np.full(_FIRST_SLOTS, -1, np.int32)
+        self._slots = np.full((_FIRST_SLOTS, 2), EMPTY)
 
     def _make_room(self) -> None:
         """Slots for more words: small as long as it can be, since it is read at random."""
-        if self._known == self._most_words:
+        if self._known + ROOM > self._most_words:
             self._forget()
-        elif 2 * self._known >= len(self._slots):
-            self._slots = np.full(2 * len(self._slots), -1, np.int32)
-            fill_slots(self._slots, self._hashes, self._known)
+        elif 2 * (self._known + ROOM) > len(self._slots):
+            fewer, self._slots = self._slots, np.full((2 * len(self._slots), 2), EMPTY)
+            fill_slots(self._slots, fewer)
 
     def _learn(self, known: int) -> None:
         """Asks the library for the words entered since the last time."""
@@ -105,8 +117,9 @@ class WordCache:
 
 
 def _joined(sentences: list[str]) -> NDArray[np.uint8]:
-    """The sentences as UTF-8, each ended by a line feed."""
-    text = "\n".join([*sentences, ""])
+    """The sentences as UTF-8, each ended by a line feed, and spaces behind the last."""
+    end = "\n" + WINDOW * " "
+    text = "\n".join(sentences) + end
     if text.count("\n") > len(sentences):  # to BERT a line feed within a sentence is white space
-        text = "\n".join([*(s.replace("\n", " ") for s in sentences), ""])
+        text = "\n".join(s.replace("\n", " ") for s in sentences) + end
     return np.frombuffer(text.encode("utf-8"), np.uint8)

@@ -7,6 +7,7 @@ pair_walks.py and stream_walks.py.
 
 import numpy as np
 
+from data_pipeline.bits import copy_run
 from data_pipeline.donors import copy_tokens
 from data_pipeline.draws import SEGMENTS, jit, start
 from data_pipeline.twister import below, unit
@@ -73,7 +74,7 @@ def write_pair(tokens, files, pair, frame, out, at):
     first = 1 + a1 - a0 + separators
     whole = first + b1 - b0 + separators
     out[at] = cls
-    out[at + 1 : at + 1 + a1 - a0] = tokens[a0:a1]
+    copy_run(out, at + 1, tokens, a0, a1)
     copy_tokens(tokens, files, b0, b1, out[at + first :])
     if separators:
         out[at + first - 1] = sep
@@ -87,7 +88,7 @@ def write_stream(tokens, begins, ends, frame, out, at):
     cls, sep, separators = frame
     whole = 1 + ends - begins + separators
     out[at] = cls
-    out[at + 1 : at + 1 + ends - begins] = tokens[begins:ends]
+    copy_run(out, at + 1, tokens, begins, ends)
     if separators:
         out[at + whole - 1] = sep
     return whole

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.columns import COLUMNS
-from data_pipeline.draws import jit
+from data_pipeline.draws import allocating, jit
 from data_pipeline.order import Layout, Order, Run, StreamRanges, Window
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards import BlockReader
@@ -154,7 +154,7 @@ def _scatter(columns, first, places, slot, arena):
             to_ids[slot, to + i] = ids[source + i]
 
 
-@jit
+@allocating
 def _collect(slots, rows, counts, arena):
     """The columns of Examples for rows rows[s]..rows[s]+counts[s]-1 of each slot in `slots`."""
     from_tokens, from_offsets, from_first, from_labels, from_positions, from_ids, from_masked = arena

@@ -1,104 +1,40 @@
-"""UTF-8 text in, the ids of its words out: an exact hash table from words to ids, in compiled code.
-
-What counts as a word here is what BERT's pre-tokenizer can never join with its neighbours: text between white space,
-and single characters of punctuation or Chinese. Everything else (accents, case, other scripts' punctuation and white
-space) stays within a word and is the library's business, once for every distinct word.
-"""
+"""Words of a text in, their ids out: an exact hash table from words to ids, in compiled code."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_pipeline.bits import load_word, trailing_zeros
 from data_pipeline.draws import inlined, jit
+from data_pipeline.word_borders import LONGEST_RUN, WINDOW, character_end, kind_bits, parted
 
 LONGEST_CACHED = 64
 """Longer words, in bytes, are looked up anew each time: they are rare, and would fill the table."""
-LONGEST_RUN = 1 << 20
-"""Text without any border for so many bytes is cut here, since the library needs some hundred bytes for each."""
+TOGETHER = 256
+"""Words found before they are looked up: the processor then waits for the memory of many at once."""
+ROOM = TOGETHER + WINDOW + 1
+"""Words that may be found, and be new, before anyone looks whether there is room for more."""
 
-# What a byte means where a word may begin or end. A WIDE byte may begin a character that stands by itself.
-PLAIN, SPACE, END, ALONE, WIDE = range(5)
+# A slot of the table is a word's hash and, in one number, where its bytes begin, how many they are, and its number: one
+# line of the processor's cache decides over nearly every word.
+EMPTY = np.uint64(2**64 - 1)
+_SIZE_AT, _START_AT = np.uint64(24), np.uint64(32)
+_NUMBER_BITS, _SIZE_BITS = np.uint64(2**24 - 1), np.uint64(255)
 
-# Places in the text are unsigned: of an int64 numba asks at every use whether it counts from the end.
-_ONE, _TWO = np.uint64(1), np.uint64(2)
-
-
-def byte_kinds(punctuation: bool, chinese: bool) -> NDArray[np.uint8]:
-    """(256,): the kind of every byte; whether characters of punctuation, and Chinese ones, always stand apart."""
-    kinds = np.full(256, PLAIN, np.uint8)
-    kinds[[*b"\t\r "]] = SPACE
-    kinds[ord("\n")] = END
-    if punctuation:
-        kinds[[*b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"]] = ALONE
-        kinds[0xE2] = WIDE  # U+2010..U+2027: dashes, quotation marks, the ellipsis
-    if chinese:
-        kinds[0xE4:0xEA] = WIDE  # U+4E00..U+9FFF
-    return kinds
+_ZERO, _ONE, _TWO, _EIGHT, _WINDOW = (np.uint64(n) for n in (0, 1, 2, 8, WINDOW))
+_ALL_BITS = np.uint64(2**64 - 1)
+_NONE = _ALL_BITS
 
 
 @inlined
-def stands_alone(data, position):
-    """Whether the WIDE byte at `position` begins a character that is a word by itself, in three bytes."""
-    lead, second, third = data[position], data[position + _ONE], data[position + _TWO]
-    if lead == 0xE2:
-        return second == 0x80 and 0x90 <= third <= 0xA7
-    return lead > 0xE4 or second >= 0xB8
-
-
-@inlined
-def border_bits(data, base, kinds):
-    """Bit i: whether data[base + i] is anything but PLAIN, or beyond the end."""
-    bits, count = np.uint64(0), np.uint64(len(data)) - base
-    if count >= 64:
-        for i in range(64):
-            bits |= np.uint64(kinds[data[base + np.uint64(i)]] != PLAIN) << np.uint64(i)
-        return bits
-    for i in range(count):
-        bits |= np.uint64(kinds[data[base + np.uint64(i)]] != PLAIN) << np.uint64(i)
-    return bits | (~np.uint64(0) << count)
-
-
-@inlined
-def run_end(data, position, window, kinds):
-    """Where the word ends that begins at `position` and is no single character. `window`: where the 64 bytes begin
-    whose borders are known, and these; what they become is returned too."""
-    base, bits = window
-    size, stop = np.uint64(len(data)), position + _ONE
-    while stop - position < np.uint64(LONGEST_RUN):
-        if stop - base >= np.uint64(64):
-            base, bits = stop, border_bits(data, stop, kinds)
-        ahead = bits >> (stop - base)
-        if ahead == np.uint64(0):
-            stop = base + np.uint64(64)
-            continue
-        stop += trailing_zeros(ahead)
-        if stop >= size or kinds[data[stop]] != WIDE or stands_alone(data, stop):
-            break
-        stop += _ONE
-    if stop - position < np.uint64(LONGEST_RUN):
-        return stop, base, bits
-    stop = position + np.uint64(LONGEST_RUN)
-    while stop < size and data[stop] & 0xC0 == 0x80:  # LONGEST_RUN ended within a character
-        stop += _ONE
-    return stop, base, bits
-
-
-@inlined
-def hash_of(data, position, stop):
-    """The hash of data[position:stop]. Two words of one length of at most 8 bytes have different hashes, since every
-    step from the bytes to the hash can be undone."""
-    value = np.uint64(0)
-    while position + np.uint64(8) <= stop:
-        value = mixed(value ^ load_word(data, position))
-        position += np.uint64(8)
-    rest = stop - position
-    if position + np.uint64(8) <= np.uint64(len(data)):
-        block = load_word(data, position) & ((_ONE << (np.uint64(8) * rest)) - _ONE)
-    else:
-        block = np.uint64(0)
-        for i in range(rest):
-            block |= np.uint64(data[position + np.uint64(i)]) << np.uint64(8 * i)
-    return mixed(value ^ block)
+def hash_of(data, position, size):
+    """The hash of `size` bytes, at least one. Two words of one length of at most 8 bytes have different hashes, since
+    every step from the bytes to the hash can be undone."""
+    if size <= _EIGHT:
+        return mixed(load_word(data, position) & (_ALL_BITS >> (_EIGHT * (_EIGHT - size))))
+    value, at, last = mixed(load_word(data, position)), position + _EIGHT, position + size - _EIGHT
+    while at < last:
+        value = mixed(value ^ load_word(data, at))
+        at += _EIGHT
+    return mixed(value ^ load_word(data, last))  # it may overlap the one before
 
 
 @inlined
@@ -110,32 +46,33 @@ def mixed(value):
 
 @inlined
 def same_bytes(data, position, arena, start, size):
-    """Whether data[position:] and arena[start:] agree in `size` bytes."""
-    same = True
-    for i in range(size):
-        same &= data[position + i] == arena[start + i]
+    """Whether data[position:] and arena[start:] agree in `size` bytes, more than 8."""
+    at, last = np.uint64(0), size - _EIGHT
+    same = load_word(data, position + last) == load_word(arena, start + last)
+    while same and at < last:
+        same = load_word(data, position + at) == load_word(arena, start + at)
+        at += _EIGHT
     return same
 
 
 @inlined
-def number_of(data, position, stop, value, table, known):
-    """Number of the word data[position:stop], whose hash is `value`: as it was given, or `known`, with which it is
-    entered now."""
-    slots, hashes, arena, starts = table
-    size, mask = stop - position, np.uint64(len(slots) - 1)
+def number_of(data, position, size, value, slots, arena, starts, known):
+    """Number of the word of `size` bytes at `position` with the hash `value`: as it was given, or `known`, with which
+    it is entered now."""
+    mask = np.uint64(len(slots) - 1)
     slot = value & mask
-    while slots[slot] >= 0:
-        number = np.uint64(slots[slot])
-        start = np.uint64(starts[number])
+    while slots[slot, 1] != EMPTY:
+        entry = slots[slot, 1]
         if (
-            hashes[number] == value
-            and np.uint64(starts[number + _ONE]) - start == size
-            and (size <= 8 or same_bytes(data, position, arena, start, size))
+            slots[slot, 0] == value
+            and (entry >> _SIZE_AT) & _SIZE_BITS == size
+            and (size <= _EIGHT or same_bytes(data, position, arena, entry >> _START_AT, size))
         ):
-            return slots[slot]
+            return np.int32(entry & _NUMBER_BITS)
         slot = (slot + _ONE) & mask
-    slots[slot], hashes[known] = known, value
     start = np.uint64(starts[known])
+    slots[slot, 0] = value
+    slots[slot, 1] = np.uint64(known) | (size << _SIZE_AT) | (start << _START_AT)
     for i in range(size):
         arena[start + i] = data[position + i]
     starts[known + 1] = start + size
@@ -143,58 +80,100 @@ def number_of(data, position, stop, value, table, known):
 
 
 @jit
-def fill_slots(slots, hashes, known):
-    """Enters the first `known` words into the empty `slots`."""
-    mask = len(slots) - 1
-    for number in range(known):
-        slot = np.int64(hashes[number]) & mask
-        while slots[slot] >= 0:
-            slot = (slot + 1) & mask
-        slots[slot] = number
+def fill_slots(slots, old):
+    """Enters the words of the `old` slots into the empty `slots`, of which there are more."""
+    mask = np.uint64(len(slots) - 1)
+    for i in range(len(old)):
+        if old[i, 1] != EMPTY:
+            slot = old[i, 0] & mask
+            while slots[slot, 1] != EMPTY:
+                slot = (slot + _ONE) & mask
+            slots[slot, 0], slots[slot, 1] = old[i, 0], old[i, 1]
+
+
+@inlined
+def note(data, start, stop, places, sizes, hashes, count, long, longs):
+    """Adds the word data[start:stop] to `words`, of which there are `count`: where it is, its size and hash. A long
+    one goes into `long`, and its number there stands in place of the hash."""
+    size = stop - start
+    if size > np.uint64(LONGEST_CACHED):
+        long[longs, 0], long[longs, 1] = start, stop
+        longs += _ONE
+        sizes[count], hashes[count] = _ZERO, longs
+    else:
+        places[count], sizes[count], hashes[count] = start, size, hash_of(data, start, size)
+    return longs
 
 
 @jit
-def find_words(data, position, kinds, table, known, found, ends, long):
-    """Numbers the words of `data` from `position` on, until it ends, or a buffer, the table or half of its
-    slots are full.
+def find_words(data, position, kinds, table, known, found, ends, long, batch):
+    """Numbers the words of `data`, which ends with WINDOW spaces, from `position` on, until it ends, or a buffer, the
+    table or half of its slots might become too full.
 
     found[w]: number of word w, or -1 - k for the k-th long one, which is data[long[k, 0]:long[k, 1]];
-    ends[s]: words before the end of sentence s. Returns the new position, words in the table, words found,
-    sentences ended and long words."""
-    words, sentences, longs = np.uint64(0), np.uint64(0), 0
-    most_known = min(len(table[0]) // 2, len(table[1]))
-    at, size = np.uint64(position), np.uint64(len(data))
-    most_words, most_sentences = np.uint64(len(found)), np.uint64(len(ends))
-    base, bits = at, border_bits(data, at, kinds)
-    while at < size and words < most_words and known < most_known and longs < len(long):
-        kind = kinds[data[at]]
-        if kind == SPACE:
-            at += _ONE
-            continue
-        if kind == END:
-            if sentences == most_sentences:
-                break
-            ends[sentences] = words
-            sentences += _ONE
-            at += _ONE
-            continue
-        if kind == ALONE:
-            stop = at + _ONE
-        elif kind == WIDE and stands_alone(data, at):
-            stop = at + np.uint64(3)
-        else:
-            stop, base, bits = run_end(data, at, (base, bits), kinds)
-        if stop - at > np.uint64(LONGEST_CACHED):
-            long[longs, 0], long[longs, 1] = at, stop
-            longs += 1
-            found[words] = -longs
-        else:
-            number = number_of(data, at, stop, hash_of(data, at, stop), table, known)
-            found[words] = number
-            known += number == known
-        words += _ONE
-        at = stop
-    return np.int64(at), known, np.int64(words), np.int64(sentences), longs
+    ends[s]: words before the end of sentence s; batch: three arrays (ROOM,) to work in. Returns the new position, words
+    in the table, words found, sentences ended and long words."""
+    base, size = np.uint64(position), np.uint64(len(data) - WINDOW)
+    start, inside = _NONE, _ZERO  # of a word that goes on, and the bytes of a character that does
+    words, sentences, longs = _ZERO, _ZERO, _ZERO
+    places, sizes, hashes = batch
+    slots, arena, starts = table
+    most_known = min(len(slots) // 2, len(starts) - 1) - ROOM
+    most_words, most_longs = np.uint64(len(found) - ROOM), np.uint64(len(long) - ROOM)
+    most_sentences = np.uint64(len(ends) - WINDOW)
+    cut = False
+    while base < size and not cut and words <= most_words and known <= most_known and longs <= most_longs:
+        if sentences > most_sentences:
+            break
+        count = _ZERO
+        while base < size and count < np.uint64(TOGETHER) and sentences <= most_sentences:
+            bits = kind_bits(data, base, kinds)
+            plain, alone, end, threes, inside = parted(data, base, bits, inside)
+            if start != _NONE:
+                run = trailing_zeros(~plain)
+                if run == _WINDOW and base + _WINDOW - start < np.uint64(LONGEST_RUN):
+                    base += _WINDOW
+                    continue
+                stop = base + run
+                if stop - start >= np.uint64(LONGEST_RUN):
+                    stop, cut = character_end(data, start + np.uint64(LONGEST_RUN), size), True
+                longs = note(data, start, stop, places, sizes, hashes, count, long, longs)
+                count, start = count + _ONE, _NONE
+                if cut:
+                    base = stop
+                    break
+                plain &= ~((_ONE << run) - _ONE)
+            events = (plain & ~(plain << _ONE)) | alone | end
+            while events:
+                i = trailing_zeros(events)
+                events &= events - _ONE
+                if (end >> i) & _ONE:
+                    ends[sentences] = words + count
+                    sentences += _ONE
+                    continue
+                # one of the three is not zero: a run of PLAIN bytes, or a character that stands alone
+                stop = (
+                    i + trailing_zeros(~(plain >> i)) + ((alone >> i) & _ONE) + _TWO * ((threes >> i) & _ONE)
+                )
+                if stop == _WINDOW and (plain >> i) & _ONE:
+                    start = base + i
+                    break
+                longs = note(data, base + i, base + stop, places, sizes, hashes, count, long, longs)
+                count += _ONE
+            base += _WINDOW
+        for i in range(count):
+            if sizes[i]:
+                number = number_of(data, places[i], sizes[i], hashes[i], slots, arena, starts, known)
+                found[words] = number
+                known += number == known
+            else:
+                found[words] = -np.int32(hashes[i])
+            words += _ONE
+    if start != _NONE:
+        base = start
+    elif not cut:
+        base += inside
+    return np.int64(base), known, np.int64(words), np.int64(sentences), np.int64(longs)
 
 
 @jit

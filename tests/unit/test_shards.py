@@ -315,7 +315,7 @@ def test_a_folder_without_shards(tmp_path: Path) -> None:
     "change",
     [
         lambda d: d.update(format=1),
-        lambda d: d.update(format=3),
+        lambda d: d.update(format=4),
         lambda d: d.update(format="1"),
         lambda d: d.pop("statistics"),
         lambda d: d.update(more=1),

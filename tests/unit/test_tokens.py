@@ -13,14 +13,15 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import tokenizing, tokens, word_table
+from data_pipeline import tokenizing, tokens, word_borders, word_table
 from data_pipeline.counts import Counts
 from data_pipeline.draws import text_key
 from data_pipeline.records import Sentences
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
-from data_pipeline.word_table import ALONE, LONGEST_CACHED, WIDE, byte_kinds
+from data_pipeline.word_borders import ALONE, WIDE, byte_kinds
+from data_pipeline.word_table import LONGEST_CACHED, ROOM
 from data_pipeline.wordpiece import SPECIAL_TOKENS, Normalization, make_vocabulary
 from tests.unit.vocabulary_material import charsmap, trained
 
@@ -100,12 +101,12 @@ ALBERTS = [
 CACHES = [
     WordCache(small(lowercase=True)),
     WordCache(small(lowercase=False)),
-    WordCache(small(lowercase=False, strip_accents=True, handle_chinese_chars=False), most_words=7),
-    WordCache(small(lowercase=True, strip_accents=False), most_words=40),
+    WordCache(small(lowercase=False, strip_accents=True, handle_chinese_chars=False), most_words=ROOM),
+    WordCache(small(lowercase=True, strip_accents=False), most_words=2 * ROOM),
     *(
         WordCache(trained(kind, lower), n)
         for kind in ("bpe", "unigram")
-        for lower, n in ((False, 99), (True, 7))
+        for lower, n in ((False, 2 * ROOM), (True, ROOM))
     ),
     WordCache(replace(trained("unigram"), normalizer=ALBERTS)),
 ]
@@ -169,7 +170,7 @@ def test_the_words_that_are_cut_are_those_that_stand_alone():
     kinds = byte_kinds(punctuation=True, chinese=True)
     for code in (*range(0x80, 0xD800), *range(0xE000, 0x11000), 0x20000):
         data = np.frombuffer(chr(code).encode() + b"xx", np.uint8)
-        alone = kinds[data[0]] == WIDE and bool(word_table.stands_alone.py_func(data, 0))
+        alone = kinds[data[0]] == WIDE and bool(word_borders.stands_alone.py_func(data, 0))
         assert alone == (0x2010 <= code <= 0x2027 or 0x4E00 <= code <= 0x9FFF), hex(code)
 
 
@@ -211,13 +212,16 @@ def test_words_of_equal_hash_are_told_apart():
 
 
 def test_the_cache_forgets_and_goes_on(monkeypatch):
-    monkeypatch.setattr(tokens, "_BUFFER_WORDS", LONGEST_CACHED)
-    monkeypatch.setattr(tokens, "_FIRST_SLOTS", 4)
-    cache = WordCache(small(lowercase=True), most_words=50)
-    sentences = [" ".join(f"{a}{b}{'t' * i}" for i in range(9)) for a in "abcd" for b in "eghi"] * 2
+    monkeypatch.setattr(tokens, "_BUFFER_WORDS", ROOM)
+    monkeypatch.setattr(tokens, "_LONG_WORDS", ROOM)
+    monkeypatch.setattr(tokens, "_FIRST_SLOTS", 1024)
+    cache = WordCache(small(lowercase=True), most_words=1000)
+    sentences = [" ".join(f"{a}{b}{'t' * i}" for i in range(50)) for a in "abcdef" for b in "eghik"] * 2
     assert ours(cache, sentences) == library(cache.vocabulary, sentences)
-    assert cache._known <= 50
-    assert ours(cache, ["the" * 40] * 9) == library(cache.vocabulary, ["the" * 40] * 9)
+    assert cache._known <= 1000
+    assert ours(cache, ["the" * 40] * 900) == library(cache.vocabulary, ["the" * 40] * 900)
+    with pytest.raises(ValueError, match="expected at least"):
+        WordCache(small(lowercase=True), most_words=ROOM - 1)
 
 
 def test_known_words_are_not_asked_for_again(monkeypatch):
