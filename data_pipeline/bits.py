@@ -1,4 +1,4 @@
-"""For code that `draws.jit` compiles: two instructions that numba has no names for, a copy that allocates nothing."""
+"""For compiled code: instructions of the processor that numba has no names for, and a copy that allocates nothing."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from data_pipeline.draws import inlined
+from data_pipeline.compiled import inlined
 
 
 @intrinsic
@@ -30,11 +30,31 @@ def _load_word(_context, data, _position):
     return types.uint64(data, types.uint64), generate
 
 
+@intrinsic
+def _high_product(_context, _a, _b):
+    def generate(_target, builder, _signature, arguments):
+        wide = ir.IntType(128)
+        a, b = (builder.zext(argument, wide) for argument in arguments)
+        high = builder.lshr(builder.mul(a, b), ir.Constant(wide, 64))
+        return builder.trunc(high, ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
 trailing_zeros: Any = _trailing_zeros
 """How many zeros stand behind the lowest set bit of a uint64; 64 if none is set."""
 load_word: Any = _load_word
 """load_word(data, position): the eight bytes of the contiguous uint8 array from `position` on as a uint64. They must
 lie within it: nothing is checked."""
+
+
+_product: Any = _high_product
+
+
+@inlined
+def multiply_high(a, b):
+    """Upper 64 bits of the 128-bit product of two uint64."""
+    return _product(a, b)
 
 
 @inlined

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bits import copy_run
-from data_pipeline.draws import jit
+from data_pipeline.compiled import jit
 from data_pipeline.mapping import mapped_npy
 from data_pipeline.records import Corpus
 from data_pipeline.storage import writing

@@ -14,7 +14,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from data_pipeline.bits import copy_run
-from data_pipeline.draws import jit
+from data_pipeline.compiled import jit
 from data_pipeline.records import Corpus
 
 MAPPED_BYTES = 640 << 20

@@ -6,14 +6,12 @@ for the kernels (`Stream`-style: `start`, `word`, `below`, `unit`), and `words` 
 """
 
 import hashlib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numba
 import numpy as np
-from numba.core.options import DefaultOptions
 from numpy.typing import NDArray
+
+from data_pipeline.bits import multiply_high
+from data_pipeline.compiled import jit
 
 # What a draw is for: the second counter word, so that two uses of one key never share bits.
 SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE = range(6)
@@ -24,52 +22,6 @@ BIN_ORDER = 48  # blocks of one length bin within a shard
 
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
 _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-
-
-def _compiled_sources() -> str:
-    """A hash of this package's modules that hold compiled code."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        text = path.read_bytes()
-        if b"jit" in text:
-            digest.update(text)
-    return digest.hexdigest()
-
-
-_config: Any = numba.config
-_COMPILED = Path(_config.CACHE_DIR or Path(__file__).parent / "__pycache__") / _compiled_sources()
-
-
-# A function that allocates nothing need not count who holds its arrays. numba counts at every call of an inner function
-# all the same, in atomic operations that cost more than the work: finding words took 13.0 instead of 2.9 ns a byte.
-_UNCOUNTED: dict[str, Any] = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
-
-
-def jit(function: Callable[..., Any]) -> Any:
-    """Compiles `function`, which allocates no array, at its first call and keeps the result on disk.
-
-    numba renews what it kept when the function's own file changes, but not when a function that it calls from
-    another file does: the old draws would live on. So what is kept lies in a folder named after all these files."""
-    return _compiled(function, **_UNCOUNTED)
-
-
-def allocating(function: Callable[..., Any]) -> Any:
-    """As `jit`, for a function that makes or returns arrays."""
-    return _compiled(function)
-
-
-def inlined(function: Callable[..., Any]) -> Any:
-    """As `jit`, and always a part of the code that calls it: for the inside of the hottest loops."""
-    return _compiled(function, forceinline=True, **_UNCOUNTED)
-
-
-def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    elsewhere, _config.CACHE_DIR = _config.CACHE_DIR, str(_COMPILED)
-    try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
-    finally:
-        _config.CACHE_DIR = elsewhere
 
 
 def text_key(text: str) -> int:
@@ -77,15 +29,6 @@ def text_key(text: str) -> int:
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
     )
-
-
-@jit
-def multiply_high(a, b):
-    """Upper 64 bits of the 128-bit product of two uint64."""
-    a0, a1, b0, b1 = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
-    middle = a1 * b0 + ((a0 * b0) >> _HALF)
-    low_middle = (middle & _LOW) + a0 * b1
-    return a1 * b1 + (middle >> _HALF) + (low_middle >> _HALF)
 
 
 @jit

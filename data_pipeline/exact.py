@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from data_pipeline.bits import copy_run
 from data_pipeline.bytestream import open_bytes, reading
+from data_pipeline.compiled import jit
 from data_pipeline.covering import emit_covered, mask_sequence, scratch_for
 from data_pipeline.donors import no_files
-from data_pipeline.draws import jit
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
 from data_pipeline.mapping import mapped

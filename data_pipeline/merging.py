@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bits import copy_run
+from data_pipeline.compiled import jit
 from data_pipeline.corpus import open_corpus, opened, save_column, starts_of, write_header
-from data_pipeline.draws import jit
 from data_pipeline.records import Corpus
 
 CHUNK = 1 << 25

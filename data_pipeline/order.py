@@ -30,7 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import draws
-from data_pipeline.draws import BLOCK_ORDER, WINDOW_ORDER, jit, multiply_high
+from data_pipeline.bits import multiply_high
+from data_pipeline.compiled import jit
+from data_pipeline.draws import BLOCK_ORDER, WINDOW_ORDER
 from data_pipeline.errors import UserError
 
 SEQUENTIAL = "sequential"

@@ -6,8 +6,8 @@ that of google-research/bert's create_pretraining_data.py, and the golden files 
 
 import numpy as np
 
+from data_pipeline.compiled import jit
 from data_pipeline.donors import sentence_start
-from data_pipeline.draws import jit
 from data_pipeline.records import NO_LABEL
 from data_pipeline.twister import PHILOX_WORDS, below, unit
 from data_pipeline.walks import (
@@ -50,11 +50,12 @@ def truncated(stream, pair, room):
     """The token ranges of A and B, the longer one shortened at random ends (a tie shortens B) until both fit."""
     a0, a1, b0, b1 = pair
     while (a1 - a0) + (b1 - b0) > room:
-        front = unit(stream) < 0.5
-        if a1 - a0 > b1 - b0:
-            a0, a1 = (a0 + 1, a1) if front else (a0, a1 - 1)
-        else:
-            b0, b1 = (b0 + 1, b1) if front else (b0, b1 - 1)
+        # without branches: no processor foresees the tosses of a coin
+        front, of_a = np.int64(unit(stream) < 0.5), np.int64(a1 - a0 > b1 - b0)
+        a0 += of_a & front
+        a1 -= of_a & ~front
+        b0 += ~of_a & front
+        b1 -= ~of_a & ~front & 1
     return a0, a1, b0, b1
 
 

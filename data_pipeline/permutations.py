@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.draws import FACTORIZATION, allocating, jit, start
+from data_pipeline.compiled import allocating, jit
+from data_pipeline.draws import FACTORIZATION, start
 from data_pipeline.dynamic_masking import example_keys
 from data_pipeline.records import read_only
 from data_pipeline.spans import draw_length, harmonic

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bits import copy_run
-from data_pipeline.draws import jit
+from data_pipeline.compiled import jit
 
 NO_LABEL = -1
 """Value of `labels` for a single stream, which has no second segment to judge."""

@@ -55,7 +55,9 @@ def _lines(passages: Iterable[str], _language: str) -> Iterator[list[str]]:
     rest = ""
     for passage in passages:
         *lines, rest = (rest + passage).split("\n")
-        yield _visible(piece for line in lines for piece in _cut(line))
+        if max(map(len, lines), default=0) > LONGEST_LINE:
+            lines = [piece for line in lines for piece in _cut(line)]
+        yield _visible(lines)
         *pieces, rest = _cut(rest)
         yield _visible(pieces)
     yield _visible([rest])

@@ -11,7 +11,7 @@ goes on there.)
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.draws import jit
+from data_pipeline.compiled import jit
 from data_pipeline.twister import unit
 
 ALONE, NGRAM, SPAN = range(3)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import draws
-from data_pipeline.draws import jit
+from data_pipeline.compiled import jit
 
 PHILOX_WORDS = 8  # length of a stream of draws.py
 _WORDS, _MIDDLE = 624, 397  # length and middle distance of MT19937's state

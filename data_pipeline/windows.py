@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.columns import COLUMNS
-from data_pipeline.draws import allocating, jit
+from data_pipeline.compiled import allocating, jit
 from data_pipeline.order import Layout, Order, Run, StreamRanges, Window
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards import BlockReader

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bits import trailing_zeros
-from data_pipeline.draws import inlined
+from data_pipeline.compiled import inlined
 
 WINDOW = 64
 """Bytes looked at together, one bit each; a text is followed by so many spaces, which are no part of it."""

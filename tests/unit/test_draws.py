@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pair_material import surprise
 
-from data_pipeline import draws
+from data_pipeline import compiled, draws
 
 
 def numpy_words(seed, key, purpose, count):
@@ -97,10 +97,10 @@ def test_text_keys_stay_what_they_are():
 def test_compiled_code_is_renewed_when_what_it_calls_changes(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
-    (package / "draws.py").write_text(Path(draws.__file__).read_text())
-    (package / "inner.py").write_text("from draws import jit\n\n@jit\ndef inner(x):\n    return x + 1\n")
+    (package / "compiled.py").write_text(Path(compiled.__file__).read_text())
+    (package / "inner.py").write_text("from compiled import jit\n\n@jit\ndef inner(x):\n    return x + 1\n")
     (package / "outer.py").write_text(
-        "from draws import jit\nfrom inner import inner\n\n@jit\ndef outer(x):\n    return inner(x)\n"
+        "from compiled import jit\nfrom inner import inner\n\n@jit\ndef outer(x):\n    return inner(x)\n"
         "print(outer(1), sum(outer.stats.cache_hits.values()))\n"
     )
 
@@ -110,5 +110,5 @@ def test_compiled_code_is_renewed_when_what_it_calls_changes(tmp_path):
 
     assert run() == ["2", "0"]
     assert run() == ["2", "1"], "kept on disk"
-    (package / "inner.py").write_text("from draws import jit\n\n@jit\ndef inner(x):\n    return x + 5\n")
+    (package / "inner.py").write_text("from compiled import jit\n\n@jit\ndef inner(x):\n    return x + 5\n")
     assert run() == ["6", "0"], "and renewed"
