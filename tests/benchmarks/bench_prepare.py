@@ -80,11 +80,13 @@ def parse() -> argparse.Namespace:
         help="vocab.txt",
     )
     parser.add_argument("--peer", type=Path, action="append", default=[], help="a checkout; may be repeated")
-    parser.add_argument("--megabytes", type=float, default=100, help="of text for ours")
+    parser.add_argument("--megabytes", type=float, default=300, help="of text for ours")
     parser.add_argument(
         "--peer-megabytes", type=float, default=3, help="of text for peers: the first documents"
     )
-    parser.add_argument("--scaling-megabytes", type=float, default=300, help="of text for --workers")
+    parser.add_argument(
+        "--scaling-megabytes", type=float, default=1200, help="of text for --workers: copies of a smaller one"
+    )
     parser.add_argument(
         "--document-sentences", type=int, default=0, help="cut longer documents; 0: leave them"
     )
@@ -116,6 +118,11 @@ class Texts:
             SPLITTER_BYTES,
         )
         self.ours, self.peers, self.small, self.scaling = [*files, files[0]][:4]
+        if arguments.workers > 1:
+            with open(self.scaling, "r+b") as text:  # where the source is smaller, copies of it
+                data = text.read()
+                for _ in range(round(limits[-1] / len(data)) - 1):
+                    text.write(data)
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
