@@ -17,6 +17,7 @@ DOORS = {
     "deepspeed": {"pretrain/engine.py", "pretrain/optim/zero_partition.py"},
     "wandb": {"pretrain/monitor.py"},
     "typer": {"launch/cli.py"},
+    "triton": {"pretrain/kernels/lamb_triton.py"},
     "dask": {"data_pipeline/cluster.py"},
     "distributed": {"data_pipeline/cluster.py"},
     "dask_jobqueue": {"data_pipeline/cluster.py"},
