@@ -11,6 +11,8 @@ reduction. All cells that are not refused are tested (tests/multirank; fp16 with
 | 2     | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        |
 | 3     | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 |
 
+With `zero.offload=cpu` stage 1 is DeepSpeedZeroOptimizer in bf16 as well; the others stay what they are.
+
 Every rank runs the same number of backward passes a step (pad with empty micro-batches of weight 0), and at stages 2
 and 3 each of them through the same parameters as on the other ranks, or the ranks wait for each other forever. A
 gradient that is missing counts as zero at every stage: moments decay and weight decay applies. Stage 3 partitions

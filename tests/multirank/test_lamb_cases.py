@@ -1,5 +1,8 @@
 """LAMB under ZeRO where it is easily wrong: the paper's form, offload, kernels, many micro-batches, empty batches."""
 
+import re
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,7 +57,12 @@ def steps_with_one_spoiled(engine: Engine, world: World) -> dict[str, Any]:
             engine.load_scaler_state({"cur_scale": scale})  # fp16 has halved it; the reference keeps it
         assert all(train(engine, world, range(step, step + 1)))
         norms.append(engine.grad_norm)
-    return {"pieces": pieces(engine), "norms": norms, "shapes": engine.partition.shapes}
+    return {"norms": norms, **state_of(engine)}
+
+
+def state_of(engine: Engine) -> dict[str, Any]:
+    wrapper = "none" if engine._wrapper is engine._optimizer else type(engine._wrapper).__name__
+    return {"pieces": pieces(engine), "shapes": engine.partition.shapes, "wrapper": wrapper}
 
 
 def offloaded(world: World, stage: int, precision: str) -> dict[str, Any]:
@@ -100,7 +108,7 @@ def many_micro_batches(world: World, stage: int) -> dict[str, Any]:
     for number in range(MICRO_BATCHES):
         engine.backward(engine(*example(world.rank, number), True), last=number == MICRO_BATCHES - 1)
     assert engine.step()
-    result = {"pieces": pieces(engine), "shapes": engine.partition.shapes}
+    result = state_of(engine)
     engine.close()
     return result
 
@@ -189,6 +197,19 @@ def rank_pieces(cases: Cases, rank: int, stage: int) -> Pieces:
 def test_tritons_kernels_step_as_torch_does(cases: Cases, stage: int) -> None:
     expected = reference(STEPS, PlainLamb(DECAY, BETAS, EPS, CLIP))
     assert distance(whole(cases, "kernels", str(stage)), expected.weights[-1]) <= 1
+
+
+def test_the_documented_classes_are_those_that_deepspeed_chooses(cases: Cases) -> None:
+    text = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (\S+) \| (\S+) \|", text, re.MULTILINE)
+    fp32, bf16 = ({int(row[0]): row[column] for row in rows} for column in (1, 2))
+    first = cases[0]
+    assert {stage: first["micro-batches", str(stage)]["wrapper"] for stage in range(4)} == bf16
+    assert {stage: first["paper", str(stage)]["wrapper"] for stage in SHARDED} == {
+        s: fp32[s] for s in SHARDED
+    }
+    for stage, precision in product(SHARDED, ("fp32", *TYPES)):  # offloaded, bf16 is stepped as fp32 is
+        assert first["offload", str(stage), precision]["wrapper"] == fp32[stage]
 
 
 def gradient(dtype: torch.dtype, sums: torch.dtype) -> dict[str, torch.Tensor]:
