@@ -48,6 +48,9 @@ class TrainSettings:
     """Steps between lines of metrics.jsonl."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
+    kernels: str = "auto"
+    """LAMB's passes over memory: auto (Triton's kernels on CUDA where triton is installed, else torch), triton (or an
+    error) or torch."""
     deterministic: bool = True
     """Ask torch for deterministic kernels, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
 
@@ -58,6 +61,8 @@ class ZeroSettings:
     """DeepSpeed ZeRO: 0 nothing sharded, 1 optimizer state, 2 and gradients, 3 and parameters."""
     sub_group_size: int = 100_000_000
     """Stage 3: elements that the optimizer steps at a time."""
+    offload: str = "none"
+    """none, or cpu (stages 1 to 3): masters, moments and the optimizer's step in the host's memory, slower."""
 
 
 @dataclass
@@ -127,6 +132,8 @@ class MonitorSettings:
     """W&B project."""
     id: str = ""
     """W&B run id; empty: drawn once and kept in the run folder."""
+    trust_ratios_every: int = 0
+    """LAMB: steps between the lines of metrics.jsonl that hold the trust ratio of each tensor; 0: none."""
     peak_tflops: float = 0.0
     """Peak of one device for MFU; 0: known for common GPUs, measured on a CPU."""
 

@@ -21,7 +21,9 @@ CHOICES = {
     "data.verify": ("blocks", "full"),
     "vocabulary.kind": ("wordpiece", "bpe", "unigram"),
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
+    "train.kernels": ("auto", "triton", "torch"),
     "zero.stage": (0, 1, 2, 3),
+    "zero.offload": ("none", "cpu"),
     "optim.name": ("lamb", "adamw"),
     "optim.form": ("nvidia", "google", "paper"),
     "schedule.name": ("linear", "polynomial", "nvidia", "cosine", "constant"),
@@ -80,12 +82,19 @@ RANGES: dict[str, tuple[float, float]] = {
     "encoder.max_positions": (8, 65_535),
     "encoder.layer_norm_eps": (0, 1),
     "encoder.initializer_range": (0, 10),
+    "monitor.trust_ratios_every": (0, math.inf),
     "monitor.peak_tflops": (0, math.inf),
 }
 
 
 def check(config: RunConfig) -> None:
     """Raises UserError, naming the key, for a value out of range or settings that contradict each other."""
+    if config.zero.offload == "nvme":
+        raise UserError(
+            "zero.offload=nvme: the norms of LAMB and every checkpoint need all masters and moments in memory",
+            where="settings",
+            remedy="zero.offload=cpu, or more ranks at zero.stage=3",
+        )
     for key, choices in CHOICES.items():
         if value_of(config, key) not in choices:
             raise UserError(
@@ -201,6 +210,11 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             steps_of_warmup >= 1 and (steps_of_warmup > train.steps or steps_of_warmup % 1 != 0),
             f"schedule.warmup={steps_of_warmup}: expected a share below 1, or whole steps up to "
             f"train.steps={train.steps}",
+        ),
+        (
+            config.zero.offload != "none" and config.zero.stage == 0,
+            f"zero.offload={config.zero.offload} at zero.stage=0, which keeps everything on the device: "
+            "zero.stage=1, 2 or 3",
         ),
         (
             config.init_moments and not config.init_from,

@@ -11,6 +11,8 @@ reduction. All cells that are not refused are tested (tests/multirank; fp16 with
 | 2     | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        |
 | 3     | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 |
 
+With `zero.offload=cpu` stage 1 is DeepSpeedZeroOptimizer in bf16 as well; the others stay what they are.
+
 Every rank runs the same number of backward passes a step (pad with empty micro-batches of weight 0), and at stages 2
 and 3 each of them through the same parameters as on the other ranks, or the ranks wait for each other forever. A
 gradient that is missing counts as zero at every stage: moments decay and weight decay applies. Stage 3 partitions
@@ -21,7 +23,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
@@ -33,6 +35,8 @@ from torch.optim import Optimizer
 
 from data_pipeline.errors import UserError
 from pretrain.config import RunConfig
+from pretrain.kernels.lamb import check_kernels
+from pretrain.optim import zero_gradients
 from pretrain.optim.groups import build_optimizer, trainable_parameters
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.segments import squared_norm
@@ -61,7 +65,7 @@ class Engine:
         )
         """Named fragments of weights and moments: for saving and loading."""
         if isinstance(optimizer, Lamb):
-            optimizer.use_layouts(self.partition.layout_of, _sum_over_ranks if world.size > 1 else None)
+            optimizer.use_layouts(self.partition.layout_of, _adder(world) if world.size > 1 else None)
         self._fp32_gradients: list[nn.Parameter] = []
         if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()
@@ -177,16 +181,9 @@ class Engine:
         self._engine.step()
 
     def _step_sharded(self) -> None:
-        if hasattr(self._wrapper, "fp32_groups_has_gradients"):
-            # Stage 1 in bf16 leaves a parameter that went unused on this rank out of its norm and clipping, though
-            # the sum over ranks has a gradient for it: ranks would clip differently.
-            flags = self._wrapper.fp32_groups_has_gradients
-            flags[:] = [[True] * len(group) for group in flags]
+        zero_gradients.complete(self._wrapper)
         self._engine.step()
-        if hasattr(self._wrapper, "grad_partitions_flat_buffer"):
-            # Stage 3 keeps the last gradient of a parameter that goes unused in the next step, or in its first
-            # micro-batch, and would add to it.
-            self._wrapper.grad_partitions_flat_buffer.zero_()
+        zero_gradients.forget(self._wrapper)
         self._applied = bool(self._engine.was_step_applied())
         norm = float(self._engine.get_global_grad_norm())
         self._norm = norm if self._applied and math.isfinite(norm) else math.inf
@@ -227,12 +224,13 @@ def build_engine(
     precision = resolve_precision(config, world)
     deepspeed = _import_deepspeed(world)
     _refuse(deepspeed, config.zero.stage, precision)
+    check_kernels(config.train.kernels, world.device)
     model.to(world.device)
     _share_rank_0(model, world)
     masters = {}
     if precision != "fp32":
         masters = {name: p.detach().cpu().clone() for name, p in trainable_parameters(model).items()}
-    optimizer = build_optimizer(model, config.optim)
+    optimizer = build_optimizer(model, config.optim, config.train.kernels)
     settings = _settings(config, precision, dict(zero or {}))
     with redirect_stdout(StringIO()):  # it prints its memory use
         wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
@@ -282,6 +280,7 @@ def _settings(config: RunConfig, precision: str, zero: dict[str, Any]) -> dict[s
             "stage": config.zero.stage,
             "sub_group_size": config.zero.sub_group_size,
             "reduce_bucket_size": BUCKET,
+            **({"offload_optimizer": {"device": "cpu"}} if config.zero.offload == "cpu" else {}),
             **zero,
         },
     }
@@ -334,8 +333,14 @@ def _share_rank_0(model: nn.Module, world: World) -> None:
                 dist.broadcast(tensor, src=0)
 
 
-def _sum_over_ranks(values: Tensor) -> None:
-    dist.all_reduce(values)
+def _adder(world: World) -> Callable[[Tensor], None]:
+    """Adds a small tensor up over the ranks, in place; over gloo where the optimizer is offloaded to the CPU."""
+
+    def sum_over_ranks(values: Tensor) -> None:
+        apart = values.device.type != world.device.type
+        dist.all_reduce(values, group=world.messages if apart else None)
+
+    return sum_over_ranks
 
 
 def _reader(tensors: Mapping[str, Tensor]) -> Any:

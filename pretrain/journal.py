@@ -23,7 +23,7 @@ from pretrain.agreement import Agreed
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.meters import Meter
-from pretrain.monitor import open_tracker, read_metrics
+from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
 from pretrain.preflight import Plan
 from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
@@ -54,6 +54,8 @@ class Journal:
         self._tracker = open_tracker(self._folder, config.monitor, run_id, asdict(config), world.rank == 0)
         self._summary = {"started": read_summary(self._folder).get("started", _now()), **_machine(world)}
         for line in read_metrics(self._folder):  # what survives of earlier lives
+            if line.get("kind") == TRUST:
+                continue
             self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._summary |= {
             "command": command,
@@ -92,6 +94,9 @@ class Journal:
         self._bar.update(self._task, completed=position.step)
         if is_due(position.step, self._config.train.log_every, self._config.train.steps):
             self.flush(position, lr)
+        every = self._config.monitor.trust_ratios_every
+        if every and position.step % every == 0 and self._world.rank == 0:
+            self._log_trust_ratios(position)
 
     def flush(self, position: Position, lr: float) -> None:
         """Writes a line of what is not written yet, if anything. All ranks call this."""
@@ -153,6 +158,14 @@ class Journal:
         self._write_summary()
         self._show(line)
         self._reset()
+
+    def _log_trust_ratios(self, position: Position) -> None:
+        """A line of their own: there are as many as tensors, in full float64, fetched from the device at once."""
+        ratios = self._engine.trust_ratios()
+        if ratios:
+            values = torch.stack(list(ratios.values())).tolist()
+            named = {f"{TRUST_PREFIX}{name}": value for name, value in zip(ratios, values, strict=True)}
+            self._tracker.log(_finite({"kind": TRUST, "step": position.step, **named}))
 
     def _show(self, line: dict[str, Any]) -> None:
         figures = f"loss {line['loss']:.3f}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"

@@ -14,6 +14,8 @@ from data_pipeline.errors import UserError
 from pretrain.config import MonitorSettings
 
 METRICS, LOST, UPLOADED = "metrics.jsonl", "metrics.lost.jsonl", "wandb_uploaded.json"
+TRUST, TRUST_PREFIX = "trust", "trust_ratio/"
+"""Kind of a line that holds LAMB's trust ratio of each tensor, and what is put before the tensors' names."""
 
 
 class Tracker(Protocol):
@@ -73,13 +75,13 @@ class Wandb:
         if self._online:  # what earlier lives logged offline comes first
             lines = read_metrics(folder)
             for line in lines[_uploaded(folder) :]:
-                self._run.log(_numbers(line))
+                self._run.log(_point(line))
             _set_uploaded(folder, len(lines))
 
     def log(self, line: dict[str, Any]) -> None:
         """Writes the line to metrics.jsonl first, then hands its numbers to W&B."""
         self._lines.log(line)
-        self._run.log(_numbers(line))
+        self._run.log(_point(line))
         if self._online:
             _set_uploaded(self._folder, _uploaded(self._folder) + 1)
 
@@ -146,7 +148,7 @@ def sync(folder: Path, run_id: str, project: str, config: dict[str, Any]) -> int
     if sent < len(lines):
         run = _start(folder, project, run_id, config, "online")
         for line in lines[sent:]:
-            run.log(_numbers(line))
+            run.log(_point(line))
         run.finish()
         _set_uploaded(folder, len(lines))
     return max(0, len(lines) - sent)
@@ -170,8 +172,15 @@ def _start(folder: Path, project: str, run_id: str, config: dict[str, Any], mode
     return run
 
 
-def _numbers(line: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in line.items() if isinstance(value, int | float)}
+def _point(line: dict[str, Any]) -> dict[str, Any]:
+    """The line's numbers; with trust ratios also their histogram, which W&B draws as a heat map over the steps."""
+    point: dict[str, Any] = {key: value for key, value in line.items() if isinstance(value, int | float)}
+    if line.get("kind") == TRUST:
+        import wandb
+
+        ratios = [value for key, value in point.items() if key.startswith(TRUST_PREFIX)]
+        point["trust_ratios"] = wandb.Histogram(ratios)
+    return point
 
 
 def _has_key() -> bool:

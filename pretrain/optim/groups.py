@@ -35,7 +35,7 @@ def parameter_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str
     return [group for group in groups if group["params"]]
 
 
-def _lamb(groups: list[dict[str, Any]], settings: OptimSettings) -> Optimizer:
+def _lamb(groups: list[dict[str, Any]], settings: OptimSettings, kernels: str) -> Optimizer:
     return Lamb(
         groups,
         lr=settings.lr,
@@ -43,21 +43,23 @@ def _lamb(groups: list[dict[str, Any]], settings: OptimSettings) -> Optimizer:
         eps=settings.eps,
         bias_correction=settings.form != "google",
         trust_clamp=(settings.trust_clamp[0], settings.trust_clamp[1]) if settings.trust_clamp else None,
+        kernels=kernels,
     )
 
 
-def _adamw(groups: list[dict[str, Any]], settings: OptimSettings) -> Optimizer:
+def _adamw(groups: list[dict[str, Any]], settings: OptimSettings, kernels: str) -> Optimizer:
     """Loshchilov & Hutter 2019, decoupled decay. Elementwise, so that it may be cut and padded anywhere."""
     betas = (settings.betas[0], settings.betas[1])
     return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=True)
 
 
-OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimSettings], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], OptimSettings, str], Optimizer]] = {
     "lamb": _lamb,
     "adamw": _adamw,
 }
 
 
-def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
-    """The optimizer `optim.name` over the parameters of `model`, whose learning rate the engine sets each step."""
-    return OPTIMIZERS[settings.name](parameter_groups(model, settings), settings)
+def build_optimizer(model: nn.Module, settings: OptimSettings, kernels: str = "auto") -> Optimizer:
+    """The optimizer `optim.name` over the parameters of `model`, whose learning rate the engine sets each step.
+    `kernels`: `train.kernels`, LAMB's."""
+    return OPTIMIZERS[settings.name](parameter_groups(model, settings), settings, kernels)

@@ -14,13 +14,13 @@ NVIDIA's kernel does the same inside the optimizer.
 
 Under ZeRO a rank holds flat slices of many parameters. Goal: the update of an unsharded LAMB, on every rank.
 Phases of `step`:
-    1. one pass over each flat tensor: moments, and the update u in the gradient's place;
-    2. squared norms of w and u, piece by piece (see `Layout`), summed per parameter over the ranks in one small
-       all-reduce, float64; padding is in no piece, and its gradient is set to zero, so that it stays as it is;
+    1. one pass over each flat tensor: moments, the update u in the gradient's place, and squared norms of w and u,
+       piece by piece (see `Layout`); padding is in no piece and stays as it is;
+    2. the squared norms summed per parameter over the ranks in one small all-reduce, float64;
     3. one pass: w <- w - lr * ratio * u.
+The passes are in pretrain/kernels: Triton's on CUDA, the same in torch elsewhere.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretrain.optim.segments import Layout, squared_norm, whole
+from pretrain.kernels.lamb import Passes, choose, coefficients
+from pretrain.optim.segments import Layout, whole
 
 
 class Lamb(Optimizer):
@@ -47,12 +48,14 @@ class Lamb(Optimizer):
         weight_decay: float = 0.01,
         bias_correction: bool = True,
         trust_clamp: tuple[float, float] | None = None,
+        kernels: str = "auto",
     ) -> None:
-        """A group has trust ratios if it says `trust=True`, or nothing of it and has weight decay."""
+        """A group has trust ratios if it says `trust=True`, or nothing of it and has weight decay. `kernels`: see
+        pretrain.kernels.lamb.choose."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         for group in self.param_groups:
             group.setdefault("trust", group["weight_decay"] != 0)
-        self._bias_correction, self._trust_clamp = bias_correction, trust_clamp
+        self._bias_correction, self._trust_clamp, self._kernels = bias_correction, trust_clamp, kernels
         self._layout_of: Callable[[Tensor], Layout] | None = None
         self._sum_over_ranks: Callable[[Tensor], None] | None = None
         self._ratios: dict[int, tuple[tuple[str, ...], Tensor]] = {}
@@ -72,16 +75,19 @@ class Lamb(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         tensors = [
-            (group, tensor, self._layout(group, position, tensor))
+            (group, tensor, self._layout(group, position, tensor), choose(tensor, self._kernels))
             for group in self.param_groups
             for position, tensor in enumerate(group["params"])
             if tensor.grad is not None
         ]
-        for group, tensor, layout in tensors:
-            self._update_in_place_of_gradient(group, tensor, layout)
-        self._scale_updates([(t, layout) for group, t, layout in tensors if group["trust"]])
-        for group, tensor, _ in tensors:
-            tensor.add_(tensor.grad, alpha=-group["lr"])
+        squares = [self._update(*given) for given in tensors]
+        ratios = self._trust_ratios(
+            [(layout, own) for (*_, layout, _), own in zip(tensors, squares, strict=True)]
+        )
+        for (group, tensor, layout, passes), own in zip(tensors, ratios, strict=True):
+            if own is not None:
+                self._ratios[id(tensor)] = layout.names, own
+            passes.apply(tensor, tensor.grad, layout, own, group["lr"])
         return loss
 
     def trust_ratios(self) -> dict[str, Tensor]:
@@ -102,61 +108,31 @@ class Lamb(Optimizer):
         index = next(i for i, other in enumerate(self.param_groups) if other is group)
         return whole(f"{index}.{position}", tensor.numel())
 
-    def _update_in_place_of_gradient(self, group: dict[str, Any], tensor: Tensor, layout: Layout) -> None:
-        gradient = tensor.grad
-        assert gradient is not None
-        for start, length in layout.padding():
-            gradient.view(-1)[start : start + length].zero_()
+    def _update(self, group: dict[str, Any], tensor: Tensor, layout: Layout, passes: Passes) -> Tensor | None:
+        """The first pass over a tensor; its squared norms where it has trust ratios."""
         state = self.state[tensor]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(tensor), exp_avg_sq=torch.zeros_like(tensor))
         state["step"] += 1
-        first, second = state["exp_avg"], state["exp_avg_sq"]
-        beta1, beta2 = group["betas"]
-        first.lerp_(gradient, 1 - beta1)
-        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        # m̂ / (sqrt(v̂) + eps), both sides of the fraction times sqrt(1 - beta2^t): no temporary is needed.
-        steps = state["step"] if self._bias_correction else math.inf  # beta^inf = 0: no correction
-        root = math.sqrt(1 - beta2**steps)
-        torch.sqrt(second, out=gradient)
-        gradient.add_(group["eps"] * root)
-        torch.div(first, gradient, out=gradient)
-        gradient.mul_(root / (1 - beta1**steps))
-        if group["weight_decay"] != 0:
-            gradient.add_(tensor, alpha=group["weight_decay"])
+        numbers = coefficients(group, state["step"], self._bias_correction)
+        assert tensor.grad is not None
+        return passes.update(
+            tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], layout, numbers, group["trust"]
+        )
 
-    def _scale_updates(self, tensors: list[tuple[Tensor, Layout]]) -> None:
-        """Multiplies each piece of the updates by its parameter's ||w|| / ||u||; 1 where either norm is 0."""
-        if not any(layout.names for _, layout in tensors):
-            return
-        squares = self._squared_norms(tensors)
-        if self._sum_over_ranks is not None and any(layout.split for _, layout in tensors):
+    def _trust_ratios(self, tensors: list[tuple[Layout, Tensor | None]]) -> list[Tensor | None]:
+        """||w|| / ||u|| of each tensor's parameters, 1 where either norm is 0; None for tensors without squares."""
+        given = [own for _, own in tensors if own is not None]
+        if not any(own.shape[1] for own in given):
+            return [None] * len(tensors)
+        squares = torch.cat(given, dim=1)
+        if self._sum_over_ranks is not None and any(
+            layout.split for layout, own in tensors if own is not None
+        ):
             self._sum_over_ranks(squares)
         weights, updates = squares.sqrt()
         ratios = torch.where((weights > 0) & (updates > 0), weights / updates, torch.ones_like(weights))
         if self._trust_clamp is not None:
             ratios = ratios.clamp(*self._trust_clamp)
-        first = 0
-        for tensor, layout in tensors:
-            own = ratios[first : first + len(layout.names)]
-            first += len(layout.names)
-            self._ratios[id(tensor)] = layout.names, own
-            update, scale = tensor.grad.view(-1), own.to(tensor.dtype)  # type: ignore[union-attr]
-            for segment in layout.segments:
-                update[segment.start : segment.start + segment.length].mul_(scale[segment.parameter])
-
-    @staticmethod
-    def _squared_norms(tensors: list[tuple[Tensor, Layout]]) -> Tensor:
-        """(2, parameters) float64: this rank's share of ||w||^2 and ||u||^2, in the order of the layouts' names."""
-        columns: list[list[Tensor]] = []
-        for tensor, layout in tensors:
-            here: list[list[Tensor]] = [[] for _ in layout.names]
-            values, update = tensor.view(-1), tensor.grad.view(-1)  # type: ignore[union-attr]
-            for segment in layout.segments:
-                piece = slice(segment.start, segment.start + segment.length)
-                here[segment.parameter].append(
-                    torch.stack((squared_norm(values[piece]), squared_norm(update[piece])))
-                )
-            columns += here
-        nothing = torch.zeros(2, dtype=torch.float64, device=tensors[0][0].device)
-        return torch.stack([sum(parts, nothing) for parts in columns], dim=1)
+        parts = iter(ratios.split([own.shape[1] for own in given]))
+        return [None if own is None else next(parts) for _, own in tensors]

@@ -6,7 +6,7 @@ Not counted: the CUDA context, NCCL's buffers and what the allocator loses to fr
 """
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,9 @@ class States:
     gradients: int
     """The accumulated gradient, fp32, and the bucket that it travels in."""
     masters: int
-    """fp32 copies that the optimizer updates; 0 where it updates the weights themselves."""
+    """fp32 copies that the optimizer updates; 0 where it updates the weights themselves, or on the CPU."""
     moments: int
+    """0 where they are on the CPU."""
 
     @property
     def total(self) -> int:
@@ -54,6 +55,11 @@ def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
 
 def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:
     """Bytes of `model` on a rank of `ranks` under the config's ZeRO stage (engine.py states the wrappers)."""
+    found = _states(model, config, precision, ranks)
+    return replace(found, masters=0, moments=0) if config.zero.offload == "cpu" else found
+
+
+def _states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:
     stage, half = config.zero.stage, precision != "fp32"
     groups = [[p.numel() for p in group["params"]] for group in parameter_groups(model, config.optim)]
     count = sum(map(sum, groups))

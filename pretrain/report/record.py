@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from data_pipeline.errors import UserError
-from pretrain.monitor import METRICS, read_metrics
+from pretrain.monitor import METRICS, TRUST, read_metrics
 
 SUMMARY, CONFIG, RUN = "summary.json", "config.yaml", "run.json"
 
@@ -91,6 +91,7 @@ def read_run(folder: Path) -> RunRecord:
         )
     complaints: list[str] = []
     lines = _read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
+    lines = [line for line in lines if line.get("kind") != TRUST]
     evaluations = [line for line in lines if _is_evaluation(line)]
     return RunRecord(
         folder=folder,

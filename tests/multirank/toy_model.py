@@ -105,11 +105,15 @@ class PlainLamb:
         factor = 1 / max(1.0, (norm + 1e-6) / self.clip) if self.clip else 1.0
         for index, (w, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             update = self.update(index, w, gradient * factor)
-            if w.ndim >= 2:
+            if self.decays(w):
                 norms = float(w.double().norm()), float(update.double().norm())
                 update *= norms[0] / norms[1] if min(norms) > 0 else 1.0
             w -= lr * update
         return norm
+
+    def decays(self, w: Tensor) -> bool:
+        """Whether a tensor has weight decay and a trust ratio."""
+        return w.ndim >= 2
 
     def update(self, index: int, w: Tensor, g: Tensor) -> Tensor:
         """Bias-corrected direction with decay, before the trust ratio."""
@@ -118,7 +122,14 @@ class PlainLamb:
         v = self.betas[1] * v + (1 - self.betas[1]) * g * g
         self.moments[index] = m, v
         m_hat, v_hat = m / (1 - self.betas[0] ** self.steps), v / (1 - self.betas[1] ** self.steps)
-        return m_hat / (v_hat.sqrt() + self.eps) + (self.decay if w.ndim >= 2 else 0.0) * w
+        return m_hat / (v_hat.sqrt() + self.eps) + (self.decay if self.decays(w) else 0.0) * w
+
+
+class PaperLamb(PlainLamb):
+    """Algorithm 2 of the paper: no tensor is left out."""
+
+    def decays(self, w: Tensor) -> bool:
+        return True
 
 
 class PlainAdamW(PlainLamb):

@@ -134,3 +134,19 @@ def test_the_loader_beside_others(tmp_path: Path) -> None:
     printed = run(code, str(tmp_path))
     assert "Maskmill, packed" in printed
     assert "WebDataset" in printed
+
+
+def test_a_lamb_step_beside_its_floor_and_its_peers() -> None:
+    script = str(ROOT / "tests/benchmarks/bench_lamb.py")
+    code = f"import runpy; runpy.run_path({script!r}, run_name='__main__')"
+    sizes = ["--layers=1", "--hidden=32", "--vocabulary=200", "--copy-mb=1", "--rounds=2", "--threads=1"]
+    printed = run(code, *sizes, "--profile")
+    for words in (
+        "39,906 parameters in 30 tensors, fp32",
+        "Maskmill, torch",
+        "DeepSpeed FusedLamb",
+        "torch fused AdamW and norms",
+        "five steps of Maskmill",
+        "aten::",
+    ):
+        assert words in printed

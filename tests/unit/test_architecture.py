@@ -17,6 +17,7 @@ DOORS = {
     "deepspeed": {"pretrain/engine.py", "pretrain/optim/zero_partition.py"},
     "wandb": {"pretrain/monitor.py"},
     "typer": {"launch/cli.py"},
+    "triton": {"pretrain/kernels/lamb_triton.py"},
     "dask": {"data_pipeline/cluster.py"},
     "distributed": {"data_pipeline/cluster.py"},
     "dask_jobqueue": {"data_pipeline/cluster.py"},
@@ -105,3 +106,13 @@ def test_nothing_pulls_another_torch() -> None:
             names.append(requirement.name)
     assert {"deepspeed", "transformers", "webdataset"} <= seen
     assert not {"torchvision", "torchaudio"} & seen
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["safe_get_", "safe_set_", "_hp_mapping", "universal_checkpoint", "groups_padding", "prescale_gradients"],
+)
+def test_what_deepspeed_gets_wrong_is_not_used(name: str) -> None:
+    """Its own ways to fragments, states and checkpoints by name are wrong at some stages, silently."""
+    users = [str(path) for path in sources("pretrain") if re.search(rf"\b{name}", path.read_text())]
+    assert users == []

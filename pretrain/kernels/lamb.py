@@ -1,0 +1,138 @@
+"""A flat tensor, its gradient, moments and layout in; LAMB's two passes over them out, in plain torch.
+
+    squares = passes.update(...)    moments; the update u in the gradient's place; squared norms of w and u by parameter
+    passes.apply(...)               w <- w - lr * ratio * u, once the ratios are known
+
+Torch reads and writes memory for each operation; lamb_triton.py has the same two passes as kernels that touch each
+element once a pass. `choose` says which of the two a tensor gets. In both, padding (what is in no segment of the
+layout) has no part in the norms, and its weights and moments, which are zero, stay zero whatever its gradient holds.
+Both sum squares so that a norm is good to some 1e-7 however long the tensor is and however it is cut: in fp32 over
+at most some thousand elements, then in float64.
+"""
+
+import importlib.util
+import math
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from pretrain.optim.segments import Layout, squared_norm
+
+
+class Coefficients(NamedTuple):
+    """The numbers of one update of one parameter group: u = scale * m / (sqrt(v) + eps) + weight_decay * w."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    """The group's eps times sqrt(1 - beta2^t): both sides of m̂ / (sqrt(v̂) + eps) times that root, so that v̂ needs
+    no memory of its own."""
+    scale: float
+    """sqrt(1 - beta2^t) / (1 - beta1^t)."""
+    weight_decay: float
+
+
+def coefficients(group: dict[str, Any], updates: int, bias_correction: bool) -> Coefficients:
+    """Those of a group's update number `updates`, counted from 1."""
+    beta1, beta2 = group["betas"]
+    steps = updates if bias_correction else math.inf  # beta^inf = 0: no correction
+    root = math.sqrt(1 - beta2**steps)
+    return Coefficients(beta1, beta2, group["eps"] * root, root / (1 - beta1**steps), group["weight_decay"])
+
+
+class Passes(NamedTuple):
+    """The two passes. Tensors are contiguous, of one shape, dtype and device, and changed in place.
+
+    `update(weights, gradient, first, second, layout, coefficients, norms)`: moments, and the update in the gradient's
+    place; with `norms` returns (2, parameters) float64, this rank's share of ||w||^2 (before the update) and ||u||^2
+    in the order of `layout.names`, else None.
+    `apply(weights, update, layout, ratios, lr)`: `ratios` (parameters,) in the order of `layout.names`; None: all 1.
+    """
+
+    update: Callable[[Tensor, Tensor, Tensor, Tensor, Layout, Coefficients, bool], Tensor | None]
+    apply: Callable[[Tensor, Tensor, Layout, Tensor | None, float], None]
+
+
+def update(
+    weights: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    layout: Layout,
+    numbers: Coefficients,
+    norms: bool,
+) -> Tensor | None:
+    """See Passes. Sets the gradient of the padding to zero."""
+    for start, length in layout.padding():
+        gradient.view(-1)[start : start + length].zero_()
+    first.lerp_(gradient, 1 - numbers.beta1)
+    second.mul_(numbers.beta2).addcmul_(gradient, gradient, value=1 - numbers.beta2)
+    torch.sqrt(second, out=gradient)
+    gradient.add_(numbers.eps)
+    torch.div(first, gradient, out=gradient)
+    gradient.mul_(numbers.scale)
+    if numbers.weight_decay != 0:
+        gradient.add_(weights, alpha=numbers.weight_decay)
+    return _squares(weights.view(-1), gradient.view(-1), layout) if norms else None
+
+
+def apply(weights: Tensor, update: Tensor, layout: Layout, ratios: Tensor | None, lr: float) -> None:
+    """See Passes."""
+    if ratios is not None:
+        values, scale = update.view(-1), ratios.to(update.dtype)
+        for segment in layout.segments:
+            values[segment.start : segment.start + segment.length].mul_(scale[segment.parameter])
+    weights.add_(update, alpha=-lr)
+
+
+TORCH = Passes(update, apply)
+
+
+def choose(tensor: Tensor, kind: str = "auto") -> Passes:
+    """The passes for a flat tensor: with `auto` Triton's for fp32 on CUDA where triton is installed, else torch's."""
+    if kind == "torch" or tensor.dtype != torch.float32:
+        return TORCH
+    if kind == "triton" or (tensor.is_cuda and has_triton()):
+        from pretrain.kernels.lamb_triton import TRITON  # where triton is, and only who needs it waits
+
+        return TRITON
+    return TORCH
+
+
+def has_triton() -> bool:
+    """Whether triton, an optional dependency, is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def check_kernels(kind: str, device: torch.device) -> None:
+    """Raises UserError for `train.kernels=triton` where Triton's kernels cannot run."""
+    if kind != "triton":
+        return
+    if not has_triton():
+        raise UserError(
+            "train.kernels=triton, and triton is not installed",
+            where="settings",
+            remedy="pip install 'maskmill[gpu]', or train.kernels=auto",
+        )
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(
+            "train.kernels=triton needs a CUDA device",
+            where="settings",
+            remedy="train.kernels=auto, or TRITON_INTERPRET=1 to have them interpreted, slowly",
+        )
+
+
+def _squares(weights: Tensor, update: Tensor, layout: Layout) -> Tensor:
+    here: list[list[Tensor]] = [[] for _ in layout.names]
+    for segment in layout.segments:
+        piece = slice(segment.start, segment.start + segment.length)
+        here[segment.parameter].append(
+            torch.stack((squared_norm(weights[piece]), squared_norm(update[piece])))
+        )
+    nothing = torch.zeros(2, dtype=torch.float64, device=weights.device)
+    columns = [sum(parts, nothing) for parts in here]
+    return torch.stack(columns, dim=1) if columns else nothing.new_zeros(2, 0)

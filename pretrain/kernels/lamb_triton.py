@@ -1,0 +1,199 @@
+"""LAMB's two passes of lamb.py as Triton kernels: the same arguments in, the same results out. The one door to triton.
+
+A flat tensor is cut at each multiple of BLOCK elements and at the borders of its segments. Such a chunk belongs to one
+parameter; a row of the chunk table says which elements it has, and one program works on it. So a segment may start
+anywhere, straddle blocks or fill a part of one; padding is in no chunk and is neither read nor written.
+
+Bytes: the first pass reads w, g, m, v and writes m, v, u (28 an element in fp32), the second reads w, u and writes w
+(12). The norms of all must be known before the first weight may change, so that 40 is the least.
+
+Norms: a program sums its squares as a tree in fp32 and writes the sum to its own place; a second kernel adds a
+parameter's sums in float64, in the order of the table. No atomics: the same input gives the same bits.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pretrain.kernels.lamb import Coefficients, Passes
+from pretrain.optim.segments import Layout
+
+BLOCK = tl.constexpr(2048)
+LANES = tl.constexpr(1024)
+"""Partial sums that a program of the second kernel adds at a time."""
+COLUMNS = tl.constexpr(4)
+LAUNCH = {"num_warps": 8, "enable_fp_fusion": False}
+"""Eight warps of 32 threads: each thread has 8 elements, two loads of 16 bytes a tensor. Not fused, each operation is
+rounded as torch rounds it; the kernels wait for memory either way."""
+
+
+class ChunkTable(NamedTuple):
+    """Which elements each program works on."""
+
+    chunks: Tensor
+    """(chunks, 4) int32, in order of parameter: block of the flat tensor, first element in it, end, parameter."""
+    bounds: Tensor
+    """(parameters + 1,) int32: chunks bounds[p] to bounds[p + 1] - 1 are those of parameter p."""
+
+
+@lru_cache(maxsize=4096)
+def chunk_table(layout: Layout, device: torch.device) -> ChunkTable:
+    """The table of a layout, on `device`; made once for each."""
+    rows = [np.zeros((0, COLUMNS.value), np.int64)]
+    for index, start, length, _ in sorted(layout.segments, key=lambda segment: segment.parameter):
+        blocks = np.arange(start // BLOCK.value, -(-(start + length) // BLOCK.value))
+        low = np.maximum(start - blocks * BLOCK.value, 0)
+        high = np.minimum(start + length - blocks * BLOCK.value, BLOCK.value)
+        rows.append(np.stack((blocks, low, high, np.full(len(blocks), index)), axis=1))
+    chunks = np.concatenate(rows)
+    bounds = np.searchsorted(chunks[:, -1], np.arange(len(layout.names) + 1))
+    return ChunkTable(*(torch.from_numpy(array.astype(np.int32)).to(device) for array in (chunks, bounds)))
+
+
+@triton.jit
+def _update_elements(
+    weights, gradients, firsts, seconds, at, inside, beta1_left, beta2, beta2_left, eps, scale, weight_decay
+):
+    """Updates the elements `at` where `inside`; the sums of w^2 and u^2 over them."""
+    w = tl.load(weights + at, mask=inside, other=0.0)
+    g = tl.load(gradients + at, mask=inside, other=0.0)
+    m = tl.load(firsts + at, mask=inside, other=0.0)
+    v = tl.load(seconds + at, mask=inside, other=0.0)
+    m += beta1_left * (g - m)
+    v = beta2 * v + beta2_left * g * g
+    u = scale * tl.div_rn(m, tl.sqrt_rn(v) + eps) + weight_decay * w
+    u = tl.where(inside, u, 0.0)  # 0 / 0 where eps is 0
+    tl.store(firsts + at, m, mask=inside)
+    tl.store(seconds + at, v, mask=inside)
+    tl.store(gradients + at, u, mask=inside)
+    return tl.sum(w * w), tl.sum(u * u)
+
+
+@triton.jit
+def _update_kernel(
+    weights,
+    gradients,
+    firsts,
+    seconds,
+    chunks,
+    partials,
+    count,
+    beta1_left,
+    beta2,
+    beta2_left,
+    eps,
+    scale,
+    weight_decay,
+):
+    """A chunk: moments, u in the gradient's place, its partial sums to partials[0, chunk] and partials[1, chunk]."""
+    chunk = tl.program_id(0)
+    row = chunks + COLUMNS * chunk
+    low, high = tl.load(row + 1), tl.load(row + 2)
+    lanes = tl.arange(0, BLOCK)
+    at = tl.load(row).to(tl.int64) * BLOCK + lanes
+    if high - low == BLOCK:  # a whole block: without a mask its loads and stores take 16 bytes at a time
+        inside = tl.full([BLOCK], 1, tl.int1)
+        w_squares, u_squares = _update_elements(
+            weights, gradients, firsts, seconds, at, inside, beta1_left, beta2, beta2_left, eps, scale, weight_decay
+        )  # fmt: skip
+    else:
+        inside = (lanes >= low) & (lanes < high)
+        w_squares, u_squares = _update_elements(
+            weights, gradients, firsts, seconds, at, inside, beta1_left, beta2, beta2_left, eps, scale, weight_decay
+        )  # fmt: skip
+    tl.store(partials + chunk, w_squares)
+    tl.store(partials + count + chunk, u_squares)
+
+
+@triton.jit
+def _sum_kernel(partials, bounds, squares, count):
+    """Row program_id(1), parameter program_id(0): the sum of its chunks' partial sums, in float64."""
+    parameter, row = tl.program_id(0), tl.program_id(1)
+    first, last = tl.load(bounds + parameter), tl.load(bounds + parameter + 1)
+    lanes = tl.arange(0, LANES)
+    total = tl.zeros([LANES], tl.float64)
+    for chunk in range(first, last, LANES):
+        at = chunk + lanes
+        total += tl.load(partials + row * count + at, mask=at < last, other=0.0).to(tl.float64)
+    tl.store(squares + row * tl.num_programs(0) + parameter, tl.sum(total))
+
+
+@triton.jit
+def _apply_elements(weights, updates, at, inside, step):
+    w = tl.load(weights + at, mask=inside, other=0.0)
+    u = tl.load(updates + at, mask=inside, other=0.0)
+    tl.store(weights + at, w - step * u, mask=inside)
+
+
+@triton.jit
+def _apply_kernel(weights, updates, chunks, ratios, lr, HAS_RATIOS: tl.constexpr):
+    """A chunk: w <- w - lr * ratio * u."""
+    row = chunks + COLUMNS * tl.program_id(0)
+    low, high = tl.load(row + 1), tl.load(row + 2)
+    lanes = tl.arange(0, BLOCK)
+    at = tl.load(row).to(tl.int64) * BLOCK + lanes
+    step = lr
+    if HAS_RATIOS:
+        step = lr * tl.load(ratios + tl.load(row + 3))
+    if high - low == BLOCK:
+        _apply_elements(weights, updates, at, tl.full([BLOCK], 1, tl.int1), step)
+    else:
+        _apply_elements(weights, updates, at, (lanes >= low) & (lanes < high), step)
+
+
+def update(
+    weights: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    layout: Layout,
+    numbers: Coefficients,
+    norms: bool,
+) -> Tensor | None:
+    """See lamb.Passes."""
+    table = chunk_table(layout, weights.device)
+    count = len(table.chunks)
+    partials = weights.new_empty(2, count)
+    if count:
+        _update_kernel[(count,)](
+            weights,
+            gradient,
+            first,
+            second,
+            table.chunks,
+            partials,
+            count,
+            1 - numbers.beta1,
+            numbers.beta2,
+            1 - numbers.beta2,
+            numbers.eps,
+            numbers.scale,
+            numbers.weight_decay,
+            **LAUNCH,
+        )
+    if not norms:
+        return None
+    squares = weights.new_empty(2, len(layout.names), dtype=torch.float64)
+    if layout.names:
+        _sum_kernel[(len(layout.names), 2)](partials, table.bounds, squares, count, enable_fp_fusion=False)
+    return squares
+
+
+def apply(weights: Tensor, update: Tensor, layout: Layout, ratios: Tensor | None, lr: float) -> None:
+    """See lamb.Passes."""
+    table = chunk_table(layout, weights.device)
+    if len(table.chunks):
+        given = None if ratios is None else ratios.to(torch.float32)
+        _apply_kernel[(len(table.chunks),)](
+            weights, update, table.chunks, given, lr, HAS_RATIOS=given is not None, **LAUNCH
+        )
+
+
+TRITON = Passes(update, apply)

@@ -1,0 +1,62 @@
+"""DeepSpeed's optimizer around a step in; the same with the gradients that this step's backward passes gave it out.
+
+DeepSpeed (0.19) keeps pieces of gradients from one step to the next and looks only at the parameters that the last
+micro-batch used. `complete` goes before each step, `forget` after it, applied or not; then a gradient that is missing
+counts as zero, at every stage, with and without offload. Everything is told by attributes, as in zero_partition.py.
+
+| where                   | what goes wrong unmended                                                               |
+|-------------------------|----------------------------------------------------------------------------------------|
+| stage 1 bf16            | a parameter unused on this rank is left out of its norm and clipping, though the sum   |
+|                         | over ranks has a gradient for it: ranks clip differently                               |
+| stage 3                 | a parameter unused in a step, or in its first micro-batch, gets its last gradient again |
+| offload, all stages     | a parameter unused in the last micro-batch loses this step's gradient for an old one   |
+| offload, stages 1 and 2 | sums over micro-batches go on from the step before; what is not finite stays for good  |
+"""
+
+from typing import Any
+
+
+def complete(wrapper: Any) -> None:
+    """Makes the step see the gradient of every parameter that some micro-batch of it used."""
+    if hasattr(wrapper, "fp32_groups_has_gradients"):
+        flags = wrapper.fp32_groups_has_gradients
+        flags[:] = [[True] * len(group) for group in flags]
+    if not is_offloaded(wrapper):
+        return
+    # DeepSpeed copies to the host what the last micro-batch used, and notes its norm. What is not noted is copied by
+    # the function that it has for steps without a known last micro-batch.
+    noted = wrapper.norm_for_param_grads
+    if hasattr(wrapper, "grad_partitions_flat_buffer"):
+        parameters = [p for group in wrapper.fp16_groups for p in group]
+        wrapper._offload_boundary_param_ids -= {
+            p.ds_id for p in parameters if wrapper.get_param_id(p) in noted
+        }
+        wrapper._finalize_offload_gradient_accumulation()
+    else:
+        wrapper._offload_accumulated_param_ids -= noted.keys()
+        wrapper._finalize_cpu_offload_gradient_accumulation()
+
+
+def forget(wrapper: Any) -> None:
+    """Makes the next step start from nothing."""
+    if hasattr(wrapper, "grad_partitions_flat_buffer"):
+        wrapper.grad_partitions_flat_buffer.zero_()
+    if not is_offloaded(wrapper):
+        return
+    for flat in _flats(wrapper):
+        if flat.grad is not None:
+            flat.grad.zero_()
+    for sums in getattr(wrapper, "accumulated_grads_in_cpu", {}).values():
+        sums.zero_()
+    if hasattr(wrapper, "accumulated_grads_in_cpu"):
+        wrapper.averaged_gradients = dict.fromkeys(wrapper.averaged_gradients)
+
+
+def is_offloaded(wrapper: Any) -> bool:
+    """Whether masters, moments and the step are on the CPU."""
+    return bool(getattr(wrapper, "cpu_offload", False) or getattr(wrapper, "offload_optimizer", False))
+
+
+def _flats(wrapper: Any) -> list[Any]:
+    stage_3 = hasattr(wrapper, "fp32_partitioned_groups_flat")
+    return list(wrapper.fp32_partitioned_groups_flat if stage_3 else wrapper.single_partition_of_fp32_groups)
