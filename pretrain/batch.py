@@ -8,6 +8,7 @@ Shape legend: T packed tokens, E examples, R masked rows.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,15 @@ from pretrain.encoder.attention import Packing
 
 IGNORED = -1
 """Value of `masked_ids` in a spare row: no prediction is asked for."""
+
+
+class Predicted(NamedTuple):
+    """What the heads predict: rows of the hidden states that they are given, and what is right there."""
+
+    masked_index: Tensor  # (R,) int64
+    masked_ids: Tensor  # (R,) int64; -1: a spare row
+    cls_index: Tensor  # (E,) int64
+    labels: Tensor  # (E,) int64; -1: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +56,14 @@ class MicroBatch:
     def cls_index(self) -> Tensor:
         """(E,) int64: the row of each example's [CLS]; of a spare example without tokens, some row."""
         return self.cu_seqlens[:-1].long().clamp(max=self.input_ids.shape[0] - 1)
+
+    def predicted(self, pairs: bool = True) -> tuple[Tensor, Predicted]:
+        """The rows of the run that heads read, masked ones first and then, if `pairs`, those of [CLS]; and where the
+        heads find them in the hidden states of these rows alone."""
+        masked, examples = self.masked_index.shape[0], self.labels.shape[0]
+        rows = torch.cat((self.masked_index, self.cls_index)) if pairs else self.masked_index
+        place = torch.arange(masked + examples, device=rows.device)
+        return rows, Predicted(place[:masked], self.masked_ids, place[masked:], self.labels)
 
     @property
     def tokens(self) -> int:

@@ -10,6 +10,7 @@ Shape suffixes: none, every function takes any shape.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -23,9 +24,19 @@ def keep_mask(shape: Sequence[int], rate: float) -> tuple[Tensor, float]:
     1 / (1 - that probability) for the survivors. Draws from torch's global CPU generator."""
     count = torch.Size(shape).numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    dropped = min(round(rate * _STEPS), _STEPS - 1)
-    keep = words.view(torch.int16)[:count].ge(dropped - _STEPS // 2)
-    return keep.view(shape), _STEPS / (_STEPS - dropped)
+    zeroed = min(round(rate * _STEPS), _STEPS - 1)
+    keep = torch.empty(shape, dtype=torch.bool)
+    # NumPy compares 16-bit integers ten times as fast as torch does
+    np.greater_equal(
+        words.numpy().view(np.int16)[:count], zeroed - _STEPS // 2, out=keep.numpy().reshape(-1)
+    )
+    return keep, _STEPS / (_STEPS - zeroed)
+
+
+def dropped(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """`x` where `keep`, times `scale`; 0 elsewhere. A product with bytes: with a bool mask torch takes four times as
+    long, and torch's own backward pass of dropout makes the mask a tensor of x's dtype first."""
+    return (x * keep.view(torch.uint8)).mul_(scale)
 
 
 class _BitDropout(torch.autograd.Function):
@@ -33,13 +44,13 @@ class _BitDropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
         keep, ctx.scale = keep_mask(x.shape, rate)
         ctx.save_for_backward(keep)
-        return torch.ops.aten.native_dropout_backward(x, keep, ctx.scale)
+        return dropped(x, keep, ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(grad, keep, ctx.scale), None
+        return dropped(grad, keep, ctx.scale), None
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from pretrain.encoder.dropout import keep_mask
+from pretrain.encoder.dropout import dropped, keep_mask
 
 # What starting one more tile costs, in attention scores: some 30 kernel starts against one exponential and
 # four multiply-adds a score. A GPU computes scores a thousand times faster and starts kernels no faster.
@@ -192,4 +192,4 @@ class _CpuAttention(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, keep: Tensor | None, scale: float) -> Tensor:
-    return x if keep is None else torch.ops.aten.native_dropout_backward(x, keep, scale)
+    return x if keep is None else dropped(x, keep, scale)
