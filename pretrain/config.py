@@ -48,6 +48,9 @@ class TrainSettings:
     """Steps between lines of metrics.jsonl."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
+    compile: str = "auto"
+    """Fuse the model's operations with torch.compile, once, for one shape of micro-batch: on, off; auto: on on CUDA,
+    and on a CPU where the run is so long that a minute or two of compiling pays."""
     deterministic: bool = True
     """Ask torch for deterministic kernels, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
 

@@ -21,6 +21,7 @@ CHOICES = {
     "data.verify": ("blocks", "full"),
     "vocabulary.kind": ("wordpiece", "bpe", "unigram"),
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
+    "train.compile": ("auto", "off", "on"),
     "zero.stage": (0, 1, 2, 3),
     "optim.name": ("lamb", "adamw"),
     "optim.form": ("nvidia", "google", "paper"),

@@ -80,7 +80,9 @@ class NextSentenceHead(nn.Module):
         return self._of_label(0, losses_E, right_E, batch), self._of_label(1, losses_E, right_E, batch)
 
     @staticmethod
-    def _of_label(label: int, losses_E: Tensor, right_E: Tensor, batch: MicroBatch | Predicted) -> Predictions:
+    def _of_label(
+        label: int, losses_E: Tensor, right_E: Tensor, batch: MicroBatch | Predicted
+    ) -> Predictions:
         chosen_E = batch.labels == label
         loss = losses_E.masked_fill(~chosen_E, 0.0).sum()
         return Predictions(loss, chosen_E.sum(), (right_E & chosen_E).sum())

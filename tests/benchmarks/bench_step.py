@@ -54,7 +54,9 @@ CONTENDERS = {
 
 def main() -> None:
     arguments = parse()
-    sizes = {k: getattr(arguments, k) for k in ("layers", "hidden", "examples", "length", "dropout", "threads")}
+    sizes = {
+        k: getattr(arguments, k) for k in ("layers", "hidden", "examples", "length", "dropout", "threads")
+    }
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         shards = prepare(arguments, Path(folder))
