@@ -170,18 +170,31 @@ def report(
     index: Index,
     arguments: argparse.Namespace,
 ) -> None:
+    """One row a contender; ratios to the first of the Trainers, which runs as a user would start it."""
     split, peak = index.train, statistics.median(peaks)
+    seconds = [
+        statistics.median(answers[n]["seconds"] / answers[n]["steps"] for answers in rounds)
+        for n in range(len(contenders))
+    ]
+    tokens = arguments.examples * split.tokens / split.examples
     encoder = EncoderSettings(
         layers=arguments.layers, hidden=arguments.hidden, intermediate=4 * arguments.hidden
     )
-    lengths = index.statistics["train"]["lengths"] if "lengths" in index.statistics.get("train", {}) else {}
-    squares = sum(int(n) ** 2 * count for n, count in lengths.items()) if lengths else 0
-    flops = training_flops(encoder, index.vocabulary.size, split.tokens, squares, split.masked) / split.tokens
-    print(json.dumps({"flops_a_token": flops, "peak": peak, "mean_length": split.tokens / split.examples}))
+    squares = round(tokens * tokens / arguments.examples)
+    masked = round(arguments.examples * split.masked / split.examples)
+    flops = training_flops(encoder, index.vocabulary.size, round(tokens), squares, masked)
+    print(
+        f"{arguments.layers} layers x {arguments.hidden}, {arguments.examples} examples a step of "
+        f"{tokens / arguments.examples:.0f} tokens on average and at most {split.longest}, dropout {arguments.dropout}, "
+        f"{arguments.threads} threads; {flops / 1e9:.1f} GFLOP a step; fp32 matrix product {peak / 1e9:.0f} GFLOP/s"
+    )
+    peer = next((n for n, c in enumerate(contenders) if c.name == "trainer"), len(contenders) - 1)
     for number, contender in enumerate(contenders):
-        seconds = statistics.median(r[number]["seconds"] / r[number]["steps"] for r in rounds)
-        tokens = statistics.mean(r[number]["tokens"] / r[number]["steps"] for r in rounds)
-        print(contender.label, f"{seconds * 1e3:.0f} ms", tokens, f"{memory[number] / 1e9:.2f} GB")
+        print(
+            f"  {contender.label:32s} {seconds[number] * 1e3:7.0f} ms {tokens / seconds[number]:7,.0f} tokens/s "
+            f"{seconds[peer] / seconds[number]:5.2f}x {flops / seconds[number] / peak:6.1%} of the peak "
+            f"{memory[number] / 1e9:5.2f} GB {memory[number] / memory[peer]:5.2f}x"
+        )
 
 
 if __name__ == "__main__":
