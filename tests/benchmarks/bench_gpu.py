@@ -1,4 +1,4 @@
-"""BERT on one CUDA GPU: examples a second, share of the peak, memory beside `maskmill plan`'s figures, top kernels.
+"""BERT on one CUDA GPU: examples a second, share of the peak, memory beside the plan's figures, top kernels.
 
     PYTHONPATH=. python tests/benchmarks/bench_gpu.py                                three published sizes, LAMB, bf16
     PYTHONPATH=. python tests/benchmarks/bench_gpu.py --engine deepspeed --row large-512
@@ -9,8 +9,8 @@ pyarrow. `--engine plain` does without DeepSpeed: weights in half precision, mas
 
 Ids are random, lengths are what a row says: `large-128` and `base-128` full sequences of 128 with 20 masked,
 `large-512` packed sequences of at most 512 with a mean of 254 tokens, as Wikipedia's have, 15 % masked. Dropout is 0.1
-everywhere, attention included, unless `--dropout` says otherwise. One step is forward and backward over `--accumulation`
-micro-batches, clipping and a LAMB update. Utilisation counts the model's own operations on real tokens
+everywhere, attention included, unless `--dropout` says otherwise. One step is forward and backward over
+`--accumulation` micro-batches, clipping and a LAMB update. Utilisation counts the model's own operations on real tokens
 (pretrain/throughput.py), no padding and no recomputation, against the dense bf16 peak of the data sheet.
 """
 
@@ -202,7 +202,7 @@ def global_batch(row: Row, arguments: argparse.Namespace) -> tuple[StepShare, Sh
 
 
 class PlainEngine:
-    """The steps of the DeepSpeed engine on one device without it: half-precision weights, fp32 masters and gradients."""
+    """The steps of the DeepSpeed engine on one device without it: weights in half precision, all else in fp32."""
 
     def __init__(self, model: nn.Module, config: RunConfig, precision: str, device: torch.device) -> None:
         self.module = model.to(device)
@@ -305,9 +305,10 @@ def show_memory(
     fixed = states(model, config, precision, 1).total
     masked = round(row.length * row.masked)
     passing = pass_peak(model, precision, row.micro_batch, row.length, masked)
+    planned = fixed + passing
     print(
-        f"  {measured / 1e9:.2f} GB at the peak; planned {(fixed + passing) / 1e9:.2f} GB "
-        f"({fixed / 1e9:.2f} states, {passing / 1e9:.2f} one pass): measured / planned {measured / (fixed + passing):.3f}"
+        f"  {measured / 1e9:.2f} GB at the peak; planned {planned / 1e9:.2f} GB ({fixed / 1e9:.2f} states, "
+        f"{passing / 1e9:.2f} one pass): measured / planned {measured / planned:.3f}"
     )
 
 

@@ -185,8 +185,8 @@ def report(
     flops = training_flops(encoder, index.vocabulary.size, round(tokens), squares, masked)
     print(
         f"{arguments.layers} layers x {arguments.hidden}, {arguments.examples} examples a step of "
-        f"{tokens / arguments.examples:.0f} tokens on average and at most {split.longest}, dropout {arguments.dropout}, "
-        f"{arguments.threads} threads; {flops / 1e9:.1f} GFLOP a step; fp32 matrix product {peak / 1e9:.0f} GFLOP/s"
+        f"{tokens / arguments.examples:.0f} tokens on average and at most {split.longest}, "
+        f"dropout {arguments.dropout}, {arguments.threads} threads; {flops / 1e9:.1f} GFLOP a step; fp32 matrix product {peak / 1e9:.0f} GFLOP/s"
     )
     peer = next((n for n, c in enumerate(contenders) if c.name == "trainer"), len(contenders) - 1)
     for number, contender in enumerate(contenders):

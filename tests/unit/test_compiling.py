@@ -1,4 +1,4 @@
-"""Static shapes and torch.compile: spare rows change nothing, one graph serves all lengths, and it computes the same."""
+"""Static shapes and torch.compile: spare rows change nothing, one graph serves all lengths and computes the same."""
 
 import io
 from dataclasses import replace
