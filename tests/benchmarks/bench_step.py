@@ -186,7 +186,8 @@ def report(
     print(
         f"{arguments.layers} layers x {arguments.hidden}, {arguments.examples} examples a step of "
         f"{tokens / arguments.examples:.0f} tokens on average and at most {split.longest}, "
-        f"dropout {arguments.dropout}, {arguments.threads} threads; {flops / 1e9:.1f} GFLOP a step; fp32 matrix product {peak / 1e9:.0f} GFLOP/s"
+        f"dropout {arguments.dropout}, {arguments.threads} threads; "
+        f"{flops / 1e9:.1f} GFLOP a step; fp32 matrix product {peak / 1e9:.0f} GFLOP/s"
     )
     peer = next((n for n, c in enumerate(contenders) if c.name == "trainer"), len(contenders) - 1)
     for number, contender in enumerate(contenders):
