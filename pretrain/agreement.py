@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,6 +36,9 @@ class Agreed:
     """Seconds that this rank waited for its data."""
 
 
+Share = TypeVar("Share", bound=StepShare)
+
+
 class StopRequest:
     """Remembers SIGTERM, SIGUSR1 or Ctrl-C until the ranks agree on a step; a second signal changes nothing."""
 
@@ -47,9 +51,7 @@ class StopRequest:
         self.received = self.received or signal.Signals(number).name
 
 
-def agreed(
-    shares: Iterator[StepShare], world: World, stop: StopRequest
-) -> Iterator[tuple[StepShare, Agreed]]:
+def agreed(shares: Iterator[Share], world: World, stop: StopRequest) -> Iterator[tuple[Share, Agreed]]:
     """Each share with its agreement; the next share's is under way while the caller works on this one."""
     share, handle, waited = _announce(shares, world, stop)
     while True:
@@ -65,8 +67,8 @@ def agreed(
 
 
 def _announce(
-    shares: Iterator[StepShare], world: World, stop: StopRequest
-) -> tuple[StepShare | UserError, SumMax, float]:
+    shares: Iterator[Share], world: World, stop: StopRequest
+) -> tuple[Share | UserError, SumMax, float]:
     """A share that cannot be read is an error only once it is needed: the run may end before it."""
     started = time.perf_counter()
     stopping = int(bool(stop.received))

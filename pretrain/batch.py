@@ -8,18 +8,45 @@ Shape legend: T packed tokens, E examples, R masked rows.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
+from data_pipeline.bins import Caps
 from data_pipeline.packing import PackedMicroBatch
 from data_pipeline.records import NO_LABEL, Examples
 from pretrain.encoder.attention import Packing
 
 IGNORED = -1
 """Value of `masked_ids` in a spare row: no prediction is asked for."""
+
+
+class Shape(NamedTuple):
+    """What every micro-batch of a run is padded to where its code is compiled for one shape."""
+
+    tokens: int
+    examples: int
+    masked: int
+    longest: int
+    """At least the longest example."""
+
+    @staticmethod
+    def of(caps: Caps, longest: int) -> "Shape":
+        """Room for a micro-batch within `caps`, and for spare tokens in examples of their own."""
+        return Shape(caps.tokens, caps.examples + -(-caps.tokens // longest), caps.masked, longest)
+
+
+class Predicted(NamedTuple):
+    """What the heads predict: rows of the hidden states that they are given, and what is right there."""
+
+    masked_index: Tensor  # (R,) int64
+    masked_ids: Tensor  # (R,) int64; -1: a spare row
+    cls_index: Tensor  # (E,) int64
+    labels: Tensor  # (E,) int64; -1: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +74,14 @@ class MicroBatch:
         """(E,) int64: the row of each example's [CLS]; of a spare example without tokens, some row."""
         return self.cu_seqlens[:-1].long().clamp(max=self.input_ids.shape[0] - 1)
 
+    def predicted(self, pairs: bool = True) -> tuple[Tensor, Predicted]:
+        """The rows of the run that heads read, masked ones first and then, if `pairs`, those of [CLS]; and where the
+        heads find them in the hidden states of these rows alone."""
+        masked, examples = self.masked_index.shape[0], self.labels.shape[0]
+        rows = torch.cat((self.masked_index, self.cls_index)) if pairs else self.masked_index
+        place = torch.arange(masked + examples, device=rows.device)
+        return rows, Predicted(place[:masked], self.masked_ids, place[masked:], self.labels)
+
     @property
     def tokens(self) -> int:
         """Tokens of the run, on the host."""
@@ -69,6 +104,30 @@ class MicroBatch:
             if isinstance(getattr(self, f.name), Tensor)
         }
         return replace(self, **pinned)
+
+    def padded(self, shape: Shape) -> "MicroBatch":
+        """The same micro-batch with spare rows up to `shape`; they add nothing to any sum, count or gradient.
+
+        Spare tokens are examples of their own without a label, all of nearly one length, so that every token has
+        something to attend to; spare masked rows have no original."""
+        tokens, free = shape.tokens - self.tokens, shape.examples - len(self.lengths)
+        spare_masked = shape.masked - len(self.masked_ids)
+        if min(tokens, free, spare_masked) < 0:
+            raise ValueError(f"a micro-batch is larger than its shape {shape}")
+        spare = [tokens // free + (i < tokens % free) for i in range(free)] if free else []
+        lengths = (*self.lengths, *spare)
+        positions = [torch.arange(n) for n in spare]
+        return MicroBatch(
+            input_ids=F.pad(self.input_ids, (0, tokens)),
+            segment_ids=F.pad(self.segment_ids, (0, tokens)),
+            positions=torch.cat((self.positions, *positions)),
+            cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+            masked_index=F.pad(self.masked_index, (0, spare_masked)),
+            masked_ids=F.pad(self.masked_ids, (0, spare_masked), value=IGNORED),
+            labels=F.pad(self.labels, (0, free), value=NO_LABEL),
+            lengths=lengths,
+            max_length=shape.longest,
+        )
 
     @staticmethod
     def from_arrays(

@@ -51,6 +51,9 @@ class TrainSettings:
     kernels: str = "auto"
     """LAMB's passes over memory: auto (Triton's kernels on CUDA where triton is installed, else torch), triton (or an
     error) or torch."""
+    compile: str = "auto"
+    """Fuse the model's operations with torch.compile, once, for one shape of micro-batch: on, off; auto: on on CUDA,
+    and on a CPU where the run is so long that a minute or two of compiling pays."""
     deterministic: bool = True
     """Ask torch for deterministic kernels, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
 

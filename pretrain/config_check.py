@@ -22,6 +22,7 @@ CHOICES = {
     "vocabulary.kind": ("wordpiece", "bpe", "unigram"),
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "train.kernels": ("auto", "triton", "torch"),
+    "train.compile": ("auto", "off", "on"),
     "zero.stage": (0, 1, 2, 3),
     "zero.offload": ("none", "cpu"),
     "optim.name": ("lamb", "adamw"),

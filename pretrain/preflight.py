@@ -20,6 +20,7 @@ from data_pipeline.vocabulary import load_vocabulary
 from pretrain.config import RunConfig
 from pretrain.objectives import load, registered
 from pretrain.objectives.base import Objective
+from pretrain.throughput import training_flops
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class Plan:
             streams=self.streams,
             sequential=config.data.order == SEQUENTIAL,
         )
+
+    def step_flops(self, config: RunConfig) -> float:
+        """Operations of one training step over all ranks, for examples of the split's mean length."""
+        split, vocabulary = self.index.train, self.index.vocabulary
+        mean, examples = split.tokens / max(split.examples, 1), config.train.global_batch
+        masked = round(examples * split.masked / max(split.examples, 1))
+        squares = round(examples * mean * mean)
+        return training_flops(config.encoder, vocabulary.size, round(examples * mean), squares, masked)
 
     def caps(self, split: Split, config: RunConfig) -> Caps:
         """The most that a micro-batch of this split's examples may hold."""

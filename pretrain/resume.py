@@ -135,6 +135,7 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
         "zero.stage": config.zero.stage,
         "train.micro_batch": config.train.micro_batch,
         "train.deterministic": config.train.deterministic,
+        "train.compile": config.train.compile,
         "device": device,
         "torch": torch.__version__,
         "deepspeed": version("deepspeed"),

@@ -14,12 +14,13 @@ from rich.console import Console
 from data_pipeline import draws
 from data_pipeline.errors import UserError
 from data_pipeline.loader import Loader
-from data_pipeline.packing import StepShare
+from pretrain import compiling
 from pretrain.agreement import Agreed, StopRequest, agreed
-from pretrain.batch import MicroBatch
+from pretrain.batch import Shape
 from pretrain.config import RunConfig
 from pretrain.engine import Engine, build_engine
 from pretrain.evaluate.held_out import HeldOut
+from pretrain.feeding import Feed, HostShare
 from pretrain.journal import Journal, is_due
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
@@ -42,6 +43,7 @@ class Run:
     config: RunConfig
     plan: Plan
     engine: Engine
+    feed: Feed
     held_out: HeldOut
     journal: Journal
     position: Position
@@ -78,9 +80,10 @@ def train(config: RunConfig, console: Console, command: str) -> None:
             world,
         )
         position = begin(config, plan, engine, world, console)
+        feed = model_feed(config, plan, engine, world, console)
         held_out = HeldOut(plan, config, world)
         with Journal(config, plan, engine, world, console, command, about["id"]) as journal:
-            loop(Run(config, plan, engine, held_out, journal, position, stop, world))
+            loop(Run(config, plan, engine, feed, held_out, journal, position, stop, world))
         if world.rank == 0:
             if position.step < last_step(config):
                 again = "the same command goes on from there"
@@ -118,8 +121,8 @@ def loop(run: Run) -> None:
     """Steps until the run is done, has come to run.stop_after, or is asked to stop."""
     config, engine, journal, position = run.config, run.engine, run.journal, run.position
     saved, overflows, last = position.step, 0, last_step(config)
-    with training_loader(run) as loader:
-        steps = agreed(iter(loader), run.world, run.stop)
+    with training_loader(run) as loader, run.feed.ahead(iter(loader)) as shares:
+        steps = agreed(shares, run.world, run.stop)
         while position.step < last:
             share, counts = next(steps)
             if counts.stop:
@@ -152,16 +155,11 @@ def loop(run: Run) -> None:
     journal.ended("finished" if position.step >= config.train.steps else "stopped")
 
 
-def compute(run: Run, share: StepShare, counts: Agreed) -> None:
+def compute(run: Run, share: HostShare, counts: Agreed) -> None:
     """Forward and backward over this rank's micro-batches, with empty ones where other ranks have more."""
-    vocabulary = run.plan.index.vocabulary
-    for number in range(counts.micro_batches):
-        if number < len(share.micro_batches):
-            micro_batch = MicroBatch.from_packed(share.micro_batches[number])
-        else:
-            micro_batch = MicroBatch.empty(vocabulary.cls, vocabulary.sep)
+    for number, micro_batch in enumerate(run.feed(share, counts.micro_batches)):
         seed_dropout(run.config.run.seed, share.batch, run.world.rank, number)
-        terms, _ = run.engine(micro_batch.to(run.world.device, non_blocking=True))
+        terms, _ = run.engine(micro_batch)
         # sums over the counts of the whole global batch, times W: DeepSpeed averages gradients over the ranks
         loss = sum(
             term.sum
@@ -170,6 +168,18 @@ def compute(run: Run, share: StepShare, counts: Agreed) -> None:
         )
         run.engine.backward(loss, last=number == counts.micro_batches - 1)
         run.journal.meter.add(terms)
+
+
+def model_feed(config: RunConfig, plan: Plan, engine: Engine, world: World, console: Console) -> Feed:
+    """What brings this rank its micro-batches: of one shape, and the model compiled for it, where the run is to be."""
+    vocabulary, split = plan.index.vocabulary, plan.index.train
+    if not compiling.wanted(config, world.device, engine.precision, plan.step_flops(config)):
+        return Feed(world.device, vocabulary.cls, vocabulary.sep)
+    feed = Feed(
+        world.device, vocabulary.cls, vocabulary.sep, Shape.of(plan.caps(split, config), split.longest)
+    )
+    compiling.compile_model(engine.module, feed.empty, console)
+    return feed
 
 
 def training_loader(run: Run) -> Loader:
@@ -207,3 +217,5 @@ def set_threads(config: RunConfig, world: World) -> None:
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # without it cuBLAS may differ from run to run
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    # it would also have all new memory written once before use, which nothing reads
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
+from pretrain.encoder.cpu_attention import cpu_attention
 from pretrain.encoder.tiles import TilePlan, plan_tiles, tile_attention
 
 BACKENDS = ("varlen", "flash", "tiles")
@@ -69,6 +70,8 @@ def attend(
     attention probabilities are zeroed: 0 in evaluation. `backend` forces one of BACKENDS, for tests.
     Raises UserError where the forced backend cannot do what is asked."""
     name = backend or choose_backend(q_TND.device, q_TND.dtype, q_TND.shape[-1], dropout)
+    if name == "tiles" and q_TND.device.type == "cpu":
+        return cpu_attention(q_TND, k_TND, v_TND, packing.cu_seqlens, packing.max_length, dropout)
     if name == "tiles":
         return tile_attention(q_TND, k_TND, v_TND, packing.tiles(q_TND.shape[1], q_TND.device), dropout)
     _check_flash(name, q_TND, dropout)

@@ -7,6 +7,7 @@ again. The backward pass only scales. `reference` states the same in four lines.
 Shape legend: R masked rows, H hidden size, V words with padding, C rows of a chunk.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,6 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Logits alive at a time: 16 MiB on a CPU, which its last cache may hold; 256 MiB on a GPU."""
 
 
-@torch.compiler.disable  # matrix products and in-place chunks, whose number varies: nothing to gain from a graph
 def vocabulary_cross_entropy(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
 ) -> tuple[Tensor, Tensor]:
@@ -27,6 +27,9 @@ def vocabulary_cross_entropy(
     float64 input) and int64. Words from `vocabulary_size` on are padding: minus infinity in the softmax.
 
     The softmax and the sums are in float32 whatever the dtype of the input. One backward pass only."""
+    if torch.compiler.is_compiling():
+        loss, hits, *_ = _with_gradients(hidden_RH, weight_VH, bias_V, ids_R, vocabulary_size)
+        return loss, hits
     return _VocabularyCrossEntropy.apply(
         hidden_RH, weight_VH, bias_V, ids_R, vocabulary_size, torch.is_grad_enabled()
     )
@@ -60,22 +63,10 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         vocabulary_size: int,
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.float64 if hidden_RH.dtype == torch.float64 else torch.float32
         inputs = (hidden_RH, weight_VH, bias_V)
         wanted = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
-        ctx.gradients = _Gradients(
-            *(torch.zeros_like(x, dtype=dtype) if w else None for x, w in zip(inputs, wanted, strict=True))
-        )
+        loss, hits, ctx.gradients = _by_chunks(inputs, ids_R, vocabulary_size, wanted)
         ctx.dtypes = [x.dtype for x in inputs]
-        loss, hits = hidden_RH.new_zeros((), dtype=dtype), ids_R.new_zeros(())
-        elements = _CHUNK_ELEMENTS.get(hidden_RH.device.type, _CHUNK_ELEMENTS["cuda"])
-        rows = max(1, elements // weight_VH.shape[0])
-        buffer = hidden_RH.new_empty((min(rows, len(ids_R)), weight_VH.shape[0]), dtype=dtype)
-        for start in range(0, len(ids_R), rows):
-            chunk = slice(start, start + rows)
-            chunk_loss, chunk_hits = _chunk(inputs, ids_R, vocabulary_size, chunk, buffer, ctx.gradients)
-            loss += chunk_loss
-            hits += chunk_hits
         ctx.mark_non_differentiable(hits)
         return loss, hits
 
@@ -92,6 +83,62 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         ]
         ctx.gradients = None
         return (*scaled, None, None, None)
+
+
+@torch.library.custom_op("maskmill::vocabulary_cross_entropy", mutates_args=())
+def _with_gradients(
+    hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Loss, hits and the gradients of the loss, as one node that torch.compile leaves as it is: matrix products and
+    in-place chunks would gain nothing from a graph."""
+    inputs = (hidden_RH, weight_VH, bias_V)
+    loss, hits, gradients = _by_chunks(inputs, ids_R, vocabulary_size, [True] * 3)
+    hidden, weight, bias = (g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True) if g is not None)
+    return loss, hits, hidden, weight, bias
+
+
+@_with_gradients.register_fake
+def _(
+    hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
+) -> tuple[Tensor, ...]:
+    gradients = (torch.empty_like(x) for x in (hidden_RH, weight_VH, bias_V))
+    return hidden_RH.new_empty((), dtype=_sum_dtype(hidden_RH)), ids_R.new_empty(()), *gradients
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[2:])
+
+
+def _scaled(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    return *(g * grad.to(g.dtype) for g in ctx.saved_tensors), None, None
+
+
+torch.library.register_autograd("maskmill::vocabulary_cross_entropy", _scaled, setup_context=_keep)
+
+
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _by_chunks(
+    inputs: tuple[Tensor, Tensor, Tensor], ids_R: Tensor, vocabulary_size: int, wanted: Sequence[bool]
+) -> tuple[Tensor, Tensor, _Gradients]:
+    """Loss, hits and the gradients that are wanted, a few rows at a time."""
+    hidden_RH, weight_VH, _ = inputs
+    dtype = _sum_dtype(hidden_RH)
+    gradients = _Gradients(
+        *(torch.zeros_like(x, dtype=dtype) if w else None for x, w in zip(inputs, wanted, strict=True))
+    )
+    loss, hits = hidden_RH.new_zeros((), dtype=dtype), ids_R.new_zeros(())
+    elements = _CHUNK_ELEMENTS.get(hidden_RH.device.type, _CHUNK_ELEMENTS["cuda"])
+    rows = max(1, elements // weight_VH.shape[0])
+    buffer = hidden_RH.new_empty((min(rows, len(ids_R)), weight_VH.shape[0]), dtype=dtype)
+    for start in range(0, len(ids_R), rows):
+        chunk = slice(start, start + rows)
+        chunk_loss, chunk_hits = _chunk(inputs, ids_R, vocabulary_size, chunk, buffer, gradients)
+        loss += chunk_loss
+        hits += chunk_hits
+    return loss, hits, gradients
 
 
 def _chunk(

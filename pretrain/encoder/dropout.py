@@ -10,6 +10,7 @@ Shape suffixes: none, every function takes any shape.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -21,11 +22,43 @@ _STEPS = 1 << 16
 def keep_mask(shape: Sequence[int], rate: float) -> tuple[Tensor, float]:
     """A bool mask of `shape` on the CPU, False with probability round(rate * 2**16) / 2**16, and the factor
     1 / (1 - that probability) for the survivors. Draws from torch's global CPU generator."""
-    count = torch.Size(shape).numel()
+    keep = torch.empty(shape, dtype=torch.bool)
+    fill_keep_mask(keep, rate)
+    return keep, survivors_scale(rate)
+
+
+def fill_keep_mask(keep: Tensor, rate: float) -> None:
+    """Draws the contiguous bool mask `keep` anew. NumPy compares 16-bit integers ten times as fast as torch does."""
+    count = keep.numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    dropped = min(round(rate * _STEPS), _STEPS - 1)
-    keep = words.view(torch.int16)[:count].ge(dropped - _STEPS // 2)
-    return keep.view(shape), _STEPS / (_STEPS - dropped)
+    drawn = words.numpy().view(np.int16)[:count]
+    np.greater_equal(drawn, _zeroed(rate) - _STEPS // 2, out=keep.numpy().reshape(-1))
+
+
+def survivors_scale(rate: float) -> float:
+    """What an element that dropout keeps is multiplied with."""
+    return _STEPS / (_STEPS - _zeroed(rate))
+
+
+def _zeroed(rate: float) -> int:
+    return min(round(rate * _STEPS), _STEPS - 1)
+
+
+def dropped(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """`x` where `keep`, times `scale`; 0 elsewhere. A product with bytes: with a bool mask torch takes four times as
+    long, and torch's own backward pass of dropout makes the mask a tensor of x's dtype first."""
+    return (x * keep.view(torch.uint8)).mul_(scale)
+
+
+@torch.library.custom_op("maskmill::keep_mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _keep_mask_like(x: Tensor, rate: float) -> Tensor:
+    """`keep_mask` of x's shape, as a node that torch.compile leaves as it is: what it would generate draws serially."""
+    return keep_mask(x.shape, rate)[0]
+
+
+@_keep_mask_like.register_fake
+def _(x: Tensor, rate: float) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.bool)
 
 
 class _BitDropout(torch.autograd.Function):
@@ -33,13 +66,13 @@ class _BitDropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
         keep, ctx.scale = keep_mask(x.shape, rate)
         ctx.save_for_backward(keep)
-        return torch.ops.aten.native_dropout_backward(x, keep, ctx.scale)
+        return dropped(x, keep, ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(grad, keep, ctx.scale), None
+        return dropped(grad, keep, ctx.scale), None
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
@@ -48,8 +81,10 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     which restores that generator, draws the same mask again."""
     if not training or rate == 0.0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if x.device.type != "cpu":
         return F.dropout(x, rate)
+    if torch.compiler.is_compiling():
+        return x * _keep_mask_like(x.detach(), rate) * survivors_scale(rate)
     return _BitDropout.apply(x, rate)
 
 

@@ -1,6 +1,6 @@
 """The encoder: a MicroBatch of packed tokens in, one hidden state a token out.
 
-Shape legend: T packed tokens, H hidden size.
+Shape legend: T packed tokens, P rows that are asked for, H hidden size.
 """
 
 import torch
@@ -32,15 +32,19 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(settings, vocabulary_size)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
 
-    def forward(self, batch: MicroBatch) -> Tensor:
-        """Hidden states (T, H) of the batch's tokens, in the parameters' dtype."""
+    def forward(self, batch: MicroBatch, rows_P: Tensor | None = None) -> Tensor:
+        """Hidden states (T, H) of the batch's tokens, in the parameters' dtype.
+
+        With `rows_P`, the rows of the run that heads read, (P, H) of these: the last layer computes no others. A row
+        may come twice. In pretraining they are a sixth of all."""
         x_TH = self.embeddings(batch.input_ids, batch.segment_ids, batch.positions)
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, start=1):
+            rows = rows_P if number == len(self.layers) else None
             if recompute:
-                x_TH = checkpoint(layer, x_TH, batch.packing, use_reentrant=False)
+                x_TH = checkpoint(layer, x_TH, batch.packing, rows, use_reentrant=False)
             else:
-                x_TH = layer(x_TH, batch.packing)
+                x_TH = layer(x_TH, batch.packing, rows)
         return x_TH
 
 

@@ -1,5 +1,7 @@
 """Heads: hidden states of the encoder in; logits, loss sums, counts and hits out.
 
+The hidden states are those of a MicroBatch's whole run, or of the rows alone that it says are predicted.
+
 Shape legend: T packed tokens, E examples, R masked rows, H hidden size, V words.
 """
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data_pipeline.records import NO_LABEL
-from pretrain.batch import IGNORED, MicroBatch
+from pretrain.batch import IGNORED, MicroBatch, Predicted
 from pretrain.encoder.cross_entropy import vocabulary_cross_entropy
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.initialize import bare, padded
@@ -42,7 +44,7 @@ class MaskedTokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(padded(self.vocabulary_size)))
         self.vocabulary_rows = {"bias": self.vocabulary_size}
 
-    def forward(self, hidden_TH: Tensor, batch: MicroBatch) -> Predictions:
+    def forward(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Predictions:
         """Loss, count and hits over the masked rows of the batch."""
         hidden_RH = self._transform(hidden_TH, batch)
         loss, hits = vocabulary_cross_entropy(
@@ -50,12 +52,12 @@ class MaskedTokenHead(nn.Module):
         )
         return Predictions(loss, (batch.masked_ids != IGNORED).sum(), hits)
 
-    def logits(self, hidden_TH: Tensor, batch: MicroBatch) -> Tensor:
+    def logits(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
         """(R, V) logits of the masked rows, without padding."""
         rows = self.vocabulary_size
         return F.linear(self._transform(hidden_TH, batch), self.decoder[:rows], self.bias[:rows])
 
-    def _transform(self, hidden_TH: Tensor, batch: MicroBatch) -> Tensor:
+    def _transform(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
         hidden_RH = hidden_TH.index_select(0, batch.masked_index)
         return self.norm(self.activation(self.dense(hidden_RH)))
 
@@ -69,7 +71,7 @@ class NextSentenceHead(nn.Module):
         self.pooler = bare(nn.Linear, hidden, hidden)
         self.classifier = bare(nn.Linear, hidden, 2)
 
-    def forward(self, hidden_TH: Tensor, batch: MicroBatch) -> tuple[Predictions, Predictions]:
+    def forward(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> tuple[Predictions, Predictions]:
         """Loss, count and hits of the pairs with label 0 (true next), and of those with label 1 (random next)."""
         logits_E2 = self.logits(hidden_TH, batch)
         logits_E2 = logits_E2.to(torch.promote_types(logits_E2.dtype, torch.float32))
@@ -78,11 +80,13 @@ class NextSentenceHead(nn.Module):
         return self._of_label(0, losses_E, right_E, batch), self._of_label(1, losses_E, right_E, batch)
 
     @staticmethod
-    def _of_label(label: int, losses_E: Tensor, right_E: Tensor, batch: MicroBatch) -> Predictions:
+    def _of_label(
+        label: int, losses_E: Tensor, right_E: Tensor, batch: MicroBatch | Predicted
+    ) -> Predictions:
         chosen_E = batch.labels == label
         loss = losses_E.masked_fill(~chosen_E, 0.0).sum()
         return Predictions(loss, chosen_E.sum(), (right_E & chosen_E).sum())
 
-    def logits(self, hidden_TH: Tensor, batch: MicroBatch) -> Tensor:
+    def logits(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
         """(E, 2) logits."""
         return self.classifier(torch.tanh(self.pooler(hidden_TH.index_select(0, batch.cls_index))))

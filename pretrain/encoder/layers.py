@@ -1,6 +1,6 @@
 """One encoder layer: hidden states in, hidden states out.
 
-Shape legend: T packed tokens, H hidden size, F intermediate size, N heads, D size of a head (N * D = H).
+Shape legend: T packed tokens, P rows that are asked for, H hidden size, N heads, D size of a head (N * D = H).
 """
 
 from collections.abc import Callable
@@ -38,12 +38,13 @@ class SelfAttention(nn.Module):
         self.value = bare(nn.Linear, settings.hidden, settings.hidden)
         self.output = bare(nn.Linear, settings.hidden, settings.hidden)
 
-    def forward(self, x_TH: Tensor, packing: Packing) -> Tensor:
+    def forward(self, x_TH: Tensor, packing: Packing, rows_P: Tensor | None = None) -> Tensor:
+        """(T, H), or (P, H) of the given rows of the run."""
         q_TND, k_TND, v_TND = (
             project(x_TH).unflatten(-1, (self.heads, -1)) for project in (self.query, self.key, self.value)
         )
         dropout = self.dropout if self.training else 0.0
-        return self.output(attend(q_TND, k_TND, v_TND, packing, dropout).flatten(-2))
+        return self.output(_of_rows(attend(q_TND, k_TND, v_TND, packing, dropout).flatten(-2), rows_P))
 
 
 class FeedForward(nn.Module):
@@ -70,6 +71,12 @@ class Layer(nn.Module):
         self.feed_forward_norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
         self.dropout = Dropout(settings.dropout)
 
-    def forward(self, x_TH: Tensor, packing: Packing) -> Tensor:
-        x_TH = self.attention_norm(x_TH + self.dropout(self.attention(x_TH, packing)))
-        return self.feed_forward_norm(x_TH + self.dropout(self.feed_forward(x_TH)))
+    def forward(self, x_TH: Tensor, packing: Packing, rows_P: Tensor | None = None) -> Tensor:
+        """(T, H), or (P, H) of the given rows of the run: what comes after attention is computed for them only."""
+        attended = self.dropout(self.attention(x_TH, packing, rows_P))
+        x_PH = self.attention_norm(_of_rows(x_TH, rows_P) + attended)
+        return self.feed_forward_norm(x_PH + self.dropout(self.feed_forward(x_PH)))
+
+
+def _of_rows(x_TH: Tensor, rows_P: Tensor | None) -> Tensor:
+    return x_TH if rows_P is None else x_TH.index_select(0, rows_P)

@@ -9,6 +9,7 @@ Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles (s
 E examples of a tile, S length of a tile.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-from pretrain.encoder.dropout import keep_mask
 
 # What starting one more tile costs, in attention scores: some 30 kernel starts against one exponential and
 # four multiply-adds a score. A GPU computes scores a thousand times faster and starts kernels no faster.
@@ -52,8 +51,11 @@ class TilePlan:
         return [tile.examples * self.heads * tile.length for tile in self.tiles]
 
 
-def plan_tiles(lengths: Sequence[int], heads: int, device: torch.device) -> TilePlan:
-    """The tiles for examples of `lengths` tokens that lie one after the other in a packed run."""
+def plan_tiles(
+    lengths: Sequence[int], heads: int, device: torch.device, max_scores: float = math.inf
+) -> TilePlan:
+    """The tiles for examples of `lengths` tokens that lie one after the other in a packed run, with at most
+    `max_scores` attention scores a head, which may not be less than without any padding."""
     length_of = np.asarray(lengths, np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_of)[:-1]])
     order = np.argsort(length_of, kind="stable")[
@@ -61,7 +63,10 @@ def plan_tiles(lengths: Sequence[int], heads: int, device: torch.device) -> Tile
     ]  # spare examples have no tokens
     overhead = _TILE_OVERHEAD.get(device.type, _TILE_OVERHEAD["cuda"]) / heads
     tiles, gather, padded = [], [], []
-    for first, last in _cut(length_of[order], overhead):
+    cuts = _cut(length_of[order], overhead)
+    if sum((last - first) * int(length_of[order[last - 1]]) ** 2 for first, last in cuts) > max_scores:
+        cuts = _cut(length_of[order], 0.0)
+    for first, last in cuts:
         members = order[first:last]
         width = int(length_of[members].max())
         columns = np.arange(width)
@@ -104,16 +109,17 @@ def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]
     return runs[::-1]
 
 
-@torch.compiler.disable  # the tiles differ from batch to batch: a graph of them would be compiled anew each time
 def tile_attention(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, plan: TilePlan, dropout: float) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), dropout on the probabilities."""
+    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), dropout on the probabilities: torch's kernel for each
+    tile, where there is no better backend on a GPU."""
     size = q_TND.shape[-1]
-    dense = _dense_on_cpu if q_TND.device.type == "cpu" else _dense
     q_tiles, k_tiles, v_tiles = (_ToTiles.apply(x, plan).split(plan.sizes) for x in (q_TND, k_TND, v_TND))
     out = []
     for tile, *qkv in zip(plan.tiles, q_tiles, k_tiles, v_tiles, strict=True):
         q, k, v = (x.view(tile.examples, plan.heads, tile.length, size) for x in qkv)
-        out.append(dense(q, k, v, tile.bias_E11S, dropout).reshape(-1, size))
+        bias = None if tile.bias_E11S is None else tile.bias_E11S.to(q.dtype)
+        dense = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        out.append(dense.reshape(-1, size))
     return _FromTiles.apply(torch.cat(out) if len(out) > 1 else out[0], plan)
 
 
@@ -121,75 +127,31 @@ class _ToTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TND: Tensor, plan: TilePlan) -> Tensor:
         ctx.plan, ctx.shape = plan, x_TND.shape
-        return x_TND.reshape(-1, x_TND.shape[-1]).index_select(0, plan.gather_P)
+        return to_tiles(x_TND, plan)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None]:
-        return grad_PD.index_select(0, ctx.plan.scatter_TN).view(ctx.shape), None
+        return from_tiles(grad_PD, ctx.plan), None
 
 
 class _FromTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_PD: Tensor, plan: TilePlan) -> Tensor:
         ctx.plan = plan
-        return x_PD.index_select(0, plan.scatter_TN).view(-1, plan.heads, x_PD.shape[-1])
+        return from_tiles(x_PD, plan)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TND: Tensor) -> tuple[Tensor, None]:
-        grad_PD = grad_TND.reshape(-1, grad_TND.shape[-1]).index_select(0, ctx.plan.gather_P)
-        return grad_PD.index_fill_(0, ctx.plan.padding, 0.0), None
+        return to_tiles(grad_TND, ctx.plan).index_fill_(0, ctx.plan.padding, 0.0), None
 
 
-def _dense(q_ENSD: Tensor, k_ENSD: Tensor, v_ENSD: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
-    bias = None if bias is None else bias.to(q_ENSD.dtype)
-    return F.scaled_dot_product_attention(q_ENSD, k_ENSD, v_ENSD, attn_mask=bias, dropout_p=dropout)
+def to_tiles(x_TND: Tensor, plan: TilePlan) -> Tensor:
+    """(P, D): the rows of all tiles; padding repeats its example's last token."""
+    return x_TND.reshape(-1, x_TND.shape[-1]).index_select(0, plan.gather_P)
 
 
-def _dense_on_cpu(
-    q_ENSD: Tensor, k_ENSD: Tensor, v_ENSD: Tensor, bias: Tensor | None, dropout: float
-) -> Tensor:
-    return _CpuAttention.apply(q_ENSD, k_ENSD, v_ENSD, bias, dropout)
-
-
-class _CpuAttention(torch.autograd.Function):
-    """Plain attention, in place where it can: at BERT's lengths faster on a CPU than torch's fused kernel,
-    and much faster with dropout, which that kernel lacks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q_ENSD: Tensor, k_ENSD: Tensor, v_ENSD: Tensor, bias_E11S: Tensor | None, dropout: float
-    ) -> Tensor:
-        examples, heads, length, size = q_ENSD.shape
-        q, k, v = (x.reshape(examples * heads, length, size) for x in (q_ENSD, k_ENSD, v_ENSD))
-        scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=size**-0.5)
-        if bias_E11S is not None:
-            scores.view(examples, heads, length, length).add_(bias_E11S)
-        probabilities = torch.softmax(scores, -1, out=scores)
-        keep, ctx.scale = keep_mask(scores.shape, dropout) if dropout > 0.0 else (None, 1.0)
-        ctx.save_for_backward(q, k, v, probabilities, keep)
-        return torch.bmm(_dropped(probabilities, keep, ctx.scale), v).view(q_ENSD.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_ENSD: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, probabilities, keep = ctx.saved_tensors
-        grad = grad_ENSD.reshape(v.shape)
-        alpha, zero = q.shape[-1] ** -0.5, q.new_empty(())
-        grad_v = torch.bmm(_dropped(probabilities, keep, ctx.scale).transpose(1, 2), grad)
-        grad_p = _dropped(torch.bmm(grad, v.transpose(1, 2)), keep, ctx.scale)
-        grad_s = torch._softmax_backward_data(grad_p, probabilities, -1, probabilities.dtype)
-        grad_q = torch.baddbmm(zero, grad_s, k, beta=0, alpha=alpha)
-        grad_k = torch.baddbmm(zero, grad_s.transpose(1, 2), q, beta=0, alpha=alpha)
-        return (
-            grad_q.view(grad_ENSD.shape),
-            grad_k.view(grad_ENSD.shape),
-            grad_v.view(grad_ENSD.shape),
-            None,
-            None,
-        )
-
-
-def _dropped(x: Tensor, keep: Tensor | None, scale: float) -> Tensor:
-    return x if keep is None else torch.ops.aten.native_dropout_backward(x, keep, scale)
+def from_tiles(x_PD: Tensor, plan: TilePlan) -> Tensor:
+    """(T, N, D): the rows of tokens out of those of all tiles."""
+    return x_PD.index_select(0, plan.scatter_TN).view(-1, plan.heads, x_PD.shape[-1])

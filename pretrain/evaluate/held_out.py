@@ -40,7 +40,8 @@ class HeldOut:
             return {}
         meter = Meter()
         engine.eval()
-        with torch.no_grad():
+        # these micro-batches have other shapes than training's, and are few: not worth a graph of their own
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for micro_batch in self._micro_batches:
                 terms, _ = engine(micro_batch.to(self._world.device))
                 meter.add(terms)

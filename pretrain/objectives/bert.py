@@ -21,9 +21,10 @@ class MaskedTokensAndNextSentence(Model):
 
     def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
         """The terms `mlm` and `nsp`: cross-entropies of masked tokens and of pair labels."""
-        hidden_TH = self.encoder(batch)
-        mlm = self.mlm_head(hidden_TH, batch)
-        is_next, not_next = self.nsp_head(hidden_TH, batch)
+        rows, predicted = batch.predicted()
+        hidden_PH = self.encoder(batch, rows)
+        mlm = self.mlm_head(hidden_PH, predicted)
+        is_next, not_next = self.nsp_head(hidden_PH, predicted)
         pairs = is_next.count + not_next.count
         terms = {
             "mlm": Term(mlm.loss, mlm.count, 1.0),

@@ -20,7 +20,8 @@ class MaskedTokens(Model):
 
     def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
         """The term `mlm`: cross-entropy of the masked tokens."""
-        mlm = self.mlm_head(self.encoder(batch), batch)
+        rows, predicted = batch.predicted(pairs=False)
+        mlm = self.mlm_head(self.encoder(batch, rows), predicted)
         return Terms({"mlm": Term(mlm.loss, mlm.count, 1.0)}, {"mlm_accuracy": accuracy(mlm)}), carry
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:

@@ -1,163 +1,200 @@
-"""One training step, ours (packed) against transformers' BertForPreTraining (padded), on the same batch.
+"""Training steps, ours (packed, `maskmill train`) against transformers' BertForPreTraining under its Trainer.
 
     python tests/benchmarks/bench_step.py --layers 4 --hidden 256 --examples 32 --threads 2
 
-Prints real tokens (padding not counted) a second for both, in one process, and their ratio. Both run forward,
-backward and fused AdamW in fp32, with the same dropout; rounds of the two alternate, so that a change of the
-machine's load meets both, and the median round counts.
+Prints real tokens (padding not counted) a second, the share of the fp32 matrix-product peak that was measured between
+the rounds, and the peak memory of each contender. The text is the demo's, prepared with BERT's uncased vocabulary of
+30,522 words, so lengths are real; `--short` states the share of short sequences (0.1 is the data recipe's own; 1 gives
+lengths spread evenly over the whole range). Every contender trains in fp32 on the same batches of pairs with the same
+masks, with the same dropout, AdamW and gradients clipped to 1, in a process of its own; they take turns, so
+that a change of the machine's load meets all, and the median round counts. Ours runs with what `maskmill train` sets
+in its environment; the Trainer with a user's environment, and once more with ours.
 """
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import transformers
-from torch import Tensor
 
-from pretrain.batch import MicroBatch
+from data_pipeline.index import Index
+from launch.ranks import TUNING
 from pretrain.config import EncoderSettings
-from pretrain.encoder.initialize import without_padding
-from pretrain.export.names import ACTIVATIONS, CONFIG, to_hugging_face
-from pretrain.objectives import load
-from pretrain.objectives.base import Model, build
+from pretrain.throughput import training_flops
 
-Step = Callable[[], Tensor]
+ROOT = Path(__file__).parents[2]
+VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
+
+
+class Contender(NamedTuple):
+    """One row of the table."""
+
+    label: str
+    name: str
+    environment: dict[str, str]
+    settings: list[str]
+
+
+CONTENDERS = {
+    "ours": Contender("Maskmill, packed", "ours", TUNING, ["train.compile=off"]),
+    "compiled": Contender("Maskmill, packed, compiled", "ours", TUNING, ["train.compile=on"]),
+    "trainer": Contender("transformers' Trainer, padded", "trainer", {}, []),
+    "tuned": Contender("the same with our environment", "trainer", TUNING, []),
+}
 
 
 def main() -> None:
     arguments = parse()
+    sizes = {
+        k: getattr(arguments, k) for k in ("layers", "hidden", "examples", "length", "dropout", "threads")
+    }
     torch.set_num_threads(arguments.threads)
-    settings = EncoderSettings(
-        layers=arguments.layers,
-        hidden=arguments.hidden,
-        heads=max(1, arguments.hidden // 64),
-        intermediate=4 * arguments.hidden,
-        dropout=arguments.dropout,
-        attention_dropout=arguments.dropout,
-        max_positions=max(arguments.lengths),
-    )
-    batch = random_batch(arguments)
-    ours = build(load("bert"), settings, arguments.vocabulary)
-    theirs = transformers_model(ours, settings, arguments.vocabulary)
-    steps = {"ours, packed": packed_step(ours, batch), "transformers, padded": padded_step(theirs, batch)}
-    if arguments.dropout == 0:
-        check_equal_losses(steps)
-    report(steps, batch, arguments)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        shards = prepare(arguments, Path(folder))
+        contenders = [CONTENDERS[name] for name in arguments.contenders]
+        processes = [stack.enter_context(started(c, shards, sizes)) for c in contenders]
+        rounds, peaks = race(processes, arguments)
+        memory = [finished(process) for process in processes]
+        report(contenders, rounds, peaks, memory, Index.load(str(shards)), arguments)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--vocabulary", type=int, default=30522)
     parser.add_argument("--examples", type=int, default=32)
-    parser.add_argument("--lengths", type=int, nargs=2, default=[30, 128], metavar=("SHORTEST", "LONGEST"))
+    parser.add_argument("--length", type=int, default=128, help="longest sequence")
+    parser.add_argument("--short", type=float, default=0.1, help="share of sequences cut to a random length")
     parser.add_argument("--dropout", type=float, default=0.1, help="of hidden states and of attention")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=3, help="a round")
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=["ours", "compiled", "trainer", "tuned"]
+    )
+    parser.add_argument("--sources", default="", help="other text than the demo's")
     return parser.parse_args()
 
 
-def random_batch(arguments: argparse.Namespace) -> MicroBatch:
-    """Random ids; lengths uniform between the two bounds, which both occur; 15 % masked, at most 20 in 128."""
-    draws = np.random.RandomState(0)
-    shortest, longest = arguments.lengths
-    lengths = [shortest, longest, *draws.randint(shortest, longest + 1, max(0, arguments.examples - 2))]
-    lengths = [int(n) for n in lengths[: arguments.examples]]
-    sequences = [draws.randint(5, arguments.vocabulary, n).tolist() for n in lengths]
-    masked = [
-        dict.fromkeys(sorted(draws.permutation(np.arange(1, n - 1))[: max(1, round(0.15 * n))].tolist()), 7)
-        for n in lengths
+def prepare(arguments: argparse.Namespace, folder: Path) -> Path:
+    """Shards of real text."""
+    settings = [
+        f"data.out={folder}/shards",
+        f"data.vocab={VOCABULARY}",
+        f"data.sequence_length={arguments.length}",
+        f"data.max_predictions={round(arguments.length * 0.15) + 1}",
+        f"data.short_seq_prob={arguments.short}",
+        f"encoder.max_positions={arguments.length}",
+        *([f"data.sources=[{arguments.sources}]"] if arguments.sources else []),
     ]
-    return MicroBatch.from_lists(
-        sequences, [n // 2 for n in lengths], masked, draws.randint(0, 2, len(lengths)).tolist()
+    command = [sys.executable, "-m", "launch.cli", "prepare", "demo", *settings]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    return folder / "shards"
+
+
+@contextmanager
+def started(contender: Contender, shards: Path, sizes: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """A process that trains when it is asked to."""
+    given = json.dumps(sizes | {"settings": contender.settings})
+    command = [sys.executable, "-m", "tests.benchmarks.step_contenders", contender.name, str(shards), given]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | contender.environment
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        yield process
+        process.kill()
+
+
+def ask(process: subprocess.Popen[str], steps: int) -> dict[str, Any]:
+    """Has `process` train for so many steps."""
+    assert process.stdin is not None
+    process.stdin.write(f"{steps}\n")
+    process.stdin.flush()
+    return answered(process)
+
+
+def finished(process: subprocess.Popen[str]) -> int:
+    """Ends `process`; its peak memory."""
+    assert process.stdin is not None
+    process.stdin.close()
+    return answered(process)["peak"]
+
+
+def answered(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("@"):
+            return json.loads(line[1:])
+    raise RuntimeError(f"a contender ended with code {process.wait()}")
+
+
+def race(
+    processes: list[subprocess.Popen[str]], arguments: argparse.Namespace
+) -> tuple[list[list[dict[str, Any]]], list[float]]:
+    """What each contender answered in each round, and the peaks that were measured between them."""
+    for process in processes:
+        ask(process, 3)  # starts, warms up
+    rounds: list[list[dict[str, Any]]] = []
+    peaks = []
+    for _ in range(arguments.rounds):
+        peaks.append(matrix_product_peak())
+        rounds.append([ask(process, arguments.steps) for process in processes])
+    return rounds, peaks
+
+
+def matrix_product_peak() -> float:
+    """Operations a second of the best of ten fp32 products of 1024 x 1024 matrices."""
+    a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
+    best = float("inf")
+    for _ in range(10):
+        started = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - started)
+    return 2 * 1024**3 / best
+
+
+def report(
+    contenders: list[Contender],
+    rounds: list[list[dict[str, Any]]],
+    peaks: list[float],
+    memory: list[int],
+    index: Index,
+    arguments: argparse.Namespace,
+) -> None:
+    """One row a contender; ratios to the first of the Trainers, which runs as a user would start it."""
+    split, peak = index.train, statistics.median(peaks)
+    seconds = [
+        statistics.median(answers[n]["seconds"] / answers[n]["steps"] for answers in rounds)
+        for n in range(len(contenders))
+    ]
+    tokens = arguments.examples * split.tokens / split.examples
+    encoder = EncoderSettings(
+        layers=arguments.layers, hidden=arguments.hidden, intermediate=4 * arguments.hidden
     )
-
-
-def transformers_model(
-    ours: Model, settings: EncoderSettings, vocabulary: int
-) -> transformers.PreTrainedModel:
-    """BertForPreTraining with our weights."""
-    config = transformers.BertConfig(
-        **{theirs: getattr(settings, mine) for mine, theirs in CONFIG.items()},
-        vocab_size=vocabulary,
-        hidden_act=ACTIVATIONS[settings.activation],
-    )
-    model = transformers.BertForPreTraining(config)
-    state = without_padding(ours, dict(ours.named_parameters()))
-    model.load_state_dict({to_hugging_face(name): p for name, p in state.items()}, strict=False)
-    return model.train()
-
-
-def packed_step(model: Model, batch: MicroBatch) -> Step:
-    def loss() -> Tensor:
-        terms, _ = model(replace(batch))  # a new batch each time: its tile plan is part of the work
-        return torch.stack([t.weight * t.sum / t.count for t in terms.values()]).sum()
-
-    return training_step(model, loss)
-
-
-def padded_step(model: transformers.PreTrainedModel, batch: MicroBatch) -> Step:
-    longest = max(batch.lengths)
-    shown = torch.arange(longest)[None, :] < torch.tensor(batch.lengths)[:, None]
-    input_ids, segment_ids = (
-        torch.zeros(shown.shape, dtype=torch.int64),
-        torch.zeros(shown.shape, dtype=torch.int64),
-    )
-    input_ids[shown], segment_ids[shown] = batch.input_ids, batch.segment_ids
-    targets = torch.full((batch.tokens,), -100)
-    targets[batch.masked_index] = batch.masked_ids
-    labels = torch.full(shown.shape, -100)
-    labels[shown] = targets
-    columns = {"input_ids": input_ids, "token_type_ids": segment_ids, "attention_mask": shown.long()}
-
-    def loss() -> Tensor:
-        return model(**columns, labels=labels, next_sentence_label=batch.labels).loss
-
-    return training_step(model, loss)
-
-
-def training_step(model: torch.nn.Module, loss_of: Step) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-
-    def step() -> Tensor:
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
-
-
-def check_equal_losses(steps: dict[str, Step]) -> None:
-    losses = [step().item() for step in steps.values()]
-    assert abs(losses[0] - losses[1]) < 1e-4 * losses[1], losses
-
-
-def report(steps: dict[str, Step], batch: MicroBatch, arguments: argparse.Namespace) -> None:
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for round_ in range(arguments.rounds + 1):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if round_ > 0:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    padding = 1 - batch.tokens / (len(batch.lengths) * max(batch.lengths))
+    squares = round(tokens * tokens / arguments.examples)
+    masked = round(arguments.examples * split.masked / split.examples)
+    flops = training_flops(encoder, index.vocabulary.size, round(tokens), squares, masked)
     print(
-        f"{arguments.layers} layers x {arguments.hidden}, {len(batch.lengths)} examples, {batch.tokens:,} tokens"
-        f" ({padding:.0%} padding when padded), dropout {arguments.dropout}, {arguments.threads} threads"
+        f"{arguments.layers} layers x {arguments.hidden}, {arguments.examples} examples a step of "
+        f"{tokens / arguments.examples:.0f} tokens on average and at most {split.longest}, "
+        f"dropout {arguments.dropout}, {arguments.threads} threads; "
+        f"{flops / 1e9:.1f} GFLOP a step; fp32 matrix product {peak / 1e9:.0f} GFLOP/s"
     )
-    slowest = max(medians.values())
-    for name, median in medians.items():
+    peer = next((n for n, c in enumerate(contenders) if c.name == "trainer"), len(contenders) - 1)
+    for number, contender in enumerate(contenders):
         print(
-            f"  {name:22s} {median * 1e3:8.0f} ms {batch.tokens / median:8,.0f} tokens/s {slowest / median:6.2f}x"
+            f"  {contender.label:32s} {seconds[number] * 1e3:7.0f} ms {tokens / seconds[number]:7,.0f} tokens/s "
+            f"{seconds[peer] / seconds[number]:5.2f}x {flops / seconds[number] / peak:6.1%} of the peak "
+            f"{memory[number] / 1e9:5.2f} GB {memory[number] / memory[peer]:5.2f}x"
         )
 
 

@@ -150,3 +150,38 @@ def test_a_lamb_step_beside_its_floor_and_its_peers() -> None:
         "aten::",
     ):
         assert words in printed
+
+
+@pytest.mark.parametrize("engine", ["plain", "deepspeed"])
+def test_the_gpu_benchmark_on_a_cpu(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    code = "from tests.benchmarks.bench_gpu import main; main()"
+    rows = ["large-512"] if engine == "deepspeed" else ["large-128", "large-512", "base-128"]
+    printed = run(
+        code,
+        *[
+            "--device=cpu",
+            "--tiny",
+            "--compile=off",
+            "--steps=1",
+            "--windows=1",
+            "--accumulation=2",
+            "--vocabulary=300",
+        ],
+        f"--engine={engine}",
+        "--row",
+        *rows,
+    )
+    for row in rows:
+        assert f"{row}: " in printed
+    assert printed.count("top kernels of one step") == len(rows)
+    assert "attention by tiles, not compiled" in printed
+
+
+def test_a_training_step_beside_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    code = "from tests.benchmarks.bench_step import main; main()"
+    sizes = "--layers=1 --hidden=64 --examples=4 --length=32 --threads=1 --rounds=1 --steps=1"
+    printed = run(code, *sizes.split(), "--contenders", "ours", "trainer")
+    assert "Maskmill, packed" in printed
+    assert "transformers' Trainer, padded" in printed

@@ -18,6 +18,7 @@ from data_pipeline.shards import BlockReader
 from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.config import EncoderSettings
 from pretrain.evaluate.held_out import HeldOut
+from pretrain.feeding import Feed
 from pretrain.meters import Meter
 from pretrain.objectives import load
 from pretrain.objectives.base import build
@@ -69,15 +70,17 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
         waited=0.0,
     )
     meter = Meter()
+    feed = Feed(torch.device("cpu"), index.vocabulary.cls, index.vocabulary.sep)
     for rank, share in enumerate(shares):
         run = SimpleNamespace(
             config=SimpleNamespace(run=SimpleNamespace(seed=0)),
             plan=SimpleNamespace(index=index, objective=load("bert")),
             engine=engine,
+            feed=feed,
             journal=SimpleNamespace(meter=meter),
             world=World(rank=rank, size=ranks, local_size=ranks, local_rank=rank),
         )
-        compute(run, share, counts)  # type: ignore[arg-type]
+        compute(run, feed.on_host(share), counts)  # type: ignore[arg-type]
     meter.end_step()
     gradients = {name: gradient / ranks for name, gradient in engine.gradients().items()}
     return gradients, meter.read(World())

@@ -1,0 +1,70 @@
+"""A run's settings and its model in; whether to compile it, and the model compiled for one shape, out."""
+
+import shutil
+import time
+import warnings
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from data_pipeline.errors import UserError
+from pretrain.batch import MicroBatch
+from pretrain.config import RunConfig
+
+CPU_FLOPS = 1e11
+"""Operations a second that a CPU is taken to do when the length of a run is estimated."""
+LONG = 1800.0
+"""Seconds of training from which on compiling pays on a CPU: it takes one to two minutes, and saves a tenth or more."""
+
+
+def wanted(config: RunConfig, device: torch.device, precision: str, step_flops: float) -> bool:
+    """Whether this run compiles its model; `step_flops` are the operations of one step over all ranks. Raises UserError
+    where train.compile=on asks for what cannot be."""
+    setting = config.train.compile
+    obstacle = _obstacle(config, device, precision)
+    if setting == "on" and obstacle:
+        raise UserError(f"train.compile=on: {obstacle}", where="settings", remedy="train.compile=off")
+    if setting != "auto":
+        return setting == "on"
+    if device.type == "cuda":
+        return not obstacle
+    seconds = config.train.steps * step_flops / CPU_FLOPS
+    return not obstacle and seconds >= LONG
+
+
+def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
+    """Why this run's model cannot be compiled into one graph; empty where it can."""
+    if config.zero.stage == 3:
+        return "ZeRO stage 3 fetches parameters in the middle of the graph"
+    if device.type == "cuda":
+        modern = torch.cuda.get_device_capability(device) >= (8, 0)
+        return (
+            "" if precision != "fp32" and modern else "attention needs bf16 or fp16 on an Ampere GPU or newer"
+        )
+    if config.train.activation_checkpointing:
+        return "a CPU would draw other dropout when it recomputes (train.activation_checkpointing)"
+    return (
+        ""
+        if shutil.which("g++") or shutil.which("clang++")
+        else "a C++ compiler is needed, and none is found"
+    )
+
+
+def compile_model(model: nn.Module, example: MicroBatch, console: Console) -> float:
+    """Compiles `model`, in place, forward and backward, for micro-batches of the shape of `example` and no other.
+
+    Gradients are computed once and forgotten. Returns the seconds that it took; says on the console what goes on."""
+    model.compile(dynamic=False, fullgraph=True)
+    console.print(
+        "compiling the model: once, for a minute or two (train.compile=off does without)", soft_wrap=True
+    )
+    started = time.perf_counter()
+    with warnings.catch_warnings(), console.status("compiling"):
+        warnings.simplefilter("ignore")  # of the compiler, about its own parts
+        terms, _ = model(example)
+        loss = torch.stack([term.sum for term in terms.values()]).sum()
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    seconds = time.perf_counter() - started
+    console.print(f"compiled in {seconds:.0f} s", soft_wrap=True)
+    return seconds

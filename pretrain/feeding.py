@@ -1,0 +1,82 @@
+"""A rank's shares in; micro-batches on its device, each on its way there while the one before is computed, out.
+
+The loader's thread reads and packs. A second one, here, makes tensors of what was packed: padded to the run's one shape
+where there is one, and in page-locked memory for a GPU, which they reach on a stream of their own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from data_pipeline.packing import StepShare
+from data_pipeline.prefetch import Prefetch
+from pretrain.batch import MicroBatch, Shape
+
+
+@dataclass(frozen=True, eq=False)
+class HostShare(StepShare):
+    """A share whose tensors are made."""
+
+    ready: list[MicroBatch]
+
+
+class Feed:
+    """Makes micro-batches and brings them to `device`; `cls` and `sep` are the vocabulary's."""
+
+    def __init__(self, device: torch.device, cls: int, sep: int, shape: Shape | None = None) -> None:
+        self._device, self._shape = device, shape
+        self._empty = self._on_host(MicroBatch.empty(cls, sep))
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def ahead(self, shares: Iterator[StepShare]) -> Prefetch[HostShare]:
+        """The shares with their tensors, one of them made before it is asked for."""
+        return Prefetch(map(self.on_host, shares), 1)
+
+    def on_host(self, share: StepShare) -> HostShare:
+        """The share with its micro-batches as tensors, ready to be copied."""
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)  # a thread has its own
+        ready = [self._on_host(MicroBatch.from_packed(packed)) for packed in share.micro_batches]
+        return HostShare(**{f.name: getattr(share, f.name) for f in fields(StepShare)}, ready=ready)
+
+    def __call__(self, share: HostShare, count: int) -> Iterator[MicroBatch]:
+        """The share's micro-batches on the device, and empty ones up to `count`, which other ranks need. Each is sent
+        off before the one before is handed out."""
+        waiting = [*share.ready, *[self._empty] * (count - len(share.ready))]
+        following = self._send(waiting[0]) if waiting else None
+        for number in range(len(waiting)):
+            micro_batch, sent = following  # type: ignore[misc]
+            if number + 1 < len(waiting):
+                following = self._send(waiting[number + 1])
+            self._await(micro_batch, sent)
+            yield micro_batch
+
+    @property
+    def empty(self) -> MicroBatch:
+        """A micro-batch of weight 0 on the device, of the shape that all have."""
+        return self._empty.to(self._device)
+
+    def _on_host(self, micro_batch: MicroBatch) -> MicroBatch:
+        if self._shape is not None:
+            micro_batch = micro_batch.padded(self._shape)
+        return micro_batch.pin_memory() if self._device.type == "cuda" else micro_batch
+
+    def _send(self, micro_batch: MicroBatch) -> tuple[MicroBatch, torch.cuda.Event | None]:
+        if self._stream is None:
+            return micro_batch.to(self._device), None
+        with torch.cuda.stream(self._stream):
+            moved = micro_batch.to(self._device, non_blocking=True)
+            return moved, self._stream.record_event()
+
+    def _await(self, micro_batch: MicroBatch, sent: torch.cuda.Event | None) -> None:
+        """The device's main stream waits for the copy, not the host; and the memory is not used again before it."""
+        if sent is None:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(sent)
+        for f in fields(micro_batch):
+            value = getattr(micro_batch, f.name)
+            if isinstance(value, Tensor):
+                value.record_stream(current)

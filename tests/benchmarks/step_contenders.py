@@ -1,0 +1,197 @@
+"""A folder of shards and a contender's name in; training steps, as many as standard input asks for at a time, out.
+
+    python -m tests.benchmarks.step_contenders ours SHARDS '{"layers": 4, ...}'
+
+Each line of standard input is a number of steps; what they took is printed as JSON when they are done. After the last
+line the process prints its peak memory and ends. bench_step.py starts one such process for each contender and lets
+them take turns, so that a change of the machine's load meets all of them.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Ended(Exception):
+    """Nobody asks for more steps."""
+
+
+class Gate:
+    """Called after every step of a training loop: holds it between the steps that were asked for."""
+
+    def __init__(self) -> None:
+        self._left, self._asked, self._tokens, self._started = 0, 0, 0, 0.0
+
+    def open(self) -> None:
+        """Waits for the next number of steps. Raises Ended where there is none."""
+        line = sys.stdin.readline()
+        if not line:
+            raise Ended
+        self._left = self._asked = int(line)
+        self._tokens, self._started = 0, time.perf_counter()
+
+    def __call__(self, tokens: int) -> None:
+        self._left -= 1
+        self._tokens += tokens
+        if self._left == 0:
+            seconds = time.perf_counter() - self._started
+            answer({"seconds": seconds, "tokens": self._tokens, "steps": self._asked})
+            self.open()
+
+
+def answer(figures: dict[str, Any]) -> None:
+    """Tells the process that started this one."""
+    print(f"@{json.dumps(figures)}", flush=True)
+
+
+def peak_bytes() -> int:
+    """The largest resident memory of this process. Not getrusage: what it says is inherited from the parent."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
+    """`maskmill train` with one rank."""
+    from rich.console import Console
+
+    from launch.recipe import load_config
+    from pretrain.journal import Journal
+    from pretrain.train import train
+
+    step = Journal.step
+
+    def gated(self: Journal, position: Any, counts: Any, lr: float) -> None:
+        step(self, position, counts, lr)
+        gate(counts.tokens)
+
+    Journal.step = gated  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [*run_settings(shards, sizes), f"run.dir={folder}/run"]
+        train(load_config("demo", settings), Console(quiet=True), "benchmark")
+
+
+def run_settings(shards: str, sizes: dict[str, Any]) -> list[str]:
+    """The settings of our run, as a user would write them."""
+    dropout = sizes["dropout"]
+    return [
+        f"train.shards={shards}",
+        f"data.sequence_length={sizes['length']}",
+        f"encoder.layers={sizes['layers']}",
+        f"encoder.hidden={sizes['hidden']}",
+        f"encoder.heads={max(1, sizes['hidden'] // 64)}",
+        f"encoder.intermediate={4 * sizes['hidden']}",
+        f"encoder.max_positions={sizes['length']}",
+        f"encoder.dropout={dropout}",
+        f"encoder.attention_dropout={dropout}",
+        "encoder.activation=gelu",
+        f"train.global_batch={sizes['examples']}",
+        f"train.micro_batch={sizes['examples']}",
+        "train.steps=100000",
+        "train.eval_every=0",
+        "train.eval_examples=32",
+        "train.checkpoint_every=0",
+        "run.ranks=1",
+        f"run.threads={sizes['threads']}",
+        "optim.name=adamw",
+        "optim.lr=1e-4",
+        "monitor.tracker=none",
+        *sizes.get("settings", []),
+    ]
+
+
+def transformers_trainer(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
+    """transformers' BertForPreTraining under its Trainer as it comes (fused AdamW, gradients clipped to 1), on the
+    same batches in the same order; its collator pads each batch to its longest example."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(sizes["threads"])
+    config = transformers.BertConfig(
+        num_hidden_layers=sizes["layers"],
+        hidden_size=sizes["hidden"],
+        num_attention_heads=max(1, sizes["hidden"] // 64),
+        intermediate_size=4 * sizes["hidden"],
+        max_position_embeddings=sizes["length"],
+        hidden_dropout_prob=sizes["dropout"],
+        attention_probs_dropout_prob=sizes["dropout"],
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=f"{shards}/tokenizer.json", pad_token="[PAD]", unk_token="[UNK]"
+    )
+    config.vocab_size = len(tokenizer)
+
+    class Examples(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            return trainer_examples(shards, sizes)
+
+    class Turns(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            gate(0)
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            max_steps=100_000,
+            per_device_train_batch_size=sizes["examples"],
+            learning_rate=1e-4,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        transformers.Trainer(
+            transformers.BertForPreTraining(config),
+            arguments,
+            data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
+            train_dataset=Examples(),
+            callbacks=[Turns()],
+        ).train()
+
+
+def trainer_examples(shards: str, sizes: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The examples of our batches in their order, as lists that transformers' collator pads."""
+    import numpy as np
+
+    from data_pipeline.bins import caps_for
+    from data_pipeline.index import Index
+    from data_pipeline.loader import Shares, order_of
+
+    index = Index.load(shards)
+    caps = caps_for(index.train, sizes["examples"], sizes["length"])
+    shares = Shares(index, order_of(index, seed=1, global_batch=sizes["examples"]), caps)
+    batch = 0
+    while True:
+        for packed in shares.read(batch).micro_batches:
+            labels = np.full(len(packed.input_ids), -100)
+            labels[packed.masked_index] = packed.masked_ids
+            for number, (start, stop) in enumerate(
+                zip(packed.cu_seqlens[:-1], packed.cu_seqlens[1:], strict=True)
+            ):
+                yield {
+                    "input_ids": packed.input_ids[start:stop].tolist(),
+                    "token_type_ids": packed.segment_ids[start:stop].tolist(),
+                    "labels": labels[start:stop].tolist(),
+                    "next_sentence_label": int(packed.labels[number]),
+                }
+        batch += 1
+
+
+CONTENDERS = {"ours": ours, "trainer": transformers_trainer}
+
+
+def main() -> None:
+    name, shards, sizes = sys.argv[1:]
+    gate = Gate()
+    try:
+        gate.open()
+        CONTENDERS[name](shards, json.loads(sizes), gate)
+    except Ended:
+        answer({"peak": peak_bytes()})
+
+
+if __name__ == "__main__":
+    main()
