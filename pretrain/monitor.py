@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data_pipeline.errors import UserError
+from data_pipeline.storage import write_whole
 from pretrain.config import MonitorSettings
 
 METRICS, LOST, UPLOADED = "metrics.jsonl", "metrics.lost.jsonl", "wandb_uploaded.json"
@@ -126,9 +127,7 @@ def cut_metrics(folder: Path, step: int) -> int:
         with (folder / LOST).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lost)
     if (folder / METRICS).is_file():
-        partial = folder / f"{METRICS}.partial"
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        partial.replace(folder / METRICS)
+        write_whole(folder / METRICS, [f"{json.dumps(line)}\n".encode() for line in kept])
     if _uploaded(folder) > len(kept):
         _set_uploaded(folder, len(kept))
     return len(lost)

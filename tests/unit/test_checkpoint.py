@@ -11,11 +11,11 @@ from pretrain.checkpoint import (
     Fragment,
     checkpoints,
     drop_leftovers,
-    drop_old_checkpoints,
     find_checkpoint,
     newest_checkpoint,
     open_checkpoint,
     save_checkpoint,
+    sealed,
 )
 from pretrain.world import World
 
@@ -104,20 +104,9 @@ def test_damaged_bytes_are_found(tmp_path: Path, damage: str) -> None:
 )
 def test_a_hostile_marker_is_one_line(tmp_path: Path, change: dict) -> None:
     marker = save(tmp_path) / "checkpoint.json"
-    marker.write_text(json.dumps(json.loads(marker.read_text()) | change))
-    with pytest.raises(UserError):
+    marker.write_bytes(sealed(json.loads(marker.read_text()) | change))
+    with pytest.raises(UserError, match=r"malformed|checkpoint format 99"):
         find_checkpoint(tmp_path)
-
-
-def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4):
-        save(tmp_path, step)
-    drop_old_checkpoints(tmp_path, 2)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000003", "step-00000004"]
-    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == [
-        "step-00000003",
-        "step-00000004",
-    ]
 
 
 def test_what_killed_saves_left_goes(tmp_path: Path) -> None:
