@@ -134,3 +134,21 @@ def test_the_loader_beside_others(tmp_path: Path) -> None:
     printed = run(code, str(tmp_path))
     assert "Maskmill, packed" in printed
     assert "WebDataset" in printed
+
+
+def test_checkpoints_beside_deepspeeds(tmp_path: Path) -> None:
+    code = "from tests.benchmarks.bench_checkpoint import main; main()"
+    sizes = [
+        "--layers=1",
+        "--hidden=64",
+        "--vocabulary=500",
+        "--rounds=1",
+        "--steps=2",
+        "--saves=2",
+        "--threads=1",
+    ]
+    printed = run(code, f"--folder={tmp_path}", *sizes)
+    assert "of the wall time of its 300 steps" in printed
+    assert "ours: load, verified" in printed
+    assert "DeepSpeed: load" in printed
+    assert list(tmp_path.iterdir()) == []

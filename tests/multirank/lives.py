@@ -1,0 +1,107 @@
+"""Lives of runs, by world size and settings, in; the global batches that each rank saw in each, out.
+
+Real processes call the real training, one life after the other, so that torch and DeepSpeed are imported once.
+"""
+
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+from ranks import run
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start of `maskmill train demo` on so many ranks."""
+
+    ranks: int
+    settings: list[str]
+    copy_of: str = ""
+    """A run folder whose copy this life goes on with."""
+    fp16: bool = False
+    """Half precision on a CPU, which settings refuse for being slow."""
+
+
+@dataclass
+class Seen:
+    """What the ranks of a life saw and said."""
+
+    batches: dict[int, int] = field(default_factory=dict)
+    """Global batch -> a digest of its examples and masks that does not depend on how it was shared out."""
+    output: str = ""
+    """What the first rank printed."""
+
+
+def live(lives: list[Life], timeout: float = 900) -> list[Seen]:
+    """Lives them one after the other. Raises RankFailed with the traceback of a rank that did not come through."""
+    from torch.distributed import TCPStore
+
+    most = max(life.ranks for life in lives)
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in lives]
+    by_rank = run(_live_all, most, lives, [store.port for store in stores], timeout=timeout)
+    seen = []
+    for number in range(len(lives)):
+        one = Seen(output=by_rank[0][number][1])
+        for rank in by_rank:
+            for batch, digest in rank[number][0].items():
+                one.batches[batch] = (one.batches.get(batch, 0) + digest) % 2**64
+        seen.append(one)
+    return seen
+
+
+def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int], str]]:
+    from deepspeed.accelerator import get_accelerator
+    from rich.console import Console
+
+    from launch.recipe import load_config
+    from pretrain import preflight, train
+
+    rank, found = int(os.environ["RANK"]), []
+    seen: dict[int, int] = {}
+    agreed, precision = train.agreed, preflight._precision
+
+    def watched(*arguments: Any) -> Iterator[Any]:
+        for share, counts in agreed(*arguments):
+            seen[share.batch] = _digest(share)
+            yield share, counts
+
+    train.agreed = watched
+    for life, port in zip(lives, ports, strict=True):
+        seen, output = {}, io.StringIO()
+        if rank < life.ranks:
+            size = str(life.ranks)
+            os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MASTER_PORT=str(port))
+            config = load_config("demo", life.settings)
+            if life.copy_of and rank == 0:
+                shutil.copytree(life.copy_of, config.run.dir)
+            get_accelerator().is_fp16_supported = lambda life=life: life.fp16
+            preflight._precision = (lambda config: "fp16") if life.fp16 else precision
+            try:
+                train.train(config, Console(file=output, width=500), "maskmill train demo")
+            except SystemExit as error:
+                assert error.code == train.STOPPED  # noqa: PT017 (it need not be raised)
+        found.append((dict(seen), output.getvalue()))
+    return found
+
+
+def _digest(share: Any) -> int:
+    total = 0
+    for packed in share.micro_batches:
+        for example, (low, high) in enumerate(pairwise(packed.cu_seqlens.tolist())):
+            masked = (packed.masked_index >= low) & (packed.masked_index < high)
+            text = blake2b(digest_size=8)
+            for column in (
+                packed.input_ids[low:high],
+                packed.segment_ids[low:high],
+                packed.masked_index[masked] - low,
+                packed.masked_ids[masked],
+                packed.labels[example : example + 1],
+            ):
+                text.update(column.tobytes() + b"|")
+            total += int.from_bytes(text.digest(), "little")
+    return total % 2**64
