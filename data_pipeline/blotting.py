@@ -6,7 +6,8 @@ Everything that is written or shown passes through here: run folders are copied,
 import re
 from typing import Any
 
-_USER = re.compile(r"(://)[^/@\s]*@")
+_USER = re.compile(r"([A-Za-z0-9+.-]*://)([^/@\s]*)@")
+_CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")  # Azure's CONTAINER@ACCOUNT is no user
 _SIGNED = re.compile(
     r"(?i)([?&;][\w.-]*(?:sig|signature|token|key|secret|password|credential)[\w.-]*=)[^&;\s\"']+"
 )
@@ -14,7 +15,13 @@ _SIGNED = re.compile(
 
 def blot(text: str) -> str:
     """`text` without user names and passwords in URIs, nor signatures and keys in their queries."""
-    return _SIGNED.sub(r"\1***", _USER.sub(r"\1***@", text))
+    return _SIGNED.sub(r"\1***", _USER.sub(_without_user, text))
+
+
+def _without_user(found: re.Match[str]) -> str:
+    if found[1].lower().endswith(_CONTAINERS) and ":" not in found[2]:
+        return found[0]
+    return f"{found[1]}***@"
 
 
 def blotted(settings: Any) -> Any:

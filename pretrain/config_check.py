@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from data_pipeline.blotting import blot
+from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
 from data_pipeline.remote import STORES
 from data_pipeline.sampling import language_numbers, source_weights
@@ -133,11 +133,16 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         ),
         *(
             (
-                blot(value_of(config, key)) != value_of(config, key),
+                blotted(value_of(config, key)) != value_of(config, key),
                 f"{key} holds credentials, and is written to the run's folder: put them where the store's own package "
                 "looks for them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
             for key in ("checkpoint.mirror", "data.out", "train.shards")
+        ),
+        (
+            any(blot(uri) != uri for uri in data.sources if uri.partition("://")[0] in STORES),
+            "data.sources holds credentials that no object store's package reads there: put them where it looks for "
+            "them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ),
         (
             encoder.hidden % encoder.heads != 0,

@@ -162,7 +162,8 @@ def _start(folder: Path, project: str, run_id: str, config: dict[str, Any], mode
         config=config,
         mode=mode,  # type: ignore[arg-type]
         resume="allow" if mode == "online" else None,
-        settings=wandb.Settings(silent=True, console="off", init_timeout=60),
+        # no metadata: it holds the command line, and that whatever is in a URI of it
+        settings=wandb.Settings(silent=True, console="off", init_timeout=60, x_disable_meta=True),
     )
     run.define_metric("step")
     run.define_metric("*", step_metric="step")

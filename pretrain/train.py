@@ -112,6 +112,8 @@ def agreed_run(config: RunConfig, plan: Plan, world: World, console: Console) ->
                 console.print(line, soft_wrap=True, markup=False)
             about = open_run(config, plan)
         except UserError as error:
+            if held is not None:
+                held.close()
             about = {"refused": [error.what, error.where, error.expected, error.remedy]}
     about = world.broadcast(about)
     if "refused" in about:
