@@ -101,7 +101,7 @@ def test_fp16_keeps_its_loss_scale(tiny: list[str], tmp_path: Path) -> None:
     here = [*tiny, "train.steps=6", "train.precision=fp16", "train.log_every=6", "run.seed=3"]
     one, two = tmp_path / "one", tmp_path / "two"
     whole = Life(2, [*here, f"run.dir={one}"], fp16=True)
-    parts = [Life(2, [*here, f"run.dir={two}", *stop], fp16=True) for stop in (["run.stop_after=2"], [])]
+    parts = [Life(2, [*here, f"run.dir={two}", *stop], fp16=True) for stop in (["run.stop_after=3"], [])]
     live([whole, *parts])
     a, b = newest_checkpoint(one), newest_checkpoint(two)
     assert a is not None
@@ -109,5 +109,5 @@ def test_fp16_keeps_its_loss_scale(tiny: list[str], tmp_path: Path) -> None:
     assert a.state["position"]["skipped"] != []
     assert a.state["position"] == b.state["position"]
     assert a.state["scaler"] == b.state["scaler"]
-    assert a.state["scaler"]["cur_scale"] < 2**16
+    assert a.state["scaler"]["cur_scale"] not in (2**22, 2**16), "it has moved"
     assert all(a.tensor(n, kind).equal(b.tensor(n, kind)) for n in a.shapes for kind in ("master", "exp_avg"))
