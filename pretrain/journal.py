@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data_pipeline.blotting import blot, blotted
+from data_pipeline.errors import UserError
 from pretrain.agreement import Agreed
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
@@ -172,8 +173,15 @@ class Journal:
         self._since = time.perf_counter()
 
     def _write_summary(self) -> None:
-        if self._world.rank == 0:
+        if self._world.rank != 0:
+            return
+        try:
             write_summary(self._folder, self._summary)
+        except (
+            OSError,
+            UserError,
+        ) as error:  # a folder that is full or gone for a while must not end the run here
+            self._console.print(f"maskmill: WARNING: {error}", soft_wrap=True, markup=False, style="bold red")
 
 
 def is_due(step: int, every: int, last: int) -> bool:
