@@ -55,6 +55,9 @@ def test_killed_at_any_moment_the_last_good_copy_is_found(endpoint: str, tmp_pat
             break
         except Killed:
             pass
+        for copy in (n for n in object_names(f"{config.checkpoint.mirror}/checkpoints") if n != "latest"):
+            files = object_names(f"{config.checkpoint.mirror}/checkpoints/{copy}")
+            assert "checkpoint.json" not in files or len(files) == 2, "with a marker it is whole"
         fresh = elsewhere(config, tmp_path, f"fresh-{at}")
         line = bring_back(fresh, IDENTITY)
         newest = newest_checkpoint(Path(fresh.run.dir))
