@@ -1,6 +1,7 @@
 """Saves of several ranks: what one cannot write none believes to be saved, and training is not disturbed."""
 
 import io
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pretrain import checkpoint
 from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
 from pretrain.config import RunConfig
 from pretrain.fragments import Fragment
+from pretrain.run_folder import seen_by_all
 from pretrain.saving import Saver
 from pretrain.world import World
 
@@ -99,6 +101,17 @@ def saves(folder: str) -> dict[str, Any]:
         world.together(fails)
     except (ZeroDivisionError, UserError) as error:
         said["together"] = f"{type(error).__name__}: {error}"
+
+    # folders of their own, as on two machines that share none
+    own = Path(folder) / f"machine-{world.rank}"
+    own.mkdir()
+    about = {"identity": {}, "id": "abc", "lives": 1}
+    if world.rank == 0:
+        (own / "run.json").write_text(json.dumps(about))
+    try:
+        seen_by_all(own, about, world)
+    except UserError as error:
+        said["blind"] = str(error)
     world.stop()
     return said
 
@@ -123,4 +136,6 @@ def test_ranks_agree_on_what_is_saved(tmp_path: Path) -> None:
     assert "the one of step 1 stands" in first["told"]
     assert second["told"] == "", "one rank tells"
     assert first["together"] == "UserError: rank 1 failed: ZeroDivisionError: here"
+    assert "ranks [1] do not see what the first rank wrote" in first["blind"]
+    assert "ranks [1] do not see what the first rank wrote" in second["blind"]
     assert second["together"] == "ZeroDivisionError: here"
