@@ -1,5 +1,7 @@
 """One exception for everything a person can put right: the command line prints it as one line and exits 2."""
 
+from data_pipeline.blotting import blot
+
 
 class UserError(Exception):
     """What is wrong, where, what was expected and what to do, in one line.
@@ -12,7 +14,7 @@ class UserError(Exception):
         self.what, self.where, self.expected, self.remedy = what, str(where), expected, remedy
         hints = "; ".join(part for part in (f"expected {expected}" if expected else "", remedy) if part)
         line = (f"{where}: " if str(where) else "") + what + (f" ({hints})" if hints else "")
-        super().__init__(" ".join(line.split()))
+        super().__init__(blot(" ".join(line.split())))
 
     def __reduce__(self):  # keyword-only arguments must survive the way back from a worker process
         return _rebuild, (self.what, self.where, self.expected, self.remedy)

@@ -74,6 +74,11 @@ def upload(file: Path, uri: str) -> None:
     _tried(uri, "written", sent)
 
 
+def download(uri: str, file: Path) -> None:
+    """Copies an object to a new local file. Raises FileNotFoundError, or UserError."""
+    _tried(uri, "read", lambda store, path: store.get_file(path, os.fspath(file)))
+
+
 def object_names(folder: str) -> list[str]:
     """The names of what is in a folder; none where it does not exist. Raises UserError."""
 

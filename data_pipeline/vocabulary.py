@@ -12,7 +12,7 @@ from data_pipeline.wordpiece import Normalization
 
 __all__ = ["Vocabulary", "load_vocabulary", "parse_tokenizer_json", "save_vocabulary"]
 
-_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
 _EXPECTED = "a tokenizer.json, a vocab.txt, a vocab.json with its merges.txt, or a folder that holds one"
 
 
@@ -30,12 +30,12 @@ def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabula
         )
     path = Path(path)
     if path.is_dir():
-        found = [path / name for name in _FILES if (path / name).is_file()]
+        found = [path / name for name in FILES if (path / name).is_file()]
         if not found:
             raise UserError(
                 "no vocabulary in this folder",
                 where=path,
-                expected=" or ".join(_FILES),
+                expected=" or ".join(FILES),
                 remedy="run maskmill vocab first",
             )
         path = found[0]

@@ -42,8 +42,6 @@ class TrainSettings:
     """Held-out examples of one evaluation: always the first so many."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: only at the end."""
-    keep_checkpoints: int = 2
-    """Newest checkpoints that stay on disk."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     activation_checkpointing: bool = False
@@ -56,6 +54,19 @@ class TrainSettings:
     and on a CPU where the run is so long that a minute or two of compiling pays."""
     deterministic: bool = True
     """Ask torch for deterministic kernels, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
+
+
+@dataclass
+class CheckpointSettings:
+    keep: int = 2
+    """Newest checkpoints that stay."""
+    keep_every: int = 0
+    """Every so many-th stays as well: those at multiples of keep_every x train.checkpoint_every steps; 0: none."""
+    keep_best: bool = True
+    """The one with the lowest held-out loss stays as well, of those at whose step train.eval_every had one measured."""
+    mirror: str = ""
+    """URI in an object store (s3://bucket/run) to which each checkpoint is copied in the background; a run whose folder
+    has none left goes on from there."""
 
 
 @dataclass
@@ -149,6 +160,7 @@ class RunConfig:
     vocabulary: VocabularySettings = field(default_factory=VocabularySettings)
     run: RunSettings = field(default_factory=RunSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     zero: ZeroSettings = field(default_factory=ZeroSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)

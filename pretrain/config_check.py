@@ -3,7 +3,9 @@
 import math
 from typing import Any
 
+from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
+from data_pipeline.remote import STORES
 from data_pipeline.sampling import language_numbers, source_weights
 from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config import RunConfig
@@ -66,7 +68,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "train.eval_every": (0, math.inf),
     "train.eval_examples": (1, math.inf),
     "train.checkpoint_every": (0, math.inf),
-    "train.keep_checkpoints": (1, math.inf),
+    "checkpoint.keep": (1, math.inf),
+    "checkpoint.keep_every": (0, math.inf),
     "train.log_every": (1, math.inf),
     "zero.sub_group_size": (1, math.inf),
     "optim.lr": (0, math.inf),
@@ -132,6 +135,24 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
                 f"{key}={value_of(config, key)} is a URI: it has to be a local or shared folder",
             )
             for key in ("run.dir", "data.vocab", "data.work", "data.tokens", "init_from")
+        ),
+        (
+            bool(config.checkpoint.mirror) and config.checkpoint.mirror.partition("://")[0] not in STORES,
+            f"checkpoint.mirror={config.checkpoint.mirror} is not in an object store: one of "
+            f"{', '.join(f'{store}://' for store in STORES)}",
+        ),
+        *(
+            (
+                blotted(value_of(config, key)) != value_of(config, key),
+                f"{key} holds credentials, and is written to the run's folder: put them where the store's own package "
+                "looks for them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+            for key in ("checkpoint.mirror", "data.out", "train.shards")
+        ),
+        (
+            any(blot(uri) != uri for uri in data.sources if uri.partition("://")[0] in STORES),
+            "data.sources holds credentials that no object store's package reads there: put them where it looks for "
+            "them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ),
         (
             encoder.hidden % encoder.heads != 0,

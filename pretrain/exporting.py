@@ -4,6 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from data_pipeline.errors import UserError
 from data_pipeline.index import TOKENIZER, Index
@@ -52,8 +54,11 @@ def read_config(run: Path) -> RunConfig:
     path = run / CONFIG
     if not path.is_file():
         raise UserError("not a run folder", where=run, expected=f"a folder with {CONFIG}")
-    merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path))
-    config = OmegaConf.to_object(merged)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path))
+        config = OmegaConf.to_object(merged)
+    except (ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"malformed: {error}", where=path) from None
     assert isinstance(config, RunConfig)
     return config
 

@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import MARKER, checkpoints, find_checkpoint, open_checkpoint
+from pretrain.checkpoint import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.monitor import read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
+from pretrain.world import World
 
 
 def inspect_path(path: Path, console: Console, as_json: bool) -> None:
@@ -28,10 +29,18 @@ def inspect_path(path: Path, console: Console, as_json: bool) -> None:
         _show_run(facts, path, console)
     else:
         _show(facts, console)
+    if damaged := facts.get("damaged"):
+        raise UserError(
+            f"damaged: {'; '.join(damaged.values())}",
+            where=path,
+            expected=f"{len(facts['checkpoints']) + len(damaged)} whole checkpoints",
+            remedy="maskmill train goes on from the newest whole one",
+        )
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Facts about `path` by name. Raises UserError for a damaged file, or a folder that is none of ours."""
+    """Facts about `path` by name; of a run, `damaged` tells of each checkpoint that is. Raises UserError for another
+    damaged file, or a folder that is none of ours."""
     if (path / RUN).is_file():
         return _run(path)
     if (path / MARKER).is_file():
@@ -48,18 +57,21 @@ def describe(path: Path) -> dict[str, Any]:
 def _run(path: Path) -> dict[str, Any]:
     run, summary = read_run(path), read_summary(path)
     assert run is not None
-    found = []
+    found, damaged = {}, {}
     for folder in checkpoints(path):
-        open_checkpoint(folder).verify()
-        found.append(folder.name)
+        if damage := damage_of(folder, World()):
+            damaged[folder.name] = damage
+        else:
+            found[folder.name] = open_checkpoint(folder).state.get("held_out_loss")
     return {
         "kind": "run",
         **summary,
         "lives": run["lives"],
         "id": run["id"],
         "lines": len(read_metrics(path)),
-        "checkpoints": found,
-        "hashes": "all hold",
+        "checkpoints": list(found),
+        "damaged": damaged,
+        "hashes": "all hold" if not damaged else f"{len(damaged)} checkpoints are damaged",
         "where": {
             "run": str(path),
             "report": str(path / "report.html") if (path / "report.html").is_file() else "",
@@ -170,7 +182,8 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
         rows.append(
             ("time", f"{facts['seconds'] / 60:.1f} minutes on {facts['ranks']} ranks, {facts['device']}")
         )
-    rows.append(("checkpoints", f"{', '.join(facts['checkpoints']) or 'none'}; all hashes hold"))
+    rows.append(("checkpoints", f"{', '.join(facts['checkpoints']) or 'none'}; all their hashes hold"))
+    rows += [("DAMAGED checkpoint", f"{name}: {what}") for name, what in facts.get("damaged", {}).items()]
     return rows + [(name, where) for name, where in facts["where"].items() if where]
 
 

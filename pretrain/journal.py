@@ -19,6 +19,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from data_pipeline.blotting import blot, blotted
+from data_pipeline.errors import UserError
 from pretrain.agreement import Agreed
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
@@ -51,14 +53,16 @@ class Journal:
         self._folder = Path(config.run.dir)
         peak = peak_flops(world.device, config.monitor.peak_tflops)
         self._peak = sum(world.gather(peak))
-        self._tracker = open_tracker(self._folder, config.monitor, run_id, asdict(config), world.rank == 0)
+        self._tracker = open_tracker(
+            self._folder, config.monitor, run_id, blotted(asdict(config)), world.rank == 0
+        )
         self._summary = {"started": read_summary(self._folder).get("started", _now()), **_machine(world)}
         for line in read_metrics(self._folder):  # what survives of earlier lives
             if line.get("kind") == TRUST:
                 continue
             self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._summary |= {
-            "command": command,
+            "command": blot(command),
             "steps": config.train.steps,
             "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
             "peak_tflops": self._peak / 1e12,
@@ -83,7 +87,7 @@ class Journal:
     ) -> None:
         self._bar.stop()
         if kind is not None:
-            self._summary |= {"status": "failed", "error": f"{kind.__name__}: {error}"[:500]}
+            self._summary |= {"status": "failed", "error": blot(f"{kind.__name__}: {error}")[:500]}
         self._summary["finished"] = _now()
         self._write_summary()
         self._tracker.close()
@@ -103,8 +107,9 @@ class Journal:
         if self._counts:
             self._log(position, lr)
 
-    def evaluation(self, position: Position, evaluate: Callable[[Engine], dict[str, float]]) -> None:
-        """Evaluates and writes the held-out figures of this step; the time it takes is not training time."""
+    def evaluation(self, position: Position, evaluate: Callable[[Engine], dict[str, float]]) -> float | None:
+        """Evaluates and writes the held-out figures of this step; the time it takes is not training time. Returns the
+        held-out loss, None where there is none."""
         started = time.perf_counter()
         figures = evaluate(self._engine)
         if figures:
@@ -114,6 +119,7 @@ class Journal:
             self._write_summary()
             self._console.print(f"step {position.step:,}  held-out: {_in_words(figures)}", soft_wrap=True)
         self._since += time.perf_counter() - started
+        return _finite(figures).get("held_out_loss")
 
     def ended(self, status: str) -> None:
         """What this life came to: finished or stopped."""
@@ -180,8 +186,15 @@ class Journal:
         self._since = time.perf_counter()
 
     def _write_summary(self) -> None:
-        if self._world.rank == 0:
+        if self._world.rank != 0:
+            return
+        try:
             write_summary(self._folder, self._summary)
+        except (
+            OSError,
+            UserError,
+        ) as error:  # a folder that is full or gone for a while must not end the run here
+            self._console.print(f"maskmill: WARNING: {error}", soft_wrap=True, markup=False, style="bold red")
 
 
 def is_due(step: int, every: int, last: int) -> bool:

@@ -4,6 +4,7 @@ metrics.jsonl is the surviving history, written once: a resumed run cuts it at i
 fed with the same lines under the run's own `step` axis, so that it never decides what is true.
 """
 
+import errno
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data_pipeline.errors import UserError
+from data_pipeline.storage import write_whole
 from pretrain.config import MonitorSettings
 
 METRICS, LOST, UPLOADED = "metrics.jsonl", "metrics.lost.jsonl", "wandb_uploaded.json"
@@ -37,19 +39,40 @@ class Silent:
 
 
 class JsonLines:
-    """Appends to metrics.jsonl, a whole line at a time, so that a killed run leaves at most one torn line."""
+    """Appends to metrics.jsonl, a whole line at a time, so that a killed run leaves at most one torn line. Where the
+    folder is full or gone for a while, that is told, and the lines wait for the next one."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / METRICS).open("a", encoding="utf-8")
+        self._path = folder / METRICS
+        self._waiting: list[bytes] = []
 
     def log(self, line: dict[str, Any]) -> None:
         """Writes `line` and flushes it."""
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._waiting.append(json.dumps(line).encode() + b"\n")
+        self.close()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        """Writes what waits."""
+        if not self._waiting:
+            return
+        try:
+            self._append(b"".join(self._waiting))
+            self._waiting.clear()
+        except OSError as error:
+            waiting = f"{len(self._waiting)} lines wait for the next one"
+            print(f"maskmill: WARNING: {self._path}: {error.strerror}; {waiting}", file=sys.stderr)
+
+    def _append(self, data: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            before = file.tell()
+            written = 0
+            try:
+                written = file.write(data) or 0
+            finally:
+                if written < len(data):
+                    file.truncate(before)  # no part of a line stays for the next one to stand behind
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Wandb:
@@ -128,9 +151,7 @@ def cut_metrics(folder: Path, step: int) -> int:
         with (folder / LOST).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lost)
     if (folder / METRICS).is_file():
-        partial = folder / f"{METRICS}.partial"
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        partial.replace(folder / METRICS)
+        write_whole(folder / METRICS, [f"{json.dumps(line)}\n".encode() for line in kept])
     if _uploaded(folder) > len(kept):
         _set_uploaded(folder, len(kept))
     return len(lost)
@@ -165,7 +186,8 @@ def _start(folder: Path, project: str, run_id: str, config: dict[str, Any], mode
         config=config,
         mode=mode,  # type: ignore[arg-type]
         resume="allow" if mode == "online" else None,
-        settings=wandb.Settings(silent=True, console="off", init_timeout=60),
+        # no metadata: it holds the command line, and that whatever is in a URI of it
+        settings=wandb.Settings(silent=True, console="off", init_timeout=60, x_disable_meta=True),
     )
     run.define_metric("step")
     run.define_metric("*", step_metric="step")

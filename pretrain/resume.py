@@ -16,27 +16,38 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from data_pipeline.blotting import blotted
+from data_pipeline.dynamic_masking import shards_vocabulary
 from data_pipeline.errors import UserError
 from data_pipeline.loader import loader_state, resumed_batch
+from data_pipeline.vocabulary import FILES as VOCABULARY_FILES
+from data_pipeline.vocabulary import load_vocabulary
 from pretrain.agreement import Agreed
 from pretrain.checkpoint import (
     Checkpoint,
-    Fragment,
     drop_leftovers,
-    drop_old_checkpoints,
     find_checkpoint,
     newest_checkpoint,
-    save_checkpoint,
+    set_aside,
 )
 from pretrain.config import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face
+from pretrain.fragments import Fragment
 from pretrain.monitor import cut_metrics
 from pretrain.optim.zero_partition import KINDS, Reader
 from pretrain.preflight import Plan
-from pretrain.run_folder import read_run
+from pretrain.run_folder import identity_of, refuse_another
+from pretrain.saving import Saver
 from pretrain.world import World
+
+MODEL = (
+    "vocabulary",
+    *(f"encoder.{key}" for key in ("layers", "hidden", "heads", "intermediate", "activation")),
+    *(f"encoder.{key}" for key in ("max_positions", "layer_norm_eps")),
+)
+"""Of a run's identity, what its weights mean nothing without."""
 
 
 @dataclass
@@ -64,11 +75,10 @@ class Position:
 def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: Console) -> Position:
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
-    if world.rank == 0:
-        drop_leftovers(folder)
-    world.barrier()
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = _newest_whole(folder, world, console)
     if checkpoint is not None:
+        now = identity_of(config, plan)
+        refuse_another(checkpoint.state["identity"], now, checkpoint.folder, "delete this checkpoint")
         position = Position(**checkpoint.state["position"])
         position.batch = resumed_batch(
             checkpoint.state["loader"], plan.index, plan.order(config), plan.masking
@@ -82,24 +92,45 @@ def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: 
     if world.rank == 0:
         cut_metrics(folder, 0)
     if config.init_from:
-        _start_from(Path(config.init_from), config, engine)
+        _start_from(Path(config.init_from), config, plan, engine, world)
     return Position()
 
 
-def save(config: RunConfig, plan: Plan, engine: Engine, position: Position, world: World) -> None:
-    """Writes a checkpoint of this position and drops old ones. All ranks call this."""
-    folder, shapes = Path(config.run.dir), real_shapes(engine)
+def _newest_whole(folder: Path, world: World, console: Console) -> Checkpoint | None:
+    """The newest checkpoint that is not damaged; those before it are set aside, and a line says so."""
+    damaged: list[tuple[Path, str]] = []
+    world.together(lambda: drop_leftovers(folder) if world.rank == 0 else None)
+    checkpoint = newest_checkpoint(folder, world, lambda path, found: damaged.append((path, found)))
+    if world.rank == 0 and checkpoint is not None:
+        for path, found in damaged:
+            fate = f"set aside as {set_aside(path).name}, falling back to {checkpoint.folder.name}"
+            console.print(f"{path.name} is damaged ({found}): {fate}", soft_wrap=True, markup=False)
+    world.barrier()
+    return checkpoint
+
+
+def save(
+    config: RunConfig,
+    plan: Plan,
+    engine: Engine,
+    position: Position,
+    world: World,
+    saver: Saver,
+    held_out_loss: float | None = None,
+) -> None:
+    """Starts to save a checkpoint of this position. All ranks call this. `held_out_loss`: that of this very step."""
+    shapes = real_shapes(engine)
     state = {
+        "identity": identity_of(config, plan),
+        "held_out_loss": held_out_loss,
         "position": asdict(position),
         "loader": loader_state(plan.index, plan.order(config), position.batch, plan.masking),
         "updates": engine.partition.updates,
         "scaler": engine.scaler_state(),
         "conditions": conditions(config, world),
-        "config": asdict(config),
+        "config": blotted(asdict(config)),
     }
-    save_checkpoint(folder, position.step, _real(engine.partition.fragments(), shapes), shapes, state, world)
-    if world.rank == 0:
-        drop_old_checkpoints(folder, config.train.keep_checkpoints)
+    saver.save(position.step, _real(engine.partition.fragments(), shapes), shapes, state)
 
 
 def real_shapes(engine: Engine) -> dict[str, list[int]]:
@@ -137,7 +168,9 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
         "train.deterministic": config.train.deterministic,
         "train.compile": config.train.compile,
         "device": device,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
         "deepspeed": version("deepspeed"),
         "maskmill": version("maskmill"),
     }
@@ -155,23 +188,18 @@ def _going_on(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
     return f"going on from step {checkpoint.step:,} ({promise}){again}"
 
 
-def _start_from(source: Path, config: RunConfig, engine: Engine) -> None:
+def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World) -> None:
     """Weights of another model; the counters start anew, and with init_moments the moments are kept."""
     if not (source / "config.json").is_file():
-        _check_vocabulary(source, config)
+        checkpoint = find_checkpoint(source, world)
+        ours = {key: value for key, value in identity_of(config, plan).items() if key in MODEL}
+        refuse_another(checkpoint.state["identity"], ours, checkpoint.folder, "choose another init_from")
         kinds = KINDS if config.init_moments else ("master",)
-        engine.partition.load(reader(find_checkpoint(source), engine), updates=0, kinds=kinds)
+        engine.partition.load(reader(checkpoint, engine), updates=0, kinds=kinds)
         return
-    if config.init_moments:
-        raise UserError("a Hugging Face folder has no moments", where=source, remedy="init_moments=false")
     shapes = real_shapes(engine)
-    words = next(iter(vocabulary_rows(engine.module).values()))
-    weights = from_hugging_face(source, config.encoder, words)
-    missing = sorted(shapes.keys() - weights.keys())
-    if missing:
-        raise UserError(
-            f"lacks {', '.join(missing[:5])}", where=source, expected="all weights of the objective"
-        )
+    weights: dict[str, Tensor] = {}
+    world.together(lambda: weights.update(_hugging_face_weights(source, config, plan, shapes)))
 
     def read(name: str, kind: str, start: int, length: int) -> Tensor:
         return weights[name].reshape(-1)[start : start + length]
@@ -179,13 +207,29 @@ def _start_from(source: Path, config: RunConfig, engine: Engine) -> None:
     engine.partition.load(_padded(read, shapes), updates=0, kinds=("master",))
 
 
-def _check_vocabulary(source: Path, config: RunConfig) -> None:
-    """Raises UserError where the run that the weights come from had another vocabulary than this one."""
-    then, now = read_run(source), read_run(Path(config.run.dir))
-    if then and now and then["identity"]["vocabulary"] != now["identity"]["vocabulary"]:
+def _hugging_face_weights(
+    source: Path, config: RunConfig, plan: Plan, shapes: dict[str, list[int]]
+) -> dict[str, Tensor]:
+    if config.init_moments:
+        raise UserError("a Hugging Face folder has no moments", where=source, remedy="init_moments=false")
+    if any((source / name).is_file() for name in VOCABULARY_FILES):
+        ours, theirs = shards_vocabulary(plan.index).tokens, load_vocabulary(source).tokens
+        if ours != theirs:
+            same = sum(one == two for one, two in zip(ours, theirs, strict=False))
+            raise UserError(
+                f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
+                where=source,
+                remedy=f"prepare the shards with data.vocab={source}",
+            )
+    weights = from_hugging_face(source, config.encoder, plan.index.vocabulary.size)
+    missing = sorted(shapes.keys() - weights.keys())
+    if missing:
         raise UserError(
-            "was trained with another vocabulary", where=source, remedy="prepare the shards with that one"
+            f"lacks {', '.join(missing[:5])}",
+            where=source,
+            expected=f"all weights of objective.name={config.objective.name}",
         )
+    return weights
 
 
 def _real(fragments: Iterable[Fragment], shapes: dict[str, list[int]]) -> Iterator[Fragment]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from data_pipeline.blotting import blot
 from data_pipeline.errors import UserError
 from data_pipeline.index import canonical_json
 from data_pipeline.storage import write_whole
@@ -61,17 +62,21 @@ def check_folder(config: RunConfig, plan: Plan) -> dict[str, Any]:
         )
     if run is None:
         return {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "lives": 0}
-    then = run["identity"]
+    refuse_another(run["identity"], identity, folder, "choose another run.dir")
+    return run
+
+
+def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, remedy: str) -> None:
+    """Raises UserError, with the settings that differ, where `then` is another run's identity than `now`."""
     differing = [
-        f"{key}={value} (there: {then.get(key)})" for key, value in identity.items() if then.get(key) != value
+        f"{key}={value} (there: {then.get(key)})" for key, value in now.items() if then.get(key) != value
     ]
     if differing:
         raise UserError(
             f"holds another run: {', '.join(differing)}",
-            where=folder,
-            remedy="choose another run.dir, or the settings that it was made with",
+            where=where,
+            remedy=f"{remedy}, or the settings that it was made with",
         )
-    return run
 
 
 def _holds_other_files(folder: Path) -> bool:
@@ -90,7 +95,7 @@ def open_run(config: RunConfig, plan: Plan) -> dict[str, Any]:
         run["lives"] += 1
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RUN, canonical_json(run, indent=1))
-        write_whole(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.structured(config)).encode())
+        write_whole(folder / CONFIG, blot(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
     return {"id": run["id"], "lives": run["lives"], "finished": finished}
 
 
@@ -128,13 +133,18 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     path = folder / RUN
     if not path.is_file():
         return None
+    return parsed_run(path.read_bytes(), path)
+
+
+def parsed_run(data: bytes, where: object) -> dict[str, Any]:
+    """What `data`, the bytes of a run.json, says. Raises UserError."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(data)
         if not isinstance(values["identity"], dict) or not isinstance(values["lives"], int):
             raise ValueError("not a run's")
+        return {**values, "id": str(values["id"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"malformed: {error}", where=path) from None
-    return values
+        raise UserError(f"malformed: {error}", where=where) from None
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -22,12 +22,14 @@ from pretrain.engine import Engine, build_engine
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed, HostShare
 from pretrain.journal import Journal, is_due
+from pretrain.mirror import bring_back
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight import Plan, check_run
 from pretrain.report import render
 from pretrain.resume import Position, begin, save
-from pretrain.run_folder import check_folder, lock, open_run, seen_by_all
+from pretrain.run_folder import check_folder, identity_of, lock, open_run, seen_by_all
+from pretrain.saving import Saver
 from pretrain.world import World
 
 MAX_OVERFLOWS = 10
@@ -47,6 +49,7 @@ class Run:
     held_out: HeldOut
     journal: Journal
     position: Position
+    saver: Saver
     stop: StopRequest
     world: World
 
@@ -62,7 +65,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     world = world.start()
     held = None
     try:
-        about, held = agreed_run(config, plan, world)
+        about, held = agreed_run(config, plan, world, console)
         if about["finished"]:
             if world.rank == 0:
                 done = f"finished at step {config.train.steps:,}; nothing to do"
@@ -82,8 +85,11 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         position = begin(config, plan, engine, world, console)
         feed = model_feed(config, plan, engine, world, console)
         held_out = HeldOut(plan, config, world)
-        with Journal(config, plan, engine, world, console, command, about["id"]) as journal:
-            loop(Run(config, plan, engine, feed, held_out, journal, position, stop, world))
+        with (
+            Journal(config, plan, engine, world, console, command, about["id"]) as journal,
+            Saver(config, world, console, position.step) as saver,
+        ):
+            loop(Run(config, plan, engine, feed, held_out, journal, position, saver, stop, world))
         if world.rank == 0:
             if position.step < last_step(config):
                 again = "the same command goes on from there"
@@ -97,7 +103,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         raise SystemExit(STOPPED)
 
 
-def agreed_run(config: RunConfig, plan: Plan, world: World) -> tuple[dict[str, Any], Any]:
+def agreed_run(config: RunConfig, plan: Plan, world: World, console: Console) -> tuple[dict[str, Any], Any]:
     """What the first rank finds or makes in the run folder, and its hold on it; what it refuses, all refuse."""
     about: dict[str, Any] = {}
     held = None
@@ -105,8 +111,12 @@ def agreed_run(config: RunConfig, plan: Plan, world: World) -> tuple[dict[str, A
         try:
             check_folder(config, plan)
             held = lock(Path(config.run.dir))
+            if config.checkpoint.mirror and (line := bring_back(config, identity_of(config, plan))):
+                console.print(line, soft_wrap=True, markup=False)
             about = open_run(config, plan)
         except UserError as error:
+            if held is not None:
+                held.close()
             about = {"refused": [error.what, error.where, error.expected, error.remedy]}
     about = world.broadcast(about)
     if "refused" in about:
@@ -120,7 +130,7 @@ def agreed_run(config: RunConfig, plan: Plan, world: World) -> tuple[dict[str, A
 def loop(run: Run) -> None:
     """Steps until the run is done, has come to run.stop_after, or is asked to stop."""
     config, engine, journal, position = run.config, run.engine, run.journal, run.position
-    saved, overflows, last = position.step, 0, last_step(config)
+    saver, overflows, last = run.saver, 0, last_step(config)
     with training_loader(run) as loader, run.feed.ahead(iter(loader)) as shares:
         steps = agreed(shares, run.world, run.stop)
         while position.step < last:
@@ -143,15 +153,17 @@ def loop(run: Run) -> None:
             if not applied:
                 continue
             journal.step(position, counts, rate)
+            held_out_loss = None
             if is_due(position.step, config.train.eval_every, config.train.steps):
-                journal.evaluation(position, run.held_out.evaluate)
+                held_out_loss = journal.evaluation(position, run.held_out.evaluate)
             if is_due(position.step, config.train.checkpoint_every, last):
                 journal.flush(position, rate)  # so that a resumed run's lines are those of one never stopped
-                save(config, run.plan, engine, position, run.world)
-                saved = position.step
-    if position.step > saved:
+                save(config, run.plan, engine, position, run.world, saver, held_out_loss)
+    saver.wait()
+    if position.step > saver.saved:  # asked to stop between two saves, or the last one failed
         journal.flush(position, engine.lr)
-        save(config, run.plan, engine, position, run.world)
+        save(config, run.plan, engine, position, run.world, saver)
+    saver.finish()
     journal.ended("finished" if position.step >= config.train.steps else "stopped")
 
 

@@ -42,6 +42,8 @@ class World:
     """Host of rank 0; empty for a single process."""
     port: int = PORT
     """Port of rank 0."""
+    timeout: timedelta = timedelta(minutes=30)
+    """How long a rank waits for the others."""
     messages: Any = field(default=None, repr=False, compare=False)
     """gloo group of the small CPU messages below; None before `start` and for a single process."""
 
@@ -74,7 +76,8 @@ class World:
             _connect(self, timeout)
         if self.size == 1 or self.messages is not None:
             return self
-        return replace(self, messages=dist.new_group(backend="gloo", timeout=timeout))
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        return replace(self, timeout=timeout, messages=group)
 
     def stop(self) -> None:
         """Takes the connections down; harmless without any."""
@@ -107,6 +110,39 @@ class World:
             json.loads(bytes(text[: int(length)].numpy()))
             for text, length in zip(texts, lengths, strict=True)
         ]
+
+    def together(self, action: Callable[[], Any]) -> list[Any]:
+        """What `action` returns on each rank (JSON), in order of rank, on every rank.
+
+        Where it raises on some rank, all raise: the others a UserError that tells the first such rank's."""
+        told: dict[str, Any] = {}
+        raised: Exception | None = None
+        try:
+            told["value"] = action()
+        except UserError as error:
+            raised = error
+            told["error"] = [error.what, error.where, error.expected, error.remedy]
+        except OSError as error:
+            raised = UserError(error.strerror or str(error), where=error.filename or "")
+            told["error"] = [raised.what, raised.where, "", ""]
+        except Exception as error:
+            raised = error
+            told["error"] = [f"rank {self.rank} failed: {type(error).__name__}: {error}", "", "", ""]
+        found = self.gather(told)
+        if raised is not None:
+            raise raised
+        for one in found:
+            if "error" in one:
+                what, where, expected, remedy = one["error"]
+                raise UserError(what, where=where, expected=expected, remedy=remedy)
+        return [one["value"] for one in found]
+
+    def apart(self) -> "World":
+        """The same ranks with messages of their own, for a thread beside the training loop: neither waits for, nor
+        comes between, the other's. All ranks call this."""
+        if self.messages is None:
+            return self
+        return replace(self, messages=dist.new_group(backend="gloo", timeout=self.timeout))
 
     def sum_max(self, sums: Sequence[float], maxima: Sequence[int]) -> "SumMax":
         """Starts to add up `sums` and to find the largest of `maxima` over the ranks; `wait` has the result.

@@ -12,6 +12,9 @@ WORDS = """the sea ship a captain sailed over dark water and found an island whe
 birds sang of rain wind summer she said nothing but walked along river to mill he opened door window letter lamp garden
 winter morning night road horse carriage village church bell""".split()  # noqa: SIM905
 
+BUCKET = "mill"
+"""The bucket of the S3 server that tests start."""
+
 TINY = [  # a model and a run that take seconds
     "vocabulary.size=300",
     "data.sequence_length=32",

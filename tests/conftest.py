@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.command_line import ROOT, TINY, Maskmill, write_text
+from tests.command_line import BUCKET, ROOT, TINY, Maskmill, write_text
 
 # The same cases at every run, so that a change is judged by what it changed; MASKMILL_FUZZ looks for new ones.
 hypothesis.settings.register_profile("maskmill", derandomize="MASKMILL_FUZZ" not in os.environ, database=None)
@@ -100,3 +100,26 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, maskmill: Maskmill) -> list[s
     maskmill("vocab", "demo", *settings)
     maskmill("prepare", "demo", *settings)
     return settings
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The address of an S3 server with one empty bucket, and an environment that leads there."""
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir(BUCKET)
+        yield url
+        server.stop()

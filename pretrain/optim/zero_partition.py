@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pretrain.checkpoint import Fragment
+from pretrain.fragments import Fragment
 from pretrain.optim.segments import Layout, Segment, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

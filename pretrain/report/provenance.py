@@ -9,21 +9,13 @@ import shlex
 from html import escape
 from typing import Any
 
+from data_pipeline.blotting import blot
 from pretrain.report.headline import moment
 from pretrain.report.record import RunRecord, number
 from pretrain.report.scales import text
 
 TOLD_ELSEWHERE = {"data", "versions", "command", "status"}
-_USER = re.compile(r"(://)[^/@\s]*@")
-_SIGNED = re.compile(
-    r"(?i)([?&;][\w.-]*(?:sig|signature|token|key|secret|password|credential)[\w.-]*=)[^&;\s\"']+"
-)
 _SECRET_NAME = re.compile(r"(?i)(password|secret|token|api_?key|credential)s?$")
-
-
-def blot(value: str) -> str:
-    """`value` without user names and passwords in URIs, nor signatures and keys in their queries."""
-    return _SIGNED.sub(r"\1***", _USER.sub(r"\1***@", value))
 
 
 def checkpoints_section(run: RunRecord) -> str:

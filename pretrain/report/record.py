@@ -185,6 +185,8 @@ def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """Checkpoints whose marker is there, oldest first. Sizes are the marker's; nothing else is opened."""
     found = []
     for marker in (folder / "checkpoints").glob("*/checkpoint.json"):
+        if marker.parent.suffix in (".partial", ".damaged"):  # a save under way, or one that was set aside
+            continue
         try:
             values = _read_json(marker)
             sizes = [int(entry["bytes"]) for entry in values["files"]]

@@ -185,3 +185,21 @@ def test_a_training_step_beside_the_trainer(monkeypatch: pytest.MonkeyPatch) -> 
     printed = run(code, *sizes.split(), "--contenders", "ours", "trainer")
     assert "Maskmill, packed" in printed
     assert "transformers' Trainer, padded" in printed
+
+
+def test_checkpoints_beside_deepspeeds(tmp_path: Path) -> None:
+    code = "from tests.benchmarks.bench_checkpoint import main; main()"
+    sizes = [
+        "--layers=1",
+        "--hidden=64",
+        "--vocabulary=500",
+        "--rounds=1",
+        "--steps=2",
+        "--saves=2",
+        "--threads=1",
+    ]
+    printed = run(code, f"--folder={tmp_path}", *sizes)
+    assert "of the wall time of its 300 steps" in printed
+    assert "ours: load, verified" in printed
+    assert "DeepSpeed: load" in printed
+    assert list(tmp_path.iterdir()) == []

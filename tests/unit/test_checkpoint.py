@@ -5,45 +5,35 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_material import SHAPES, WEIGHT, Killed, is_right, killed_at, run_config, save
+from safetensors.torch import load_file
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import (
-    Fragment,
     checkpoints,
     drop_leftovers,
-    drop_old_checkpoints,
     find_checkpoint,
     newest_checkpoint,
     open_checkpoint,
     save_checkpoint,
+    sealed,
 )
+from pretrain.fragments import Fragment, HostCopies
+from pretrain.retention import kept
+from pretrain.saving import drop_old
 from pretrain.world import World
-
-WEIGHT = torch.arange(12.0).view(3, 4)
-SHAPES = {"a.weight": [3, 4], "a.bias": [2]}
-
-
-def save(run: Path, step: int = 5) -> Path:
-    """A checkpoint whose weight lies in two fragments, as two ranks would leave it."""
-    flat = WEIGHT.reshape(-1)
-    fragments = [
-        Fragment("master", "a.weight", 0, flat[:7]),
-        Fragment("master", "a.weight", 7, flat[7:]),
-        Fragment("exp_avg", "a.weight", 0, flat * 2),
-        Fragment("master", "a.bias", 0, torch.tensor([1.0, -1.0])),
-    ]
-    return save_checkpoint(run, step, fragments, SHAPES, {"position": {"step": step}}, World())
 
 
 def test_any_piece_of_any_tensor_comes_back(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save(tmp_path))
-    assert torch.equal(checkpoint.tensor("a.weight"), WEIGHT)
-    assert torch.equal(checkpoint.tensor("a.weight", "exp_avg"), WEIGHT * 2)
+    weight = WEIGHT + 5
+    assert torch.equal(checkpoint.tensor("a.weight"), weight)
+    assert torch.equal(checkpoint.tensor("a.weight", "exp_avg"), weight * 2)
     for start in range(12):
         for length in range(1, 13 - start):
             piece = checkpoint.read("a.weight", "master", start, length)
-            assert torch.equal(piece, WEIGHT.reshape(-1)[start : start + length])
-    assert checkpoint.state == {"position": {"step": 5}}
+            assert torch.equal(piece, weight.reshape(-1)[start : start + length])
+    assert checkpoint.state == {"position": {"step": 5}, "held_out_loss": None}
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000005"
 
 
@@ -104,20 +94,9 @@ def test_damaged_bytes_are_found(tmp_path: Path, damage: str) -> None:
 )
 def test_a_hostile_marker_is_one_line(tmp_path: Path, change: dict) -> None:
     marker = save(tmp_path) / "checkpoint.json"
-    marker.write_text(json.dumps(json.loads(marker.read_text()) | change))
-    with pytest.raises(UserError):
+    marker.write_bytes(sealed(json.loads(marker.read_text()) | change))
+    with pytest.raises(UserError, match=r"malformed|checkpoint format 99"):
         find_checkpoint(tmp_path)
-
-
-def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4):
-        save(tmp_path, step)
-    drop_old_checkpoints(tmp_path, 2)
-    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000003", "step-00000004"]
-    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == [
-        "step-00000003",
-        "step-00000004",
-    ]
 
 
 def test_what_killed_saves_left_goes(tmp_path: Path) -> None:
@@ -134,3 +113,157 @@ def test_a_folder_without_one_says_so(tmp_path: Path) -> None:
         find_checkpoint(tmp_path)
     with pytest.raises(UserError, match="not a checkpoint"):
         open_checkpoint(tmp_path)
+
+
+def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
+    values = {
+        dtype: torch.tensor([0, 1, 3, 2]).to(dtype)
+        for dtype in (torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.float32)
+    }
+    fragments = [Fragment("master", f"a.{dtype}", 4, tensor) for dtype, tensor in values.items()]
+    state = {"x": 1}
+    path = save_checkpoint(tmp_path, 1, fragments, {}, state, World()) / "fragments-00000.safetensors"
+    found = load_file(path)
+    assert {key: tensor.dtype for key, tensor in found.items()} == {f.key: f.values.dtype for f in fragments}
+    assert all(torch.equal(found[f.key], f.values) for f in fragments)
+
+
+def test_killed_at_any_moment_the_last_good_one_is_found(tmp_path: Path) -> None:
+    """At every change of the disk: while fragments, marker and `latest` are written and while old ones are deleted."""
+    at, found = 0, set()
+    while True:
+        run = tmp_path / f"run-{at}"
+        run.mkdir()
+        save(run, 5)
+        config = run_config(run, keep=1)
+        try:
+            with killed_at(at):
+                save(run, 10)
+                drop_old(config)
+            break
+        except Killed:
+            pass
+        newest = newest_checkpoint(run)
+        assert newest is not None
+        assert is_right(newest), at
+        drop_leftovers(run)  # the next life begins
+        again = newest_checkpoint(run)
+        assert again is not None
+        assert again.step >= newest.step
+        assert is_right(again), at
+        found.add((newest.step, again.step))
+        save(run, 10)
+        drop_old(config)
+        names = sorted(path.name for path in (run / "checkpoints").iterdir())
+        assert [name for name in names if not name.startswith(".")] == ["latest", "step-00000010"], at
+        at += 1
+    assert at > 20
+    assert found == {(5, 5), (5, 10), (10, 10)}, "before the marker, between marker and name, and after"
+
+
+def test_a_save_of_the_same_step_again_never_leaves_none(tmp_path: Path) -> None:
+    """A run that was rolled back comes to the step again."""
+    for at in range(60):
+        run = tmp_path / f"run-{at}"
+        run.mkdir()
+        save(run, 10)
+        try:
+            with killed_at(at):
+                save(run, 10)
+            break
+        except Killed:
+            pass
+        drop_leftovers(run)
+        newest = newest_checkpoint(run)
+        assert newest is not None
+        assert is_right(newest), at
+    else:
+        pytest.fail("never came to its end")
+
+
+def test_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    told: list[str] = []
+    (tmp_path / "checkpoints" / "step-00000003" / "fragments-00000.safetensors").write_bytes(b"")
+    marker = tmp_path / "checkpoints" / "step-00000002" / "checkpoint.json"
+    marker.write_text(marker.read_text().replace('"step": 2', '"step": 7'))
+    newest = newest_checkpoint(
+        tmp_path, passed_over=lambda folder, what: told.append(f"{folder.name}: {what}")
+    )
+    assert newest is not None
+    assert newest.step == 1
+    assert "step-00000003" in told[0]
+    assert "bytes changed" in told[0]
+    assert "step-00000002" in told[1]
+    assert "SHA-256 does not hold" in told[1]
+    (tmp_path / "checkpoints" / "step-00000001" / "fragments-00000.safetensors").unlink()
+    with pytest.raises(UserError, match="all 3 checkpoints are damaged"):
+        newest_checkpoint(tmp_path)
+
+
+def test_one_of_another_version_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    marker = save(tmp_path) / "checkpoint.json"
+    marker.write_bytes(sealed(json.loads(marker.read_text()) | {"format": 3}))
+    with pytest.raises(UserError, match="checkpoint format 3"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        save(tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
+
+
+def test_the_history_is_on_the_disk_before_the_marker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    synced: list[str] = []
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+    )
+    save(tmp_path)
+    markers = [name for name in synced if name.startswith(".checkpoint.json.")]
+    assert len(markers) == 1, "written whole"
+    assert (
+        synced.index("fragments-00000.safetensors") < synced.index("metrics.jsonl") < synced.index(markers[0])
+    )
+
+
+def test_which_stay() -> None:
+    config = run_config(Path("run"))
+    config.train.checkpoint_every = 10
+    losses: dict[int, float | None] = dict.fromkeys((10, 20, 30, 40, 45, 50), None)
+    assert kept(losses, config) == {45, 50}
+    losses |= {20: 1.5, 40: 1.5, 30: 1.7}
+    assert kept(losses, config) == {40, 45, 50}, "of equal losses the later"
+    config.checkpoint.keep_every = 2
+    assert kept(losses, config) == {20, 40, 45, 50}
+    config.checkpoint.keep_every, config.checkpoint.keep_best, config.checkpoint.keep = 0, False, 1
+    assert kept(losses, config) == {50}
+
+
+def test_old_ones_go(tmp_path: Path) -> None:
+    for step, loss in ((1, 3.0), (2, 2.5), (3, 2.6), (4, None), (5, 2.7)):
+        save(tmp_path, step, loss)
+    damaged = tmp_path / "checkpoints" / "step-00000004.damaged"
+    (tmp_path / "checkpoints" / "step-00000004").rename(damaged)
+    drop_old(run_config(tmp_path, keep=1))
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == [
+        "step-00000002",
+        "step-00000005",
+    ]
+
+
+def test_copies_are_made_in_the_same_memory() -> None:
+    copies = HostCopies()
+    values = torch.ones(5)
+    (first,) = copies.take([Fragment("master", "a", 0, values)])
+    values += 1
+    assert first.values.tolist() == [1.0] * 5
+    (second,) = copies.take([Fragment("master", "a", 0, values)])
+    assert second.values.data_ptr() == first.values.data_ptr()
+    assert second.values.tolist() == [2.0] * 5
+    (third,) = copies.take([Fragment("master", "a", 0, torch.zeros(3))])
+    assert third.values.tolist() == [0.0] * 3

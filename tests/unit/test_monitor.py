@@ -1,6 +1,8 @@
 """The history of a run is written once, whatever the number of its lives, and W&B gets each line once."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,28 @@ def test_wandb_runs_offline_without_a_key(tmp_path: Path, monkeypatch: pytest.Mo
     tracker.close()
     assert steps(tmp_path) == [1]
     assert [p.name.split("-")[-1] for p in (tmp_path / "wandb").glob("offline-run-*")] == ["fixedid1"]
+
+
+def test_lines_wait_for_a_folder_that_is_full_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = monitor.JsonLines(folder)
+    lines.log({"step": 1})
+    folder.rename(tmp_path / "away")
+    lines.log({"step": 2})
+    assert "1 lines wait" in capsys.readouterr().err
+    (tmp_path / "away").rename(folder)
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from pretrain.monitor import JsonLines\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "JsonLines(Path(sys.argv[1])).log({'step': 22222222})"
+    )
+    full = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert "WARNING" in full.stderr
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n', "no torn line"
+    lines.log({"step": 3})
+    assert steps(folder) == [1, 2, 3]

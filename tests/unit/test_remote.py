@@ -10,7 +10,6 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 from shard_material import shard_folder
 
 from data_pipeline import remote
@@ -19,29 +18,7 @@ from data_pipeline.index import Index
 from data_pipeline.loader import order_of
 from data_pipeline.shards import BlockReader, verify_full
 from data_pipeline.storage import exists, read_bytes, read_ranges, write_whole
-from tests.command_line import Maskmill
-
-BUCKET = "mill"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """The address of an S3 server with one empty bucket, and an environment that leads there."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        fsspec.filesystem("s3").mkdir(BUCKET)
-        yield url
-        server.stop()
+from tests.command_line import BUCKET, Maskmill
 
 
 def files(uri: str) -> dict[str, bytes]:

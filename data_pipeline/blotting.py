@@ -1,0 +1,33 @@
+"""Text, or settings, that may hold credentials in; the same without them out.
+
+Everything that is written or shown passes through here: run folders are copied, reports are passed on.
+"""
+
+import re
+from typing import Any
+
+_USER = re.compile(r"([A-Za-z0-9+.-]*://)([^/@\s]*)@")
+_CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")  # Azure's CONTAINER@ACCOUNT is no user
+_SIGNED = re.compile(
+    r"(?i)([?&;][\w.-]*(?:sig|signature|token|key|secret|password|credential)[\w.-]*=)[^&;\s\"']+"
+)
+
+
+def blot(text: str) -> str:
+    """`text` without user names and passwords in URIs, nor signatures and keys in their queries."""
+    return _SIGNED.sub(r"\1***", _USER.sub(_without_user, text))
+
+
+def _without_user(found: re.Match[str]) -> str:
+    if found[1].lower().endswith(_CONTAINERS) and ":" not in found[2]:
+        return found[0]
+    return f"{found[1]}***@"
+
+
+def blotted(settings: Any) -> Any:
+    """A dict or list of settings, of any depth, with every text in it blotted."""
+    if isinstance(settings, dict):
+        return {key: blotted(value) for key, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [blotted(value) for value in settings]
+    return blot(settings) if isinstance(settings, str) else settings

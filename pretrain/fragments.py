@@ -1,0 +1,111 @@
+"""Pieces of named tensors on any device in; copies of them in host memory, and a safetensors file of them, out.
+
+The file is written here, and not by the safetensors package, so that it streams: nothing is held in memory a second
+time, its SHA-256 is that of what was meant to be written, and a full disk is an OSError. The package reads it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls the element types, widest first."""
+PIECE = 1 << 22
+"""Bytes that are hashed and written at a time: still in the cache for the second of the two."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements start..start+len(values)-1 of one flattened tensor: a weight (fp32 master) or a moment of it."""
+
+    kind: str  # master, exp_avg or exp_avg_sq; buffers and frozen weights are masters too
+    name: str
+    start: int
+    values: torch.Tensor  # 1-D
+
+    @property
+    def key(self) -> str:
+        """Its name in a file."""
+        return f"{self.kind}/{self.name}@{self.start}"
+
+
+def parsed_key(key: str) -> tuple[str, str, int]:
+    """(kind, name, start) of a fragment's name in a file. Raises ValueError."""
+    kind, _, rest = key.partition("/")
+    name, _, start = rest.rpartition("@")
+    return kind, name, int(start)
+
+
+class HostCopies:
+    """Copies in host memory that training may run ahead of: page-locked for a GPU's, and used again at each save."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def take(self, fragments: Iterable[Fragment]) -> list[Fragment]:
+        """The fragments with values of their own, which stay as they are until the next call."""
+        taken, on_gpu = [], False
+        for fragment in fragments:
+            values = fragment.values.detach()
+            buffer = self._buffers.get(fragment.key)
+            if buffer is None or (buffer.shape, buffer.dtype) != (values.shape, values.dtype):
+                buffer = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+                self._buffers[fragment.key] = buffer
+            buffer.copy_(values, non_blocking=True)
+            on_gpu |= values.is_cuda
+            taken.append(replace(fragment, values=buffer))
+        if on_gpu:
+            torch.cuda.synchronize()
+        return taken
+
+
+def write_fragments(path: Path, fragments: Iterable[Fragment]) -> dict[str, str | int]:
+    """Writes a new safetensors file, its bytes on the disk at the end; returns its name, `bytes` and `sha256`."""
+    widest_first = sorted(fragments, key=lambda fragment: -fragment.values.element_size())
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for part in _parts(widest_first):
+            digest.update(part)
+            file.write(part)
+            size += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"file": path.name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _parts(fragments: Sequence[Fragment]) -> Iterator[bytes | memoryview]:
+    """The file: length of the header, header, elements (https://github.com/huggingface/safetensors, Format)."""
+    header, at = {}, 0
+    for fragment in fragments:
+        size = fragment.values.nbytes
+        shape = list(fragment.values.shape)
+        header[fragment.key] = {
+            "dtype": DTYPES[fragment.values.dtype],
+            "shape": shape,
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for fragment in fragments:
+        values = fragment.values.detach().cpu().contiguous().view(torch.uint8).numpy()
+        yield from (values[start : start + PIECE].data for start in range(0, len(values), PIECE))

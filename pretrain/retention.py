@@ -1,0 +1,21 @@
+"""Steps of checkpoints with their held-out losses in; the steps that stay out."""
+
+from collections.abc import Mapping
+
+from pretrain.config import RunConfig
+
+
+def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:
+    """Which checkpoints stay, by checkpoint.keep, keep_every and keep_best. `losses`: the held-out loss by step, None
+    where the model was not evaluated at that step. The newest always stays."""
+    settings = config.checkpoint
+    steps = sorted(losses)
+    staying = set(steps[-settings.keep :])
+    apart = settings.keep_every * config.train.checkpoint_every
+    if apart:
+        staying |= {step for step in steps if step % apart == 0}
+    known = {step: loss for step, loss in losses.items() if loss is not None}
+    if settings.keep_best and known:
+        # of equal ones the later: it has seen more
+        staying.add(min(known, key=lambda step: (known[step], -step)))
+    return staying

@@ -1,0 +1,134 @@
+"""Fragments of a step in; a checkpoint of it, written while training goes on, out.
+
+A save has two parts. The copy to host memory is all that training waits for. A thread writes it: the same protocol
+as ever (checkpoint.py), its barriers and gathers on a gloo group of its own, so that they neither wait for nor come
+between the collectives of training. (The other way, to commit at a later step boundary, would tie the time of the
+commit, and the room that two checkpoints need, to the length of steps, and lose the save if the run ends before.)
+One save is under way at a time on every rank, so all ranks' threads are always at the same one.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from data_pipeline.errors import UserError
+from pretrain.checkpoint import (
+    DAMAGED,
+    FOLDER,
+    Damaged,
+    checkpoints,
+    drop_checkpoints,
+    open_checkpoint,
+    save_checkpoint,
+    step_of,
+)
+from pretrain.config import RunConfig
+from pretrain.fragments import Fragment, HostCopies
+from pretrain.mirror import Mirror
+from pretrain.retention import kept
+from pretrain.world import World
+
+PATIENCE = 60.0
+"""Seconds that a run which fails leaves to a save under way: the ranks that it waits for may be gone."""
+
+
+class Saver:
+    """Saves checkpoints in the background; all ranks call its methods in the same order."""
+
+    def __init__(self, config: RunConfig, world: World, console: Console, step: int) -> None:
+        self.saved = step
+        """The step of the newest whole checkpoint, as far as this rank has waited for it; 0: none."""
+        self._config, self._console = config, console
+        self._run, self._world = Path(config.run.dir), world.apart()
+        self._mirror = Mirror(config) if config.checkpoint.mirror else None
+        self._copies = HostCopies()
+        self._thread: Thread | None = None
+        self._failed: Exception | None = None
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.join(None if kind is None else PATIENCE)
+
+    def save(
+        self, step: int, fragments: Iterable[Fragment], shapes: dict[str, list[int]], state: dict[str, Any]
+    ) -> None:
+        """Returns once the fragments are copied; `state` (JSON) is read at once as well. Waits for the save before."""
+        self.wait()
+        copies = self._copies.take(fragments)
+        state = json.loads(json.dumps(state))
+        self._thread = Thread(
+            target=self._work, args=(step, copies, shapes, state), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for the save under way. What failed was told; it is tried again when the caller saves again."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failed is not None and not isinstance(self._failed, UserError):
+            raise self._failed
+
+    def finish(self) -> None:
+        """Waits for the save under way, and raises the UserError of one that failed, on all ranks."""
+        self.wait()
+        if self._failed is not None:
+            raise self._failed
+
+    def _work(self, step: int, copies: list[Fragment], shapes: dict[str, list[int]], state: dict) -> None:
+        try:
+            folder = save_checkpoint(self._run, step, copies, shapes, state, self._world)
+        except UserError as error:
+            self._failed = error
+            stands = f"the one of step {self.saved:,} stands" if self.saved else "there is none before it"
+            self._warn(f"the checkpoint of step {step:,} was NOT saved: {error}; {stands}")
+            return
+        except Exception as error:
+            self._failed = (
+                error  # a mistake in the program, or ranks that are gone: the training loop raises it
+            )
+            return
+        self._failed, self.saved = None, step
+        try:
+            self._world.together(lambda: drop_old(self._config) if self._world.rank == 0 else None)
+            if self._mirror is not None:
+                self._mirror.copy(folder, self._world)
+        except UserError as error:
+            self._warn(
+                f"the checkpoint of step {step:,} is saved here, but was not mirrored or tidied up: {error}"
+            )
+        except Exception as error:
+            self._failed = error
+
+    def _warn(self, line: str) -> None:
+        if self._world.rank == 0:
+            line = f"maskmill: WARNING: {line}; training goes on, and tries again at the next checkpoint"
+            self._console.print(line, soft_wrap=True, markup=False, style="bold red")
+
+
+def drop_old(config: RunConfig) -> None:
+    """Deletes the checkpoints that retention lets go, and damaged ones that the run has gone past again."""
+    run = Path(config.run.dir)
+    folders = {step_of(folder): folder for folder in checkpoints(run)}
+    staying = kept({step: held_out_loss(folder) for step, folder in folders.items()}, config)
+    drop_checkpoints(folder for step, folder in folders.items() if step not in staying)
+    damaged = (run / FOLDER).glob(f"step-*{DAMAGED}")
+    drop_checkpoints(folder for folder in damaged if step_of(folder) <= max(staying))
+
+
+def held_out_loss(folder: Path) -> float | None:
+    """The held-out loss of a checkpoint's step; None where the model was not evaluated then."""
+    try:
+        return open_checkpoint(folder).state.get("held_out_loss")
+    except Damaged:
+        return None

@@ -1,0 +1,128 @@
+"""Lives of runs, by world size and settings, in; the global batches that each rank saw in each, out.
+
+Real processes call the real training, one life after the other, so that torch and DeepSpeed are imported once.
+"""
+
+import inspect
+import io
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+from ranks import run
+
+
+@dataclass(frozen=True)
+class Life:
+    """One start of `maskmill train demo` on so many ranks."""
+
+    ranks: int
+    settings: list[str]
+    copy_of: str = ""
+    """A run folder whose copy this life goes on with."""
+    fp16: bool = False
+    """Half precision on a CPU, which settings refuse as slow. The loss scale starts at 2**22, which overflows, and
+    grows after every second step, so that it moves in a short run."""
+
+
+@dataclass
+class Seen:
+    """What the ranks of a life saw and said."""
+
+    batches: dict[int, int] = field(default_factory=dict)
+    """Global batch -> a digest of its examples and masks that does not depend on how it was shared out."""
+    output: str = ""
+    """What the first rank printed."""
+    seconds: float = 0.0
+
+
+def live(lives: list[Life], timeout: float = 900) -> list[Seen]:
+    """Lives them one after the other. Raises RankFailed with the traceback of a rank that did not come through."""
+    from torch.distributed import TCPStore
+
+    most = max(life.ranks for life in lives)
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in lives]
+    by_rank = run(_live_all, most, lives, [store.port for store in stores], timeout=timeout)
+    seen = []
+    for number in range(len(lives)):
+        one = Seen(output=by_rank[0][number][1], seconds=by_rank[0][number][2])
+        for rank in by_rank:
+            for batch, digest in rank[number][0].items():
+                one.batches[batch] = (one.batches.get(batch, 0) + digest) % 2**64
+        seen.append(one)
+    return seen
+
+
+def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int], str, float]]:
+    from deepspeed.accelerator import get_accelerator
+    from rich.console import Console
+
+    from launch.recipe import load_config
+    from pretrain import engine, preflight, train
+
+    rank, found = int(os.environ["RANK"]), []
+    seen: dict[int, int] = {}
+    agreed, precision, deepspeed = train.agreed, preflight._precision, engine._settings
+
+    def restless(config: Any, name: str, zero: dict[str, Any]) -> dict[str, Any]:
+        scale = {
+            "fp16": {"enabled": True, "initial_scale_power": 22, "loss_scale_window": 2, "hysteresis": 1}
+        }
+        return deepspeed(config, name, zero) | (scale if name == "fp16" else {})
+
+    def watched(*arguments: Any) -> Iterator[Any]:
+        for share, counts in agreed(*arguments):
+            seen[share.batch] = _digest(share)
+            yield share, counts
+
+    train.agreed, engine._settings = watched, restless
+    for life, port in zip(lives, ports, strict=True):
+        seen, output, started = {}, io.StringIO(), time.perf_counter()
+        if rank < life.ranks:
+            size = str(life.ranks)
+            os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MASTER_PORT=str(port))
+            config = load_config("demo", life.settings)
+            if life.copy_of and rank == 0:
+                shutil.copytree(life.copy_of, config.run.dir)
+            _count_anew()
+            get_accelerator().is_fp16_supported = lambda life=life: life.fp16
+            preflight._precision = (lambda config: "fp16") if life.fp16 else precision
+            try:
+                train.train(config, Console(file=output, width=500), "maskmill train demo")
+            except SystemExit as error:
+                assert error.code == train.STOPPED  # noqa: PT017 (it need not be raised)
+        found.append((dict(seen), output.getvalue(), time.perf_counter() - started))
+    return found
+
+
+def _count_anew() -> None:
+    """DeepSpeed numbers modules and parameters through the process; ranks that skipped a life must agree again."""
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    Init.param_id = 0
+    numbers: Any = inspect.unwrap(DeepSpeedZeRoOffload._register_deepspeed_module).__defaults__
+    numbers[0][0] = 0
+
+
+def _digest(share: Any) -> int:
+    total = 0
+    for packed in share.micro_batches:
+        for example, (low, high) in enumerate(pairwise(packed.cu_seqlens.tolist())):
+            masked = (packed.masked_index >= low) & (packed.masked_index < high)
+            text = blake2b(digest_size=8)
+            for column in (
+                packed.input_ids[low:high],
+                packed.segment_ids[low:high],
+                packed.masked_index[masked] - low,
+                packed.masked_ids[masked],
+                packed.labels[example : example + 1],
+            ):
+                text.update(column.tobytes() + b"|")
+            total += int.from_bytes(text.digest(), "little")
+    return total % 2**64

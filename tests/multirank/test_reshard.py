@@ -1,0 +1,118 @@
+"""Exact continuation: saved at one world size, ZeRO stage and micro-batch, continued at another, the run ends where it
+would have ended. Eight pairs, in which every number of ranks and every stage is both left and come to;
+MASKMILL_RESHARD=1 (`make reshard`) has all 16 x 16."""
+
+import os
+from itertools import product
+from pathlib import Path
+
+import pytest
+from lives import Life, Seen, live
+
+from pretrain.checkpoint import Checkpoint, newest_checkpoint
+
+pytestmark = pytest.mark.multirank
+
+SAVED_AT, STEPS = 4, 24
+RUN = [
+    f"train.steps={STEPS}",
+    "train.checkpoint_every=0",
+    f"train.log_every={STEPS}",
+    "encoder.dropout=0",
+    "encoder.attention_dropout=0",
+    "data.dynamic_masking=true",
+]
+MICRO_BATCHES = (3, 1, 12, 2)
+
+Cell = tuple[int, int]  # ranks, stage
+ALL = list(product((1, 2, 3, 4), range(4)))
+if os.environ.get("MASKMILL_RESHARD"):
+    PAIRS = list(product(ALL, ALL))
+else:
+    DIAGONAL = [(ranks, ranks - 1) for ranks in (1, 2, 3, 4)]
+    PAIRS = [
+        ((ranks, stage), (other, (stage + other) % 4))
+        for ranks, stage in DIAGONAL
+        for other in (ranks % 4 + 1, (ranks + 1) % 4 + 1)
+    ]
+SOURCES = sorted({source for source, _ in PAIRS})
+
+
+def settings(tiny: list[str], run: Path, cell: Cell, micro_batch: int) -> list[str]:
+    _, stage = cell
+    return [*tiny, *RUN, f"run.dir={run}", f"zero.stage={stage}", f"train.micro_batch={micro_batch}"]
+
+
+def name(source: Cell, target: Cell) -> str:
+    return "-".join(map(str, (*source, "to", *target)))
+
+
+@pytest.fixture(scope="module")
+def ended(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Seen]]:
+    """The folder of all runs, and what their lives saw, by name; `undisturbed` is the one that nothing happened to."""
+    folder = tmp_path_factory.mktemp("reshard")
+    lives = {"undisturbed": Life(1, settings(tiny, folder / "undisturbed", (1, 0), 4))}
+    for source in SOURCES:
+        run = folder / f"source-{source[0]}-{source[1]}"
+        stopping = [*settings(tiny, run, source, 4), f"run.stop_after={SAVED_AT}"]
+        lives[run.name] = Life(source[0], stopping)
+    for number, (source, target) in enumerate(PAIRS):
+        run, micro_batch = folder / name(source, target), MICRO_BATCHES[(number + number // 4) % 4]
+        before = folder / f"source-{source[0]}-{source[1]}"
+        lives[run.name] = Life(target[0], settings(tiny, run, target, micro_batch), copy_of=str(before))
+    return folder, dict(zip(lives, live(list(lives.values()), timeout=60 * len(lives)), strict=True))
+
+
+def final(run: Path) -> Checkpoint:
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    assert checkpoint.step == STEPS
+    return checkpoint
+
+
+def test_every_number_of_ranks_and_every_stage_is_left_and_come_to() -> None:
+    for end in (0, 1):
+        assert {pair[end][0] for pair in PAIRS} == {1, 2, 3, 4}
+        assert {pair[end][1] for pair in PAIRS} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS, ids=[name(*pair) for pair in PAIRS])
+def test_it_goes_on_as_if_nothing_had_happened(
+    ended: tuple[Path, dict[str, Seen]], source: Cell, target: Cell
+) -> None:
+    folder, seen = ended
+    one, two = final(folder / "undisturbed"), final(folder / name(source, target))
+    lives = seen[f"source-{source[0]}-{source[1]}"].batches | seen[name(source, target)].batches
+    assert {batch: lives[batch] for batch in range(STEPS)} == {
+        batch: seen["undisturbed"].batches[batch] for batch in range(STEPS)
+    }, "the same examples and masks in the same global batches"
+    assert two.state["position"] == one.state["position"]
+    assert two.state["updates"] == one.state["updates"]
+    square = sum(float((one.tensor(n).double() - two.tensor(n).double()).square().sum()) for n in one.shapes)
+    size = sum(float(one.tensor(n).double().square().sum()) for n in one.shapes)
+    assert square**0.5 <= 1e-6 * size**0.5
+    for parameter in one.shapes:
+        difference = float((one.tensor(parameter) - two.tensor(parameter)).abs().max())
+        rms = float(one.tensor(parameter).square().mean()) ** 0.5
+        bound = 1e-5 if parameter.endswith("attention.key.bias") else 1e-6 + 1e-5 * rms
+        assert difference <= bound, f"{parameter}: {difference:.2e} > {bound:.2e}"
+    said = seen[name(source, target)].output
+    for setting, before, after in zip(("ranks", "zero.stage"), source, target, strict=True):
+        assert (f"{setting} {before} -> {after}" in said) == (before != after), said
+
+
+def test_fp16_keeps_its_loss_scale(tiny: list[str], tmp_path: Path) -> None:
+    """It starts too high, so that the first batches are skipped: a scale that is forgotten would skip others again."""
+    here = [*tiny, "train.steps=6", "train.precision=fp16", "train.log_every=6", "run.seed=3"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    whole = Life(2, [*here, f"run.dir={one}"], fp16=True)
+    parts = [Life(2, [*here, f"run.dir={two}", *stop], fp16=True) for stop in (["run.stop_after=3"], [])]
+    live([whole, *parts])
+    a, b = newest_checkpoint(one), newest_checkpoint(two)
+    assert a is not None
+    assert b is not None
+    assert a.state["position"]["skipped"] != []
+    assert a.state["position"] == b.state["position"]
+    assert a.state["scaler"] == b.state["scaler"]
+    assert a.state["scaler"]["cur_scale"] not in (2**22, 2**16), "it has moved"
+    assert all(a.tensor(n, kind).equal(b.tensor(n, kind)) for n in a.shapes for kind in ("master", "exp_avg"))

@@ -1,0 +1,141 @@
+"""Saves of several ranks: what one cannot write none believes to be saved, and training is not disturbed."""
+
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run
+from rich.console import Console
+
+from data_pipeline.errors import UserError
+from pretrain import checkpoint
+from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
+from pretrain.config import RunConfig
+from pretrain.fragments import Fragment
+from pretrain.run_folder import seen_by_all
+from pretrain.saving import Saver
+from pretrain.world import World
+
+pytestmark = pytest.mark.multirank
+
+SHAPES = {"a": [10]}
+
+
+def pieces(world: World, step: int) -> list[Fragment]:
+    """This rank's half of a tensor that tells the step."""
+    half = torch.arange(10.0).split(5)[world.rank] + step
+    return [Fragment("master", "a", 5 * world.rank, half)]
+
+
+def right(found: checkpoint.Checkpoint | None) -> bool:
+    return found is not None and found.tensor("a").equal(torch.arange(10.0) + found.step)
+
+
+def saves(folder: str) -> dict[str, Any]:
+    world = World.from_environment().start()
+    config, output, said = RunConfig(), io.StringIO(), {}
+    config.run.dir = folder
+    saver = Saver(config, world, Console(file=output, width=500), 0)
+
+    # the writers are held up while the ranks go on with collectives of training
+    write, sums, may_write = checkpoint.write_fragments, [], threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        assert may_write.wait(120)
+        return write(*arguments)
+
+    checkpoint.write_fragments = slow
+    saver.save(1, pieces(world, 1), SHAPES, {})
+    for number in range(50):
+        total = torch.tensor(float(number * (world.rank + 1)))
+        dist.all_reduce(total)
+        sums += [float(total), world.gather(number)]
+    said["went on"] = saver._thread.is_alive() and checkpoints(Path(folder)) == []
+    world.barrier()
+    may_write.set()
+    saver.wait()
+    said["sums"] = sums == [value for n in range(50) for value in (3.0 * n, [n, n])]
+    said["first"] = (saver.saved, right(newest_checkpoint(Path(folder), world)))
+
+    def full(*arguments: Any) -> Any:
+        if world.rank == 1:
+            raise OSError(28, "No space left on device")
+        return write(*arguments)
+
+    checkpoint.write_fragments = full
+    saver.save(2, pieces(world, 2), SHAPES, {})
+    try:
+        saver.finish()
+    except UserError as error:
+        said["refused"] = str(error)
+    said["second"] = (saver.saved, [p.name for p in checkpoints(Path(folder))])
+    said["told"] = output.getvalue()
+    checkpoint.write_fragments = write
+    saver.save(3, pieces(world, 3), SHAPES, {})
+    saver.finish()
+    found = newest_checkpoint(Path(folder), world)
+    said["third"] = (saver.saved, found.step, right(found))
+
+    # each rank hashes its own share of the files, and all know what one found
+    hashed, hash_of = [], checkpoint._hash
+    checkpoint._hash = lambda path: hashed.append(path.name) or hash_of(path)
+    said["whole"] = damage_of(found.folder, world)
+    said["hashed"] = list(hashed)
+    if world.rank == 0:
+        path = found.folder / "fragments-00001.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    world.barrier()
+    said["damage"] = damage_of(found.folder, world)
+    said["before it"] = newest_checkpoint(Path(folder), world).step
+
+    def fails() -> None:
+        if world.rank == 1:
+            raise ZeroDivisionError("here")
+
+    try:
+        world.together(fails)
+    except (ZeroDivisionError, UserError) as error:
+        said["together"] = f"{type(error).__name__}: {error}"
+
+    # folders of their own, as on two machines that share none
+    own = Path(folder) / f"machine-{world.rank}"
+    own.mkdir()
+    about = {"identity": {}, "id": "abc", "lives": 1}
+    if world.rank == 0:
+        (own / "run.json").write_text(json.dumps(about))
+    try:
+        seen_by_all(own, about, world)
+    except UserError as error:
+        said["blind"] = str(error)
+    world.stop()
+    return said
+
+
+def test_ranks_agree_on_what_is_saved(tmp_path: Path) -> None:
+    first, second = run(saves, 2, str(tmp_path))
+    for said in (first, second):
+        assert said["went on"]
+        assert said["sums"]
+        assert said["first"] == (1, True)
+        assert "No space left on device" in said["refused"]
+        assert said["second"] == (1, ["step-00000001"])
+        assert said["third"] == (3, 3, True)
+        assert said["whole"] == ""
+        assert "fragments-00001" in said["damage"]
+        assert said["before it"] == 1
+    assert [first["hashed"], second["hashed"]] == [
+        ["fragments-00000.safetensors"],
+        ["fragments-00001.safetensors"],
+    ]
+    assert "step 2 was NOT saved" in first["told"]
+    assert "the one of step 1 stands" in first["told"]
+    assert second["told"] == "", "one rank tells"
+    assert first["together"] == "UserError: rank 1 failed: ZeroDivisionError: here"
+    assert "ranks [1] do not see what the first rank wrote" in first["blind"]
+    assert "ranks [1] do not see what the first rank wrote" in second["blind"]
+    assert second["together"] == "ZeroDivisionError: here"

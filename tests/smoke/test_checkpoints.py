@@ -1,0 +1,286 @@
+"""Checkpoints through the real command line: damage, mirrors, other models, poison, and secrets that stay secret.
+
+Runs of one rank, in this process: what several ranks do is in tests/multirank and test_resume.py."""
+
+import json
+import pickle
+import shutil
+import signal
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from data_pipeline import remote
+from pretrain.checkpoint import Checkpoint, newest_checkpoint, sealed
+from pretrain.resume import _going_on
+from tests.command_line import BUCKET, Maskmill, described, setting
+
+# what DeepSpeed's imports give rise to in a process of pytest's
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+RUN = ["train.steps=6", "run.ranks=1", "train.eval_every=2", "checkpoint.keep=2"]
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[None]:
+    """`maskmill train` is this process, as if a launcher had started it as the only rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }.items():
+            patch.setenv(name, value)
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+        yield
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def stopped(
+    here: None, tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run of six steps, stopped after the fourth: checkpoints of steps 2 and 4."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}", "run.stop_after=4")
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(
+    stopped: Path, tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same, gone on with to its end."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    shutil.copytree(stopped, run)
+    printed = maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}").stdout
+    assert "going on from step 4 (bit-equal" in printed
+    return run
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of the stopped run, to do things to."""
+    shutil.copytree(stopped, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def final(run: Path) -> Checkpoint:
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    assert checkpoint.step == 6
+    return checkpoint
+
+
+def assert_equal(one: Checkpoint, two: Checkpoint) -> None:
+    assert all(one.tensor(n, kind).equal(two.tensor(n, kind)) for n in one.shapes for kind in KINDS)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_newest_one_costs_its_steps_and_no_more(
+    run: Path, finished: Path, tiny: list[str], maskmill: Maskmill
+) -> None:
+    damaged = run / "checkpoints" / "step-00000004"
+    flip(damaged / "fragments-00000.safetensors")
+    told = maskmill("inspect", str(run), code=2)
+    assert "step-00000004/fragments-00000.safetensors: checkpoint file is missing or its bytes" in told.stderr
+    assert "step-00000002" in told.stdout
+    printed = maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}").stdout
+    line = next(line for line in printed.splitlines() if "is damaged" in line)
+    assert line.startswith("step-00000004 is damaged (")
+    assert line.endswith("set aside as step-00000004.damaged, falling back to step-00000002")
+    assert "going on from step 2" in printed
+    assert_equal(final(finished), final(run))
+    assert [p.name for p in (run / "checkpoints").glob("*.damaged")] == [], "it has been made again"
+    assert described(maskmill, run)["damaged"] == {}
+
+
+def test_a_run_whose_folder_is_gone_goes_on_from_its_mirror(
+    endpoint: str, here: None, finished: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    settings = [*tiny, *RUN, f"run.dir={gone}", f"checkpoint.mirror=s3://{BUCKET}/run"]
+    maskmill("train", "demo", *settings, "run.stop_after=4")
+    before = json.loads((gone / "run.json").read_text())
+    shutil.rmtree(gone)
+    assert "optim.lr=0.5" in maskmill("train", "demo", *settings, "optim.lr=0.5", code=2).stderr
+    shutil.rmtree(gone, ignore_errors=True)
+    printed = maskmill("train", "demo", *settings).stdout
+    assert f"brought back the checkpoint of step 4 from s3://{BUCKET}/run" in printed
+    assert "going on from step 4" in printed
+    assert_equal(final(finished), final(gone))
+    assert json.loads((gone / "run.json").read_text())["id"] == before["id"]
+    steps = [json.loads(line)["step"] for line in (gone / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(set(steps)) == [1, 2, 3, 4, 5, 6], "the history is whole"
+
+
+def test_a_checkpoint_of_another_recipe_is_refused_with_what_differs(
+    run: Path, tiny: list[str], maskmill: Maskmill
+) -> None:
+    told = json.loads((run / "run.json").read_text())
+    told["identity"]["optim.lr"] = 0.5
+    (run / "run.json").write_text(json.dumps(told))
+    line = maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}", "optim.lr=0.5", code=2).stderr
+    assert "step-00000004: holds another run: optim.lr=0.5 (there: 0.01)" in line
+
+
+def test_what_cannot_be_started_from_says_what_differs(
+    run: Path, finished: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    fresh = [*tiny, *RUN, f"run.dir={tmp_path}/fresh", "run.stop_after=1"]
+    line = maskmill("train", "demo", *fresh, f"init_from={run}", "encoder.heads=4", code=2).stderr
+    assert "encoder.heads=4 (there: 2)" in line, "no shape would have told"
+    shutil.rmtree(tmp_path / "fresh")
+    maskmill("export", str(finished), "--out", str(tmp_path / "model"))
+    for name in ("tokenizer.json", "vocab.txt"):
+        text = (tmp_path / "model" / name).read_text(encoding="utf-8")
+        (tmp_path / "model" / name).write_text(text.replace("sea", "see"), encoding="utf-8")
+    line = maskmill("train", "demo", *fresh, f"init_from={tmp_path}/model", code=2).stderr
+    assert "has another vocabulary" in line
+    flip(run / "checkpoints" / "step-00000004" / "fragments-00000.safetensors")
+    shutil.rmtree(tmp_path / "fresh")
+    line = maskmill("train", "demo", *fresh, f"init_from={run}", code=2).stderr
+    assert "bytes changed" in line, "who names a model is not handed another"
+
+
+def test_a_changed_condition_is_told_in_one_line(run: Path) -> None:
+    newest = newest_checkpoint(run)
+    assert newest is not None
+    same = newest.state["conditions"]
+    assert _going_on(newest, same, 0) == "going on from step 4 (bit-equal to a run never stopped)"
+    for key in ("ranks", "run.threads", "zero.stage", "train.micro_batch", "device", "instructions", "torch"):
+        assert f"equal within rounding, since {key} {same[key]} -> 9)" in _going_on(
+            newest, same | {key: 9}, 0
+        )
+
+
+class Poison:
+    """Unpickling it makes a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.canary,)
+
+
+def test_no_pickle_is_loaded_from_a_run_folder(
+    run: Path, finished: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    canary = tmp_path / "canary"
+    poison = pickle.dumps(Poison(canary))
+    pickle.loads(poison)
+    canary.unlink()  # it does work
+    maskmill("export", str(finished), "--out", str(tmp_path / "model"))
+    checkpoint, settings = run / "checkpoints" / "step-00000004", [*tiny, *RUN, f"run.dir={run}"]
+    for folder in (run, checkpoint, tmp_path / "model"):
+        for name in (
+            "optimizer.pt",
+            "pytorch_model.bin",
+            "rng.pkl",
+            "mp_rank_00_model_states.pt",
+            "training_args.bin",
+        ):
+            (folder / name).write_bytes(poison)
+    # whoever can write into the folder can also make the hashes hold
+    fragments, marker = checkpoint / "fragments-00000.safetensors", checkpoint / "checkpoint.json"
+    fragments.write_bytes(poison)
+    entry = {"file": fragments.name, "bytes": len(poison), "sha256": sha256(poison).hexdigest()}
+    marker.write_bytes(sealed(json.loads(marker.read_text()) | {"files": [entry]}))
+    assert "cannot be read" in maskmill("train", "demo", *settings, code=2).stderr
+    assert "cannot be read" in maskmill("export", str(run), "--out", f"{tmp_path}/out", code=2).stderr
+    maskmill("inspect", str(run))
+    for name, code in {"metrics.jsonl": 0, "config.yaml": 0, "summary.json": 2, "run.json": 2}.items():
+        (run / name).write_bytes(poison)
+        maskmill("inspect", str(run), code=code)
+    shutil.copytree(finished, tmp_path / "other")
+    (tmp_path / "other" / "config.yaml").write_bytes(poison)
+    assert "malformed" in maskmill("export", f"{tmp_path}/other", "--out", f"{tmp_path}/out", code=2).stderr
+    marker.write_bytes(poison)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    maskmill("fill", str(tmp_path / "model"), "the captain of the [MASK].", code=2)
+    line = maskmill(
+        "train", "demo", *tiny, *RUN, f"run.dir={tmp_path}/new", f"init_from={tmp_path}/model", code=2
+    )
+    assert "no weights" in line.stderr
+    assert not canary.exists()
+
+
+CANARIES = {
+    "WANDB_API_KEY": "c0ffee" * 6 + "c0ff",
+    "AWS_SECRET_ACCESS_KEY": "awscanary0123456789",
+    "HF_TOKEN": "hf_canary0123456789",
+}
+IN_URI = "uricanary0123456789"
+
+
+def test_secrets_are_written_nowhere(
+    endpoint: str,
+    here: None,
+    tiny: list[str],
+    maskmill: Maskmill,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in CANARIES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run, said = tmp_path / "run", []
+    secret = f"https://AKIA{IN_URI}:{IN_URI}@127.0.0.1:9/text?X-Amz-Signature={IN_URI}"
+    monkeypatch.setattr(remote, "DELAYS", ())
+    settings = [
+        *(s for s in tiny if not s.startswith("data.sources=")),
+        *RUN,
+        f"data.sources={secret}",
+        f"run.dir={run}",
+        "monitor.tracker=wandb",
+        f"checkpoint.mirror=s3://{BUCKET}/secret",
+    ]
+    said.append(maskmill("train", "demo", *settings, "run.stop_after=2"))
+    said.append(maskmill("train", "demo", *settings))
+    said.append(maskmill("export", str(run), "--out", str(tmp_path / "model")))
+    said.append(maskmill("report", str(run)))
+    said.append(maskmill("inspect", str(run), "--json"))
+    for key in (
+        "checkpoint.mirror",
+        "data.out",
+        "train.shards",
+        "data.sources",
+    ):  # read again from the run folder: refused, not cut
+        refused = maskmill("train", "demo", *settings, f"{key}=s3://{IN_URI}:{IN_URI}@{BUCKET}/x", code=2)
+        assert f"{key} holds credentials" in refused.stderr
+        said.append(refused)
+    said.append(maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/out", code=2))
+    store = fsspec.filesystem("s3")
+    written = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    written |= {name: store.cat_file(name) for name in store.find(f"{BUCKET}/secret")}
+    written |= {f"output {i}": (one.stdout + one.stderr).encode() for i, one in enumerate(said)}
+    names = {Path(name).name for name in written}
+    assert {
+        "config.yaml",
+        "report.html",
+        "metrics.jsonl",
+        "checkpoint.json",
+        "config.json",
+        "summary.json",
+    } <= names
+    assert any(name.endswith(".wandb") for name in names)
+    leaks = [
+        (name, canary)
+        for name, data in written.items()
+        for canary in (*CANARIES.values(), IN_URI)
+        if canary.encode() in data
+    ]
+    assert leaks == []
+    assert setting(settings, "data.sources").count(IN_URI) == 3

@@ -1,0 +1,32 @@
+"""Credentials in text are blotted out, and nothing else is."""
+
+import pytest
+
+from data_pipeline.blotting import blot, blotted
+from data_pipeline.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://AKIA:secret@bucket/text", "s3://***@bucket/text"),
+        ("reads https://token@host/a and b", "reads https://***@host/a and b"),
+        ("https://host/a?X-Amz-Signature=abc&part=3", "https://host/a?X-Amz-Signature=***&part=3"),
+        (
+            "abfs://container:secret@account.dfs.core.windows.net/a",
+            "abfs://***@account.dfs.core.windows.net/a",
+        ),
+    ],
+)
+def test_what_is_secret_goes(text: str, shown: str) -> None:
+    assert blot(text) == shown
+    assert blotted({"a": [text, 3], "b": {"c": text}}) == {"a": [shown, 3], "b": {"c": shown}}
+    assert str(UserError("cannot be read", where=text)).startswith(shown)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["s3://bucket/a", "abfs://container@account.dfs.core.windows.net/a", "write to a@b.c", "optim.lr=3"],
+)
+def test_what_is_not_stays(text: str) -> None:
+    assert blot(text) == text

@@ -1,0 +1,129 @@
+"""Copies of checkpoints in an object store, on a real S3 server: whole or not there, and enough to go on from."""
+
+import json
+from pathlib import Path
+
+import fsspec
+import pytest
+from checkpoint_material import Killed, is_right, killed_at, run_config, save
+
+from data_pipeline.errors import UserError
+from data_pipeline.remote import object_names, read_object, write_object
+from pretrain.checkpoint import newest_checkpoint
+from pretrain.config import RunConfig
+from pretrain.mirror import Mirror, bring_back
+from pretrain.run_folder import read_run
+from pretrain.world import World
+from tests.command_line import BUCKET
+
+IDENTITY = {"optim.lr": 0.1}
+
+
+def made(tmp_path: Path, name: str, run_id: str = "abc", keep: int = 2) -> RunConfig:
+    """A run with a history, and the address of its mirror."""
+    run = tmp_path / name
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"identity": IDENTITY, "id": run_id, "lives": 1}))
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    return run_config(run, mirror=f"s3://{BUCKET}/{name}", keep=keep)
+
+
+def elsewhere(config: RunConfig, tmp_path: Path, name: str) -> RunConfig:
+    """The same run on a machine that has nothing of it."""
+    return run_config(tmp_path / name, mirror=config.checkpoint.mirror)
+
+
+def steps(config: RunConfig) -> list[str]:
+    return sorted(
+        name.partition(".")[0]
+        for name in object_names(f"{config.checkpoint.mirror}/checkpoints")
+        if name.startswith("step-")
+    )
+
+
+def test_killed_at_any_moment_the_last_good_copy_is_found(endpoint: str, tmp_path: Path) -> None:
+    """At every object that is written or removed, from the first fragment to the last of an old copy."""
+    at, found = 0, set()
+    while True:
+        config = made(tmp_path, f"killed-{at}", keep=1)
+        run = Path(config.run.dir)
+        Mirror(config).copy(save(run, 5), World())
+        folder = save(run, 10)
+        try:
+            with killed_at(at):
+                Mirror(config).copy(folder, World())
+            break
+        except Killed:
+            pass
+        for copy in (n for n in object_names(f"{config.checkpoint.mirror}/checkpoints") if n != "latest"):
+            files = object_names(f"{config.checkpoint.mirror}/checkpoints/{copy}")
+            assert "checkpoint.json" not in files or len(files) == 2, "with a marker it is whole"
+        fresh = elsewhere(config, tmp_path, f"fresh-{at}")
+        line = bring_back(fresh, IDENTITY)
+        newest = newest_checkpoint(Path(fresh.run.dir))
+        assert newest is not None
+        assert is_right(newest), at
+        assert f"step {newest.step} " in line
+        found.add(newest.step)
+        Mirror(config).copy(folder, World())  # the next life copies it again, and tidies up
+        assert steps(config) == ["step-00000010"], at
+        at += 1
+    assert at == 7, "fragment, run, history, marker, latest; then the old one"
+    assert found == {5, 10}
+
+
+def test_a_run_whose_folder_is_gone_has_its_history_and_its_name(endpoint: str, tmp_path: Path) -> None:
+    config = made(tmp_path, "gone")
+    Mirror(config).copy(save(Path(config.run.dir), 5), World())
+    fresh = elsewhere(config, tmp_path, "elsewhere")
+    assert "step 5" in bring_back(fresh, IDENTITY)
+    folder = Path(fresh.run.dir)
+    run = read_run(folder)
+    assert run is not None
+    assert run["id"] == "abc"
+    assert (folder / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert bring_back(fresh, IDENTITY) == "", "what is there is not fetched again"
+    latest = read_object(f"{config.checkpoint.mirror}/checkpoints/latest").decode()
+    assert latest.startswith("step-00000005.")
+
+
+def test_a_damaged_copy_is_passed_over(endpoint: str, tmp_path: Path) -> None:
+    config = made(tmp_path, "damaged")
+    for step in (5, 10, 15):
+        Mirror(config).copy(save(Path(config.run.dir), step), World())
+    store = fsspec.filesystem("s3")
+    newest = [name for name in store.find(f"{BUCKET}/damaged") if "step-00000015" in name]
+    fragments = next(name for name in newest if name.endswith(".safetensors"))
+    write_object(f"s3://{fragments}", b"x" * len(read_object(f"s3://{fragments}")))
+    fresh = elsewhere(config, tmp_path, "fresh")
+    assert "step 10" in bring_back(fresh, IDENTITY)
+    assert [p.name for p in (tmp_path / "fresh" / "checkpoints").iterdir()] == ["step-00000010"]
+
+
+def test_what_retention_keeps_stays_in_the_mirror_too(endpoint: str, tmp_path: Path) -> None:
+    config = made(tmp_path, "kept", keep=1)
+    run, mirror = Path(config.run.dir), Mirror(config)
+    for step, loss in ((1, 2.0), (2, 1.0), (3, 1.5)):
+        mirror.copy(save(run, step, loss), World())
+    assert steps(config) == ["step-00000002", "step-00000003"]
+    Mirror(config).copy(save(run, 4, 0.5), World())  # a life that has seen none of them
+    assert steps(config) == ["step-00000004"]
+
+
+def test_another_runs_mirror_is_refused(endpoint: str, tmp_path: Path) -> None:
+    config = made(tmp_path, "theirs", "other")
+    Mirror(config).copy(save(Path(config.run.dir), 5), World())
+    fresh = elsewhere(config, tmp_path, "mine")
+    with pytest.raises(UserError, match=r"holds another run: optim.lr=0.2 \(there: 0.1\)"):
+        bring_back(fresh, {"optim.lr": 0.2})
+    assert not Path(fresh.run.dir).exists()
+    mine = made(tmp_path, "same-settings")
+    mine.checkpoint.mirror = config.checkpoint.mirror
+    save(Path(mine.run.dir), 1)
+    with pytest.raises(UserError, match="mirrors another run of these settings"):
+        bring_back(mine, IDENTITY)
+
+
+def test_an_empty_mirror_changes_nothing(endpoint: str, tmp_path: Path) -> None:
+    assert bring_back(run_config(tmp_path / "run", mirror=f"s3://{BUCKET}/nothing"), IDENTITY) == ""
+    assert not (tmp_path / "run").exists()
