@@ -21,6 +21,8 @@ class Tracker(Protocol):
 
     def log(self, line: dict[str, Any]) -> None: ...
 
+    def cut(self, step: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -28,6 +30,9 @@ class Silent:
     """Keeps nothing: for ranks other than the first, and for `monitor.tracker=none`."""
 
     def log(self, line: dict[str, Any]) -> None:
+        """Does nothing."""
+
+    def cut(self, step: int) -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -38,12 +43,19 @@ class JsonLines:
     """Appends to metrics.jsonl, a whole line at a time, so that a killed run leaves at most one torn line."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._file = (folder / METRICS).open("a", encoding="utf-8")
 
     def log(self, line: dict[str, Any]) -> None:
         """Writes `line` and flushes it."""
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+
+    def cut(self, step: int) -> None:
+        """Moves the lines after `step`, which a rolled back run does again, to metrics.lost.jsonl."""
+        self._file.close()
+        cut_metrics(self._folder, step)
+        self._file = (self._folder / METRICS).open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Closes the file."""
@@ -82,6 +94,10 @@ class Wandb:
         self._run.log(_numbers(line))
         if self._online:
             _set_uploaded(self._folder, _uploaded(self._folder) + 1)
+
+    def cut(self, step: int) -> None:
+        """The same for metrics.jsonl; W&B, which takes nothing back, shows the later lines beside the earlier."""
+        self._lines.cut(step)
 
     def close(self) -> None:
         """Finishes both; an online run is then complete on the server."""

@@ -61,6 +61,7 @@ def test_a_crash_is_shown_with_its_rank_and_the_waiting_ones_end(start, capfd) -
 def test_a_signal_reaches_all_ranks(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     body = """
 signal.signal(signal.SIGUSR1, lambda *_: (open(f"got-{rank}", "w").close(), sys.exit(3)))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
 open(f"ready-{rank}", "w").close()
 time.sleep(60)
 """
