@@ -2,6 +2,7 @@
 # make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> a filled blank
 # make test   all tests that need no root and no GPU
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
+# make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make lint   ruff and mypy
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster lint format clean
+.PHONY: env demo test test-cluster storm lint format clean
 
 env: $(STAMP)
 
@@ -46,6 +47,11 @@ test-cluster: env
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y slurm-wlm munge >/dev/null; }
 	@$(BIN)/python -m pytest tests/cluster -m cluster
+
+RUNS ?= 50
+
+storm: env
+	@$(BIN)/python tests/faults/storm.py --runs $(RUNS)
 
 lint: env
 	@$(BIN)/ruff check .
