@@ -82,6 +82,10 @@ class Job:
             assert time.monotonic() < limit, f"it never came to that:\n{self.said()}\n{self.cluster.log()}"
             time.sleep(0.1)
 
+    def limit(self, minutes: int) -> None:
+        """Changes its time limit."""
+        self.cluster._run(["scontrol", "update", f"jobid={self.number}", f"TimeLimit={minutes}"])
+
     def lives(self) -> int:
         path = self.run / "run.json"
         return json.loads(path.read_text())["lives"] if path.exists() else 0
@@ -92,7 +96,7 @@ class Job:
 
     def ends_as(self, undisturbed: Path) -> None:
         """Waits for its end, and compares weights and moments."""
-        assert self.cluster.wait(self.number, 300) == "COMPLETED", self.said()
+        assert self.cluster.wait(self.number, 300) == "COMPLETED", self.said() + self.cluster.log()
         one, two = newest_checkpoint(undisturbed), newest_checkpoint(self.run)
         assert one is not None
         assert two is not None
@@ -115,9 +119,12 @@ def test_to_the_end(cluster: Cluster, tiny: list[str], undisturbed: Path, tmp_pa
 def test_the_time_limit_saves_and_requeues_as_the_same_wandb_run(
     cluster: Cluster, tiny: list[str], undisturbed: Path, slowed: Path, tmp_path: Path
 ) -> None:
-    job = Job(cluster, [*tiny, "monitor.tracker=wandb"], tmp_path, "--time=2", "--signal=B:USR1@100")
-    job.until(lambda: job.log.exists() and "received USR1" in job.log.read_text())
+    job = Job(cluster, [*tiny, "monitor.tracker=wandb"], tmp_path, "--time=20", "--signal=B:USR1@100")
+    job.until_half_way()
+    job.limit(2)  # 100 s before two minutes are over is now
+    job.until(lambda: "received USR1" in job.log.read_text())
     slowed.unlink()
+    job.limit(20)
     job.ends_as(undisturbed)
     log = job.log.read_text()
     assert "requeued: the time limit" in log
