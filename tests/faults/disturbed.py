@@ -65,7 +65,7 @@ def _train_once(settings: list[str], factors: dict[tuple[int, int], float]) -> s
         patch.setattr(Engine, "__call__", disturbed)
         try:
             training.train(load_config("demo", settings), Console(quiet=True), "test")
-        except UserError as error:
+        except (UserError, RuntimeError) as error:
             return str(error)
         except SystemExit as end:
             return f"exit code {end.code}"
