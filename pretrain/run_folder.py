@@ -116,6 +116,7 @@ def lock(folder: Path) -> Any:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        file.close()
         raise UserError(
             "another process is training here", where=folder, remedy="wait for it, or end it"
         ) from None
