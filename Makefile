@@ -3,6 +3,7 @@
 # make test   all tests that need no root and no GPU
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
+# make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make lint   ruff and mypy
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster reshard lint format clean
+.PHONY: env demo test test-cluster reshard storm lint format clean
 
 env: $(STAMP)
 
@@ -50,6 +51,10 @@ test-cluster: env
 
 reshard: env
 	@MASKMILL_RESHARD=1 $(BIN)/python -m pytest tests/multirank/test_reshard.py
+RUNS ?= 50
+
+storm: env
+	@$(BIN)/python tests/faults/storm.py --runs $(RUNS)
 
 lint: env
 	@$(BIN)/ruff check .

@@ -17,8 +17,13 @@ class UserError(Exception):
         super().__init__(blot(" ".join(line.split())))
 
     def __reduce__(self):  # keyword-only arguments must survive the way back from a worker process
-        return _rebuild, (self.what, self.where, self.expected, self.remedy)
+        return _rebuild, (type(self), self.what, self.where, self.expected, self.remedy)
 
 
-def _rebuild(what: str, where: str, expected: str, remedy: str) -> UserError:
-    return UserError(what, where=where, expected=expected, remedy=remedy)
+class DamagedError(UserError):
+    """A part of the shards is missing, or is not what was written: a reader may be told to go on without it. What
+    cannot be read for another reason (no permission, no network) is not of this kind."""
+
+
+def _rebuild(kind: type[UserError], what: str, where: str, expected: str, remedy: str) -> UserError:
+    return kind(what, where=where, expected=expected, remedy=remedy)

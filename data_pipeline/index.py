@@ -29,7 +29,7 @@ from data_pipeline.entries import (
     parsed,
     parsed_table,
 )
-from data_pipeline.errors import UserError
+from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.storage import join, read_bytes, remove_partial_files, write_whole
 
 if TYPE_CHECKING:
@@ -141,17 +141,17 @@ class Index:
         return join(self.folder, file)
 
     def block_table(self, shard: ShardEntry) -> BlockTable:
-        """Reads the block table of a shard. Raises UserError where it is missing, changed or contradicts the
-        index."""
+        """Reads the block table of a shard. Raises DamagedError where it is missing or changed, UserError where it
+        contradicts the index."""
         where = self.path(shard.table_file)
         try:
             data = read_bytes(where)
         except FileNotFoundError:
-            raise UserError(
+            raise DamagedError(
                 "missing", where=where, expected=f"the block table of {shard.file}", remedy=REMEDY
             ) from None
         if hashlib.sha256(data).hexdigest() != shard.blocks_sha256:
-            raise UserError("bytes changed since index.json was written", where=where, remedy=REMEDY)
+            raise DamagedError("bytes changed since index.json was written", where=where, remedy=REMEDY)
         return parsed_table(data, shard, self.block_examples, where)
 
 

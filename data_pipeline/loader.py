@@ -7,7 +7,7 @@ A share is a pure function of (index, order, masking, rank, world, step): the st
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -56,7 +56,7 @@ class Footprint:
 
 class Shares:
     """Step numbers in, the rank's shares out. Cheapest in ascending order, right in any. `masking` masks all
-    examples anew."""
+    examples anew; with `skip_damaged` those of blocks that are missing or changed are left out."""
 
     def __init__(
         self,
@@ -66,23 +66,30 @@ class Shares:
         rank: int = 0,
         world: int = 1,
         masking: DynamicMasking | None = None,
+        skip_damaged: bool = False,
     ) -> None:
         self.order, self.caps, self.masking, self.split = order, caps, masking, index.train
         if order.examples != self.split.examples or order.block != index.block_examples:
             raise ValueError("this order was made for another index")
         self._start, self._stop = rank_range(order.global_batch, rank, world)
         streams = order.stream_ranges(0, self._start, self._stop).streams
-        self._windows = Windows(BlockReader(index, self.split), order, int(streams[0]), int(streams[-1]))
+        self._reader = BlockReader(index, self.split, skip_damaged)
+        self._windows = Windows(self._reader, order, int(streams[0]), int(streams[-1]))
         self._streams = len(streams)
 
     def read(self, batch: int) -> StepShare:
         """This rank's examples of global batch number `batch`, packed. Raises UserError for shards that cannot
-        be read or have changed."""
+        be read or, unless skip_damaged, have changed."""
         ranges = self.order.stream_ranges(batch, self._start, self._stop)
         examples, epochs, numbers = self._windows.take(ranges)
-        if self.masking is not None:
+        damage = tuple(self._reader.found())
+        if not examples.lengths.all():  # examples of damaged blocks have no tokens
+            there = np.flatnonzero(examples.lengths)
+            examples, epochs, numbers = examples.take(there), epochs[there], numbers[there]
+        if self.masking is not None and len(examples):
             examples = self.masking(examples, batch, epochs, numbers)
-        return pack(examples, self.caps, batch=batch, epochs=epochs, numbers=numbers)
+        share = pack(examples, self.caps, batch=batch, epochs=epochs, numbers=numbers)
+        return replace(share, damage=damage) if damage else share
 
     @property
     def footprint(self) -> Footprint:
@@ -107,13 +114,15 @@ class Loader:
         start_batch: int = 0,
         ahead: int = 2,
         masking: DynamicMasking | None = None,
+        skip_damaged: bool = False,
     ) -> None:
-        """Reads `ahead` shares before they are asked for; call `close`, or use it as a context manager.
+        """Reads `ahead` shares before they are asked for; call `close`, or use it as a context manager. With
+        `skip_damaged` shares lack the examples of blocks that are missing or changed.
         Raises UserError for more ranks than examples in a batch."""
         self.batch = start_batch
         """Number of the next batch."""
         self.index, self.order = index, order
-        shares = Shares(index, order, caps, rank, world, masking)
+        shares = Shares(index, order, caps, rank, world, masking, skip_damaged)
         self.footprint = shares.footprint
         self._ahead = Prefetch(_shares_from(shares, start_batch), ahead)
 

@@ -54,6 +54,8 @@ class StepShare:
     """(examples,) epoch of each example, in the step's numbering."""
     numbers: NDArray[np.int64]
     """(examples,) number of each example in its split: with the epoch, the key of its random draws."""
+    damage: tuple[str, ...] = ()
+    """Lines about blocks that were found missing or changed for this share, and that it goes without."""
 
 
 def pack(

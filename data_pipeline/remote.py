@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import DamagedError, UserError
 
 STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss")
 """Protocols that shards are written to."""
@@ -142,4 +142,5 @@ def _opened(uri: str, what: str) -> tuple[Any, str]:
 
 
 def _cannot(uri: str, what: str, error: BaseException) -> UserError:
-    return UserError(f"cannot be {what}: {error or type(error).__name__}", where=uri)
+    kind = DamagedError if isinstance(error, FileNotFoundError) else UserError
+    return kind(f"cannot be {what}: {error or type(error).__name__}", where=uri)

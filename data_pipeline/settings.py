@@ -149,6 +149,9 @@ class DataSettings:
     Slurm jobs; dask-jobqueue's configuration says which (DASK_JOBQUEUE__SLURM__QUEUE, __WALLTIME, __MEMORY, ...)."""
     verify: str = "blocks"
     """What training checks: `blocks` at every read, or `full`, all shard hashes at the start as well."""
+    on_damage: str = "stop"
+    """What training does about a block of examples that is missing or changed: `stop`, or `skip` its examples, told
+    and counted; the batches that lack them are smaller."""
 
 
 class Stage(NamedTuple):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.columns import TAR_END, BlockError, check_examples, decode_block, encode_block
 from data_pipeline.entries import LONGEST, BlockTable, ShardEntry, block_table_json
-from data_pipeline.errors import UserError
+from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.index import TOKENIZER, Index, Split, write_index
 from data_pipeline.records import Examples
 from data_pipeline.storage import is_uri, read_ranges, whole_file, write_whole
@@ -88,15 +88,52 @@ def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> Sha
 
 
 class BlockReader:
-    """Reads blocks of one split by (shard number, block number); keeps block tables, never examples."""
+    """Reads blocks of one split by (shard number, block number); keeps block tables, never examples.
 
-    def __init__(self, index: Index, split: Split) -> None:
-        self.index, self.split = index, split
+    With `skip_damaged` a block that is missing or changed comes as as many examples without a token, and is told."""
+
+    def __init__(self, index: Index, split: Split, skip_damaged: bool = False) -> None:
+        self.index, self.split, self._skip = index, split, skip_damaged
+        self._told: dict[tuple[int, int], str] = {}
+        self._untold: list[str] = []
         self._tables: OrderedDict[int, BlockTable] = OrderedDict()
 
     def read(self, wanted: Sequence[tuple[int, int]]) -> Iterator[Examples]:
         """The blocks, in order. Raises UserError that names shard and block where bytes changed, are missing,
         or are no examples of this index's vocabulary."""
+        done = 0
+        try:
+            for examples in self._read(wanted):
+                yield examples
+                done += 1
+        except DamagedError:
+            if not self._skip:
+                raise
+            for shard, block in wanted[
+                done:
+            ]:  # one by one: requests side by side do not say whose fault it was
+                try:
+                    yield from self._read([(shard, block)])
+                except DamagedError as error:
+                    yield self._without(shard, block, error)
+
+    def found(self) -> list[str]:
+        """A line about each block that was skipped since the last call, and never before."""
+        lines, self._untold = self._untold, []
+        return lines
+
+    def _without(self, shard: int, block: int, error: DamagedError) -> Examples:
+        entry, full = self.split.shards[shard], self.index.block_examples
+        count = min(full, entry.examples - block * full)
+        if (shard, block) not in self._told:
+            line = f"{self.index.path(entry.file)}, block {block}: its {count} examples are left out: {error}"
+            self._told[shard, block] = line
+            self._untold.append(line)
+        none = np.zeros(0, np.uint16)
+        start, zeros = np.zeros(count + 1, np.int64), np.zeros(count, np.uint16)
+        return Examples(none, start, zeros, zeros.astype(np.int8), none, none, start)
+
+    def _read(self, wanted: Sequence[tuple[int, int]]) -> Iterator[Examples]:
         places = []
         for shard, block in wanted:
             table = self._table(shard)
@@ -122,21 +159,21 @@ class BlockReader:
         table, entry = self._table(shard), self.split.shards[shard]
         where = f"{self.index.path(entry.file)}, block {block}"
         if len(data) != table.sizes[block]:
-            raise UserError(
+            raise DamagedError(
                 f"the file ends {table.sizes[block] - len(data)} bytes too early", where=where, remedy=_REMEDY
             )
         if _checksum(data.data) != table.checksums[block]:
-            raise UserError("bytes changed since the shard was written", where=where, remedy=_REMEDY)
+            raise DamagedError("bytes changed since the shard was written", where=where, remedy=_REMEDY)
         try:
             examples = decode_block(block, data)
             check_examples(examples, self.index.vocabulary.size, entry.longest)
         except BlockError as error:
-            raise UserError(
+            raise DamagedError(
                 f"not a block of examples: {error}", where=where, remedy="prepare the shards again"
             ) from None
         counts = (len(examples), len(examples.tokens), len(examples.masked_ids))
         if counts != (table.examples[block], table.tokens[block], table.masked[block]):
-            raise UserError(
+            raise DamagedError(
                 f"holds {counts} examples, tokens and masked positions, unlike its block table",
                 where=where,
                 remedy="prepare the shards again",

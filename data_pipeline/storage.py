@@ -13,12 +13,13 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.remote import object_names, read_object, read_object_ranges, write_object
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _PIPE = re.compile(r"(^|::)pipe:", re.IGNORECASE)
 _PARTIAL = ".partial"
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.EIO}  # EIO: the disk has lost it
 _PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOTDIR}
 
 
@@ -59,6 +60,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.u
     """The bytes of each (path, offset, size), in order; fewer where a file ends early. Local files one by one,
     remote ones (all of one store) in requests side by side.
 
+    Raises UserError, of its kind DamagedError where a file is missing.
     Local files are read, not mapped: a mapped file that shrinks kills the process, a read comes back short."""
     if not ranges or not is_uri(ranges[0][0]):
         yield from (_read_local(*one) for one in ranges)
@@ -82,7 +84,8 @@ def _read_local(path: str, offset: int, size: int) -> NDArray[np.uint8]:
         finally:
             os.close(file)
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
+        kind = DamagedError if error.errno in _GONE else UserError
+        raise kind(f"cannot be read: {error.strerror or error}", where=path) from None
     return data[:filled]
 
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from data_pipeline.errors import UserError
 from launch.progress import stages
+from launch.ranks import end_with_supervisor, start_ranks
 from launch.recipe import load_config, recipe_names
 
 HELP = """Pretrain BERT-family encoders: raw text in, a Hugging Face model out.
@@ -101,13 +102,13 @@ def prepare(
 def train(recipe: Recipe, overrides: Overrides = None) -> None:
     """Train on prepared shards; checkpoints, metrics.jsonl and report.html go to the folder run.dir.
 
-    Starts run.ranks processes on this machine, or joins those that torchrun, deepspeed or srun started.
+    Starts run.ranks processes on this machine, or joins those that torchrun, deepspeed or srun started. After a
+    crash they are started again, run.restarts times. SIGTERM, SIGUSR1 and Ctrl-C save and end with exit code 3.
     The same command again goes on from the newest checkpoint; a finished run says so.
 
     \b
     Example:
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
-    from launch.ranks import start_ranks
     from pretrain.world import is_launched
 
     config = load_config(recipe, overrides or [])
@@ -117,10 +118,11 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
         # here, so that what is wrong is said once, in seconds, and leaves no folder
         check_folder(config, check_run(config, config.run.ranks))
-        raise SystemExit(start_ranks(sys.argv[1:], config.run.ranks, Path(config.run.dir) / "logs"))
-    from pretrain.train import train as run
+        logs, run = Path(config.run.dir) / "logs", config.run
+        raise SystemExit(start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay))
+    from pretrain.train import train as train_run
 
-    run(config, console, command=f"maskmill {' '.join(sys.argv[1:])}")
+    train_run(config, console, command=f"maskmill {' '.join(sys.argv[1:])}")
 
 
 @app.command()
@@ -288,6 +290,7 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Entry point: exit code 2 and one line for what a person can put right, 130 after Ctrl-C."""
+    end_with_supervisor(os.environ)
     if (
         "RANK" in os.environ
     ):  # DeepSpeed's launcher puts this before the verb; the environment says it as well

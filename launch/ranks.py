@@ -1,16 +1,18 @@
-"""A command and a number of ranks in; that many local processes, supervised until the last ends, out.
+"""A command and a number of ranks in; that many local processes, supervised and started again after a fault, out.
 
 Where torchrun, the deepspeed launcher or Slurm's srun has started the ranks already, nothing is started here.
 """
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 TUNING = {
     # glibc hands large blocks back to the system and clears them anew at each use; a training step allocates the
@@ -22,53 +24,132 @@ TUNING = {
 }
 """Environment of CPU ranks, where the user has not set it."""
 
-QUIET_CODES = (2, 3)
-"""Exit codes of ranks that ended as they should: a mistake of the user told in one line; saved after a signal."""
+STOPPED = 3
+"""Exit code of a run that a signal ended: saved, and the same command goes on with it."""
+QUIET_CODES = (2, STOPPED)
+"""Exit codes of ranks that ended as they should: a mistake of the user told in one line; saved after a signal. They
+would come again, or are wanted: nothing is started anew after them."""
 GRACE = 15.0
 """Seconds that the other ranks get to end by themselves after one has failed or a signal was passed on."""
+SUPERVISOR = "MASKMILL_SUPERVISOR"
+"""Environment of a rank: the process without which it is not to live."""
+
+_PR_SET_PDEATHSIG = 1
 
 
-def start_ranks(arguments: list[str], ranks: int, logs: Path) -> int:
+def start_ranks(
+    arguments: list[str], ranks: int, logs: Path, restarts: int = 0, restart_delay: float = 0.0
+) -> int:
     """Runs `maskmill ARGUMENTS` in `ranks` processes and returns the exit code of the first that failed, or 0.
 
     Rank 0 shows its progress in this terminal; all else goes to rank-N.log in `logs`. SIGTERM, SIGINT and SIGUSR1
-    go on to all ranks, which decide together where to stop. What made the first rank fail is said at the end."""
+    go on to all ranks, which decide together where to stop. What made the first rank fail is said at the end. After
+    a crash, a kill or a hang all ranks are started again, `restarts` times in all, `restart_delay` seconds later:
+    they go on from the newest checkpoint."""
     logs.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
-    started = [_Rank(arguments, number, ranks, port, logs / f"rank-{number}.log") for number in range(ranks)]
+    with _Signals() as signals:
+        for life in range(restarts + 1):
+            failed = _one_life(arguments, ranks, logs, signals)
+            if failed is None:
+                return 0
+            if failed.said():
+                print(failed.said(), file=sys.stderr)
+            code = failed.code if failed.code > 0 else 128 - failed.code
+            if code in QUIET_CODES or signals.received or life == restarts:
+                break
+            how_often = f"restart {life + 1} of {restarts} in {restart_delay:g} s"
+            print(f"maskmill: going on from the newest checkpoint: {how_often}", file=sys.stderr, flush=True)
+            if signals.wait(restart_delay):
+                return STOPPED
+    return code
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        for rank in started:
+
+def end_with_supervisor(environment: Mapping[str, str]) -> None:
+    """Has the kernel kill this process when the one that `start_ranks` runs in ends, even by SIGKILL: ranks without
+    a supervisor would hold the run folder, and the GPUs, for ever. Nothing for other processes, and but on Linux."""
+    if SUPERVISOR not in environment or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(environment[SUPERVISOR]):  # it ended before this could be asked for
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Signals:
+    """Passes signals on to the ranks, also to those that are only being started: none is lost, none ends a rank
+    that is not ready for it. Ranks start with these signals blocked, and take them once they can handle them
+    (pretrain/agreement.py)."""
+
+    PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._ranks: list[_Rank] = []
+
+    def __enter__(self) -> "_Signals":
+        self._before = {number: signal.signal(number, self._pass_on) for number in self.PASSED_ON}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def start(self, arguments: list[str], ranks: int, logs: Path) -> list["_Rank"]:
+        """Starts the ranks; a signal that comes meanwhile reaches all of them."""
+        port, self._ranks = _free_port(), []
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.PASSED_ON)  # the ranks inherit this
+        try:
+            for number in range(ranks):
+                self._ranks.append(_Rank(arguments, number, ranks, port, logs / f"rank-{number}.log"))
+        except BaseException:
+            end_all(self._ranks)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.PASSED_ON)
+        return self._ranks
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a signal has come, or comes within these seconds."""
+        limit = time.monotonic() + seconds
+        while not self.received and time.monotonic() < limit:
+            time.sleep(0.05)
+        return bool(self.received)
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self.received = number
+        for rank in self._ranks:
             rank.signal(number)
 
-    before = {n: signal.signal(n, pass_on) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+
+def _one_life(arguments: list[str], ranks: int, logs: Path, signals: _Signals) -> "_Rank | None":
+    """Starts the ranks and waits for their end; the one whose failure was the cause, or None."""
+    started = signals.start(arguments, ranks, logs)
     try:
-        failed = _supervise(started)
+        return _supervise(started)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for rank in started:
-            rank.signal(signal.SIGKILL)
-            rank.process.wait()
-    if failed is None:
-        return 0
-    if failed.said():
-        print(failed.said(), file=sys.stderr)
-    return failed.code if failed.code > 0 else 128 - failed.code
+        end_all(started)
+
+
+def end_all(ranks: list["_Rank"]) -> None:
+    """Kills what still runs, and waits."""
+    for rank in ranks:
+        rank.signal(signal.SIGKILL)
+        rank.process.wait()
 
 
 class _Rank:
     """One process of the run, and what it wrote to its log in this life."""
 
     def __init__(self, arguments: list[str], number: int, ranks: int, port: int, log: Path) -> None:
+        self.number, self._log = number, log
         place = {"RANK": number, "WORLD_SIZE": ranks, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": ranks}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, SUPERVISOR: os.getpid()}
         environment = {
             **TUNING,
             **os.environ,
             **{key: str(value) for key, value in {**place, **meeting}.items()},
         }
-        self.number, self._log = number, log
         self._before = log.stat().st_size if log.exists() else 0
         with log.open("ab") as file:
             self.process = subprocess.Popen(
@@ -96,6 +177,8 @@ class _Rank:
         if self.code in QUIET_CODES:
             return "\n".join(line for line in lines if line.startswith("maskmill: "))
         how = f"killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
+        if self.code == -signal.SIGALRM:  # pretrain/watchdog.py
+            how = "a step took longer than run.step_limit; the stack of each rank is in its log"
         return "\n".join([*lines[-20:], f"maskmill: rank {self.number} ended: {how}; see {self._log}"])
 
 
@@ -105,7 +188,7 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
     failed: _Rank | None = None
     deadline = 0.0
     while any(rank.process.poll() is None for rank in ranks):
-        if failed is None and (failed := _first_failed(ranks, but=3)):
+        if failed is None and (failed := _first_failed(ranks, but=STOPPED)):
             deadline = time.monotonic() + GRACE
         if failed is not None and time.monotonic() > deadline:
             for rank in ranks:

@@ -34,6 +34,8 @@ class Agreed:
     """Some rank was asked to stop: this batch is left to the next life."""
     waited: float
     """Seconds that this rank waited for its data."""
+    damage: tuple[str, ...] = ()
+    """Lines about blocks of examples that some rank found missing or changed, and that are left out."""
 
 
 Share = TypeVar("Share", bound=StepShare)
@@ -42,10 +44,15 @@ Share = TypeVar("Share", bound=StepShare)
 class StopRequest:
     """Remembers SIGTERM, SIGUSR1 or Ctrl-C until the ranks agree on a step; a second signal changes nothing."""
 
+    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
     def __init__(self) -> None:
         self.received = ""
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        for number in self.SIGNALS:
             signal.signal(number, self._receive)
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, self.SIGNALS
+        )  # launch/ranks.py starts ranks with them blocked
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.received = self.received or signal.Signals(number).name
@@ -55,12 +62,17 @@ def agreed(shares: Iterator[Share], world: World, stop: StopRequest) -> Iterator
     """Each share with its agreement; the next share's is under way while the caller works on this one."""
     share, handle, waited = _announce(shares, world, stop)
     while True:
-        (examples, tokens, masked, pairs, squares), (micro_batches, stopping, unreadable) = handle.wait()
-        counts = Agreed(examples, tokens, masked, pairs, squares, micro_batches, bool(stopping), waited)
+        (examples, tokens, masked, pairs, squares), (micro_batches, stopping, unreadable, damaged) = (
+            handle.wait()
+        )
         if isinstance(share, UserError):
             raise share
         if unreadable:
             raise RuntimeError("another rank could not read its data")
+        damage = _of_all(share.damage, world) if damaged else ()
+        counts = Agreed(
+            examples, tokens, masked, pairs, squares, micro_batches, bool(stopping), waited, damage
+        )
         following = _announce(shares, world, stop)
         yield share, counts
         share, handle, waited = following
@@ -75,8 +87,14 @@ def _announce(
     try:
         share = next(shares)
     except UserError as error:
-        return error, world.sum_max((0, 0, 0, 0, 0), (0, stopping, 1)), 0.0
+        return error, world.sum_max((0, 0, 0, 0, 0), (0, stopping, 1, 0)), 0.0
     waited = time.perf_counter() - started
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
     counts = (share.examples, share.tokens, share.masked, share.pairs, squares)
-    return share, world.sum_max(counts, (len(share.micro_batches), stopping, 0)), waited
+    maxima = (len(share.micro_batches), stopping, 0, len(share.damage))
+    return share, world.sum_max(counts, maxima), waited
+
+
+def _of_all(lines: tuple[str, ...], world: World) -> tuple[str, ...]:
+    """What any rank says, once: ranks that share a stream find the same damage."""
+    return tuple(sorted({line for said in world.gather(list(lines)) for line in said}))

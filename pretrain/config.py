@@ -20,6 +20,14 @@ class RunSettings:
     """Seed of the weights, the order of the data and dropout."""
     stop_after: int = 0
     """Save a checkpoint and stop after this step, the schedule unchanged; 0: go on to the end."""
+    restarts: int = 3
+    """How often, in all, ranks that this command started are started again after a crash, a kill or a hang, from the
+    newest checkpoint; a mistake told in one line (exit code 2) would come again and is not retried."""
+    restart_delay: float = 5.0
+    """Seconds before that."""
+    step_limit: float = 1800.0
+    """Seconds that a step, an evaluation or a checkpoint may take; beyond it every rank writes its stack to
+    logs/rank-N.log in run.dir and ends. 0: no limit."""
 
 
 @dataclass
@@ -52,6 +60,15 @@ class TrainSettings:
     compile: str = "auto"
     """Fuse the model's operations with torch.compile, once, for one shape of micro-batch: on, off; auto: on on CUDA,
     and on a CPU where the run is so long that a minute or two of compiling pays."""
+    on_nan: str = "skip"
+    """What follows a batch whose gradient is not finite: `skip` it, `rollback` to the newest checkpoint and skip the
+    batches since, or `stop`. Ten in a row end the run. fp16 always skips: there it is how the loss scale is found."""
+    on_spike: str = "off"
+    """What follows a batch whose loss is a spike: `skip`, `rollback`, `stop`, or `off`: losses are not watched."""
+    spike_sigma: float = 6.0
+    """A loss is a spike if it lies more than so many standard deviations above the mean of those before it."""
+    spike_window: int = 128
+    """So many losses before it; watched from half as many on."""
     deterministic: bool = True
     """Ask torch for deterministic kernels, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
 

@@ -102,14 +102,18 @@ class Engine:
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)
 
-    def step(self) -> bool:
+    def step(self, keep_scale: bool = False) -> bool:
         """Clips by the global norm and updates; True if applied, False where a gradient was not finite.
 
-        The gradients are gone afterwards in either case. Raises UserError when fp16's loss scale cannot be lowered.
+        The gradients are gone afterwards in either case. `keep_scale`: this step says nothing of fp16's loss scale.
+        Raises UserError when that cannot be lowered.
         """
         with torch.no_grad():
             if self._sharded:
                 self._step_sharded()
+                if keep_scale:
+                    self._scale_updates.clear()
+                self._update_scale()
             else:
                 self._step_unsharded()
         return self._applied
@@ -187,7 +191,6 @@ class Engine:
         self._applied = bool(self._engine.was_step_applied())
         norm = float(self._engine.get_global_grad_norm())
         self._norm = norm if self._applied and math.isfinite(norm) else math.inf
-        self._update_scale()
 
     def _keep_gradients_in_fp32(self) -> None:
         """Stage 0 in bf16: autograd accumulates, and DeepSpeed sums over ranks, in the gradient's precision."""

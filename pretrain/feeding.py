@@ -5,7 +5,7 @@ where there is one, and in page-locked memory for a GPU, which they reach on a s
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from pretrain.batch import MicroBatch, Shape
 class HostShare(StepShare):
     """A share whose tensors are made."""
 
-    ready: list[MicroBatch]
+    ready: list[MicroBatch] = field(default_factory=list)
 
 
 class Feed:

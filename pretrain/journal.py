@@ -3,6 +3,7 @@
 Figures are those of the whole global batch, averaged over the steps since the last line.
 """
 
+import json
 import math
 import platform
 import resource
@@ -31,6 +32,8 @@ from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.throughput import peak_flops, training_flops
 from pretrain.world import World
+
+EVENTS = "events.jsonl"
 
 
 class Journal:
@@ -121,6 +124,26 @@ class Journal:
         self._since += time.perf_counter() - started
         return _finite(figures).get("held_out_loss")
 
+    def event(self, kind: str, position: Position, text: str) -> None:
+        """Says what disturbed the run, and keeps it in events.jsonl, which no later life cuts."""
+        if self._world.rank == 0:
+            line = {
+                "event": kind,
+                "batch": position.batch - 1,
+                "step": position.step,
+                "text": text,
+                "at": _now(),
+            }
+            with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        self._console.print(f"{kind}: {text}", soft_wrap=True, style="yellow", markup=False)
+
+    def rolled_back(self, position: Position) -> None:
+        """Forgets the steps after this position. All ranks call this."""
+        self._tracker.cut(position.step)
+        self.meter = Meter()
+        self._reset()
+
     def ended(self, status: str) -> None:
         """What this life came to: finished or stopped."""
         self._summary["status"] = status
@@ -156,6 +179,8 @@ class Journal:
             "fill": tokens / budget,
             "data_wait_share": waited / seconds,
             "memory_gb": memory,
+            "skipped_batches": len(position.skipped),
+            "damaged_examples": position.damaged,
             "seconds": self._before + time.perf_counter() - self._started,
         }
         line = _finite(line)

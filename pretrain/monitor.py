@@ -25,6 +25,8 @@ class Tracker(Protocol):
 
     def log(self, line: dict[str, Any]) -> None: ...
 
+    def cut(self, step: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -32,6 +34,9 @@ class Silent:
     """Keeps nothing: for ranks other than the first, and for `monitor.tracker=none`."""
 
     def log(self, line: dict[str, Any]) -> None:
+        """Does nothing."""
+
+    def cut(self, step: int) -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -43,13 +48,18 @@ class JsonLines:
     folder is full or gone for a while, that is told, and the lines wait for the next one."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / METRICS
+        self._folder, self._path = folder, folder / METRICS
         self._waiting: list[bytes] = []
 
     def log(self, line: dict[str, Any]) -> None:
         """Writes `line` and flushes it."""
         self._waiting.append(json.dumps(line).encode() + b"\n")
         self.close()
+
+    def cut(self, step: int) -> None:
+        """Moves the lines after `step`, which a rolled back run does again, to metrics.lost.jsonl."""
+        self.close()
+        cut_metrics(self._folder, step)
 
     def close(self) -> None:
         """Writes what waits."""
@@ -107,6 +117,10 @@ class Wandb:
         self._run.log(_point(line))
         if self._online:
             _set_uploaded(self._folder, _uploaded(self._folder) + 1)
+
+    def cut(self, step: int) -> None:
+        """The same for metrics.jsonl; W&B, which takes nothing back, shows the later lines beside the earlier."""
+        self._lines.cut(step)
 
     def close(self) -> None:
         """Finishes both; an online run is then complete on the server."""

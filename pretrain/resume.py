@@ -57,12 +57,16 @@ class Position:
     batch: int = 0
     step: int = 0
     skipped: list[int] = field(default_factory=list)
-    """Batches whose update was not accepted (fp16 overflow), so that a continued run skips the same ones."""
+    """Batches whose update was not accepted or was taken back (overflow, NaN, spike, no readable example)."""
     examples: int = 0
     tokens: int = 0
+    damaged: int = 0
+    """Examples left out since their blocks are missing or changed (data.on_damage=skip)."""
+    losses: list[float] = field(default_factory=list)
+    """Of the last accepted batches, where train.on_spike watches them: a resumed run finds the same spikes."""
 
-    def advance(self, applied: bool, counts: Agreed) -> None:
-        """Counts a consumed batch."""
+    def advance(self, applied: bool, counts: Agreed, missing: int = 0) -> None:
+        """Counts a consumed batch, of which `missing` examples could not be read."""
         if applied:
             self.step += 1
         else:
@@ -70,6 +74,7 @@ class Position:
         self.batch += 1
         self.examples += counts.examples
         self.tokens += counts.tokens
+        self.damaged += missing
 
 
 def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: Console) -> Position:
@@ -83,8 +88,7 @@ def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: 
         position.batch = resumed_batch(
             checkpoint.state["loader"], plan.index, plan.order(config), plan.masking
         )
-        engine.partition.load(reader(checkpoint, engine), updates=checkpoint.state["updates"])
-        engine.load_scaler_state(checkpoint.state["scaler"])
+        _load(checkpoint, engine)
         lost = cut_metrics(folder, position.step) if world.rank == 0 else 0
         if world.rank == 0:
             console.print(_going_on(checkpoint, conditions(config, world), lost), soft_wrap=True)
@@ -107,6 +111,23 @@ def _newest_whole(folder: Path, world: World, console: Console) -> Checkpoint | 
             console.print(f"{path.name} is damaged ({found}): {fate}", soft_wrap=True, markup=False)
     world.barrier()
     return checkpoint
+
+
+def roll_back(config: RunConfig, engine: Engine, position: Position, world: World) -> None:
+    """Gives the engine the newest whole checkpoint's state. The batches since stay consumed, and become skipped ones.
+    All ranks call this, once a checkpoint is there and no save under way."""
+    checkpoint = newest_checkpoint(Path(config.run.dir), world)
+    if checkpoint is None:
+        raise UserError("no checkpoint to roll back to", where=config.run.dir)
+    then = Position(**checkpoint.state["position"])
+    _load(checkpoint, engine)
+    position.step, position.losses = then.step, then.losses
+    position.skipped = [*then.skipped, *range(then.batch, position.batch)]
+
+
+def _load(checkpoint: Checkpoint, engine: Engine) -> None:
+    engine.partition.load(reader(checkpoint, engine), updates=checkpoint.state["updates"])
+    engine.load_scaler_state(checkpoint.state["scaler"])
 
 
 def save(

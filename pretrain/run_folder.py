@@ -2,7 +2,8 @@
 
 RUN/config.yaml       resolved settings        RUN/metrics.jsonl     a line a log step
 RUN/run.json          identity, W&B run id     RUN/summary.json      status and newest figures
-RUN/checkpoints/      see checkpoint.py        RUN/logs/             output of ranks other than the first
+RUN/checkpoints/      see checkpoint.py        RUN/logs/             output of ranks other than the first, stacks
+RUN/events.jsonl      a line a disturbance: skipped batches, rollbacks, damaged data
 """
 
 import fcntl
@@ -120,6 +121,7 @@ def lock(folder: Path) -> Any:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        file.close()
         raise UserError(
             "another process is training here", where=folder, remedy="wait for it, or end it"
         ) from None

@@ -5,6 +5,7 @@ agreed shares of global batches -> forward and backward over micro-batches -> on
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,19 @@ from pretrain.config import RunConfig
 from pretrain.engine import Engine, build_engine
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed, HostShare
+from pretrain.guard import ROLLBACK, Guard, poisoned
 from pretrain.journal import Journal, is_due
 from pretrain.mirror import bring_back
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight import Plan, check_run
 from pretrain.report import render
-from pretrain.resume import Position, begin, save
+from pretrain.resume import Position, begin, roll_back, save
 from pretrain.run_folder import check_folder, identity_of, lock, open_run, seen_by_all
 from pretrain.saving import Saver
+from pretrain.watchdog import Watchdog
 from pretrain.world import World
 
-MAX_OVERFLOWS = 10
-"""Skipped steps in a row that end a run: its loss scale is not going to recover."""
 STOPPED = 3
 """Exit code after a signal: the run is saved, and the same command goes on with it."""
 
@@ -50,6 +51,7 @@ class Run:
     journal: Journal
     position: Position
     saver: Saver
+    guard: Guard
     stop: StopRequest
     world: World
 
@@ -62,7 +64,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     world = World.from_environment()
     set_threads(config, world)
     plan = check_run(config, world.size)
-    world = world.start()
+    world = world.start(patience(config))
     held = None
     try:
         about, held = agreed_run(config, plan, world, console)
@@ -85,11 +87,12 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         position = begin(config, plan, engine, world, console)
         feed = model_feed(config, plan, engine, world, console)
         held_out = HeldOut(plan, config, world)
+        guard = Guard(config, position, world, engine.precision)
         with (
             Journal(config, plan, engine, world, console, command, about["id"]) as journal,
             Saver(config, world, console, position.step) as saver,
         ):
-            loop(Run(config, plan, engine, feed, held_out, journal, position, saver, stop, world))
+            loop(Run(config, plan, engine, feed, held_out, journal, position, saver, guard, stop, world))
         if world.rank == 0:
             if position.step < last_step(config):
                 again = "the same command goes on from there"
@@ -129,46 +132,48 @@ def agreed_run(config: RunConfig, plan: Plan, world: World, console: Console) ->
 
 def loop(run: Run) -> None:
     """Steps until the run is done, has come to run.stop_after, or is asked to stop."""
-    config, engine, journal, position = run.config, run.engine, run.journal, run.position
-    saver, overflows, last = run.saver, 0, last_step(config)
-    with training_loader(run) as loader, run.feed.ahead(iter(loader)) as shares:
+    config, journal, position, saver = run.config, run.journal, run.position, run.saver
+    last = last_step(config)
+    first_checkpoint(run)
+    log = Path(config.run.dir) / "logs" / f"rank-{run.world.rank}.log"
+    with (
+        training_loader(run) as loader,
+        run.feed.ahead(iter(loader)) as shares,
+        Watchdog(config.run.step_limit, log) as watchdog,
+    ):
         steps = agreed(shares, run.world, run.stop)
         while position.step < last:
+            watchdog.feed()
             share, counts = next(steps)
             if counts.stop:
                 break
             rate = learning_rate(position.step, config.optim.lr, config.train.steps, config.schedule)
-            engine.set_lr(rate)
-            compute(run, share, counts)
-            applied = engine.step()
-            journal.meter.end_step(applied)
-            position.advance(applied, counts)
-            overflows = 0 if applied else overflows + 1
-            if overflows == MAX_OVERFLOWS:
-                raise UserError(
-                    f"the gradients of {overflows} batches in a row were not finite, after step {position.step}",
-                    where=config.run.dir,
-                    remedy="lower optim.lr, or use train.precision=bf16 or fp32",
-                )
+            run.engine.set_lr(rate)
+            accepted = compute(run, share, counts)
+            applied = bool(counts.examples) and run.engine.step(keep_scale=not accepted)
+            consumed(run, applied, counts)
             if not applied:
                 continue
             journal.step(position, counts, rate)
             held_out_loss = None
             if is_due(position.step, config.train.eval_every, config.train.steps):
+                watchdog.feed()
                 held_out_loss = journal.evaluation(position, run.held_out.evaluate)
             if is_due(position.step, config.train.checkpoint_every, last):
-                journal.flush(position, rate)  # so that a resumed run's lines are those of one never stopped
-                save(config, run.plan, engine, position, run.world, saver, held_out_loss)
-    saver.wait()
-    if position.step > saver.saved:  # asked to stop between two saves, or the last one failed
-        journal.flush(position, engine.lr)
-        save(config, run.plan, engine, position, run.world, saver)
-    saver.finish()
+                watchdog.feed()
+                checkpoint(run, rate, held_out_loss)
+        watchdog.feed()
+        saver.wait()
+        if position.step > saver.saved:  # asked to stop between two saves, or the last one failed
+            checkpoint(run, run.engine.lr)
+        saver.finish()
     journal.ended("finished" if position.step >= config.train.steps else "stopped")
 
 
-def compute(run: Run, share: HostShare, counts: Agreed) -> None:
-    """Forward and backward over this rank's micro-batches, with empty ones where other ranks have more."""
+def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
+    """Forward and backward over this rank's micro-batches, with empty ones where other ranks have more; whether the
+    guard accepts the batch. If not, its gradient is NaN, which no rank applies."""
+    accepted = True
     for number, micro_batch in enumerate(run.feed(share, counts.micro_batches)):
         seed_dropout(run.config.run.seed, share.batch, run.world.rank, number)
         terms, _ = run.engine(micro_batch)
@@ -178,8 +183,44 @@ def compute(run: Run, share: HostShare, counts: Agreed) -> None:
             * (term.weight * run.world.size / max(getattr(counts, run.plan.objective.counted_by[name]), 1))
             for name, term in terms.items()
         )
-        run.engine.backward(loss, last=number == counts.micro_batches - 1)
+        run.guard.add(loss)
+        last = number == counts.micro_batches - 1
+        accepted = not last or run.guard.accepts()
+        run.engine.backward(loss if accepted else poisoned(loss), last=last)
         run.journal.meter.add(terms)
+    return accepted
+
+
+def consumed(run: Run, applied: bool, counts: Agreed) -> None:
+    """Counts a batch. One that was not applied is skipped, rolled back to a checkpoint, or ends the run, and said."""
+    position, journal, guard = run.position, run.journal, run.guard
+    position.advance(applied, counts, missing=run.config.train.global_batch - counts.examples)
+    journal.meter.end_step(applied)
+    for line in counts.damage:
+        journal.event("damaged", position, line)
+    if applied:
+        guard.accepted()
+        return
+    action, why = guard.refused(position, empty=not counts.examples)
+    journal.event(action, position, why)
+    if action == ROLLBACK:
+        run.saver.wait()
+        roll_back(run.config, run.engine, position, run.world)
+        guard.rolled_back(position)
+        journal.rolled_back(position)
+
+
+def first_checkpoint(run: Run) -> None:
+    """A checkpoint to begin with, where a rollback might want it."""
+    if run.guard.may_roll_back and run.position.batch == 0:
+        save(run.config, run.plan, run.engine, run.position, run.world, run.saver)
+        run.saver.finish()
+
+
+def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> None:
+    """Starts to save the run at this step."""
+    run.journal.flush(run.position, rate)  # so that a resumed run's lines are those of one never stopped
+    save(run.config, run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
 
 
 def model_feed(config: RunConfig, plan: Plan, engine: Engine, world: World, console: Console) -> Feed:
@@ -207,6 +248,7 @@ def training_loader(run: Run) -> Loader:
         world=world.size,
         start_batch=start,
         masking=plan.masking,
+        skip_damaged=config.data.on_damage == "skip",
     )
 
 
@@ -218,6 +260,11 @@ def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
 def last_step(config: RunConfig) -> int:
     """The step at which this life of the run ends."""
     return min(config.train.steps, config.run.stop_after or config.train.steps)
+
+
+def patience(config: RunConfig) -> timedelta:
+    """How long ranks wait for each other: longer than a step may take, so that the watchdog speaks first."""
+    return timedelta(seconds=max(1800.0, config.run.step_limit + 600.0))
 
 
 def set_threads(config: RunConfig, world: World) -> None:

@@ -296,7 +296,13 @@ def _connect(world: World, timeout: timedelta) -> None:
     if world.size == 1:
         settings["store"] = dist.HashStore()  # no port, no network
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        settings["init_method"] = "env://"  # torchrun itself holds the store
+        # torchrun itself holds the store, over all its restarts: without a prefix the ranks of a new life would look
+        # for those of the last one, at the addresses that they left there
+        held = dist.TCPStore(
+            world.address, world.port, is_master=False, timeout=timeout, wait_for_workers=False
+        )
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        settings["store"] = dist.PrefixStore(f"restart-{restart}", held)
     else:
         settings["init_method"] = f"tcp://{world.address}:{world.port}"
     if world.device.type == "cuda":

@@ -140,10 +140,14 @@ class Cluster:
         """The state in which `job` (of an array: all of it) ended: COMPLETED, or the first other one. Ends the hold
         that a requeued job is under. Raises ClusterError if it takes longer."""
 
+        looks = 0
+
         def ended() -> bool:
+            nonlocal looks
             self.hasten()
             found = self._states_of(job)
-            return bool(found) and all(state in ENDED for state in found)
+            looks = looks + 1 if found and all(state in ENDED for state in found) else 0
+            return looks == 3  # a job that is requeued seems to have ended for a moment
 
         self._until(ended, seconds, f"the end of job {job}")
         return next((state for state in self._states_of(job) if state != "COMPLETED"), "COMPLETED")

@@ -42,6 +42,9 @@ def train_in_fp16(world: World, stages: list[int]) -> list[dict[str, Any]]:
         for _ in range(3):
             assert not any(train(engine, world, range(1), poison=float("inf")))
             scales.append(engine.loss_scale)
+        engine.backward(engine(*global_batch(0), True) * float("nan"), last=True)
+        assert not engine.step(keep_scale=True)
+        assert engine.loss_scale == scales[-1], "a batch that is dropped on purpose is no overflow"
         result["kept"] = all(np.array_equal(before[key], value) for key, value in pieces(engine).items())
         result["scales"], result["norm"] = scales, engine.grad_norm
         result["state"] = engine.scaler_state()

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,9 +28,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-u
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    def run(body: str, count: int = 2) -> int:
+    def run(body: str, count: int = 2, restarts: int = 0, delay: float = 0.0) -> int:
         (tmp_path / "launch" / "cli.py").write_text(SCRIPT.format(body=body))
-        return ranks.start_ranks([], count, tmp_path / "logs")
+        return ranks.start_ranks([], count, tmp_path / "logs", restarts, delay)
 
     return run
 
@@ -61,6 +63,7 @@ def test_a_crash_is_shown_with_its_rank_and_the_waiting_ones_end(start, capfd) -
 def test_a_signal_reaches_all_ranks(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     body = """
 signal.signal(signal.SIGUSR1, lambda *_: (open(f"got-{rank}", "w").close(), sys.exit(3)))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
 open(f"ready-{rank}", "w").close()
 time.sleep(60)
 """
@@ -74,6 +77,102 @@ time.sleep(60)
     assert start(body) == 3
     assert (tmp_path / "got-0").exists()
     assert (tmp_path / "got-1").exists()
+
+
+FALLS_TWICE = """
+import pathlib
+pathlib.Path(f"lives-{rank}").open("a").write("x")
+if rank == 1 and len(pathlib.Path("lives-1").read_text()) < 3:
+    print("it fell", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.3)
+"""
+
+
+def test_ranks_that_were_killed_are_started_again(start, tmp_path: Path, capfd) -> None:  # type: ignore[no-untyped-def]
+    assert start(FALLS_TWICE, restarts=2) == 0
+    assert [(tmp_path / f"lives-{rank}").read_text() for rank in range(2)] == ["xxx", "xxx"]
+    said = capfd.readouterr().err
+    assert said.count("it fell\nmaskmill: rank 1 ended: killed by SIGKILL") == 2
+    assert "restart 2 of 2" in said
+
+
+def test_after_the_last_restart_the_failure_is_the_run_s(start, capfd) -> None:  # type: ignore[no-untyped-def]
+    assert start(FALLS_TWICE, restarts=1) == 128 + 9
+    assert "restart 1 of 1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_what_would_come_again_or_is_wanted_is_not_retried(start, tmp_path: Path, code: int) -> None:  # type: ignore[no-untyped-def]
+    assert start(f'open(f"lives-{{rank}}", "a").write("x"); sys.exit({code})', restarts=5) == code
+    assert (tmp_path / "lives-0").read_text() == "x"
+
+
+def test_a_signal_ends_the_wait_for_a_restart(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    def once_dead() -> None:
+        while not (tmp_path / "dead").exists():
+            time.sleep(0.01)
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=once_dead)
+    thread.start()
+    assert start('open("dead", "w").close(); sys.exit(1)', count=1, restarts=5, delay=600.0) == 3
+    thread.join()
+
+
+def test_a_signal_before_a_rank_can_handle_it_is_kept_for_it(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    body = """
+open(f"started-{rank}", "w").close()
+time.sleep(1.5)                         # as long as imports take: the signal comes meanwhile
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+time.sleep(60)
+"""
+
+    def once_started() -> None:
+        while not all((tmp_path / f"started-{rank}").exists() for rank in range(2)):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=once_started)
+    thread.start()
+    assert start(body) == 3
+    thread.join()
+
+
+def test_ranks_end_with_their_supervisor(tmp_path: Path) -> None:
+    script = f"""
+import os, pathlib, sys, time
+from launch.ranks import SUPERVISOR, end_with_supervisor
+if SUPERVISOR not in os.environ:
+    import subprocess
+    subprocess.Popen([sys.executable, __file__], env=os.environ | {{SUPERVISOR: str(os.getpid())}}).wait()
+end_with_supervisor(os.environ)
+pathlib.Path({str(tmp_path / "rank")!r}).write_text(str(os.getpid()))
+time.sleep(300)
+"""
+    (tmp_path / "script.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": str(Path(ranks.__file__).parents[1])}
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=environment)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "rank").exists() or not (tmp_path / "rank").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    rank = int((tmp_path / "rank").read_text())
+    os.kill(rank, 0)
+    parent.kill()
+    parent.wait()
+    while running(rank):
+        assert time.monotonic() < deadline, "the rank outlives its supervisor"
+        time.sleep(0.02)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_ranks_of_a_launcher_are_recognised() -> None:

@@ -16,9 +16,10 @@ from data_pipeline.loader import Shares, order_of
 from data_pipeline.packing import original_tokens
 from data_pipeline.shards import BlockReader
 from pretrain.agreement import Agreed, StopRequest, agreed
-from pretrain.config import EncoderSettings
+from pretrain.config import EncoderSettings, RunConfig
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed
+from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.objectives import load
 from pretrain.objectives.base import build
@@ -78,6 +79,7 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
             engine=engine,
             feed=feed,
             journal=SimpleNamespace(meter=meter),
+            guard=Guard(RunConfig(), Position(), World(), "fp32"),
             world=World(rank=rank, size=ranks, local_size=ranks, local_rank=rank),
         )
         compute(run, feed.on_host(share), counts)  # type: ignore[arg-type]
@@ -110,7 +112,7 @@ def test_the_loss_is_the_mean_over_the_whole_batch_and_not_a_mean_of_means(tiny:
 
 def test_the_stop_of_one_rank_travels_with_the_counts() -> None:
     share = SimpleNamespace(
-        examples=2, tokens=9, masked=3, pairs=2, micro_batches=[SimpleNamespace(lengths=[4, 5])]
+        examples=2, tokens=9, masked=3, pairs=2, micro_batches=[SimpleNamespace(lengths=[4, 5])], damage=()
     )
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
@@ -129,7 +131,7 @@ def test_the_stop_of_one_rank_travels_with_the_counts() -> None:
 
 
 def test_a_share_that_cannot_be_read_is_an_error_only_when_it_is_needed() -> None:
-    share = SimpleNamespace(examples=2, tokens=9, masked=3, pairs=2, micro_batches=[])
+    share = SimpleNamespace(examples=2, tokens=9, masked=3, pairs=2, micro_batches=[], damage=())
 
     def shares():  # type: ignore[no-untyped-def]
         yield share

@@ -1,0 +1,45 @@
+"""A time limit in; this process's stack in its log, and its end, out, unless it is fed before the limit.
+
+A hang has one cause and many victims: a rank that waits for a dead disk holds up all others in the next collective.
+Every rank has a watchdog, so that the log of each says where it stood.
+"""
+
+import faulthandler
+import signal
+from pathlib import Path
+from types import TracebackType
+
+LAST_WORDS = 5.0
+"""Seconds between the stack and the end: the other ranks, whose clocks run out a little later, write theirs."""
+
+
+class Watchdog:
+    """While it is open, the process may not go without `feed` for `limit` seconds (0: for ever).
+
+    Neither part needs the interpreter, which a hang may hold: faulthandler's own thread writes the stacks of all
+    threads, and the kernel's alarm ends the process by SIGALRM. Whoever started it starts it again."""
+
+    def __init__(self, limit: float, log: Path) -> None:
+        self._limit, self._path = limit, log
+
+    def __enter__(self) -> "Watchdog":
+        if self._limit:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._log = self._path.open("ab")
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            self.feed()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._limit:
+            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._log.close()
+
+    def feed(self) -> None:
+        """Something came to its end: the time begins anew."""
+        if self._limit:
+            faulthandler.dump_traceback_later(self._limit, file=self._log)
+            signal.setitimer(signal.ITIMER_REAL, self._limit + LAST_WORDS)

@@ -1,0 +1,174 @@
+"""Training on a real Slurm cluster of four nodes, disturbed as clusters do: the same weights as on a quiet machine."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+from processes import send
+
+from pretrain.checkpoint import checkpoints, newest_checkpoint
+from slurm import Cluster
+from tests.command_line import ROOT, Maskmill
+
+pytestmark = pytest.mark.cluster
+
+STEPS = 24
+RUN = [
+    f"train.steps={STEPS}",
+    "train.checkpoint_every=2",
+    "encoder.dropout=0.1",
+    "encoder.attention_dropout=0.1",
+]
+OPTIONS = ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=1", "--cpus-per-task=1", "--exclusive"]
+SECRET = "canary-of-a-key"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        cluster.environment |= {
+            "MASKMILL": f"{sys.executable} {ROOT}/tests/cluster/slowed.py",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",  # the nodes are one host
+            "SLOWED": str(tmp_path_factory.mktemp("slowed") / "slowed"),
+            "WANDB_MODE": "offline",
+            "WANDB_API_KEY": SECRET,
+        }
+        yield cluster
+
+
+@pytest.fixture
+def slowed(cluster: Cluster) -> Iterator[Path]:
+    """While this file is there, steps take a second."""
+    path = Path(cluster.environment["SLOWED"])
+    path.touch()
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    maskmill("train", "demo", *tiny, *RUN, "run.ranks=2", f"run.dir={run}")
+    return run
+
+
+class Job:
+    """A training job of two nodes."""
+
+    def __init__(self, cluster: Cluster, settings: list[str], folder: Path, *options: str) -> None:
+        self.cluster, self.run, self.logs, self.log = cluster, folder / "run", folder / "logs", folder / "log"
+        cluster.environment["LOGS"] = str(self.logs)
+        self.number = cluster.submit(
+            ROOT / "slurm/train.sbatch",
+            *("demo", *settings, *RUN, f"run.dir={self.run}"),
+            options=[*OPTIONS, f"--output={self.log}", *options],
+        )
+
+    def until_half_way(self) -> list[str]:
+        """Its nodes, once it has a checkpoint and is still at work."""
+        self.until(lambda: checkpoints(self.run) and self.cluster.nodes_of(self.number))
+        found = self.cluster._run(["scontrol", "show", "hostnames", *self.cluster.nodes_of(self.number)])
+        return found.split()
+
+    def until(self, holds: Callable[[], object], seconds: float = 180) -> None:
+        limit = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < limit, f"it never came to that:\n{self.said()}\n{self.cluster.log()}"
+            time.sleep(0.1)
+
+    def limit(self, minutes: int) -> None:
+        """Changes its time limit."""
+        self.cluster._run(["scontrol", "update", f"jobid={self.number}", f"TimeLimit={minutes}"])
+
+    def lives(self) -> int:
+        path = self.run / "run.json"
+        return json.loads(path.read_text())["lives"] if path.exists() else 0
+
+    def said(self) -> str:
+        logs = [self.log, *sorted(self.logs.glob("*"))]
+        return "\n".join(f"== {p.name}\n{p.read_text()[-3000:]}" for p in logs if p.exists())
+
+    def ends_as(self, undisturbed: Path) -> None:
+        """Waits for its end, and compares weights and moments."""
+        assert self.cluster.wait(self.number, 300) == "COMPLETED", self.said() + self.cluster.log()
+        one, two = newest_checkpoint(undisturbed), newest_checkpoint(self.run)
+        assert one is not None
+        assert two is not None
+        assert one.step == two.step == STEPS
+        for name in one.shapes:
+            for kind in ("master", "exp_avg", "exp_avg_sq"):
+                assert one.tensor(name, kind).equal(two.tensor(name, kind)), f"{kind} of {name} differs"
+
+
+def test_to_the_end(cluster: Cluster, tiny: list[str], undisturbed: Path, tmp_path: Path) -> None:
+    job = Job(cluster, tiny, tmp_path)
+    job.ends_as(undisturbed)
+    assert f"step {STEPS}/{STEPS}" in (job.logs / "rank-0.log").read_text()
+    assert (job.logs / "rank-1.log").exists()
+    log = job.log.read_text()
+    assert log.count("SLURM_JOB_ID=") == 1
+    assert SECRET not in job.said()
+
+
+def test_the_time_limit_saves_and_requeues_as_the_same_wandb_run(
+    cluster: Cluster, tiny: list[str], undisturbed: Path, slowed: Path, tmp_path: Path
+) -> None:
+    job = Job(cluster, [*tiny, "monitor.tracker=wandb"], tmp_path, "--time=20", "--signal=B:USR1@100")
+    job.until_half_way()
+    job.limit(2)  # 100 s before two minutes are over is now
+    job.until(lambda: "received USR1" in job.log.read_text())
+    slowed.unlink()
+    job.limit(20)
+    job.ends_as(undisturbed)
+    log = job.log.read_text()
+    assert "requeued: the time limit" in log
+    assert "exit code 3" in log
+    assert log.count("SLURM_JOB_ID=") == 1, "the environment is printed once"
+    assert (job.logs / "faults").read_text() == ""
+    assert job.lives() == 2
+    run_id = json.loads((job.run / "run.json").read_text())["id"]
+    lives = list((job.run / "wandb").glob("offline-run-*"))
+    assert len(lives) == 2
+    assert all(path.name.endswith(f"-{run_id}") for path in lives)
+
+
+def test_a_rank_that_is_killed_is_done_again_on_another_node(
+    cluster: Cluster, tiny: list[str], undisturbed: Path, slowed: Path, tmp_path: Path
+) -> None:
+    job = Job(cluster, tiny, tmp_path)
+    node = job.until_half_way()[1]
+    ranks = [
+        pid for pid in cluster.processes_of(node) if b"slowed.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert len(ranks) == 1
+    send(ranks, SIGKILL)
+    slowed.unlink()
+    job.until(lambda: "is excluded" in job.log.read_text())
+    assert f" {node}\n" in (job.logs / "faults").read_text()
+    job.ends_as(undisturbed)
+    assert f"life 1 of job {job.number} on" in job.log.read_text()
+    assert node not in cluster._run(
+        ["squeue", "--noheader", "--states=all", f"--jobs={job.number}", "--format=%N"]
+    )
+    assert job.lives() == 2
+
+
+def test_a_node_that_dies(
+    cluster: Cluster, tiny: list[str], undisturbed: Path, slowed: Path, tmp_path: Path
+) -> None:
+    job = Job(cluster, tiny, tmp_path)
+    node = job.until_half_way()[1]
+    cluster.kill_node(node)
+    slowed.unlink()
+    try:
+        job.ends_as(undisturbed)
+        assert job.lives() == 2
+    finally:
+        cluster.start_node(node)
+        job.until(lambda: "down" not in cluster.states()[node] and "*" not in cluster.states()[node])

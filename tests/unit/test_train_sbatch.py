@@ -1,0 +1,136 @@
+"""slurm/train.sbatch with stand-ins for Slurm's commands, which only write down what they were told: which command the
+ranks get, and what follows their end. tests/cluster has the real ones."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import ROOT
+
+STAND_INS = {
+    "srun": 'echo "srun $*" >>"$TOLD"; trap \'echo "srun got USR1" >>"$TOLD"; exit 3\' USR1; '
+    'touch "$TOLD.started"; echo "$SAYS" >&2; for _ in $(seq "$TENTHS"); do sleep 0.1; done; exit "$CODE"',
+    "scontrol": 'echo "scontrol $*" >>"$TOLD"; if [[ $1 == show ]]; then tr , "\\n" <<<"$3"; fi',
+    "squeue": 'echo "$EXCLUDED"',
+    "sinfo": "printf 'n1\\nn2\\nn3\\n'",
+}
+
+
+class Script:
+    """The script in a folder, with an environment as Slurm gives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        for name, body in STAND_INS.items():
+            path = folder / "bin" / name
+            path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+            path.chmod(0o755)
+        self.environment = {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "TOLD": str(folder / "told"),
+            "CODE": "0",
+            "SAYS": "",
+            "TENTHS": "0",
+            "EXCLUDED": "n/a",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n1,n2",
+            "SLURM_NTASKS": "2",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_JOB_PARTITION": "main",
+            "WANDB_API_KEY": "canary-of-a-key",
+        }
+
+    def start(self, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", str(ROOT / "slurm/train.sbatch"), "demo", "run.dir=r"],
+            env=self.environment | variables,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, **variables: str) -> tuple[int, str]:
+        """Exit code and output."""
+        process = self.start(**variables)
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
+
+    def told(self) -> list[str]:
+        """What Slurm's commands were told, in order."""
+        return (self.folder / "told").read_text().splitlines()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+def test_the_ranks_get_the_command_and_a_log_each(script: Script) -> None:
+    code, output = script.run()
+    assert code == 0
+    command = next(line for line in script.told() if line.startswith("srun"))
+    assert command.endswith("maskmill train demo run.dir=r")
+    assert f"--output={script.folder}/maskmill-train-7.logs/rank-%t.log" in command
+    assert "--open-mode=append" in command
+    assert output.count("SLURM_JOB_ID=7") == 1
+    assert "MASTER_ADDR=n1" in output
+    assert "canary" not in output
+    assert "scontrol requeue 7" not in script.told()
+    assert "SLURM_JOB_ID=7" not in script.run(SLURM_RESTART_COUNT="1")[1], "once"
+
+
+def test_pyxis_and_apptainer(script: Script) -> None:
+    script.run(CONTAINER="/images/m.sqsh", MOUNTS="/data:/data")
+    script.run(CONTAINER="/images/m.sif", RUNTIME="apptainer", MASKMILL="/opt/bin/maskmill")
+    pyxis, apptainer = (line for line in script.told() if line.startswith("srun"))
+    assert "--container-image=/images/m.sqsh --container-mounts=/data:/data --container-workdir=" in pyxis
+    assert pyxis.endswith("maskmill train demo run.dir=r")
+    here = script.folder
+    inside = f"apptainer exec --nv --bind {here}:{here} --pwd {here} /images/m.sif /opt/bin/maskmill train"
+    assert apptainer.endswith(f"{inside} demo run.dir=r")
+    code, output = script.run(CONTAINER="x", RUNTIME="docker")
+    assert code == 2
+    assert "expected pyxis or apptainer" in output
+
+
+def test_the_signal_of_the_time_limit_reaches_srun_and_requeues(script: Script) -> None:
+    process = script.start(TENTHS="300", RESTARTS="0")
+    deadline = time.monotonic() + 30
+    while not (script.folder / "told.started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert script.told()[-2:] == ["srun got USR1", "scontrol requeue 7"]
+
+
+def test_a_fault_requeues_without_its_node(script: Script) -> None:
+    said = "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Exited with exit code 1"
+    code, output = script.run(CODE="137", SAYS=said)
+    assert code == 0
+    assert "a fault on n2" in output
+    assert script.told()[-3:-1] == ["scontrol requeue 7", "scontrol show hostnames n2"]
+    assert script.told()[-1] == "scontrol update JobId=7 ExcNodeList=n2"
+    assert script.run(CODE="137", SAYS=said, EXCLUDED="n3")[0] == 0
+    assert script.told()[-2] == "scontrol requeue 7", "two of three excluded: too few would be left"
+    assert script.run(CODE="137", SAYS=said, EXCLUDE="0")[0] == 0
+    assert script.told()[-1] == "scontrol requeue 7"
+    before = len(script.told())
+    code, output = script.run(CODE="137", SAYS=said)
+    assert code == 137
+    assert "that is enough" in output
+    assert "scontrol requeue 7" not in script.told()[before:]
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_what_would_come_again_or_was_wanted_is_not_requeued(script: Script, code: int) -> None:
+    assert script.run(CODE=str(code))[0] == code
+    assert "scontrol requeue 7" not in script.told()
