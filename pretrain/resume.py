@@ -18,7 +18,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader import loader_state, resumed_batch
-from pretrain.agreement import Agreed
+from pretrain.agreement import Agreed, told_alike
 from pretrain.checkpoint import (
     Checkpoint,
     Fragment,
@@ -49,6 +49,11 @@ class Position:
     """Batches whose update was not accepted (fp16 overflow), so that a continued run skips the same ones."""
     examples: int = 0
     tokens: int = 0
+    phase: int = 0
+    """Number of the phase that the run is in, from 0; at the end of a phase, that phase."""
+    phase_batch: int = 0
+    """Batches consumed before this phase, whose order of the data starts anew."""
+    phase_examples: int = 0
 
     def advance(self, applied: bool, counts: Agreed) -> None:
         """Counts a consumed batch."""
@@ -60,24 +65,31 @@ class Position:
         self.examples += counts.examples
         self.tokens += counts.tokens
 
+    @property
+    def batch_of_phase(self) -> int:
+        """Batches consumed in this phase."""
+        return self.batch - self.phase_batch
 
-def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: Console) -> Position:
+
+def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
     if world.rank == 0:
         drop_leftovers(folder)
     world.barrier()
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = told_alike(world, lambda: newest_checkpoint(folder))
     if checkpoint is not None:
         position = Position(**checkpoint.state["position"])
-        position.batch = resumed_batch(
-            checkpoint.state["loader"], plan.index, plan.order(config), plan.masking
+        plan = plans[position.phase]
+        phase_config = plan.phase.config
+        position.batch = position.phase_batch + resumed_batch(
+            checkpoint.state["loader"], plan.index, plan.order(phase_config), plan.masking
         )
         engine.partition.load(reader(checkpoint, engine), updates=checkpoint.state["updates"])
         engine.load_scaler_state(checkpoint.state["scaler"])
         lost = cut_metrics(folder, position.step) if world.rank == 0 else 0
         if world.rank == 0:
-            console.print(_going_on(checkpoint, conditions(config, world), lost), soft_wrap=True)
+            console.print(_going_on(checkpoint, conditions(phase_config, world), lost), soft_wrap=True)
         return position
     if world.rank == 0:
         cut_metrics(folder, 0)
@@ -86,12 +98,22 @@ def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: 
     return Position()
 
 
-def save(config: RunConfig, plan: Plan, engine: Engine, position: Position, world: World) -> None:
+def enter(plan: Plan, engine: Engine, position: Position) -> None:
+    """Takes the run from the end of a phase into the next one; a phase that it is in already goes on."""
+    if plan.phase.number > position.phase:
+        position.phase = plan.phase.number
+        position.phase_batch, position.phase_examples = position.batch, position.examples
+        engine.partition.restart_bias_correction()
+
+
+def save(plan: Plan, engine: Engine, position: Position, world: World) -> None:
     """Writes a checkpoint of this position and drops old ones. All ranks call this."""
+    phase, config = plan.phase, plan.phase.config
     folder, shapes = Path(config.run.dir), real_shapes(engine)
     state = {
         "position": asdict(position),
-        "loader": loader_state(plan.index, plan.order(config), position.batch, plan.masking),
+        "phase": {"name": phase.name, "first": phase.first, "last": phase.last},
+        "loader": loader_state(plan.index, plan.order(config), position.batch_of_phase, plan.masking),
         "updates": engine.partition.updates,
         "scaler": engine.scaler_state(),
         "conditions": conditions(config, world),
@@ -151,7 +173,9 @@ def _going_on(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
         else "bit-equal to a run never stopped"
     )
     again = f"; {lost} logged lines after it are done again" if lost else ""
-    return f"going on from step {checkpoint.step:,} ({promise}){again}"
+    name = checkpoint.state.get("phase", {}).get("name", "")
+    phase = f" of phase {name}" if name else ""
+    return f"going on from step {checkpoint.step:,}{phase} ({promise}){again}"
 
 
 def _start_from(source: Path, config: RunConfig, engine: Engine) -> None:

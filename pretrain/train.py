@@ -1,9 +1,11 @@
 """Shards in; checkpoints, metrics and a summary out: the training loop, from top to bottom.
 
-agreed shares of global batches -> forward and backward over micro-batches -> one step -> log, evaluate, save
+of each phase: agreed shares of global batches -> forward and backward over micro-batches -> one step -> log, evaluate,
+save
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from data_pipeline import draws
 from data_pipeline.errors import UserError
 from data_pipeline.loader import Loader
 from data_pipeline.packing import StepShare
-from pretrain.agreement import Agreed, StopRequest, agreed
+from pretrain.agreement import Agreed, StopRequest, agreed, told_alike
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.engine import Engine, build_engine
@@ -23,9 +25,11 @@ from pretrain.evaluate.held_out import HeldOut
 from pretrain.journal import Journal, is_due
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
+from pretrain.phases import total_steps
 from pretrain.preflight import Plan, check_run
+from pretrain.readiness import summary
 from pretrain.report import render
-from pretrain.resume import Position, begin, save
+from pretrain.resume import Position, begin, enter, save
 from pretrain.run_folder import check_folder, lock, open_run, seen_by_all
 from pretrain.world import World
 
@@ -37,10 +41,11 @@ STOPPED = 3
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop works with."""
+    """What the loop works with in one phase."""
 
     config: RunConfig
     plan: Plan
+    """Of this phase, as is `config`."""
     engine: Engine
     held_out: HeldOut
     journal: Journal
@@ -56,31 +61,37 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     stop = StopRequest()
     world = World.from_environment()
     set_threads(config, world)
-    plan = check_run(config, world.size)
     world = world.start()
     held = None
     try:
-        about, held = agreed_run(config, plan, world)
+        plans = told_alike(world, lambda: check_run(config, world.size))
+        about, held = agreed_run(config, plans, world)
+        last = total_steps(config)
         if about["finished"]:
             if world.rank == 0:
-                done = f"finished at step {config.train.steps:,}; nothing to do"
+                done = f"finished at step {last:,}; nothing to do"
                 console.print(f"{config.run.dir}: {done}", soft_wrap=True)
             return
+        summary(config, plans, world, console)
         engine = build_engine(
             build(
-                plan.objective,
+                plans[0].objective,
                 config.encoder,
-                plan.index.vocabulary.size,
+                plans[0].index.vocabulary.size,
                 config.run.seed,
                 config.train.activation_checkpointing,
             ),
             config,
             world,
         )
-        position = begin(config, plan, engine, world, console)
-        held_out = HeldOut(plan, config, world)
-        with Journal(config, plan, engine, world, console, command, about["id"]) as journal:
-            loop(Run(config, plan, engine, held_out, journal, position, stop, world))
+        position = begin(config, plans, engine, world, console)
+        with Journal(config, plans, engine, world, console, command, about["id"]) as journal:
+            for plan in phases_left(plans, position, last_step(config)):
+                enter(plan, engine, position)
+                journal.enter(plan)
+                held_out = HeldOut(plan, plan.phase.config, world)
+                loop(Run(plan.phase.config, plan, engine, held_out, journal, position, stop, world))
+            journal.ended("finished" if position.step >= last else "stopped")
         if world.rank == 0:
             if position.step < last_step(config):
                 again = "the same command goes on from there"
@@ -94,37 +105,45 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         raise SystemExit(STOPPED)
 
 
-def agreed_run(config: RunConfig, plan: Plan, world: World) -> tuple[dict[str, Any], Any]:
+def phases_left(plans: list[Plan], position: Position, last: int) -> Iterator[Plan]:
+    """The phases that are not done, each once the one before has come to its end, up to step `last`."""
+    for plan in plans:
+        if plan.phase.first <= position.step < min(plan.phase.last, last):
+            yield plan
+
+
+def agreed_run(config: RunConfig, plans: list[Plan], world: World) -> tuple[dict[str, Any], Any]:
     """What the first rank finds or makes in the run folder, and its hold on it; what it refuses, all refuse."""
-    about: dict[str, Any] = {}
-    held = None
-    if world.rank == 0:
-        try:
-            check_folder(config, plan)
-            held = lock(Path(config.run.dir))
-            about = open_run(config, plan)
-        except UserError as error:
-            about = {"refused": [error.what, error.where, error.expected, error.remedy]}
+
+    def opened() -> tuple[dict[str, Any], Any]:
+        if world.rank != 0:
+            return {}, None
+        check_folder(config, plans)
+        held = lock(Path(config.run.dir))
+        return open_run(config, plans), held
+
+    about, held = told_alike(world, opened)
     about = world.broadcast(about)
-    if "refused" in about:
-        what, where, expected, remedy = about["refused"]
-        raise UserError(what, where=where, expected=expected, remedy=remedy)
     if not about["finished"]:
-        seen_by_all(Path(config.run.dir), about, world)
+        told_alike(world, lambda: seen_by_all(Path(config.run.dir), about, world))
     return about, held
 
 
 def loop(run: Run) -> None:
-    """Steps until the run is done, has come to run.stop_after, or is asked to stop."""
+    """Steps until the phase is done, the run has come to run.stop_after, or it is asked to stop."""
     config, engine, journal, position = run.config, run.engine, run.journal, run.position
-    saved, overflows, last = position.step, 0, last_step(config)
+    phase = run.plan.phase
+    saved, overflows, last = position.step, 0, min(phase.last, config.run.stop_after or phase.last)
     with training_loader(run) as loader:
         steps = agreed(iter(loader), run.world, run.stop)
         while position.step < last:
+            journal.pace.start()
             share, counts = next(steps)
             if counts.stop:
                 break
-            rate = learning_rate(position.step, config.optim.lr, config.train.steps, config.schedule)
+            rate = learning_rate(
+                position.step - phase.first, config.optim.lr, config.train.steps, config.schedule
+            )
             engine.set_lr(rate)
             compute(run, share, counts)
             applied = engine.step()
@@ -140,16 +159,15 @@ def loop(run: Run) -> None:
             if not applied:
                 continue
             journal.step(position, counts, rate)
-            if is_due(position.step, config.train.eval_every, config.train.steps):
+            if is_due(position.step, config.train.eval_every, phase.last):
                 journal.evaluation(position, run.held_out.evaluate)
             if is_due(position.step, config.train.checkpoint_every, last):
                 journal.flush(position, rate)  # so that a resumed run's lines are those of one never stopped
-                save(config, run.plan, engine, position, run.world)
+                save(run.plan, engine, position, run.world)
                 saved = position.step
     if position.step > saved:
         journal.flush(position, engine.lr)
-        save(config, run.plan, engine, position, run.world)
-    journal.ended("finished" if position.step >= config.train.steps else "stopped")
+        save(run.plan, engine, position, run.world)
 
 
 def compute(run: Run, share: StepShare, counts: Agreed) -> None:
@@ -160,8 +178,9 @@ def compute(run: Run, share: StepShare, counts: Agreed) -> None:
             micro_batch = MicroBatch.from_packed(share.micro_batches[number])
         else:
             micro_batch = MicroBatch.empty(vocabulary.cls, vocabulary.sep)
-        seed_dropout(run.config.run.seed, share.batch, run.world.rank, number)
-        terms, _ = run.engine(micro_batch.to(run.world.device, non_blocking=True))
+        seed_dropout(run.config.run.seed, run.position.phase_batch + share.batch, run.world.rank, number)
+        with run.journal.pace.forward(micro_batch.tokens):
+            terms, _ = run.engine(micro_batch.to(run.world.device, non_blocking=True))
         # sums over the counts of the whole global batch, times W: DeepSpeed averages gradients over the ranks
         loss = sum(
             term.sum
@@ -173,10 +192,10 @@ def compute(run: Run, share: StepShare, counts: Agreed) -> None:
 
 
 def training_loader(run: Run) -> Loader:
-    """This rank's shares, from the first global batch that the run has not seen."""
+    """This rank's shares, from the first global batch that the phase has not seen."""
     config, plan, world = run.config, run.plan, run.world
     caps = plan.caps(plan.index.train, config)
-    start = run.position.batch
+    start = run.position.batch_of_phase
     return Loader(
         plan.index,
         plan.order(config),
@@ -195,7 +214,8 @@ def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
 
 def last_step(config: RunConfig) -> int:
     """The step at which this life of the run ends."""
-    return min(config.train.steps, config.run.stop_after or config.train.steps)
+    steps = total_steps(config)
+    return min(steps, config.run.stop_after or steps)
 
 
 def set_threads(config: RunConfig, world: World) -> None:

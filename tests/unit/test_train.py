@@ -22,6 +22,7 @@ from pretrain.meters import Meter
 from pretrain.objectives import load
 from pretrain.objectives.base import build
 from pretrain.objectives.terms import Term, Terms
+from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.throughput import training_flops
 from pretrain.train import compute, is_due
@@ -74,7 +75,8 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
             config=SimpleNamespace(run=SimpleNamespace(seed=0)),
             plan=SimpleNamespace(index=index, objective=load("bert")),
             engine=engine,
-            journal=SimpleNamespace(meter=meter),
+            journal=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
+            position=Position(),
             world=World(rank=rank, size=ranks, local_size=ranks, local_rank=rank),
         )
         compute(run, share, counts)  # type: ignore[arg-type]
