@@ -63,6 +63,7 @@ class Journal:
             "steps": self._last,
             "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
             "peak_tflops": self._peak / 1e12,
+            "data": plans[0].index.statistics,
         }
         if plans[0].phase.name:
             self._summary["phases"] = [_in_short(plan.phase) for plan in plans]

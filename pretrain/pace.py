@@ -27,7 +27,7 @@ WINDOW, FEWEST = 50, 5
 """Steps that a judgement looks back on, and fewest that it is made of."""
 DATA_SHARE = 0.05
 """Share of the time that a rank may wait for data before it is said."""
-SLOW = 1.25
+SLOW = 1.3
 """Time a token, as a multiple of the other ranks' median, from which a rank is slow."""
 OUTLIER = 2.0
 """Time of a step, as a multiple of the median, from which it is an outlier."""

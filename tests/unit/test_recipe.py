@@ -35,6 +35,51 @@ def test_the_lamb_recipe_is_to_the_letter() -> None:
         assert config.encoder.activation == "gelu_tanh"
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.steps=3", "a setting of the phases phase1 and phase2 (expected phases.phase1.train.steps=...)"),
+        ("phases.third.train.steps=3", "no phase 'third' (expected phases.NAME.KEY=value with NAME one of phase1"),
+        ("phases.phase1.train.stps=3", "unknown key train.stps (expected one of train.steps"),
+        ("phases.phase1.encoder.layers=3", "encoder.layers cannot differ between phases"),
+        ("phases.phase1.data.vocab=other", "data.vocab cannot differ between phases"),
+        ("phases.phase1.optim.betas=[0.9, 0.9]", "optim.betas cannot differ between phases"),
+        ("phases.phase1.train.steps=many", "phase phase1: train.steps"),
+        ("phases.phase2.train.steps=0", "phase phase2, settings: train.steps=0"),
+        ("phases.phase2.data.sequence_length=1024", "phase phase2, settings: data.sequence_length=1024 is beyond"),
+        ("phases.phase1=3", "phases.phase1 is a phase"),
+        ("phases=3", "phases is a list"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_phase_names_it(override: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("bert_large", [override])
+    assert said in str(caught.value)
+
+
+def test_phases_take_what_they_do_not_set_from_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "extends: demo\nphases: [{name: a, train: {steps: 5}}, {name: b, data: {out: ~/b}, optim: {lr: 1e-3}}]\n"
+    )
+    config = load_config(
+        str(path), ["phases.a.train.steps=7", "train.micro_batch=3", "phases.b.train.steps=11"]
+    )
+    one, two = phases_of(config)
+    assert (one.first, one.last, two.first, two.last) == (0, 7, 7, 18)
+    assert (one.config.optim.lr, two.config.optim.lr) == (2e-2, 1e-3)
+    assert one.config.train.micro_batch == two.config.train.micro_batch == 3
+    assert two.config.data.out == str(Path.home() / "b")
+    assert config.phases[0] == {"name": "a", "train": {"steps": 7}}, "typed, as it is kept in config.yaml"
+    path.write_text("extends: demo\nphases: [{name: a, train: {steps: 5}}, {name: a}]\n")
+    with pytest.raises(UserError, match="the name 'a' of phase 2"):
+        load_config(str(path), [])
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: bert_large\ntrain: {steps: 5}\n")
+    with pytest.raises(UserError, match="setting of the phases phase1 and phase2"):
+        load_config(str(child), [])
+
+
 def test_three_merges_in_order(tmp_path: Path) -> None:
     (tmp_path / "parent.yaml").write_text(
         "train: {steps: 5, global_batch: 8}\ndata: {sources: '{here}/text'}\n"
