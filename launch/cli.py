@@ -71,7 +71,8 @@ def prepare(
         str, typer.Option(help="With --stage, of its tasks only these: 3/16 does tasks 3, 19, 35, ...")
     ] = "0/1",
 ) -> None:
-    """Turn data.sources into pre-masked shards and index.json in the folder data.out.
+    """Turn data.sources into pre-masked shards and index.json in the folder data.out; of a recipe with phases, those
+    of each.
 
     The bytes depend on the text, the settings and the seed alone. A killed run goes on where it was.
     Without --stage one process does it all; with it, many processes on many machines can, in a folder that all see:
@@ -84,18 +85,20 @@ def prepare(
     from data_pipeline.executors import Share
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
+    from pretrain.phases import data_of_phases
 
-    if stage:
-        say(prepare_share(config.data, stages(console), stage, Share.parsed(share)))
-        return
-    if share != "0/1":
+    if share != "0/1" and not stage:
         raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
-    index, fresh = run(config.data, stages(console))
-    train = index.splits["train"]
-    say(
-        f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
-        f"{len(train.shards)} shards in {config.data.out}"
-    )
+    for data in data_of_phases(config):
+        if stage:
+            say(prepare_share(data, stages(console), stage, Share.parsed(share)))
+            continue
+        index, fresh = run(data, stages(console))
+        train = index.splits["train"]
+        say(
+            f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
+            f"{len(train.shards)} shards in {data.out}"
+        )
 
 
 @app.command()
@@ -145,18 +148,18 @@ def plan(
 
     \b
     Example:
-        maskmill plan bert_large_phase1 --nodes 8 --gpu h100"""
+        maskmill plan bert_large --nodes 8 --gpu h100"""
     config = load_config(recipe, overrides or [])
-    from pretrain.planning.forecast import forecast
+    from pretrain.planning.forecast import forecast_phases
     from pretrain.planning.hardware import gpu_named
-    from pretrain.planning.show import as_values, show
+    from pretrain.planning.show import phases_as_values, show_phases
     from pretrain.planning.timing import Cluster
 
-    found = forecast(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
+    found = forecast_phases(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
     if as_json:
-        print(json.dumps(as_values(found), indent=1))
+        print(json.dumps(phases_as_values(found), indent=1))
     else:
-        show(found, config.zero.stage, console)
+        show_phases(found, config.zero.stage, console)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from data_pipeline.lint_text import report
 from data_pipeline.storage import is_uri
 from launch.progress import late_stages
 from pretrain.config import RunConfig
+from pretrain.phases import phase_of_shards
 
 
 def inspect_path(
@@ -49,6 +50,7 @@ def _inspect_shards(
 ) -> None:
     plan = None
     if config is not None:
+        config = phase_of_shards(config, index.folder)
         train, dynamic = config.train, config.data.dynamic_masking
         plan = {"steps": train.steps, "global_batch": train.global_batch, "dynamic_masking": dynamic}
     facts = lint(index, late_stages(Console(stderr=True)), batch, plan)

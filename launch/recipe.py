@@ -4,7 +4,7 @@ Three merges: defaults <- recipe (after the one it `extends`) <- command line. U
 """
 
 import difflib
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -13,9 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError
+from launch.recipe_phases import as_typed, check_not_in_phases, with_changes
 from pretrain.config import RunConfig
 from pretrain.config_check import check
 from pretrain.objectives import registered
+from pretrain.phases import phases_of
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -32,6 +34,21 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     except OmegaConfBaseException as error:
         raise UserError(_first_line(error), where=recipe) from None
     assert isinstance(config, RunConfig)
+    _complete(config)
+    phases = []
+    for phase, changes in zip(phases_of(config), config.phases or [{}], strict=True):
+        _complete(phase.config)
+        try:
+            check(phase.config)
+        except UserError as error:
+            raise _in_phase(error, phase.name) from None
+        phases.append(as_typed(changes, asdict(phase.config) | {"name": phase.name}))
+    config.phases = phases if config.phases else []
+    return config
+
+
+def _complete(config: RunConfig) -> None:
+    """Fills in what follows from the machine and from other settings."""
     for settings, name in (
         (config.run, "dir"),
         (config.data, "out"),
@@ -45,8 +62,11 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
         if value.startswith("~"):
             setattr(settings, name, str(Path(value).expanduser()))
     config.data.sequences = config.data.sequences or registered(config.objective.name).sequences[0]
-    check(config)
-    return config
+
+
+def _in_phase(error: UserError, name: str) -> UserError:
+    where = f"phase {name}, {error.where}" if name else error.where
+    return UserError(error.what, where=where, expected=error.expected, remedy=error.remedy)
 
 
 def recipe_names() -> list[str]:
@@ -133,7 +153,12 @@ def _parse_override(override: str) -> dict[str, Any]:
 
 
 def _merge(config: DictConfig, values: dict[str, Any], where: str) -> DictConfig:
+    phases: list[dict[str, Any]] = OmegaConf.to_container(config.phases)  # type: ignore[assignment]
+    if isinstance(values.get("phases"), dict):  # by name, as the command line has it
+        values = {**values, "phases": with_changes(phases, values["phases"], where)}
     values = _checked(values, RunConfig, "", where)
+    if "phases" not in values:
+        check_not_in_phases(phases, values, where)
     try:
         return OmegaConf.merge(config, values)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
@@ -147,6 +172,8 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
     result = {}
     for key, value in values.items():
         full = f"{prefix}{key}"
+        if full == "phases":
+            value = _checked_phases(value, where)
         if key not in hints:
             near = difflib.get_close_matches(full, setting_names(), n=3, cutoff=0.5)
             near += [
@@ -166,6 +193,21 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
             raise UserError(f"{full} has no value", where=where, expected=f"{full}=value")
         result[key] = value
     return result
+
+
+def _checked_phases(phases: Any, where: str) -> list[dict[str, Any]]:
+    """`phases` if it is a list of names with settings."""
+    if not isinstance(phases, list) or not all(isinstance(p, dict) and p.get("name") for p in phases):
+        raise UserError(
+            "phases is a list", where=where, expected="[{name: NAME, train: {steps: 100}, ...}, ...]"
+        )
+    return [
+        {"name": phase["name"]}
+        | _checked(
+            {k: v for k, v in phase.items() if k != "name"}, RunConfig, "", f"{where}, phase {phase['name']}"
+        )
+        for phase in phases
+    ]
 
 
 def setting_names(owner: type = RunConfig, prefix: str = "") -> list[str]:

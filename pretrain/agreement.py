@@ -5,8 +5,7 @@ stop. It is issued for the next step before this one computes, so that nobody wa
 """
 
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
@@ -15,7 +14,12 @@ import numpy as np
 
 from data_pipeline.errors import UserError
 from data_pipeline.packing import StepShare
+from pretrain import pace
 from pretrain.world import SumMax, World
+
+Found = TypeVar("Found")
+REFUSED = 2
+"""Exit code after what a person can put right."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Agreed:
     stop: bool
     """Some rank was asked to stop: this batch is left to the next life."""
     waited: float
-    """Seconds that this rank waited for its data."""
+    """Seconds that this rank waited for data before it could go on with this batch: for the shares it announced."""
     damage: tuple[str, ...] = ()
     """Lines about blocks of examples that some rank found missing or changed, and that are left out."""
 
@@ -58,6 +62,19 @@ class StopRequest:
         self.received = self.received or signal.Signals(number).name
 
 
+def told_alike(world: World, check: Callable[[], Found]) -> Found:
+    """What `check` finds. All ranks call this; where it is refused on some, it is refused on all, and in one line:
+    the first rank raises that UserError, the others end with its exit code and say nothing."""
+    found: list[Found] = []
+    try:
+        world.together(lambda: found.append(check()))
+    except UserError:
+        if world.rank != 0:
+            raise SystemExit(REFUSED) from None
+        raise
+    return found[0]
+
+
 def agreed(shares: Iterator[Share], world: World, stop: StopRequest) -> Iterator[tuple[Share, Agreed]]:
     """Each share with its agreement; the next share's is under way while the caller works on this one."""
     share, handle, waited = _announce(shares, world, stop)
@@ -70,25 +87,26 @@ def agreed(shares: Iterator[Share], world: World, stop: StopRequest) -> Iterator
         if unreadable:
             raise RuntimeError("another rank could not read its data")
         damage = _of_all(share.damage, world) if damaged else ()
+        following, next_handle, for_next = _announce(shares, world, stop)
+        waited += for_next
         counts = Agreed(
             examples, tokens, masked, pairs, squares, micro_batches, bool(stopping), waited, damage
         )
-        following = _announce(shares, world, stop)
         yield share, counts
-        share, handle, waited = following
+        share, handle, waited = following, next_handle, 0.0
 
 
 def _announce(
     shares: Iterator[Share], world: World, stop: StopRequest
 ) -> tuple[Share | UserError, SumMax, float]:
     """A share that cannot be read is an error only once it is needed: the run may end before it."""
-    started = time.perf_counter()
+    started = pace.clock()
     stopping = int(bool(stop.received))
     try:
         share = next(shares)
     except UserError as error:
         return error, world.sum_max((0, 0, 0, 0, 0), (0, stopping, 1, 0)), 0.0
-    waited = time.perf_counter() - started
+    waited = pace.clock() - started
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
     counts = (share.examples, share.tokens, share.masked, share.pairs, squares)
     maxima = (len(share.micro_batches), stopping, 0, len(share.damage))

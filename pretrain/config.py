@@ -4,6 +4,7 @@ launch/recipe.py reads them, pretrain/config_check.py refuses what cannot be mea
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from data_pipeline.settings import DataSettings, VocabularySettings
 
@@ -187,4 +188,8 @@ class RunConfig:
     init_from: str = ""
     """A run, checkpoint or Hugging Face folder whose weights to start from; its schedule starts anew."""
     init_moments: bool = False
-    """With init_from a run or checkpoint: keep both moments as well, as phase 2 of the LAMB recipe does."""
+    """With init_from a run or checkpoint: keep both moments as well, as the second of two phases does."""
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    """Parts of the run, one after the other: each a `name` and the settings that differ in it (data, train, optim.lr,
+    schedule). Weights and both moments go on from one to the next; schedule and bias correction start anew. On the
+    command line: phases.NAME.train.steps=100. Empty: the run has one part."""

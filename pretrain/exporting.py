@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,6 +19,7 @@ from pretrain.export.card import Facts
 from pretrain.export.huggingface import export
 from pretrain.monitor import read_metrics
 from pretrain.objectives import load
+from pretrain.phases import phase_at
 from pretrain.run_folder import CONFIG, read_run, read_summary
 
 
@@ -26,7 +28,7 @@ def export_run(source: Path, out: str) -> tuple[Path, str]:
     says what the proof found. Raises UserError, and leaves nothing, where the two models differ."""
     checkpoint = find_checkpoint(source)
     run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent
-    config = read_config(run)
+    config = phase_at(read_config(run), checkpoint.state).config
     index = Index.load(config.train.shards or config.data.out)
     known = read_run(run)
     if known is None or known["identity"]["vocabulary"] != index.vocabulary.sha256:
@@ -69,6 +71,13 @@ def proof_examples(index: Index) -> Examples:
     return next(BlockReader(index, split).read([(0, 0)]))
 
 
+def _phases(phases: list[dict[str, Any]]) -> str:
+    return "; ".join(
+        f"{p['name']}, up to step {p['last']}: batch {p['global_batch']}, length {p['sequence_length']}, rate {p['lr']}"
+        for p in phases
+    )
+
+
 def card_facts(run: Path, checkpoint: Checkpoint, index: Index, config: RunConfig) -> Facts:
     """What the model card says: data, recipe, scores."""
     summary = read_summary(run)
@@ -90,7 +99,8 @@ def card_facts(run: Path, checkpoint: Checkpoint, index: Index, config: RunConfi
         },
         "Recipe": {
             "objective.name": config.objective.name,
-            "steps done": f"{checkpoint.step} of {config.train.steps}",
+            "steps done": f"{checkpoint.step} of {summary.get('steps', config.train.steps)}",
+            **({"phases": _phases(summary["phases"])} if "phases" in summary else {}),
             "train.global_batch": config.train.global_batch,
             "train.clip": config.train.clip,
             **{f"optim.{key}": value for key, value in optim.items()},

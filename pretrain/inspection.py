@@ -85,6 +85,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     return {
         "kind": "checkpoint",
         "step": checkpoint.step,
+        "phase": checkpoint.state.get("phase", {}).get("name", ""),
         "parameters": sum(int(np.prod(shape)) for shape in checkpoint.shapes.values()),
         "tensors": len(checkpoint.shapes),
         "bytes": sum(entry["bytes"] for entry in checkpoint.files),
@@ -158,6 +159,8 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
             f"{facts.get('status', 'not started')}, step {facts.get('step', 0):,} of {facts.get('steps', 0):,}",
         )
     ]
+    if phases := facts.get("phases"):
+        rows.append(("phases", ", ".join(f"{p['name']} up to step {p['last']:,}" for p in phases)))
     loss, entropy = facts.get("held_out_mlm_loss"), facts.get("unigram_entropy")
     if loss is not None:
         rows.append(("held-out MLM loss", f"{loss:.3f} nats a token"))

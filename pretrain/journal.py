@@ -27,6 +27,8 @@ from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.meters import Meter
 from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
+from pretrain.pace import Pace
+from pretrain.phases import Phase
 from pretrain.preflight import Plan
 from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
@@ -43,15 +45,16 @@ class Journal:
     def __init__(
         self,
         config: RunConfig,
-        plan: Plan,
+        plans: list[Plan],
         engine: Engine,
         world: World,
         console: Console,
         command: str,
         run_id: str,
     ) -> None:
-        self.meter = Meter()
-        self._config, self._plan, self._engine, self._world = config, plan, engine, world
+        self.meter, self.pace = Meter(), Pace(world.device)
+        self._config, self._plan, self._engine, self._world = config, plans[0], engine, world
+        self._last = plans[-1].phase.last
         self._console = console if world.rank == 0 else Console(quiet=True)
         self._folder = Path(config.run.dir)
         peak = peak_flops(world.device, config.monitor.peak_tflops)
@@ -66,17 +69,19 @@ class Journal:
             self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._summary |= {
             "command": blot(command),
-            "steps": config.train.steps,
+            "steps": self._last,
             "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
             "peak_tflops": self._peak / 1e12,
-            "data": plan.index.statistics,
+            "data": plans[0].index.statistics,
         }
+        if plans[0].phase.name:
+            self._summary["phases"] = [_in_short(plan.phase) for plan in plans]
         self._started = time.perf_counter()
         self._before = float(self._summary.get("seconds", 0.0))
         self._reset()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("training", total=config.train.steps)
+        self._task = self._bar.add_task("training", total=self._last)
 
     def __enter__(self) -> "Journal":
         self._summary |= {"status": "running"}
@@ -95,11 +100,25 @@ class Journal:
         self._write_summary()
         self._tracker.close()
 
+    def enter(self, plan: Plan) -> None:
+        """From now on steps are of this phase."""
+        self._plan, phase = plan, plan.phase
+        self._summary["data"] = plan.index.statistics
+        if phase.name:
+            self._summary["phase"] = phase.name
+            what = f"phase {phase.name}: steps {phase.first + 1:,} to {phase.last:,}"
+            self._console.print(what, soft_wrap=True, highlight=False)
+        self._write_summary()
+        self.pace.new_phase()
+        self._said: set[str] = set()
+        self._reset()
+
     def step(self, position: Position, counts: Agreed, lr: float) -> None:
         """Counts an accepted step; at a log step writes a line. All ranks call this."""
         self._counts.append(counts)
+        self.pace.lap(position.step, counts.waited)
         self._bar.update(self._task, completed=position.step)
-        if is_due(position.step, self._config.train.log_every, self._config.train.steps):
+        if is_due(position.step, self._plan.phase.config.train.log_every, self._plan.phase.last):
             self.flush(position, lr)
         every = self._config.monitor.trust_ratios_every
         if every and position.step % every == 0 and self._world.rank == 0:
@@ -116,7 +135,7 @@ class Journal:
         started = time.perf_counter()
         figures = evaluate(self._engine)
         if figures:
-            line = {"kind": "eval", "step": position.step, **_finite(figures)}
+            line = {"kind": "eval", "step": position.step, **self._phase(), **_finite(figures)}
             self._tracker.log(line)
             self._summary |= _finite(figures)
             self._write_summary()
@@ -156,18 +175,20 @@ class Journal:
             _peak_memory(self._world.device),
         )
         seconds, waited, memory = (max(values) for values in zip(*self._world.gather(here), strict=True))
+        paces, held_up = self.pace.read(self._world)
         tokens, squares, masked, examples, slots = (
             sum(getattr(c, name) for c in self._counts)
             for name in ("tokens", "squares", "masked", "examples", "micro_batches")
         )
-        index, micro_batch = self._plan.index, self._config.train.micro_batch
+        index, micro_batch = self._plan.index, self._plan.phase.config.train.micro_batch
         budget = slots * self._world.size * micro_batch * index.settings["sequence_length"]
         flops = training_flops(self._config.encoder, index.vocabulary.size, tokens, squares, masked)
         line: dict[str, Any] = {
             "kind": "train",
             "step": position.step,
             "batch": position.batch,
-            "epoch": position.examples / index.train.examples,
+            **self._phase(),
+            "epoch": (position.examples - position.phase_examples) / index.train.examples,
             **means,
             "lr": lr,
             "grad_norm": self._engine.grad_norm,
@@ -178,6 +199,8 @@ class Journal:
             "padding_share": 0.0,  # packed: no example is padded; what a micro-batch leaves empty is 1 - fill
             "fill": tokens / budget,
             "data_wait_share": waited / seconds,
+            **paces,
+            "held_up": held_up or None,
             "memory_gb": memory,
             "skipped_batches": len(position.skipped),
             "damaged_examples": position.damaged,
@@ -188,6 +211,8 @@ class Journal:
         self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._write_summary()
         self._show(line)
+        for words in held_up:
+            self._say_once(words, position.step)
         self._reset()
 
     def _log_trust_ratios(self, position: Position) -> None:
@@ -202,9 +227,17 @@ class Journal:
         figures = f"loss {line['loss']:.3f}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
         self._bar.update(self._task, description=figures)
         if not self._console.is_terminal:
-            self._console.print(
-                f"step {line['step']:,}/{self._config.train.steps:,}  {figures}", highlight=False
-            )
+            self._console.print(f"step {line['step']:,}/{self._last:,}  {figures}", highlight=False)
+
+    def _say_once(self, words: str, step: int) -> None:
+        """A line for people; what goes on for long is said when it begins, every line of the log has it."""
+        kind = words if words.startswith("an outlier") else " ".join(words.split()[:2])
+        if kind not in self._said:
+            self._said.add(kind)
+            self._console.print(f"step {step:,}  {words}", soft_wrap=True, highlight=False)
+
+    def _phase(self) -> dict[str, str]:
+        return {"phase": self._plan.phase.name} if self._plan.phase.name else {}
 
     def _reset(self) -> None:
         self._counts: list[Agreed] = []
@@ -220,6 +253,12 @@ class Journal:
             UserError,
         ) as error:  # a folder that is full or gone for a while must not end the run here
             self._console.print(f"maskmill: WARNING: {error}", soft_wrap=True, markup=False, style="bold red")
+
+
+def _in_short(phase: Phase) -> dict[str, Any]:
+    train, length = phase.config.train, phase.config.data.sequence_length
+    batch = {"global_batch": train.global_batch, "sequence_length": length, "lr": phase.config.optim.lr}
+    return {"name": phase.name, "first": phase.first, "last": phase.last, **batch}
 
 
 def is_due(step: int, every: int, last: int) -> bool:

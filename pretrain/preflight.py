@@ -20,13 +20,15 @@ from data_pipeline.vocabulary import load_vocabulary
 from pretrain.config import RunConfig
 from pretrain.objectives import load, registered
 from pretrain.objectives.base import Objective
+from pretrain.phases import Phase, phases_of
 from pretrain.throughput import training_flops
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a checked configuration comes to."""
+    """What one phase of a checked configuration comes to."""
 
+    phase: Phase
     index: Index
     objective: type[Objective]
     streams: int
@@ -58,10 +60,24 @@ class Plan:
         return caps_for(split, config.train.micro_batch, self.index.settings["sequence_length"], masker)
 
 
-def check_run(config: RunConfig, ranks: int) -> Plan:
-    """Raises UserError, naming what to do, for the first thing that does not fit."""
+def check_run(config: RunConfig, ranks: int) -> list[Plan]:
+    """The plan of each phase of the run. Raises UserError, naming what to do, for the first thing that does not fit,
+    in whichever phase it would have shown."""
     if not config.run.dir:
         raise UserError("run.dir is empty", where="settings", expected="a folder for the run")
+    plans = [_check_phase(phase, ranks) for phase in phases_of(config)]
+    for plan in plans[1:]:
+        if plan.index.vocabulary.sha256 != plans[0].index.vocabulary.sha256:
+            raise UserError(
+                f"the vocabulary is not that of phase {plans[0].phase.name}, {plans[0].index.folder}",
+                where=plan.index.folder,
+                remedy="prepare the shards of all phases with one vocabulary",
+            )
+    return plans
+
+
+def _check_phase(phase: Phase, ranks: int) -> Plan:
+    config = phase.config
     if ranks > config.train.global_batch:
         raise UserError(
             f"{ranks} ranks are more than train.global_batch={config.train.global_batch}",
@@ -76,8 +92,9 @@ def check_run(config: RunConfig, ranks: int) -> Plan:
         verify_full(index)
     sequential = config.data.order == SEQUENTIAL
     streams = config.data.streams or default_streams(config.train.global_batch, sequential)
-    plan = Plan(index, objective, streams, _precision(config), _masking(config, index))
+    plan = Plan(phase, index, objective, streams, _precision(config), _masking(config, index))
     plan.order(config)  # raises for an order that these shards cannot be read in
+    plan.caps(index.train, config)  # and this for examples that do not fit a micro-batch
     return plan
 
 

@@ -22,7 +22,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader import loader_state, resumed_batch
 from data_pipeline.vocabulary import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary import load_vocabulary
-from pretrain.agreement import Agreed
+from pretrain.agreement import Agreed, told_alike
 from pretrain.checkpoint import (
     Checkpoint,
     drop_leftovers,
@@ -64,6 +64,11 @@ class Position:
     """Examples left out since their blocks are missing or changed (data.on_damage=skip)."""
     losses: list[float] = field(default_factory=list)
     """Of the last accepted batches, where train.on_spike watches them: a resumed run finds the same spikes."""
+    phase: int = 0
+    """Number of the phase that the run is in, from 0; at the end of a phase, that phase."""
+    phase_batch: int = 0
+    """Batches consumed before this phase, whose order of the data starts anew."""
+    phase_examples: int = 0
 
     def advance(self, applied: bool, counts: Agreed, missing: int = 0) -> None:
         """Counts a consumed batch, of which `missing` examples could not be read."""
@@ -76,22 +81,29 @@ class Position:
         self.tokens += counts.tokens
         self.damaged += missing
 
+    @property
+    def batch_of_phase(self) -> int:
+        """Batches consumed in this phase."""
+        return self.batch - self.phase_batch
 
-def begin(config: RunConfig, plan: Plan, engine: Engine, world: World, console: Console) -> Position:
+
+def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
-    checkpoint = _newest_whole(folder, world, console)
+    checkpoint = told_alike(world, lambda: _newest_whole(folder, world, console))
     if checkpoint is not None:
-        now = identity_of(config, plan)
-        refuse_another(checkpoint.state["identity"], now, checkpoint.folder, "delete this checkpoint")
         position = Position(**checkpoint.state["position"])
-        position.batch = resumed_batch(
-            checkpoint.state["loader"], plan.index, plan.order(config), plan.masking
+        plan = plans[position.phase]
+        phase_config = plan.phase.config
+        now = identity_of(phase_config, plan)
+        refuse_another(checkpoint.state["identity"], now, checkpoint.folder, "delete this checkpoint")
+        position.batch = position.phase_batch + resumed_batch(
+            checkpoint.state["loader"], plan.index, plan.order(phase_config), plan.masking
         )
         _load(checkpoint, engine)
         lost = cut_metrics(folder, position.step) if world.rank == 0 else 0
         if world.rank == 0:
-            console.print(_going_on(checkpoint, conditions(config, world), lost), soft_wrap=True)
+            console.print(_going_on(checkpoint, conditions(phase_config, world), lost), soft_wrap=True)
         return position
     if world.rank == 0:
         cut_metrics(folder, 0)
@@ -113,6 +125,15 @@ def _newest_whole(folder: Path, world: World, console: Console) -> Checkpoint | 
     return checkpoint
 
 
+def enter(plan: Plan, engine: Engine, position: Position) -> None:
+    """Takes the run from the end of a phase into the next one; a phase that it is in already goes on."""
+    if plan.phase.number > position.phase:
+        position.phase = plan.phase.number
+        position.phase_batch, position.phase_examples = position.batch, position.examples
+        position.losses.clear()  # other lengths, other losses: the first ones are no spikes
+        engine.partition.restart_bias_correction()
+
+
 def roll_back(config: RunConfig, engine: Engine, position: Position, world: World) -> None:
     """Gives the engine the newest whole checkpoint's state. The batches since stay consumed, and become skipped ones.
     All ranks call this, once a checkpoint is there and no save under way."""
@@ -123,6 +144,9 @@ def roll_back(config: RunConfig, engine: Engine, position: Position, world: Worl
     _load(checkpoint, engine)
     position.step, position.losses = then.step, then.losses
     position.skipped = [*then.skipped, *range(then.batch, position.batch)]
+    if then.phase < position.phase:  # that of the border: the one before this phase's first
+        position.losses.clear()
+        engine.partition.restart_bias_correction()
 
 
 def _load(checkpoint: Checkpoint, engine: Engine) -> None:
@@ -131,7 +155,6 @@ def _load(checkpoint: Checkpoint, engine: Engine) -> None:
 
 
 def save(
-    config: RunConfig,
     plan: Plan,
     engine: Engine,
     position: Position,
@@ -140,12 +163,14 @@ def save(
     held_out_loss: float | None = None,
 ) -> None:
     """Starts to save a checkpoint of this position. All ranks call this. `held_out_loss`: that of this very step."""
+    phase, config = plan.phase, plan.phase.config
     shapes = real_shapes(engine)
     state = {
         "identity": identity_of(config, plan),
         "held_out_loss": held_out_loss,
         "position": asdict(position),
-        "loader": loader_state(plan.index, plan.order(config), position.batch, plan.masking),
+        "phase": {"name": phase.name, "first": phase.first, "last": phase.last},
+        "loader": loader_state(plan.index, plan.order(config), position.batch_of_phase, plan.masking),
         "updates": engine.partition.updates,
         "scaler": engine.scaler_state(),
         "conditions": conditions(config, world),
@@ -206,7 +231,9 @@ def _going_on(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
         else "bit-equal to a run never stopped"
     )
     again = f"; {lost} logged lines after it are done again" if lost else ""
-    return f"going on from step {checkpoint.step:,} ({promise}){again}"
+    name = checkpoint.state.get("phase", {}).get("name", "")
+    phase = f" of phase {name}" if name else ""
+    return f"going on from step {checkpoint.step:,}{phase} ({promise}){again}"
 
 
 def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World) -> None:

@@ -29,7 +29,7 @@ RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
 
 
 def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """What decides the weights: a folder holds one run, and a run has one identity.
+    """What decides the weights in one phase: a folder holds one run, and a run has one identity.
 
     Ranks, ZeRO stage, micro-batch and intervals are not in it: they may change at a resume."""
     groups = {name: asdict(config)[name] for name in ("optim", "schedule", "encoder")}
@@ -50,10 +50,24 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
     }
 
 
-def check_folder(config: RunConfig, plan: Plan) -> dict[str, Any]:
+def run_identity(plans: list[Plan]) -> dict[str, Any]:
+    """identity_of the run; where it has phases, what differs between them is under the name of each."""
+    each = {plan.phase.name: identity_of(plan.phase.config, plan) for plan in plans}
+    first = next(iter(each.values()))
+    if len(each) == 1:
+        return first | ({"phases": list(each)} if list(each) != [""] else {})
+    shared = {key for key in first if all(other[key] == first[key] for other in each.values())}
+    return {
+        "phases": list(each),
+        **{key: first[key] for key in first if key in shared},
+        **{f"{name}.{key}": own[key] for name, own in each.items() for key in own if key not in shared},
+    }
+
+
+def check_folder(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
     """run.json of this very run in run.dir, or a new one's; nothing is written. Raises UserError for a folder that
     holds something else."""
-    folder, identity = Path(config.run.dir), identity_of(config, plan)
+    folder, identity = Path(config.run.dir), run_identity(plans)
     run = read_run(folder)
     if run is not None and not checkpoints(folder) and not read_metrics(folder):
         run = None  # a first start that came to nothing: what it was told may be corrected
@@ -87,10 +101,10 @@ def _holds_other_files(folder: Path) -> bool:
     return any(path.name != "logs" and not path.name.startswith(".") for path in folder.iterdir())
 
 
-def open_run(config: RunConfig, plan: Plan) -> dict[str, Any]:
+def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
     """Makes the run folder where there is none and counts this life; the first rank calls this. Returns the run's
     W&B `id` and whether it is `finished`."""
-    folder, run = Path(config.run.dir), check_folder(config, plan)
+    folder, run = Path(config.run.dir), check_folder(config, plans)
     finished = read_summary(folder).get("status") == "finished"
     if not finished:
         run["lives"] += 1

@@ -1,9 +1,11 @@
 """Shards in; checkpoints, metrics and a summary out: the training loop, from top to bottom.
 
-agreed shares of global batches -> forward and backward over micro-batches -> one step -> log, evaluate, save
+of each phase: agreed shares of global batches -> forward and backward over micro-batches -> one step -> log, evaluate,
+save
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +18,7 @@ from data_pipeline import draws
 from data_pipeline.errors import UserError
 from data_pipeline.loader import Loader
 from pretrain import compiling
-from pretrain.agreement import Agreed, StopRequest, agreed
+from pretrain.agreement import Agreed, StopRequest, agreed, told_alike
 from pretrain.batch import Shape
 from pretrain.config import RunConfig
 from pretrain.engine import Engine, build_engine
@@ -27,10 +29,12 @@ from pretrain.journal import Journal, is_due
 from pretrain.mirror import bring_back
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
+from pretrain.phases import total_steps
 from pretrain.preflight import Plan, check_run
+from pretrain.readiness import summary
 from pretrain.report import render
-from pretrain.resume import Position, begin, roll_back, save
-from pretrain.run_folder import check_folder, identity_of, lock, open_run, seen_by_all
+from pretrain.resume import Position, begin, enter, roll_back, save
+from pretrain.run_folder import check_folder, lock, open_run, run_identity, seen_by_all
 from pretrain.saving import Saver
 from pretrain.watchdog import Watchdog
 from pretrain.world import World
@@ -41,10 +45,11 @@ STOPPED = 3
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop works with."""
+    """What the loop works with in one phase."""
 
     config: RunConfig
     plan: Plan
+    """Of this phase, as is `config`."""
     engine: Engine
     feed: Feed
     held_out: HeldOut
@@ -63,36 +68,42 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     stop = StopRequest()
     world = World.from_environment()
     set_threads(config, world)
-    plan = check_run(config, world.size)
     world = world.start(patience(config))
     held = None
     try:
-        about, held = agreed_run(config, plan, world, console)
+        plans = told_alike(world, lambda: check_run(config, world.size))
+        about, held = agreed_run(config, plans, world, console)
+        last = total_steps(config)
         if about["finished"]:
             if world.rank == 0:
-                done = f"finished at step {config.train.steps:,}; nothing to do"
+                done = f"finished at step {last:,}; nothing to do"
                 console.print(f"{config.run.dir}: {done}", soft_wrap=True)
             return
+        summary(config, plans, world, console)
         engine = build_engine(
             build(
-                plan.objective,
+                plans[0].objective,
                 config.encoder,
-                plan.index.vocabulary.size,
+                plans[0].index.vocabulary.size,
                 config.run.seed,
                 config.train.activation_checkpointing,
             ),
             config,
             world,
         )
-        position = begin(config, plan, engine, world, console)
-        feed = model_feed(config, plan, engine, world, console)
-        held_out = HeldOut(plan, config, world)
+        position = begin(config, plans, engine, world, console)
         guard = Guard(config, position, world, engine.precision)
         with (
-            Journal(config, plan, engine, world, console, command, about["id"]) as journal,
+            Journal(config, plans, engine, world, console, command, about["id"]) as journal,
             Saver(config, world, console, position.step) as saver,
         ):
-            loop(Run(config, plan, engine, feed, held_out, journal, position, saver, guard, stop, world))
+            for plan in phases_left(plans, position, last_step(config)):
+                enter(plan, engine, position)
+                journal.enter(plan)
+                now = plan.phase.config
+                feed, held_out = model_feed(plan, engine, world, console), HeldOut(plan, now, world)
+                loop(Run(now, plan, engine, feed, held_out, journal, position, saver, guard, stop, world))
+            journal.ended("finished" if position.step >= last else "stopped")
         if world.rank == 0:
             if position.step < last_step(config):
                 again = "the same command goes on from there"
@@ -106,34 +117,43 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         raise SystemExit(STOPPED)
 
 
-def agreed_run(config: RunConfig, plan: Plan, world: World, console: Console) -> tuple[dict[str, Any], Any]:
+def phases_left(plans: list[Plan], position: Position, last: int) -> Iterator[Plan]:
+    """The phases that are not done, each once the one before has come to its end, up to step `last`."""
+    for plan in plans:
+        if plan.phase.first <= position.step < min(plan.phase.last, last):
+            yield plan
+
+
+def agreed_run(
+    config: RunConfig, plans: list[Plan], world: World, console: Console
+) -> tuple[dict[str, Any], Any]:
     """What the first rank finds or makes in the run folder, and its hold on it; what it refuses, all refuse."""
-    about: dict[str, Any] = {}
-    held = None
-    if world.rank == 0:
+
+    def opened() -> tuple[dict[str, Any], Any]:
+        if world.rank != 0:
+            return {}, None
+        check_folder(config, plans)
+        held = lock(Path(config.run.dir))
         try:
-            check_folder(config, plan)
-            held = lock(Path(config.run.dir))
-            if config.checkpoint.mirror and (line := bring_back(config, identity_of(config, plan))):
+            if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
                 console.print(line, soft_wrap=True, markup=False)
-            about = open_run(config, plan)
-        except UserError as error:
-            if held is not None:
-                held.close()
-            about = {"refused": [error.what, error.where, error.expected, error.remedy]}
+            return open_run(config, plans), held
+        except UserError:
+            held.close()
+            raise
+
+    about, held = told_alike(world, opened)
     about = world.broadcast(about)
-    if "refused" in about:
-        what, where, expected, remedy = about["refused"]
-        raise UserError(what, where=where, expected=expected, remedy=remedy)
     if not about["finished"]:
-        seen_by_all(Path(config.run.dir), about, world)
+        told_alike(world, lambda: seen_by_all(Path(config.run.dir), about, world))
     return about, held
 
 
 def loop(run: Run) -> None:
-    """Steps until the run is done, has come to run.stop_after, or is asked to stop."""
+    """Steps until the phase is done, the run has come to run.stop_after, or it is asked to stop."""
     config, journal, position, saver = run.config, run.journal, run.position, run.saver
-    last = last_step(config)
+    phase = run.plan.phase
+    last = min(phase.last, config.run.stop_after or phase.last)
     first_checkpoint(run)
     log = Path(config.run.dir) / "logs" / f"rank-{run.world.rank}.log"
     with (
@@ -144,10 +164,13 @@ def loop(run: Run) -> None:
         steps = agreed(shares, run.world, run.stop)
         while position.step < last:
             watchdog.feed()
+            journal.pace.start()
             share, counts = next(steps)
             if counts.stop:
                 break
-            rate = learning_rate(position.step, config.optim.lr, config.train.steps, config.schedule)
+            rate = learning_rate(
+                position.step - phase.first, config.optim.lr, config.train.steps, config.schedule
+            )
             run.engine.set_lr(rate)
             accepted = compute(run, share, counts)
             applied = bool(counts.examples) and run.engine.step(keep_scale=not accepted)
@@ -156,7 +179,7 @@ def loop(run: Run) -> None:
                 continue
             journal.step(position, counts, rate)
             held_out_loss = None
-            if is_due(position.step, config.train.eval_every, config.train.steps):
+            if is_due(position.step, config.train.eval_every, phase.last):
                 watchdog.feed()
                 held_out_loss = journal.evaluation(position, run.held_out.evaluate)
             if is_due(position.step, config.train.checkpoint_every, last):
@@ -167,7 +190,6 @@ def loop(run: Run) -> None:
         if position.step > saver.saved:  # asked to stop between two saves, or the last one failed
             checkpoint(run, run.engine.lr)
         saver.finish()
-    journal.ended("finished" if position.step >= config.train.steps else "stopped")
 
 
 def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
@@ -175,8 +197,9 @@ def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
     guard accepts the batch. If not, its gradient is NaN, which no rank applies."""
     accepted = True
     for number, micro_batch in enumerate(run.feed(share, counts.micro_batches)):
-        seed_dropout(run.config.run.seed, share.batch, run.world.rank, number)
-        terms, _ = run.engine(micro_batch)
+        seed_dropout(run.config.run.seed, run.position.phase_batch + share.batch, run.world.rank, number)
+        with run.journal.pace.forward(micro_batch.tokens):
+            terms, _ = run.engine(micro_batch)
         # sums over the counts of the whole global batch, times W: DeepSpeed averages gradients over the ranks
         loss = sum(
             term.sum
@@ -213,19 +236,19 @@ def consumed(run: Run, applied: bool, counts: Agreed) -> None:
 def first_checkpoint(run: Run) -> None:
     """A checkpoint to begin with, where a rollback might want it."""
     if run.guard.may_roll_back and run.position.batch == 0:
-        save(run.config, run.plan, run.engine, run.position, run.world, run.saver)
+        save(run.plan, run.engine, run.position, run.world, run.saver)
         run.saver.finish()
 
 
 def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> None:
     """Starts to save the run at this step."""
     run.journal.flush(run.position, rate)  # so that a resumed run's lines are those of one never stopped
-    save(run.config, run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
+    save(run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
 
 
-def model_feed(config: RunConfig, plan: Plan, engine: Engine, world: World, console: Console) -> Feed:
+def model_feed(plan: Plan, engine: Engine, world: World, console: Console) -> Feed:
     """What brings this rank its micro-batches: of one shape, and the model compiled for it, where the run is to be."""
-    vocabulary, split = plan.index.vocabulary, plan.index.train
+    config, vocabulary, split = plan.phase.config, plan.index.vocabulary, plan.index.train
     if not compiling.wanted(config, world.device, engine.precision, plan.step_flops(config)):
         return Feed(world.device, vocabulary.cls, vocabulary.sep)
     feed = Feed(
@@ -236,10 +259,10 @@ def model_feed(config: RunConfig, plan: Plan, engine: Engine, world: World, cons
 
 
 def training_loader(run: Run) -> Loader:
-    """This rank's shares, from the first global batch that the run has not seen."""
+    """This rank's shares, from the first global batch that the phase has not seen."""
     config, plan, world = run.config, run.plan, run.world
     caps = plan.caps(plan.index.train, config)
-    start = run.position.batch
+    start = run.position.batch_of_phase
     return Loader(
         plan.index,
         plan.order(config),
@@ -259,7 +282,8 @@ def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
 
 def last_step(config: RunConfig) -> int:
     """The step at which this life of the run ends."""
-    return min(config.train.steps, config.run.stop_after or config.train.steps)
+    steps = total_steps(config)
+    return min(steps, config.run.stop_after or steps)
 
 
 def patience(config: RunConfig) -> timedelta:

@@ -131,10 +131,12 @@ class World:
         found = self.gather(told)
         if raised is not None:
             raise raised
-        for one in found:
-            if "error" in one:
-                what, where, expected, remedy = one["error"]
-                raise UserError(what, where=where, expected=expected, remedy=remedy)
+        failed = [rank for rank, one in enumerate(found) if "error" in one]
+        if failed:
+            what, where, expected, remedy = found[failed[0]]["error"]
+            others = f" and {len(failed) - 1} more" if failed[1:] else ""
+            what = f"{what} (on rank {failed[0]}{others} of {self.size})"
+            raise UserError(what, where=where, expected=expected, remedy=remedy)
         return [one["value"] for one in found]
 
     def apart(self) -> "World":

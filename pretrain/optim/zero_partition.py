@@ -137,6 +137,11 @@ class PartitionMap:
         assert len(counts) == 1, f"tensors with different numbers of updates: {sorted(counts)}"
         return counts.pop()
 
+    def restart_bias_correction(self) -> None:
+        """The optimizer counts its updates anew; weights and moments stay."""
+        for flat in self.flats:
+            self._set_updates(flat, 0)
+
     def _set_updates(self, flat: Flat, updates: int) -> None:
         state = self._state(flat)
         state["step"] = torch.tensor(float(updates)) if isinstance(state["step"], Tensor) else updates

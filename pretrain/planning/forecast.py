@@ -12,6 +12,7 @@ from data_pipeline.index import INDEX, Index
 from data_pipeline.storage import is_uri
 from pretrain.config import RunConfig
 from pretrain.optim.schedule import learning_rate, warmup_updates
+from pretrain.phases import Phase, phases_of
 from pretrain.planning.memory import RESERVED, States, meta_model, pass_peak, states
 from pretrain.planning.timing import Cluster, StepTime, communication_bytes, step_time
 from pretrain.throughput import training_flops
@@ -69,6 +70,13 @@ class Forecast:
     rates: tuple[float, ...]
     """The learning rate at evenly spaced updates, first and last included."""
     warnings: tuple[str, ...]
+
+
+def forecast_phases(
+    config: RunConfig, cluster: Cluster, utilisation: float = UTILISATION
+) -> list[tuple[Phase, Forecast]]:
+    """`forecast` for each phase of the run."""
+    return [(phase, forecast(phase.config, cluster, utilisation)) for phase in phases_of(config)]
 
 
 def forecast(config: RunConfig, cluster: Cluster, utilisation: float = UTILISATION) -> Forecast:

@@ -6,12 +6,45 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pretrain.phases import Phase
 from pretrain.planning.forecast import Forecast, Memory
 from pretrain.planning.hardware import LINK_EFFICIENCY
 from pretrain.planning.memory import RESERVED
 
 CURVE_ROWS = 8
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def show_phases(phases: list[tuple[Phase, Forecast]], stage: int, console: Console) -> None:
+    """Prints the forecast of each phase, and of them together."""
+    for phase, found in phases:
+        if phase.name:
+            console.rule(f"phase {phase.name}: steps {phase.first + 1:,} to {phase.last:,}", align="left")
+        show(found, stage, console)
+    if len(phases) > 1:
+        seconds = sum(found.seconds for _, found in phases)
+        hours, ranks = seconds / 3600, phases[0][1].cluster.ranks
+        tokens = sum(found.tokens for _, found in phases)
+        console.rule("the whole run", align="left")
+        console.print(
+            f"{phases[-1][0].last:,} steps, {tokens / 1e9:,.2f} billion tokens, {hours:,.1f} hours, "
+            f"{hours * ranks:,.0f} GPU-hours",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def phases_as_values(phases: list[tuple[Phase, Forecast]]) -> dict[str, Any]:
+    """The forecast of a run as plain values: of its only phase, or a list of them with what they come to."""
+    if len(phases) == 1:
+        return as_values(phases[0][1])
+    values = [
+        {"name": phase.name, "steps": phase.config.train.steps, **as_values(found)} for phase, found in phases
+    ]
+    return {
+        "phases": values,
+        **{key: sum(v[key] for v in values) for key in ("tokens", "hours", "gpu_hours")},
+    }
 
 
 def show(found: Forecast, stage: int, console: Console) -> None:

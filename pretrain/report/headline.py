@@ -69,7 +69,7 @@ def elapsed(run: RunRecord) -> float | None:
 
 
 def _sentence(run: RunRecord) -> str:
-    steps, planned = _steps(run), number(run.setting("train.steps"))
+    steps, planned = _steps(run), number(run.summary.get("steps")) or number(run.setting("train.steps"))
     ranks, device = number(run.summary.get("ranks")), run.summary.get("device")
     done = (
         f"{text(steps)} of {text(planned)} steps" if planned and steps != planned else f"{text(steps)} steps"
@@ -77,6 +77,7 @@ def _sentence(run: RunRecord) -> str:
     parts = [
         f"Objective {run.setting('objective.name')}" if run.setting("objective.name") else "",
         done if steps is not None else "",
+        f"up to phase {run.summary['phase']}" if run.summary.get("phase") else "",
         f"in {duration(elapsed(run))}" if duration(elapsed(run)) else "",
         f"on {text(ranks)} rank{'' if ranks == 1 else 's'}" if ranks else "",
         f"of {device}" if device and ranks else f"on {device}" if device else "",

@@ -73,11 +73,21 @@ class RunRecord:
         return second if first is None else first
 
     def setting(self, path: str) -> Any:
-        """The setting at a dotted path of config.yaml, None where there is none."""
-        value: Any = self.config
-        for part in path.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
+        """The setting at a dotted path of config.yaml, as it is in the newest phase; None where there is none."""
+        own = _at(self._phase(), path)
+        return _at(self.config, path) if own is None else own
+
+    def _phase(self) -> Any:
+        phases = self.config.get("phases")
+        named = phases if isinstance(phases, list) else []
+        name = self.summary.get("phase")
+        return next((p for p in named if isinstance(p, dict) and p.get("name") == name), None)
+
+
+def _at(value: Any, path: str) -> Any:
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def read_run(folder: Path) -> RunRecord:

@@ -207,15 +207,15 @@ def test_a_run_reads_in_the_order_of_its_settings(text: Path, tmp_path: Path) ->
         return load_config("mlm_demo", [*chosen, *small, *options])
 
     config = run("a", "data.order=sequential")
-    plan = check_run(config, 1)
+    (plan,) = check_run(config, 1)
     order = plan.order(config)
     assert (order.sequential, order.streams, plan.streams) == (True, 24, 24)
     state = loader_state(plan.index, order, 7)
     assert resumed_batch(state, plan.index, order) == 7
     shuffled = run("a", "data.streams=24")
-    assert not check_run(shuffled, 1).order(shuffled).sequential
+    assert not check_run(shuffled, 1)[0].order(shuffled).sequential
     with pytest.raises(UserError, match="sequential differ"):
-        resumed_batch(state, plan.index, check_run(shuffled, 1).order(shuffled))
+        resumed_batch(state, plan.index, check_run(shuffled, 1)[0].order(shuffled))
     with pytest.raises(UserError, match="hold their examples shuffled"):
         check_run(run("b", "data.order=sequential"), 1)
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
+from pretrain.encoder import tiles
 from pretrain.encoder.attention import Packing, attend, choose_backend
 from pretrain.encoder.dropout import dropout, keep_mask
 from pretrain.encoder.tiles import _cut, plan_tiles
@@ -84,8 +85,11 @@ def test_padding_brings_no_nan_into_gradients() -> None:
     assert all(x.grad is not None and torch.isfinite(x.grad).all() for x in qkv)
 
 
+@pytest.mark.parametrize("kernel", ["ours", "torch"])  # on a CPU, and on GPUs without flash attention
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_realised_dropout_of_attention(rate: float) -> None:
+def test_realised_dropout_of_attention(rate: float, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel == "torch":
+        monkeypatch.setattr(tiles, "_dense_on_cpu", tiles._dense)
     lengths, heads = [64] * 30 + [60] * 20, 2
     q, k = (torch.zeros(sum(lengths), heads, 64, dtype=torch.float32) for _ in range(2))
     v = torch.cat([torch.eye(64)[:n] for n in lengths])[:, None].expand(-1, heads, -1)
@@ -215,3 +219,4 @@ def test_cuda_backends_drop_at_the_rate(backend: str) -> None:
     )
     shown = attend(q, q, v, Packing.of(lengths, "cuda"), dropout=rate, backend=backend)
     assert (shown == 0).double().mean().item() == pytest.approx(rate, abs=5e-3)
+    assert shown.double().mean().item() * 64 == pytest.approx(1.0, abs=1e-2), "survivors are scaled up"

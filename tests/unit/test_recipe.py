@@ -9,22 +9,23 @@ from data_pipeline.settings import DataSettings, deciding_values
 from launch.manual import manual
 from launch.recipe import load_config, recipe_names, setting_names
 from pretrain.config_check import CHOICES, RANGES, value_of
+from pretrain.phases import phases_of
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_shipped_recipe_is_a_valid_run(name: str) -> None:
     config = load_config(name, [])
     assert config.run.dir
-    assert config.data.out
+    assert all(phase.config.data.out for phase in phases_of(config))
 
 
 def test_the_lamb_recipe_is_to_the_letter() -> None:
-    one, two = load_config("bert_large_phase1", []), load_config("bert_large_phase2", [])
-    for config, length, batch, steps, rate, warmup in (
-        (one, 128, 65_536, 7038, 6e-3, 0.2843),
-        (two, 512, 32_768, 1563, 4e-3, 0.128),
+    one, two = (phase.config for phase in phases_of(load_config("bert_large", [])))
+    for config, length, batch, steps, rate, warmup, predictions in (
+        (one, 128, 65_536, 7038, 6e-3, 0.2843, 20),
+        (two, 512, 32_768, 1563, 4e-3, 0.128, 80),
     ):
-        assert config.data.sequence_length == length
+        assert (config.data.sequence_length, config.data.max_predictions) == (length, predictions)
         assert (config.train.global_batch, config.train.steps) == (batch, steps)
         assert (config.optim.lr, config.schedule.warmup) == (rate, warmup)
         assert (config.schedule.name, config.schedule.power) == ("nvidia", 0.5)
@@ -32,8 +33,51 @@ def test_the_lamb_recipe_is_to_the_letter() -> None:
         assert (config.optim.weight_decay, config.train.clip) == (0.01, 1.0)
         assert (config.encoder.layers, config.encoder.hidden, config.encoder.heads) == (24, 1024, 16)
         assert config.encoder.activation == "gelu_tanh"
-    assert two.init_from == one.run.dir
-    assert two.init_moments
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.steps=3", "a setting of the phases phase1 and phase2 (expected phases.phase1.train.steps=...)"),
+        ("phases.third.train.steps=3", "no phase 'third' (expected phases.NAME.KEY=value with NAME one of phase1"),
+        ("phases.phase1.train.stps=3", "unknown key train.stps (expected one of train.steps"),
+        ("phases.phase1.encoder.layers=3", "encoder.layers cannot differ between phases"),
+        ("phases.phase1.data.vocab=other", "data.vocab cannot differ between phases"),
+        ("phases.phase1.optim.betas=[0.9, 0.9]", "optim.betas cannot differ between phases"),
+        ("phases.phase1.train.steps=many", "phase phase1: train.steps"),
+        ("phases.phase2.train.steps=0", "phase phase2, settings: train.steps=0"),
+        ("phases.phase2.data.sequence_length=1024", "phase phase2, settings: data.sequence_length=1024 is beyond"),
+        ("phases.phase1=3", "phases.phase1 is a phase"),
+        ("phases=3", "phases is a list"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_phase_names_it(override: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("bert_large", [override])
+    assert said in str(caught.value)
+
+
+def test_phases_take_what_they_do_not_set_from_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "extends: demo\nphases: [{name: a, train: {steps: 5}}, {name: b, data: {out: ~/b}, optim: {lr: 1e-3}}]\n"
+    )
+    config = load_config(
+        str(path), ["phases.a.train.steps=7", "train.micro_batch=3", "phases.b.train.steps=11"]
+    )
+    one, two = phases_of(config)
+    assert (one.first, one.last, two.first, two.last) == (0, 7, 7, 18)
+    assert (one.config.optim.lr, two.config.optim.lr) == (2e-2, 1e-3)
+    assert one.config.train.micro_batch == two.config.train.micro_batch == 3
+    assert two.config.data.out == str(Path.home() / "b")
+    assert config.phases[0] == {"name": "a", "train": {"steps": 7}}, "typed, as it is kept in config.yaml"
+    path.write_text("extends: demo\nphases: [{name: a, train: {steps: 5}}, {name: a}]\n")
+    with pytest.raises(UserError, match="the name 'a' of phase 2"):
+        load_config(str(path), [])
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: bert_large\ntrain: {steps: 5}\n")
+    with pytest.raises(UserError, match="setting of the phases phase1 and phase2"):
+        load_config(str(child), [])
 
 
 def test_three_merges_in_order(tmp_path: Path) -> None:

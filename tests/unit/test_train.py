@@ -24,6 +24,7 @@ from pretrain.meters import Meter
 from pretrain.objectives import load
 from pretrain.objectives.base import build
 from pretrain.objectives.terms import Term, Terms
+from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.throughput import training_flops
 from pretrain.train import compute, is_due
@@ -78,8 +79,9 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
             plan=SimpleNamespace(index=index, objective=load("bert")),
             engine=engine,
             feed=feed,
-            journal=SimpleNamespace(meter=meter),
+            journal=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
             guard=Guard(RunConfig(), Position(), World(), "fp32"),
+            position=Position(),
             world=World(rank=rank, size=ranks, local_size=ranks, local_rank=rank),
         )
         compute(run, feed.on_host(share), counts)  # type: ignore[arg-type]

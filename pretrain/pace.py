@@ -1,0 +1,213 @@
+"""When each rank computed and when it waited in; what held the run up, in figures and in words, out.
+
+Every rank times its steps, its waits for data and its forward passes; no device is waited for. At a log step a few
+numbers a rank are gathered, and three things are told apart:
+
+    a data stall      some rank's loader had no share ready when it was asked for one
+    a slow rank       its forward passes take longer, token for token, than those of the others
+    an outlier        one step took much longer than the others
+
+Forward passes stand for computing, since ranks meet in backward passes and there wait for each other. Under ZeRO-3 they
+meet in forward passes as well: there a slow rank cannot be told from those that wait for it, and is not.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from pretrain.world import World
+
+clock = time.perf_counter
+WINDOW, FEWEST = 50, 5
+"""Steps that a judgement looks back on, and fewest that it is made of."""
+DATA_SHARE = 0.05
+"""Share of the time that a rank may wait for data before it is said."""
+SLOW = 1.3
+"""Time a token, as a multiple of the other ranks' median, from which a rank is slow."""
+OUTLIER = 2.0
+"""Time of a step, as a multiple of the median, from which it is an outlier."""
+
+
+class Lap(NamedTuple):
+    """One step on this rank; seconds."""
+
+    step: int
+    seconds: float
+    waited: float
+    forward: float
+    tokens: int
+
+
+class RankPace(NamedTuple):
+    """What a rank says of its newest laps; seconds."""
+
+    laps: int
+    step: float  # median
+    waited: float  # share of the time
+    forward: float  # median
+    a_token: float  # median forward time of a token
+    worst: Lap  # the slowest of the laps since the last log step
+
+    @staticmethod
+    def of(row: list[Any]) -> "RankPace":
+        """From plain values, as they travel."""
+        laps, step, waited, forward, a_token, worst = row
+        return RankPace(laps, step, waited, forward, a_token, Lap(*worst))
+
+
+class Pace:
+    """Times the steps of this rank. The first one, which warms up, and steps that come to no update do not count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self.new_phase()
+
+    def new_phase(self) -> None:
+        """Steps of another kind follow: those before say nothing of them."""
+        self._laps: deque[Lap] = deque(maxlen=WINDOW)
+        self._fresh: deque[tuple[Lap, list[Any]]] = deque(maxlen=WINDOW)  # since the last `read`
+        self._warm = False
+        self.start()
+
+    def start(self) -> None:
+        """A step begins: its data are going to be asked for."""
+        self._began = clock()
+        self._passes: list[Any] = []
+        self._tokens = 0
+
+    @contextmanager
+    def forward(self, tokens: int) -> Iterator[None]:
+        """A forward pass over so many tokens."""
+        started = self._mark()
+        yield
+        self._passes.append((started, self._mark()))
+        self._tokens += tokens
+
+    def lap(self, step: int, waited: float) -> None:
+        """The step has ended; `waited`: seconds that this rank waited for data in it."""
+        if self._warm:
+            self._fresh.append((Lap(step, clock() - self._began, waited, 0.0, self._tokens), self._passes))
+        self._warm = True
+
+    def read(self, world: World) -> tuple[dict[str, float], list[str]]:
+        """Figures for the log, and what held the run up, in words. All ranks call this together, when the device has
+        nothing left to do."""
+        fresh = [lap._replace(forward=sum(map(self._seconds, passes))) for lap, passes in self._fresh]
+        self._laps.extend(fresh)
+        self._fresh.clear()
+        rows = [RankPace.of(row) for row in world.gather(self._own(fresh))]
+        known = [row for row in rows if row.laps]
+        if not fresh or len(known) < len(rows):
+            return {}, []
+        return figures(rows), held_up(rows)
+
+    def _own(self, fresh: list[Lap]) -> list[Any]:
+        if not fresh:
+            return [0, 0.0, 0.0, 0.0, 0.0, [0, 0.0, 0.0, 0.0, 0]]
+        laps = list(self._laps)[-max(len(fresh), 2 * FEWEST) :]
+        seconds = sum(lap.seconds for lap in laps)
+        return [
+            len(laps),
+            median(lap.seconds for lap in laps),
+            sum(lap.waited for lap in laps) / max(seconds, 1e-9),
+            median(lap.forward for lap in laps),
+            median(lap.forward / max(lap.tokens, 1) for lap in laps),
+            max(fresh, key=lambda lap: lap.seconds),
+        ]
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return clock()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, ends: tuple[Any, Any]) -> float:
+        start, end = ends
+        return start.elapsed_time(end) / 1e3 if self._cuda else end - start
+
+
+def figures(rows: list[RankPace]) -> dict[str, float]:
+    """Of one step, over all ranks: its median and its slowest, in milliseconds, and how much slower the slowest rank
+    computes than the median of the others."""
+    found = {
+        "step_ms": 1e3 * max(row.step for row in rows),
+        "slowest_step_ms": 1e3 * max(row.worst.seconds for row in rows),
+    }
+    if len(rows) > 1:
+        rank, ratio = slowest(rows)
+        found |= {"slowest_rank": rank, "slowest_rank_ratio": ratio}
+    return found
+
+
+def slowest(rows: list[RankPace]) -> tuple[int, float]:
+    """The rank whose forward passes take longest a token, as a multiple of the median of the other ranks."""
+    rank = max(range(len(rows)), key=lambda r: rows[r].a_token)
+    others = median(row.a_token for r, row in enumerate(rows) if r != rank)
+    return rank, rows[rank].a_token / others if others > 0 else 1.0
+
+
+def held_up(rows: list[RankPace]) -> list[str]:
+    """What held the run up, a line for each cause; nothing where all went evenly."""
+    if min(row.laps for row in rows) < FEWEST:
+        return []
+    return [line for line in (_data_stall(rows), _slow_rank(rows), _outlier(rows)) if line]
+
+
+def _data_stall(rows: list[RankPace]) -> str:
+    shares = [row.waited for row in rows]
+    rank = shares.index(max(shares))
+    if shares[rank] <= DATA_SHARE:
+        return ""
+    others = [share for r, share in enumerate(shares) if r != rank]
+    alone = others and max(others) < shares[rank] / 2
+    who = f"rank {rank}, and not the others," if alone else f"rank {rank} most," if others else "the loader"
+    milliseconds = 1e3 * shares[rank] * rows[rank].step
+    return f"waiting for data: {who} {milliseconds:,.0f} ms of a step, {shares[rank]:.0%} of the time"
+
+
+def _slow_rank(rows: list[RankPace]) -> str:
+    if len(rows) == 1:
+        return ""
+    rank, ratio = slowest(rows)
+    if ratio < SLOW or (ratio - 1) / ratio * rows[rank].forward < 0.02 * rows[rank].step:
+        return ""
+    own, rest = rows[rank].forward, median(row.forward for r, row in enumerate(rows) if r != rank)
+    return (
+        f"rank {rank} is {ratio:.1f}x slower than the median: {1e3 * own:,.0f} ms computing forward passes in a step, "
+        f"the others {1e3 * rest:,.0f} ms"
+    )
+
+
+def _outlier(rows: list[RankPace]) -> str:
+    rank = max(range(len(rows)), key=lambda r: rows[r].worst.seconds)
+    worst, usual = rows[rank].worst, rows[rank].step
+    if worst.seconds < OUTLIER * usual:
+        return ""
+    lost = worst.seconds - usual
+    same = [(r, row) for r, row in enumerate(rows) if row.worst.step == worst.step]
+    waiting, computing = (max(same, key=key) for key in (_waited, _more_forward))
+    if _waited(waiting) > lost / 2:
+        cause = f"of which rank {waiting[0]} was waiting for data for {1e3 * _waited(waiting):,.0f} ms"
+    elif _more_forward(computing) > lost / 4:  # the backward pass, which takes twice as long, is not timed
+        milliseconds = 1e3 * computing[1].worst.forward
+        cause = f"of which rank {computing[0]} was computing forward passes for {milliseconds:,.0f} ms"
+    else:
+        cause = "in neither data nor forward passes: backward passes, communication, or the machine"
+    return (
+        f"an outlier: step {worst.step:,} took {1e3 * worst.seconds:,.0f} ms, {worst.seconds / usual:.1f}x the median, "
+        f"{cause}"
+    )
+
+
+def _waited(rank: tuple[int, RankPace]) -> float:
+    return rank[1].worst.waited
+
+
+def _more_forward(rank: tuple[int, RankPace]) -> float:
+    return rank[1].worst.forward - rank[1].forward

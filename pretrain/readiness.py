@@ -1,0 +1,190 @@
+"""Checked plans and connected ranks in; one summary before the first step, or one refusal for all ranks, out.
+
+preflight.py checks what the settings and the shards say. Here is what can only be known with all ranks there: room on
+the disk for the checkpoints, whether the ranks reach each other and how fast, and what the batches come to.
+"""
+
+import math
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from data_pipeline.errors import UserError
+from data_pipeline.loader import Shares
+from pretrain.agreement import told_alike
+from pretrain.checkpoint import checkpoints
+from pretrain.config import RunConfig
+from pretrain.encoder.initialize import vocabulary_rows
+from pretrain.optim.schedule import warmup_updates
+from pretrain.phases import total_steps
+from pretrain.planning.memory import meta_model
+from pretrain.preflight import Plan
+from pretrain.world import World
+
+BYTES_OF_A_WEIGHT = 12
+"""In a checkpoint: the weight and both moments, fp32."""
+ROOM = 1.02
+"""For what a checkpoint holds beside its tensors, and for metrics and the report."""
+PROBE = {"cuda": 64 << 20, "cpu": 4 << 20}
+"""Bytes of the all-reduce that measures the links."""
+MANY_EPOCHS = 40
+
+
+def check_room(config: RunConfig, parameters: int) -> str:
+    """What the checkpoints take and what is free, in words. Raises UserError where they do not fit: as many as are
+    kept, and the next one, which is written before the oldest is dropped."""
+    folder = Path(config.run.dir)
+    there, made, kept = len(checkpoints(folder)), checkpoints_made(config), most_kept(config)
+    size = parameters * BYTES_OF_A_WEIGHT * ROOM
+    wanted = size * max(1, min(made, kept + 1) - there)
+    free = shutil.disk_usage(_existing(folder)).free
+    if wanted > free:
+        raise UserError(
+            f"no room for checkpoints: {kept} of {_gb(size)}, and the next one before the "
+            f"oldest goes: {_gb(wanted)} to come, {_gb(free)} free",
+            where=folder,
+            remedy="make room, choose another run.dir, or keep fewer: checkpoint.keep, checkpoint.keep_every",
+        )
+    return f"checkpoints of {_gb(size)}, {kept} kept; {_gb(free)} free"
+
+
+def checkpoints_made(config: RunConfig) -> int:
+    """Checkpoints that the run makes, that of its end included."""
+    every = config.train.checkpoint_every
+    return math.ceil(total_steps(config) / every) if every else 1
+
+
+def most_kept(config: RunConfig) -> int:
+    """Checkpoints of them that stay, at most."""
+    settings, made = config.checkpoint, checkpoints_made(config)
+    others = made // settings.keep_every if settings.keep_every else 0
+    return min(made, settings.keep + others + int(settings.keep_best and config.train.eval_every > 0))
+
+
+def check_links(world: World) -> str:
+    """Adds a vector up over all ranks and says how fast it went. Raises UserError where the sum is wrong. All ranks
+    call this."""
+    hosts = world.gather(socket.gethostname())
+    where = f"{world.size} ranks on {len(set(hosts))} machine{'s' if len(set(hosts)) > 1 else ''} ({world.device.type})"
+    if world.size == 1:
+        return f"1 rank ({world.device.type}), {torch.get_num_threads()} threads"
+    count = PROBE.get(world.device.type, PROBE["cpu"]) // 4
+    values = torch.full((count,), float(world.rank + 1), device=world.device)
+    dist.all_reduce(values)  # the first one makes the connections
+    expected = world.size * (world.size + 1) / 2
+    wrong = [r for r, ok in enumerate(world.gather(bool((values == expected).all()))) if not ok]
+    if wrong:
+        raise UserError(
+            f"an all-reduce over {world.size} ranks gave a wrong sum on ranks {wrong[:5]}",
+            where="links",
+            remedy="look at the network and the devices of these machines",
+        )
+    started = time.perf_counter()
+    dist.all_reduce(values)
+    float(values[0])  # waits for the device
+    slowest = max(world.gather(time.perf_counter() - started))
+    moved = 2 * (world.size - 1) / world.size * 4 * count  # bytes that a rank sends in a ring
+    return f"{where}, {torch.get_num_threads()} threads each; all-reduce of {4 * count >> 20} MiB in " + (
+        f"{1e3 * slowest:,.1f} ms, {moved / slowest / 1e9:,.2f} GB/s a rank"
+    )
+
+
+def doubts(plan: Plan, ranks: int) -> list[str]:
+    """What is allowed in this phase and may still not be meant."""
+    config, index = plan.phase.config, plan.index
+    train, share = config.train, config.train.global_batch / ranks
+    mean = index.train.tokens / index.train.examples
+    budget = train.micro_batch * index.settings["sequence_length"]
+    epochs = train.steps * train.global_batch / index.train.examples
+    warmup = warmup_updates(config.schedule.warmup, train.steps)
+    found = [
+        (
+            train.global_batch % ranks != 0,
+            f"train.global_batch={train.global_batch} does not divide among {ranks} ranks: some have an example more "
+            "than others, who wait for them",
+        ),
+        (
+            share * mean < 0.5 * budget,
+            f"a rank's share of a batch, {share:g} examples, fills {share * mean / budget:.0%} of "
+            f"train.micro_batch={train.micro_batch}",
+        ),
+        (
+            epochs > MANY_EPOCHS,
+            f"the data run out: {epochs:,.0f} passes over the same examples; prepare more text or a larger "
+            "data.dupe_factor, or mask anew with data.dynamic_masking=true",
+        ),
+        (
+            warmup > train.steps // 2,
+            f"the warm-up takes {warmup:,} of {train.steps:,} steps",
+        ),
+        (
+            index.held_out.examples == 0 and train.eval_every > 0,
+            "train.eval_every is set, and the shards hold nothing to evaluate on: data.held_out=0.01, say",
+        ),
+    ]
+    return [line for holds, line in found if holds]
+
+
+def phase_lines(plan: Plan, world: World) -> list[str]:
+    """What this phase reads and does, in words."""
+    config, index = plan.phase.config, plan.index
+    train, split, order = config.train, index.train, plan.order(config)
+    share = math.ceil(train.global_batch / world.size)
+    mean = split.tokens / split.examples
+    passes = math.ceil(share * mean / (train.micro_batch * index.settings["sequence_length"]))
+    footprint = Shares(index, order, plan.caps(split, config), world.rank, world.size, plan.masking).footprint
+    warmup = warmup_updates(config.schedule.warmup, train.steps)
+    return [
+        f"{split.examples:,} examples of {mean:.0f} tokens on average, the longest {split.longest}; "
+        f"{index.held_out.examples:,} held out; vocabulary of {index.vocabulary.size:,}",
+        f"{train.steps:,} steps of {train.global_batch:,} examples, {share:,} a rank in about {passes} micro-batches; "
+        f"{train.steps * train.global_batch / split.examples:,.2f} epochs",
+        f"{config.optim.name}, rate up to {config.optim.lr:g} in {warmup:,} steps, then {config.schedule.name}",
+        f"a rank reads {footprint.streams} of {plan.streams} streams, {footprint.open_blocks} blocks open, "
+        f"{_gb(footprint.bytes)}",
+    ]
+
+
+def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
+    """Elements of all weights of the run's model, rows that pad the vocabulary not counted."""
+    model = meta_model(config, vocabulary_size)
+    rows = vocabulary_rows(model)
+    return sum(math.prod([rows.get(name, p.shape[0]), *p.shape[1:]]) for name, p in model.named_parameters())
+
+
+def summary(config: RunConfig, plans: list[Plan], world: World, console: Console) -> None:
+    """Checks disk and links, and has the first rank print what the run is. All ranks call this. Raises UserError
+    for what cannot work."""
+    parameters = parameters_of(config, plans[0].index.vocabulary.size)
+    room = told_alike(world, lambda: check_room(config, parameters))
+    links = check_links(world)
+    if world.rank != 0:
+        return
+    lines = [
+        f"{parameters:,} parameters in {plans[0].precision}, ZeRO stage {config.zero.stage}",
+        links,
+        f"{config.run.dir}: {room}",
+    ]
+    for plan in plans:
+        name = f"phase {plan.phase.name}: " if plan.phase.name else ""
+        lines += [f"{name}{line}" for line in phase_lines(plan, world)]
+        lines += [f"! {name}{line}" for line in doubts(plan, world.size)]
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return folder if folder.exists() else _existing(folder.parent)
+
+
+def _gb(size: float) -> str:
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size / 1e3:,.0f} kB"

@@ -1,0 +1,105 @@
+"""What is checked with all ranks there, before the first step: room, links, and what may not be meant."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from data_pipeline.errors import UserError
+from launch.recipe import load_config
+from pretrain.preflight import Plan, check_run
+from pretrain.readiness import check_links, check_room, doubts, most_kept, parameters_of, phase_lines
+from pretrain.world import World
+from tests.command_line import Maskmill, setting
+
+
+def plan_of(tiny: list[str], *overrides: str) -> Plan:
+    return check_run(load_config("demo", [*tiny, "run.dir=somewhere", *overrides]), 1)[0]
+
+
+def test_room_for_the_checkpoints_that_are_kept_and_one_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ["checkpoint.keep=3", "checkpoint.keep_best=false", "train.checkpoint_every=10"]
+    config = load_config("demo", [f"run.dir={tmp_path}/new/run", *kept])
+    size = 1000 * 12 * 1.02
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(4 * size) + 1))
+    assert check_room(config, 1000) == "checkpoints of 12 kB, 3 kept; 49 kB free"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(4 * size) - 1))
+    with pytest.raises(UserError, match="no room for checkpoints: 3 of 12 kB"):
+        check_room(config, 1000)
+    for step in (2, 4):  # they are there already
+        folder = tmp_path / "new" / "run" / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").write_text("{}")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(2 * size) + 1))
+    check_room(config, 1000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ([], 3),
+        (["train.eval_every=50"], 4),
+        (["train.eval_every=50", "checkpoint.keep_best=false"], 3),
+        (["checkpoint.keep_every=4"], 3 + 10 // 4),
+        (["train.steps=150"], 2),
+        (["train.checkpoint_every=0"], 1),
+    ],
+)
+def test_how_many_checkpoints_stay(settings: list[str], kept: int) -> None:
+    base = ["checkpoint.keep=3", "train.steps=1000", "train.checkpoint_every=100", "train.eval_every=0"]
+    assert most_kept(load_config("demo", [*base, *settings])) == kept
+
+
+def test_the_size_of_a_checkpoint_is_told_right(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
+    plan = plan_of(tiny)
+    said = maskmill(
+        "train", "demo", *tiny, f"run.dir={tmp_path}/run", "run.ranks=1", "run.stop_after=1"
+    ).stdout
+    count = parameters_of(plan.phase.config, plan.index.vocabulary.size)
+    assert f"{count:,} parameters in fp32, ZeRO stage 1" in said
+    assert "1 rank (cpu), 1 threads" in said
+    (folder,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.suffix == ".safetensors")
+    assert size == pytest.approx(12 * count, rel=0.1)  # the rest are the names of small tensors
+
+
+def test_a_full_disk_is_refused_before_the_first_step(
+    tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    huge = ["encoder.hidden=65536", "encoder.intermediate=262144", "encoder.heads=1024"]
+    done = maskmill("train", "demo", *tiny, f"run.dir={tmp_path}/run", "run.ranks=2", *huge, code=2)
+    assert done.stderr.count("maskmill: ") == 1
+    assert "no room for checkpoints" in done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.global_batch=13", "does not divide among 2 ranks"),
+        ("train.micro_batch=64", "of train.micro_batch=64"),
+        ("train.steps=100000", "the data run out: "),
+        ("schedule.warmup=0.9", "the warm-up takes 4 of 4 steps"),
+    ],
+)
+def test_what_may_not_be_meant(tiny: list[str], override: str, words: str) -> None:
+    assert doubts(plan_of(tiny), 2) == []
+    found = doubts(plan_of(tiny, override), 2)
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_one_rank_has_no_links() -> None:
+    assert check_links(World()).startswith("1 rank (cpu)")
+
+
+def test_a_phase_in_words(tiny: list[str]) -> None:
+    plan = plan_of(tiny)
+    shown = "\n".join(phase_lines(plan, World()))
+    assert f"{plan.index.train.examples:,} examples of" in shown
+    assert "4 steps of 12 examples, 12 a rank in about" in shown
+    assert setting(tiny, "optim.lr") == "1e-2"
+    assert "rate up to 0.01 in 0 steps" in shown
