@@ -74,8 +74,7 @@ class LocalProcesses:
     deaths: tuple[type[BaseException], ...] = (BrokenProcessPool,)
 
     def __init__(self, count: int) -> None:
-        """`count` processes; 0: one for each core that this process may use."""
-        self.count = count or len(os.sched_getaffinity(0))
+        self.count = count
         self._executor: Executor | None = None
 
     def start(self) -> Executor:
@@ -91,10 +90,15 @@ class LocalProcesses:
         return f"data.workers={self.count}"
 
 
+def local_workers(settings: DataSettings) -> int:
+    """data.workers; 0: one for each core that this process may use."""
+    return settings.workers or len(os.sched_getaffinity(0))
+
+
 def pool_of(settings: DataSettings) -> Pool:
     """The workers that the settings name. Raises UserError for an unknown kind."""
     if settings.executor == "local":
-        return LocalProcesses(settings.workers)
+        return LocalProcesses(local_workers(settings))
     if settings.executor == "dask":
         from data_pipeline.cluster import DaskWorkers
 
@@ -117,6 +121,13 @@ class Workers:
     ) -> None:
         if self._executor is not None:
             self.pool.stop()
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """Starts local workers, each of which calls `function`, while this process goes on."""
+        if isinstance(self.pool, LocalProcesses):
+            self._executor = self._executor or self.pool.start()
+            for _ in range(self.pool.count):
+                self._executor.submit(_single_threaded, function)
 
     def run(
         self,

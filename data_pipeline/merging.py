@@ -1,9 +1,11 @@
 """Documents of many tokenized parts in; one corpus in the order of their keys out, whatever their size."""
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +44,12 @@ def find(number: int, corpus: Corpus, chosen: NDArray[np.int64]) -> Found:
     return Found(part, keys, sources, start, stop - start, first, last - first)
 
 
-def merge(parts: list[Path], found: list[Found], folder: Path) -> None:
+def merge(parts: list[Path], found: list[Found], folder: Path, threads: int = 1) -> None:
     """Writes the documents `found` in the folders `parts` into `folder`, in the order of their keys.
 
     Each part is sorted: what a chunk of the result takes of it lies close together, and is read from its file in
-    few pieces. So memory stays small, and nothing stays mapped or open, however large and many the parts are.
+    few pieces, `threads` chunks at a time. So memory stays small, and nothing stays mapped or open, however large and
+    many the parts are.
     The result is written from front to back: a full disk is an error, where a map would kill the process."""
     rows = Found._make(np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(rows.keys, kind="stable")
@@ -58,14 +61,28 @@ def merge(parts: list[Path], found: list[Found], folder: Path) -> None:
     with open(folder / "tokens.npy", "wb") as tokens, open(folder / "sentence_starts.npy", "wb") as starts:
         write_header(tokens, open_corpus(parts[0]).tokens.dtype, int(token_starts[-1]))
         write_header(starts, np.dtype(np.int64), int(document_starts[-1]) + 1)
-        for first, last in _chunks(rows):
+
+        def columns(first: int, last: int) -> tuple[NDArray, NDArray[np.int64]]:
             chunk = Found._make(column[first:last] for column in rows)
             text = _collected(parts, chunk, "tokens", chunk.tokens, chunk.token_counts)
-            tokens.write(text.data)
             places = _collected(parts, chunk, "sentence_starts", chunk.sentences, chunk.sentence_counts)
             places += np.repeat(token_starts[first:last] - chunk.tokens, chunk.sentence_counts)
+            return text, places
+
+        for text, places in _ahead(columns, _chunks(rows), threads):
+            tokens.write(text.data)
             starts.write(places.data)
         starts.write(token_starts[-1:].data)
+
+
+def _ahead(function: Callable[..., Any], tasks: Iterator[tuple], threads: int) -> Iterator[Any]:
+    """function(*task) for each task in order, so many at a time."""
+    with ThreadPoolExecutor(threads) as pool:
+        under_way = deque(pool.submit(function, *task) for task in islice(tasks, threads))
+        while under_way:
+            result = under_way.popleft().result()
+            under_way.extend(pool.submit(function, *task) for task in islice(tasks, 1))
+            yield result
 
 
 def _chunks(rows: Found) -> Iterator[tuple[int, int]]:

@@ -30,7 +30,7 @@ from data_pipeline.packing import original_tokens
 from data_pipeline.remote import writable
 from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards import write_shard
-from data_pipeline.stages import deliver, gather_partition, make_plan, read_source, write_unit
+from data_pipeline.stages import deliver, gather_partition, make_plan, read_source, ready, write_unit
 from data_pipeline.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.storage import exists, is_uri, join, read_bytes, write_whole
 from data_pipeline.vocabulary import Vocabulary, load_vocabulary
@@ -94,8 +94,11 @@ def _plans(job: Job) -> list[tuple]:
 
 
 def _gathers(job: Job) -> list[tuple]:
+    # one pool of donors is one task, however large: the other workers' cores are free for it
+    idle = executors.local_workers(job.settings) // max(1, len(job.partitions))
+    threads = min(max(1, idle), MOST_THREADS) if job.settings.executor == "local" else 1
     partitions = zip(job.partitions, job.gathered, strict=True)
-    return [(job.parts, job.settings, partition, folder) for partition, folder in partitions]
+    return [(job.parts, job.settings, partition, folder, threads) for partition, folder in partitions]
 
 
 def _writes(job: Job) -> list[tuple]:
@@ -125,6 +128,8 @@ STAGES = (
     Stage("gather", "gathering documents", gather_partition, _gathers, lambda job: job.pools),
     WRITE,
 )
+MOST_THREADS = 4
+"""Of one gathering: each holds some 100 MB."""
 NAMES = (DISCOVER, *(stage.name for stage in STAGES), FINISH)
 """What `prepare_share` can be asked for, in this order."""
 
@@ -138,10 +143,12 @@ def prepare(settings: DataSettings, show: executors.Stage) -> tuple[Index, bool]
     vocabulary = _checked(settings)
     if index := _existing(settings, vocabulary):
         return index, False
-    job = open_job(settings, vocabulary, together=False)
     if settings.mode == "exact":
+        job = open_job(settings, vocabulary, together=False)
         return _finish(job, _exact(job, show), {}, started), True
     with Workers(pool_of(settings)) as workers:
+        workers.warm_up(ready)
+        job = open_job(settings, vocabulary, together=False)
         for stage in STAGES:
             _do(stage, job, workers, show)
     return _finish_stages(job, started), True

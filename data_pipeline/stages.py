@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from data_pipeline.arrange import arrangement
 from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.counts import Counts
+from data_pipeline.draws import words
 from data_pipeline.duplicates import Repeats, without_repeats
 from data_pipeline.mapping import release
 from data_pipeline.merging import find, merge
@@ -59,6 +60,11 @@ def read_source(
     return {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
 
 
+def ready() -> None:
+    """Has this process load what every stage needs, the compiler's tables among it: most of a second."""
+    words(0, 0, 0, 1)
+
+
 def make_plan(parts: list[str], settings: DataSettings, out: str) -> dict[str, Any]:
     """Writes the partitions of the documents in the folders `parts`, and their shards, to the file `out`."""
     partitions = plan([outline(Path(part)) for part in parts], settings)
@@ -67,7 +73,7 @@ def make_plan(parts: list[str], settings: DataSettings, out: str) -> dict[str, A
 
 
 def gather_partition(
-    parts: list[str], settings: DataSettings, partition: Partition, out: str
+    parts: list[str], settings: DataSettings, partition: Partition, out: str, threads: int = 1
 ) -> dict[str, Any]:
     """Merges the partition's documents, wherever they were read, into the folder `out`."""
     folders = [Path(part) for part in parts]
@@ -76,7 +82,7 @@ def gather_partition(
         corpus = open_corpus(folder)
         found.append(find(number, corpus, members(corpus, partition, settings)))
     with whole_folder(out) as whole:
-        merge(folders, found, whole)
+        merge(folders, found, whole, threads)
     return {"documents": sum(len(rows.keys) for rows in found)}
 
 

@@ -80,9 +80,11 @@ def test_sorting_moves_whole_documents(tmp_path: Path, monkeypatch: pytest.Monke
         assert list(found) == sorted(texts)
 
 
-@pytest.mark.parametrize(("chunk", "gap"), [(1 << 25, 1 << 14), (40, 0), (200, 30)])
+@pytest.mark.parametrize(
+    ("chunk", "gap", "threads"), [(1 << 25, 1 << 14, 1), (40, 0, 1), (200, 30, 1), (40, 0, 3)]
+)
 def test_merging_chosen_documents_is_sorting_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, gap: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, gap: int, threads: int
 ) -> None:
     monkeypatch.setattr(merging, "CHUNK", chunk)
     monkeypatch.setattr(merging, "GAP", gap)
@@ -93,7 +95,7 @@ def test_merging_chosen_documents_is_sorting_them(
     chosen = [np.arange(len(p))[::2] for p in parts]
     found = [find(number, part, some) for number, (part, some) in enumerate(zip(parts, chosen, strict=True))]
     (tmp_path / "merged").mkdir()
-    merge(folders, found, tmp_path / "merged")
+    merge(folders, found, tmp_path / "merged", threads)
     expected = {
         int(p.keys[d]): documents(p)[int(p.keys[d])] for p, c in zip(parts, chosen, strict=True) for d in c
     }

@@ -9,6 +9,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.executors import LocalProcesses, Workers
+from data_pipeline.stages import ready
 
 
 def count_lives(number: int, folder: str, deaths: int) -> dict[str, Any]:
@@ -33,6 +34,14 @@ def test_results_come_in_the_order_of_the_tasks_and_are_kept(tmp_path: Path) -> 
     assert again == first
     assert sum(seen) == 12
     assert all((tmp_path / f"task-{n}").read_text() == "x" for n in range(6)), "a finished task ran again"
+
+
+def test_workers_that_start_early_are_those_that_work(tmp_path: Path) -> None:
+    with Workers(LocalProcesses(2)) as workers:
+        workers.warm_up(ready)
+        started = workers._executor
+        workers.run(count_lives, [(n, str(tmp_path), 0) for n in range(4)], tmp_path / "done", lambda n: None)
+        assert workers._executor is started is not None
 
 
 def test_a_worker_that_dies_is_replaced_and_its_task_tried_again(tmp_path: Path) -> None:
