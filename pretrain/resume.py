@@ -108,7 +108,7 @@ def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, co
     if world.rank == 0:
         cut_metrics(folder, 0)
     if config.init_from:
-        _start_from(Path(config.init_from), config, plan, engine, world)
+        _start_from(Path(config.init_from), config, plans[0], engine, world)
     return Position()
 
 
@@ -240,7 +240,7 @@ def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, wor
     """Weights of another model; the counters start anew, and with init_moments the moments are kept."""
     if not (source / "config.json").is_file():
         checkpoint = find_checkpoint(source, world)
-        ours = {key: value for key, value in identity_of(config, plan).items() if key in MODEL}
+        ours = {key: value for key, value in identity_of(plan.phase.config, plan).items() if key in MODEL}
         refuse_another(checkpoint.state["identity"], ours, checkpoint.folder, "choose another init_from")
         kinds = KINDS if config.init_moments else ("master",)
         engine.partition.load(reader(checkpoint, engine), updates=0, kinds=kinds)

@@ -127,7 +127,7 @@ class World:
             told["error"] = [raised.what, raised.where, "", ""]
         except Exception as error:
             raised = error
-            told["error"] = [f"rank {self.rank} failed: {type(error).__name__}: {error}", "", "", ""]
+            told["error"] = [f"{type(error).__name__}: {error}", "", "", ""]
         found = self.gather(told)
         if raised is not None:
             raise raised

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +108,9 @@ def endpoint() -> Iterator[str]:
     """The address of an S3 server with one empty bucket, and an environment that leads there."""
     import fsspec
     from moto.server import ThreadedMotoServer
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()  # those of another module know the address of its own server
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -120,6 +124,8 @@ def endpoint() -> Iterator[str]:
             "AWS_DEFAULT_REGION": "us-east-1",
         }.items():
             patch.setenv(name, value)
+        urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST")).close()
         fsspec.filesystem("s3").mkdir(BUCKET)
         yield url
         server.stop()
+    S3FileSystem.clear_instance_cache()

@@ -19,10 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
 from launch.recipe import load_config
+from pretrain.batch import MicroBatch
 from pretrain.checkpoint import newest_checkpoint
 from pretrain.config import EncoderSettings, RunConfig
 from pretrain.engine import Engine, build_engine
@@ -32,7 +34,6 @@ from pretrain.optim.zero_partition import KINDS
 from pretrain.resume import _real, reader, real_shapes
 from pretrain.saving import Saver
 from pretrain.world import World
-from tests.benchmarks.bench_step import random_batch
 
 
 def main() -> None:
@@ -56,6 +57,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="of saving and loading the large model")
     parser.add_argument("--vocabulary", type=int, default=30522)
     return parser.parse_args()
+
+
+def random_batch(arguments: argparse.Namespace) -> MicroBatch:
+    """Random ids; lengths uniform between the two bounds, which both occur; 15 % masked."""
+    draws = np.random.RandomState(0)
+    shortest, longest = arguments.lengths
+    lengths = [shortest, longest, *draws.randint(shortest, longest + 1, max(0, arguments.examples - 2))]
+    lengths = [int(n) for n in lengths[: arguments.examples]]
+    sequences = [draws.randint(5, arguments.vocabulary, n).tolist() for n in lengths]
+    masked = [
+        dict.fromkeys(sorted(draws.permutation(np.arange(1, n - 1))[: max(1, round(0.15 * n))].tolist()), 7)
+        for n in lengths
+    ]
+    return MicroBatch.from_lists(
+        sequences, [n // 2 for n in lengths], masked, draws.randint(0, 2, len(lengths)).tolist()
+    )
 
 
 def engine_of(encoder: EncoderSettings, vocabulary: int, config: RunConfig, world: World) -> Engine:

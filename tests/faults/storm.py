@@ -230,7 +230,7 @@ def warm_up(settings: list[str]) -> None:
     from pretrain.train import train  # noqa: F401
 
     config = load_config("demo", [*settings, "run.dir=unused"])
-    plan = check_run(config, RANKS)
+    (plan,) = check_run(config, RANKS)
     for rank in range(RANKS):
         Shares(plan.index, plan.order(config), plan.caps(plan.index.train, config), rank, RANKS).read(0)
 

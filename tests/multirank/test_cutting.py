@@ -18,6 +18,8 @@ from data_pipeline.shards import write_shard
 from launch.recipe import load_config
 from pretrain.agreement import StopRequest, agreed
 from pretrain.engine import build_engine
+from pretrain.feeding import Feed
+from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.objectives import load
 from pretrain.objectives.base import build
@@ -81,8 +83,16 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
         order, caps = order_of(index, seed=1, global_batch=BATCH), caps_for(index.train, micro_batch, LONGEST)
         journal = SimpleNamespace(meter=Meter(), pace=Pace(world.device))
         plan = SimpleNamespace(index=index, objective=load("bert"))
+        position, feed = Position(), Feed(world.device, index.vocabulary.cls, index.vocabulary.sep)
         loop = SimpleNamespace(
-            config=config, plan=plan, engine=engine, journal=journal, world=world, position=Position()
+            config=config,
+            plan=plan,
+            engine=engine,
+            feed=feed,
+            journal=journal,
+            world=world,
+            position=position,
+            guard=Guard(config, position, world, "fp32"),
         )
         with Loader(index, order, caps, rank=world.rank, world=world.size) as loader:
             steps = agreed(iter(loader), world, StopRequest())
@@ -92,7 +102,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
                 here["micro_batches"].append((len(share.micro_batches), counts.micro_batches))
                 here["masked"].append(share.masked)
                 engine.set_lr(0.0)
-                compute(loop, share, counts)  # type: ignore[arg-type]
+                compute(loop, feed.on_host(share), counts)  # type: ignore[arg-type]
                 assert engine.step()
                 journal.meter.end_step()
                 here["figures"].append(journal.meter.read(world))

@@ -93,12 +93,12 @@ class Counter:
             self.now += 0.3 if (self.phase, self.rank) == ("data", 1) else 1e-4
             return next_share(loader)
 
-        def slow_forward(encoder: Encoder, batch: Any) -> Any:
+        def slow_forward(encoder: Encoder, batch: Any, *rows: Any) -> Any:
             slow = (self.phase, self.rank) == ("rank", 1)
             self.now += batch.tokens * (2e-3 if slow else 1e-3)
             if self.phase == "step" and self.step == SLOW_STEP - 1:
                 self.now += 1.0
-            return forward(encoder, batch)
+            return forward(encoder, batch, *rows)
 
         def slow_step(engine: Engine) -> bool:
             self.now += 0.1

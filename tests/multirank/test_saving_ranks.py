@@ -135,7 +135,7 @@ def test_ranks_agree_on_what_is_saved(tmp_path: Path) -> None:
     assert "step 2 was NOT saved" in first["told"]
     assert "the one of step 1 stands" in first["told"]
     assert second["told"] == "", "one rank tells"
-    assert first["together"] == "UserError: rank 1 failed: ZeroDivisionError: here"
+    assert first["together"] == "UserError: ZeroDivisionError: here (on rank 1 of 2)"
     assert "ranks [1] do not see what the first rank wrote" in first["blind"]
     assert "ranks [1] do not see what the first rank wrote" in second["blind"]
     assert second["together"] == "ZeroDivisionError: here"

@@ -9,10 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
-from pretrain.encoder import tiles
 from pretrain.encoder.attention import Packing, attend, choose_backend
 from pretrain.encoder.dropout import dropout, keep_mask
-from pretrain.encoder.tiles import _cut, plan_tiles
+from pretrain.encoder.tiles import _cut, plan_tiles, tile_attention
 
 LENGTHS = {
     "one": [7],
@@ -87,14 +86,16 @@ def test_padding_brings_no_nan_into_gradients() -> None:
 
 @pytest.mark.parametrize("kernel", ["ours", "torch"])  # on a CPU, and on GPUs without flash attention
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_realised_dropout_of_attention(rate: float, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if kernel == "torch":
-        monkeypatch.setattr(tiles, "_dense_on_cpu", tiles._dense)
+def test_realised_dropout_of_attention(rate: float, kernel: str) -> None:
     lengths, heads = [64] * 30 + [60] * 20, 2
+    packing = Packing.of(lengths)
     q, k = (torch.zeros(sum(lengths), heads, 64, dtype=torch.float32) for _ in range(2))
     v = torch.cat([torch.eye(64)[:n] for n in lengths])[:, None].expand(-1, heads, -1)
     torch.manual_seed(0)
-    probabilities = attend(q, k, v, Packing.of(lengths), dropout=rate)  # v is the identity: it shows them
+    if kernel == "torch":
+        probabilities = tile_attention(q, k, v, packing.tiles(heads, q.device), rate)
+    else:
+        probabilities = attend(q, k, v, packing, dropout=rate)  # v is the identity: it shows them
     shown = torch.cat(
         [p[..., :n].flatten() * n for p, n in zip(probabilities.split(lengths), lengths, strict=True)]
     )

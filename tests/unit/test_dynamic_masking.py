@@ -20,6 +20,7 @@ from data_pipeline.records import Segments
 from data_pipeline.settings import DataSettings, Stage, mask_stages
 from pretrain.config import RunConfig
 from pretrain.objectives import load
+from pretrain.phases import phases_of
 from pretrain.preflight import Plan
 
 COUNTS = [20, 8, 3, 17, 30, 1]
@@ -147,7 +148,7 @@ def test_held_out_examples_keep_their_masks_and_caps(tmp_path: Path) -> None:
     heavy = masking(masked_lm_prob=0.6, max_predictions=20)
     config = RunConfig()
     config.train.micro_batch = 4
-    plan = Plan(index, load("bert"), 4, "fp32", heavy)
+    plan = Plan(phases_of(config)[0], index, load("bert"), 4, "fp32", heavy)
     assert plan.caps(index.train, config) == caps_for(index.train, 4, 24, heavy.masker(0))
     assert plan.caps(index.held_out, config) == caps_for(index.held_out, 4, 24)
 

@@ -12,11 +12,14 @@ from data_pipeline.packing import StepShare, pack
 from data_pipeline.records import Examples
 from pretrain.agreement import Agreed
 from pretrain.batch import MicroBatch, Shape
-from pretrain.config import EncoderSettings
+from pretrain.config import EncoderSettings, RunConfig
 from pretrain.encoder.encoder import Encoder
 from pretrain.feeding import Feed
+from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.objectives import OBJECTIVES, load
+from pretrain.pace import Pace
+from pretrain.resume import Position
 from pretrain.train import compute
 from pretrain.world import World
 
@@ -85,7 +88,9 @@ def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | No
         plan=SimpleNamespace(objective=kind),
         engine=SimpleEngine(model),
         feed=feed,
-        journal=SimpleNamespace(meter=meter),
+        journal=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
+        position=Position(),
+        guard=Guard(RunConfig(), Position(), World(), "bf16"),
         world=World(),
     )
     counts = Agreed(ready.examples, ready.tokens, ready.masked, ready.pairs, 0, count, False, 0.0)
