@@ -207,6 +207,6 @@ def missing(done: Path, count: int) -> list[int]:
     return [number for number in range(count) if marker(done, number).name not in there]
 
 
-def _single_threaded(function: Callable[..., dict[str, Any]], *task: Any) -> dict[str, Any]:
+def _single_threaded(function: Callable[..., Any], *task: Any) -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library would start a thread a core in every worker
     return function(*task)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ranks import run
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader import Loader
+from data_pipeline.prefetch import Prefetch
 from launch.recipe import load_config
 from pretrain import pace
 from pretrain.agreement import told_alike
@@ -87,11 +88,12 @@ class Counter:
 
     def __init__(self, rank: int, patch: pytest.MonkeyPatch) -> None:
         self.now, self.phase, self.step, self.rank = 0.0, "", 0, rank
-        next_share, forward, step, enter = Loader.__next__, Encoder.forward, Engine.step, Journal.enter
+        next_share, forward, step, enter = Prefetch.__next__, Encoder.forward, Engine.step, Journal.enter
 
-        def slow_share(loader: Loader) -> Any:
-            self.now += 0.3 if (self.phase, self.rank) == ("data", 1) else 1e-4
-            return next_share(loader)
+        def slow_share(shares: Prefetch) -> Any:
+            if threading.current_thread() is threading.main_thread():  # not the thread that reads ahead
+                self.now += 0.3 if (self.phase, self.rank) == ("data", 1) else 1e-4
+            return next_share(shares)
 
         def slow_forward(encoder: Encoder, batch: Any, *rows: Any) -> Any:
             slow = (self.phase, self.rank) == ("rank", 1)
@@ -100,17 +102,17 @@ class Counter:
                 self.now += 1.0
             return forward(encoder, batch, *rows)
 
-        def slow_step(engine: Engine) -> bool:
+        def slow_step(engine: Engine, **settings: Any) -> bool:
             self.now += 0.1
             self.step += 1
-            return step(engine)
+            return step(engine, **settings)
 
         def slow_enter(journal: Journal, plan: Any) -> None:
             self.phase, self.step = plan.phase.name, 0
             enter(journal, plan)
 
         patch.setattr(pace, "clock", lambda: self.now)
-        patch.setattr(Loader, "__next__", slow_share)
+        patch.setattr(Prefetch, "__next__", slow_share)
         patch.setattr(Encoder, "forward", slow_forward)
         patch.setattr(Engine, "step", slow_step)
         patch.setattr(Journal, "enter", slow_enter)
