@@ -40,7 +40,7 @@ demo: env
 	run inspect runs/demo
 
 test: env
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest tests -n 2 --dist loadfile
 
 # installs Slurm where it is missing; fails, never skips, where the cluster cannot start
 test-cluster: env
