@@ -117,11 +117,14 @@ def _newest_whole(folder: Path, world: World, console: Console) -> Checkpoint | 
     damaged: list[tuple[Path, str]] = []
     world.together(lambda: drop_leftovers(folder) if world.rank == 0 else None)
     checkpoint = newest_checkpoint(folder, world, lambda path, found: damaged.append((path, found)))
-    if world.rank == 0 and checkpoint is not None:
-        for path, found in damaged:
-            fate = f"set aside as {set_aside(path).name}, falling back to {checkpoint.folder.name}"
-            console.print(f"{path.name} is damaged ({found}): {fate}", soft_wrap=True, markup=False)
-    world.barrier()
+
+    def set_them_aside() -> None:
+        if world.rank == 0 and checkpoint is not None:
+            for path, found in damaged:
+                fate = f"set aside as {set_aside(path).name}, falling back to {checkpoint.folder.name}"
+                console.print(f"{path.name} is damaged ({found}): {fate}", soft_wrap=True, markup=False)
+
+    world.together(set_them_aside)
     return checkpoint
 
 
