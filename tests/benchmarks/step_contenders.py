@@ -79,6 +79,7 @@ def run_settings(shards: str, sizes: dict[str, Any]) -> list[str]:
     dropout = sizes["dropout"]
     return [
         f"train.shards={shards}",
+        f"data.vocab={shards}",
         f"data.sequence_length={sizes['length']}",
         f"encoder.layers={sizes['layers']}",
         f"encoder.hidden={sizes['hidden']}",
