@@ -224,6 +224,14 @@ def test_the_cache_forgets_and_goes_on(monkeypatch):
         WordCache(small(lowercase=True), most_words=ROOM - 1)
 
 
+@pytest.mark.parametrize("before", ["", "a", "aa"])
+def test_a_buffer_that_is_full_within_a_character(monkeypatch, before):
+    monkeypatch.setattr(tokens, "_BUFFER_WORDS", ROOM)
+    cache = WordCache(small(lowercase=True))
+    sentences = [before + 2000 * "\u2019" + " the"]
+    assert ours(cache, sentences) == library(cache.vocabulary, sentences)
+
+
 def test_known_words_are_not_asked_for_again(monkeypatch):
     cache = WordCache(small(lowercase=True))
     cache.encode(["the cat sat"])
