@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+VERBS = ROOT / "launch" / "verbs"
 PACKAGES = ("data_pipeline", "pretrain", "launch")
 
 DOORS = {
     "webdataset": {"data_pipeline/shards.py"},
     "deepspeed": {"pretrain/engine.py", "pretrain/optim/zero_partition.py"},
     "wandb": {"pretrain/monitor.py"},
-    "typer": {"launch/cli.py"},
+    "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
     "triton": {"pretrain/kernels/lamb_triton.py"},
     "dask": {"data_pipeline/cluster.py"},
     "distributed": {"data_pipeline/cluster.py"},

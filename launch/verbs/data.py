@@ -1,0 +1,66 @@
+"""Verbs that make data: vocab, prepare."""
+
+from typing import Annotated
+
+import typer
+
+from data_pipeline.errors import UserError
+from launch.app import Overrides, Recipe, app, console, say
+from launch.progress import stages
+from launch.recipe import load_config
+
+
+@app.command()
+def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Train a vocabulary on data.sources and write it into the folder data.vocab: WordPiece, or what
+    vocabulary.kind says.
+
+    \b
+    Example:
+        maskmill vocab bert_base data.sources=corpus/ data.vocab=vocab/ vocabulary.size=30522"""
+    config = load_config(recipe, overrides or [])
+    from data_pipeline.learning import learn_vocabulary
+
+    vocabulary = learn_vocabulary(config.data, config.vocabulary, stages(console))
+    say(f"vocabulary of {vocabulary.size:,} entries in {config.data.vocab}")
+
+
+@app.command()
+def prepare(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    stage: Annotated[
+        str, typer.Option(help="Do this stage only: discover, read, plan, gather, write or finish.")
+    ] = "",
+    share: Annotated[
+        str, typer.Option(help="With --stage, of its tasks only these: 3/16 does tasks 3, 19, 35, ...")
+    ] = "0/1",
+) -> None:
+    """Turn data.sources into pre-masked shards and index.json in the folder data.out; of a recipe with phases, those
+    of each.
+
+    The bytes depend on the text, the settings and the seed alone. A killed run goes on where it was.
+    Without --stage one process does it all; with it, many processes on many machines can, in a folder that all see:
+    each stage in as many shares as you like, one stage after the other. slurm/prepare.sbatch does so.
+
+    \b
+    Example:
+        maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
+    config = load_config(recipe, overrides or [])
+    from data_pipeline.executors import Share
+    from data_pipeline.prepare import prepare as run
+    from data_pipeline.prepare import prepare_share
+    from pretrain.phases import data_of_phases
+
+    if share != "0/1" and not stage:
+        raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
+    for data in data_of_phases(config):
+        if stage:
+            say(prepare_share(data, stages(console), stage, Share.parsed(share)))
+            continue
+        index, fresh = run(data, stages(console))
+        train = index.splits["train"]
+        say(
+            f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
+            f"{len(train.shards)} shards in {data.out}"
+        )

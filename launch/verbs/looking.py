@@ -1,0 +1,81 @@
+"""Verbs that look at what is there: inspect, report, sync, settings."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from data_pipeline.errors import UserError
+from launch.app import Overrides, app, console, run_folder, say
+from launch.recipe import load_config
+
+
+@app.command()
+def inspect(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder, or the URI of shards.")],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    examples: Annotated[
+        str, typer.Option(help="Print so many examples, or `all`, one a line with --json.")
+    ] = "",
+    split: Annotated[str, typer.Option(help="Which examples: train or held_out.")] = "train",
+    batch: Annotated[int, typer.Option(help="Examples of a batch whose padding is counted.")] = 32,
+    recipe: Annotated[
+        str, typer.Option(help="A recipe, changed by KEY=VALUE: how often it reads the shards.")
+    ] = "",
+) -> None:
+    """Say what is in a folder of shards, a run, a checkpoint or an exported model, and whether all hashes hold.
+
+    Of shards every example is looked at. What is odd about the data is said with what to do, and the exit code
+    is 0; files that are missing or changed end with exit code 2.
+
+    \b
+    Example:
+        maskmill inspect shards/ --batch 64 --recipe bert_base train.steps=100000
+        maskmill inspect shards/ --examples all --json"""
+    if overrides and not recipe:
+        raise UserError(f"cannot apply {overrides[0]!r}", where=path, expected="--recipe RECIPE beside it")
+    from launch.inspecting import inspect_path
+
+    config = load_config(recipe, overrides or []) if recipe else None
+    inspect_path(path, console, as_json=as_json, examples=examples, split=split, batch=batch, config=config)
+
+
+@app.command()
+def report(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folder, or a recipe.")]) -> None:
+    """Draw report.html, one self-contained page, from a run folder.
+
+    \b
+    Example:
+        maskmill report runs/base"""
+    from pretrain.report import render
+
+    say(f"report: {render(run_folder(source, None))}")
+
+
+@app.command()
+def sync(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folder, or a recipe.")]) -> None:
+    """Send a run that W&B has not seen whole: every step once, in order, whatever the number of its lives.
+
+    \b
+    Example:
+        maskmill sync runs/base"""
+    from pretrain.run_folder import sync_run
+
+    say(f"sent {sync_run(run_folder(source, None)):,} lines to W&B")
+
+
+@app.command()
+def settings(
+    contains: Annotated[str, typer.Argument(metavar="[WORD]", help="Only keys that contain this.")] = "",
+) -> None:
+    """List every setting: key, default, meaning.
+
+    \b
+    Example:
+        maskmill settings train."""
+    from launch.manual import manual
+
+    for key, default, meaning in manual():
+        if contains in key:
+            console.print(f"[bold]{key}[/bold] = {escape(default)}\n    {escape(meaning)}")

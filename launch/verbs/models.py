@@ -1,0 +1,42 @@
+"""Verbs of a trained model: export, fill."""
+
+from typing import Annotated
+
+import typer
+
+from launch.app import Folder, Overrides, app, run_folder, say
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(metavar="PATH", help="A run or checkpoint folder, or a recipe.")],
+    overrides: Overrides = None,
+    out: Annotated[str, typer.Option(help="Folder of the model; default: `export` in the run folder.")] = "",
+) -> None:
+    """Write a checkpoint as a Hugging Face folder, after a proof that both models give the same logits.
+
+    \b
+    Example:
+        maskmill export runs/base --out models/base"""
+    from pretrain.exporting import export_run
+
+    path, proof = export_run(run_folder(source, overrides), out)
+    say(proof)
+    say(f"exported to {path}")
+
+
+@app.command()
+def fill(
+    model: Folder,
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Sentences with a [MASK] in each.")],
+) -> None:
+    """Fill the blanks of sentences with an exported model, through transformers.pipeline. [MASK] stands for whatever
+    the model's own mask token is.
+
+    \b
+    Example:
+        maskmill fill models/base "The capital of France is [MASK]." """
+    from pretrain.evaluate.fill import fill_blanks
+
+    for text, words in fill_blanks(model, texts):
+        say(f"{text}\n    " + "   ".join(f"{word} {share:.1%}" for word, share in words))

@@ -1,0 +1,73 @@
+"""Verbs of a training: train, plan."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launch.app import Overrides, Recipe, app, console
+from launch.ranks import start_ranks
+from launch.recipe import load_config
+
+
+@app.command()
+def train(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Train on prepared shards; checkpoints, metrics.jsonl and report.html go to the folder run.dir.
+
+    Starts run.ranks processes on this machine, or joins those that torchrun, deepspeed or srun started. After a
+    crash they are started again, run.restarts times. SIGTERM, SIGUSR1 and Ctrl-C save and end with exit code 3.
+    The same command again goes on from the newest checkpoint; a finished run says so.
+
+    \b
+    Example:
+        maskmill train bert_base run.dir=runs/base run.ranks=8"""
+    from pretrain.world import is_launched
+
+    config = load_config(recipe, overrides or [])
+    if not is_launched():
+        from pretrain.preflight import check_run
+        from pretrain.run_folder import check_folder
+
+        # here, so that what is wrong is said once, in seconds, and leaves no folder
+        check_folder(config, check_run(config, config.run.ranks))
+        logs, run = Path(config.run.dir) / "logs", config.run
+        raise SystemExit(start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay))
+    from pretrain.train import train as train_run
+
+    train_run(config, console, command=f"maskmill {' '.join(sys.argv[1:])}")
+
+
+@app.command()
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each machine.", min=1)] = 8,
+    gpu: Annotated[str, typer.Option(help="v100, a100, a100-80, h100 or h200.")] = "h100",
+    network: Annotated[
+        float, typer.Option(help="Gbit/s a GPU has to other machines; 0: what such machines usually have.")
+    ] = 0.0,
+    utilisation: Annotated[
+        float,
+        typer.Option(help="Share of the GPU's peak that the arithmetic reaches; measure it if you can."),
+    ] = 0.4,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Say what a run needs and costs before anyone pays: memory, time, epochs, and what does not add up.
+
+    \b
+    Example:
+        maskmill plan bert_large --nodes 8 --gpu h100"""
+    config = load_config(recipe, overrides or [])
+    from pretrain.planning.forecast import forecast_phases
+    from pretrain.planning.hardware import gpu_named
+    from pretrain.planning.show import phases_as_values, show_phases
+    from pretrain.planning.timing import Cluster
+
+    found = forecast_phases(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
+    if as_json:
+        print(json.dumps(phases_as_values(found), indent=1))
+    else:
+        show_phases(found, config.zero.stage, console)
