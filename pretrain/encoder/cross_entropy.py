@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Logits alive at a time: 16 MiB on a CPU, which its last cache may hold; 256 MiB on a GPU."""
+_GROUP_ELEMENTS = 1 << 25
+"""Logits in half precision whose products with weights and hidden states are taken at once: 64 MiB."""
 
 
 def vocabulary_cross_entropy(
@@ -125,36 +127,44 @@ def _by_chunks(
 ) -> tuple[Tensor, Tensor, _Gradients]:
     """Loss, hits and the gradients that are wanted, a few rows at a time."""
     hidden_RH, weight_VH, _ = inputs
-    dtype = _sum_dtype(hidden_RH)
+    dtype, size, kind = _sum_dtype(hidden_RH), weight_VH.shape[0], hidden_RH.device.type
     gradients = _Gradients(
         *(torch.zeros_like(x, dtype=dtype) if w else None for x, w in zip(inputs, wanted, strict=True))
     )
     loss, hits = hidden_RH.new_zeros((), dtype=dtype), ids_R.new_zeros(())
-    elements = _CHUNK_ELEMENTS.get(hidden_RH.device.type, _CHUNK_ELEMENTS["cuda"])
-    rows = max(1, elements // weight_VH.shape[0])
-    buffer = hidden_RH.new_empty((min(rows, len(ids_R)), weight_VH.shape[0]), dtype=dtype)
-    for start in range(0, len(ids_R), rows):
-        chunk = slice(start, start + rows)
-        chunk_loss, chunk_hits = _chunk(inputs, ids_R, vocabulary_size, chunk, buffer, gradients)
-        loss += chunk_loss
-        hits += chunk_hits
+    chunk_rows = max(1, _CHUNK_ELEMENTS.get(kind, _CHUNK_ELEMENTS["cuda"]) // size)
+    # in half precision a product cannot add to sums in float32 by itself: few, large ones
+    group_rows = chunk_rows if hidden_RH.dtype == dtype else max(chunk_rows, _GROUP_ELEMENTS // size)
+    buffer_GV = hidden_RH.new_empty((min(group_rows, len(ids_R)), size))
+    for start in range(0, len(ids_R), group_rows):
+        group = slice(start, start + group_rows)
+        logits_GV = _logits(inputs, group, buffer_GV)
+        for first in range(0, len(logits_GV), chunk_rows):
+            chunk = slice(first, first + chunk_rows)
+            found = _softmax(logits_GV[chunk], ids_R[group][chunk], inputs[2], vocabulary_size, gradients)
+            loss += found[0]
+            hits += found[1]
+        _add_products(logits_GV, ids_R[group] >= 0, inputs, group, gradients)
     return loss, hits, gradients
 
 
-def _chunk(
-    inputs: tuple[Tensor, Tensor, Tensor],
-    ids_R: Tensor,
-    vocabulary_size: int,
-    chunk: slice,
-    buffer: Tensor,
-    gradients: _Gradients,
+def _logits(inputs: tuple[Tensor, Tensor, Tensor], group: slice, buffer_GV: Tensor) -> Tensor:
+    """Of the rows `group`, in the dtype of the input: with the bias where that is the softmax's, else without."""
+    hidden_GH, weight_VH, bias_V = inputs[0][group], inputs[1], inputs[2]
+    out_GV = buffer_GV[: len(hidden_GH)]
+    if hidden_GH.dtype == _sum_dtype(hidden_GH):
+        return torch.addmm(bias_V, hidden_GH, weight_VH.T, out=out_GV)
+    return torch.mm(hidden_GH, weight_VH.T, out=out_GV)
+
+
+def _softmax(
+    rows_CV: Tensor, ids_C: Tensor, bias_V: Tensor, vocabulary_size: int, gradients: _Gradients
 ) -> tuple[Tensor, Tensor]:
-    """Loss and hits of the rows `chunk`; their gradients are added to `gradients`."""
-    hidden_CH, weight_VH, bias_V = inputs[0][chunk], inputs[1], inputs[2]
-    ids_C = ids_R[chunk]
-    counted_C = ids_C >= 0
-    target_C1 = ids_C.clamp(min=0)[:, None]
-    logits_CV = _logits(hidden_CH, weight_VH, bias_V, buffer[: len(ids_C)])
+    """Loss and hits of rows of `_logits`, which become the gradient of the logits, as if every row counted; the
+    bias's is added to `gradients`."""
+    dtype = _sum_dtype(rows_CV)
+    logits_CV = rows_CV if rows_CV.dtype == dtype else rows_CV.to(dtype).add_(bias_V)
+    counted_C, target_C1 = ids_C >= 0, ids_C.clamp(min=0)[:, None]
     logits_CV[:, vocabulary_size:] = -torch.inf
     best_C1, target_logit_C1 = logits_CV.amax(-1, keepdim=True), logits_CV.gather(1, target_C1)
     hits = ((target_logit_C1 == best_C1)[:, 0] & counted_C).sum()
@@ -164,35 +174,29 @@ def _chunk(
     loss = losses_C1[:, 0].masked_fill(~counted_C, 0.0).sum()
     if any(g is not None for g in gradients):
         softmax_CV.scatter_add_(1, target_C1, softmax_CV.new_full((1, 1), -1.0).expand_as(target_C1))
-        _add_gradients(softmax_CV, hidden_CH, weight_VH, counted_C, chunk, gradients)
+        if gradients.bias_V is not None:
+            gradients.bias_V.add_(softmax_CV.T @ counted_C.to(dtype))
+        if softmax_CV.data_ptr() != rows_CV.data_ptr():
+            rows_CV.copy_(softmax_CV)
     return loss, hits
 
 
-def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor, out_CV: Tensor) -> Tensor:
-    if hidden_CH.dtype == out_CV.dtype:
-        return torch.addmm(bias_V, hidden_CH, weight_VH.T, out=out_CV)
-    return out_CV.copy_(hidden_CH @ weight_VH.T).add_(bias_V)
-
-
-def _add_gradients(
-    error_CV: Tensor,
-    hidden_CH: Tensor,
-    weight_VH: Tensor,
-    counted_C: Tensor,
-    chunk: slice,
+def _add_products(
+    error_GV: Tensor,
+    counted_G: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    group: slice,
     gradients: _Gradients,
 ) -> None:
-    """`error_CV` is the gradient of the logits, but for rows that do not count: they are left out of what it
-    is multiplied with, which is a thousandth of its size."""
-    error = error_CV.to(hidden_CH.dtype)
-    counted_C1 = counted_C[:, None].to(hidden_CH.dtype)
+    """Adds what follows from `error_GV`, the gradient of the logits but for rows that do not count: they are left
+    out of what it is multiplied with, which is a thousandth of its size."""
+    hidden_GH, weight_VH, _ = inputs[0][group], inputs[1], inputs[2]
+    counted_G1 = counted_G[:, None].to(hidden_GH.dtype)
     if gradients.hidden_RH is not None:
-        gradients.hidden_RH[chunk] = (error @ weight_VH).mul_(counted_C1)
+        gradients.hidden_RH[group] = (error_GV @ weight_VH).mul_(counted_G1)
     if gradients.weight_VH is not None:
-        hidden_CH = hidden_CH * counted_C1
-        if error.dtype == gradients.weight_VH.dtype:
-            gradients.weight_VH.addmm_(error.T, hidden_CH)
+        hidden_GH = hidden_GH * counted_G1
+        if error_GV.dtype == gradients.weight_VH.dtype:
+            gradients.weight_VH.addmm_(error_GV.T, hidden_GH)
         else:
-            gradients.weight_VH.add_(error.T @ hidden_CH)
-    if gradients.bias_V is not None:
-        gradients.bias_V.add_(error_CV.T @ counted_C.to(error_CV.dtype))
+            gradients.weight_VH.add_(error_GV.T @ hidden_GH)

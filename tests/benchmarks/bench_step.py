@@ -5,8 +5,8 @@
 Prints real tokens (padding not counted) a second, the share of the fp32 matrix-product peak that was measured between
 the rounds, and the peak memory of each contender. The text is the demo's, prepared with BERT's uncased vocabulary of
 30,522 words, so lengths are real; `--short` states the share of short sequences (0.1 is the data recipe's own; 1 gives
-lengths spread evenly over the whole range). Every contender trains in fp32 on the same batches of pairs with the same
-masks, with the same dropout, AdamW and gradients clipped to 1, in a process of its own; they take turns, so
+lengths spread evenly over the whole range). Every contender trains on the same batches of pairs with the same masks, in fp32
+unless its name says bf16 (ours: weights in bf16, masters and sums in fp32; the Trainer's: autocast), with the same dropout, AdamW and gradients clipped to 1, in a process of its own; they take turns, so
 that a change of the machine's load meets all, and the median round counts. Ours runs with what `maskmill train` sets
 in its environment; the Trainer with a user's environment, and once more with ours.
 """
@@ -46,9 +46,13 @@ class Contender(NamedTuple):
 
 CONTENDERS = {
     "ours": Contender("Maskmill, packed", "ours", TUNING, ["train.compile=off"]),
+    "bf16": Contender(
+        "Maskmill, packed, bf16", "ours", TUNING, ["train.compile=off", "train.precision=bf16"]
+    ),
     "compiled": Contender("Maskmill, packed, compiled", "ours", TUNING, ["train.compile=on"]),
     "trainer": Contender("transformers' Trainer, padded", "trainer", {}, []),
     "tuned": Contender("the same with our environment", "trainer", TUNING, []),
+    "trainer-bf16": Contender("transformers' Trainer, padded, bf16", "trainer", {}, ["train.precision=bf16"]),
 }
 
 

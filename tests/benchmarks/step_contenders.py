@@ -142,6 +142,7 @@ def transformers_trainer(shards: str, sizes: dict[str, Any], gate: Gate) -> None
             save_strategy="no",
             report_to=[],
             use_cpu=True,
+            bf16="train.precision=bf16" in sizes.get("settings", []),
             disable_tqdm=True,
         )
         transformers.Trainer(

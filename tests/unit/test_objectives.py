@@ -197,3 +197,21 @@ def test_cross_entropy_has_one_backward_pass_and_none_without_gradients() -> Non
         loss.backward()
     with torch.no_grad():
         assert not cross_entropy.vocabulary_cross_entropy(*inputs, ids, 60)[0].requires_grad
+
+
+def test_cross_entropy_in_groups_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(2)
+    shapes = ((40, 16), (128, 16), (128,))
+    inputs = [torch.randn(s, generator=generator).to(torch.bfloat16).requires_grad_() for s in shapes]
+    ids = torch.randint(-1, VOCABULARY, (40,), generator=generator)
+
+    def found() -> list[torch.Tensor]:
+        loss, hits = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY)
+        return [loss.detach(), hits, *torch.autograd.grad(loss, inputs)]
+
+    whole = found()
+    monkeypatch.setitem(cross_entropy._CHUNK_ELEMENTS, "cpu", 3 * 128)
+    monkeypatch.setattr(cross_entropy, "_GROUP_ELEMENTS", 8 * 128)
+    for a, b in zip(whole, found(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0.05)  # sums of products rounded to 8 bits
+    torch.testing.assert_close(whole[0], found()[0], rtol=1e-6, atol=0)
