@@ -5,10 +5,11 @@
 Prints real tokens (padding not counted) a second, the share of the fp32 matrix-product peak that was measured between
 the rounds, and the peak memory of each contender. The text is the demo's, prepared with BERT's uncased vocabulary of
 30,522 words, so lengths are real; `--short` states the share of short sequences (0.1 is the data recipe's own; 1 gives
-lengths spread evenly over the whole range). Every contender trains on the same batches of pairs with the same masks, in fp32
-unless its name says bf16 (ours: weights in bf16, masters and sums in fp32; the Trainer's: autocast), with the same dropout, AdamW and gradients clipped to 1, in a process of its own; they take turns, so
-that a change of the machine's load meets all, and the median round counts. Ours runs with what `maskmill train` sets
-in its environment; the Trainer with a user's environment, and once more with ours.
+lengths spread evenly over the whole range). Every contender trains on the same batches of pairs with the same masks,
+in fp32 unless its name says bf16 (ours: weights in bf16, masters and sums in fp32; the Trainer's: autocast), with the
+same dropout, AdamW and gradients clipped to 1, in a process of its own; they take turns, so that a change of the
+machine's load meets all, and the median round counts. Ours runs with what `maskmill train` sets in its environment;
+the Trainer with a user's environment, and once more with ours.
 """
 
 import argparse
