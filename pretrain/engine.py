@@ -1,4 +1,4 @@
-"""A model and its RunConfig in; an Engine that steps it under DeepSpeed ZeRO out. The one door to deepspeed.
+"""A model and its RunConfig in; an Engine that steps it under DeepSpeed ZeRO out.
 
 What DeepSpeed 0.19 puts around our optimizer, and how each cell is kept to fp32 masters, moments, accumulation and
 reduction. All cells that are not refused are tested (tests/multirank; fp16 with DeepSpeed's CPU check patched).
@@ -19,10 +19,7 @@ gradient that is missing counts as zero at every stage: moments decay and weight
 the model after its construction: it must fit one rank's memory once.
 """
 
-import logging
 import math
-import os
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
@@ -35,6 +32,12 @@ from torch.optim import Optimizer
 
 from data_pipeline.errors import UserError
 from pretrain.config import RunConfig
+from pretrain.deepspeed_setup import (
+    deepspeed_settings,
+    import_deepspeed,
+    refuse_unsupported,
+    resolve_precision,
+)
 from pretrain.kernels.lamb import check_kernels
 from pretrain.optim import zero_gradients
 from pretrain.optim.groups import build_optimizer, trainable_parameters
@@ -42,9 +45,6 @@ from pretrain.optim.lamb import Lamb
 from pretrain.optim.segments import squared_norm
 from pretrain.optim.zero_partition import PartitionMap, build_partition_map
 from pretrain.world import World
-
-BUCKET = 50_000_000
-"""Gradient elements that travel together: 200 MB in fp32."""
 
 
 class Engine:
@@ -224,9 +224,9 @@ def build_engine(
     Rank 0's weights are everybody's; in low precision the masters start from them in fp32, unrounded. `zero` adds to
     DeepSpeed's `zero_optimization` section. Raises UserError for a stage and precision that do not go together.
     """
-    precision = resolve_precision(config, world)
-    deepspeed = _import_deepspeed(world)
-    _refuse(deepspeed, config.zero.stage, precision)
+    precision = resolve_precision(config, world.device.type)
+    deepspeed = import_deepspeed(world)
+    refuse_unsupported(deepspeed, config.zero.stage, precision)
     check_kernels(config.train.kernels, world.device)
     model.to(world.device)
     _share_rank_0(model, world)
@@ -234,99 +234,13 @@ def build_engine(
     if precision != "fp32":
         masters = {name: p.detach().cpu().clone() for name, p in trainable_parameters(model).items()}
     optimizer = build_optimizer(model, config.optim, config.train.kernels)
-    settings = _settings(config, precision, dict(zero or {}))
+    settings = deepspeed_settings(config, precision, dict(zero or {}))
     with redirect_stdout(StringIO()):  # it prints its memory use
         wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     engine = Engine(wrapped, optimizer, precision, config.train.clip, world)
     if masters:
         engine.partition.load(_reader(masters), updates=0, kinds=("master",))
     return engine
-
-
-def resolve_precision(config: RunConfig, world: World) -> str:
-    """fp32, bf16 or fp16: what `train.precision` means on this device."""
-    if config.train.precision != "auto":
-        return config.train.precision
-    return "bf16" if world.device.type == "cuda" else "fp32"
-
-
-def _refuse(deepspeed: Any, stage: int, precision: str) -> None:
-    accelerator = deepspeed.accelerator.get_accelerator()
-    supported = {
-        "fp32": True,
-        "bf16": accelerator.is_bf16_supported(),
-        "fp16": accelerator.is_fp16_supported(),
-    }
-    if not supported[precision]:
-        raise UserError(
-            f"train.precision={precision} does not run on this device", where="settings", remedy="fp32"
-        )
-    if stage == 0 and precision == "fp16":
-        raise UserError(
-            "zero.stage=0 with train.precision=fp16: DeepSpeed does not scale the loss there",
-            where="settings",
-            remedy="zero.stage=1, or bf16",
-        )
-
-
-def _settings(config: RunConfig, precision: str, zero: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's configuration. Steps, learning rate and the size of the global batch are not its business."""
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,  # only scales losses, which we do: the number of micro-batches may vary
-        "gradient_clipping": config.train.clip if config.zero.stage else 0.0,  # at stage 0 we clip
-        "communication_data_type": "fp32",
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "timers": {"throughput": {"enabled": False}},
-        "zero_optimization": {
-            "stage": config.zero.stage,
-            "sub_group_size": config.zero.sub_group_size,
-            "reduce_bucket_size": BUCKET,
-            **({"offload_optimizer": {"device": "cpu"}} if config.zero.offload == "cpu" else {}),
-            **zero,
-        },
-    }
-    if config.zero.stage > 0:
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    if precision != "fp32":
-        settings[precision] = {"enabled": True}
-    return settings
-
-
-def _import_deepspeed(world: World) -> Any:
-    """DeepSpeed, told what it would otherwise guess, and quiet but for errors."""
-    os.environ.setdefault("DS_ACCELERATOR", world.device.type)
-    os.environ["LOCAL_RANK"] = str(
-        world.device.index or 0 if world.device.type == "cuda" else world.local_rank
-    )
-    os.environ["LOCAL_SIZE"] = str(world.local_size)
-    # What DeepSpeed's own code gives rise to, and its users can do nothing about.
-    _silence(Warning, r"deepspeed\b")
-    _silence(FutureWarning, r"torch\.distributed\.c10d_logger")
-    import deepspeed
-    import deepspeed.ops
-    import deepspeed.utils.groups as groups
-
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # On a CPU it would compile (half a minute, with a C++ compiler) an operator that only its inference uses; this
-    # table, which DeepSpeed fills on first use, has no other reader.
-    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
-    if groups._WORLD_GROUP is not None and not _is_alive(groups._WORLD_GROUP):
-        groups._release_process_group_references(group=None)  # an earlier run's, in the same process
-    return deepspeed
-
-
-def _is_alive(group: Any) -> bool:
-    try:
-        return bool(dist.get_process_group_ranks(group))
-    except (KeyError, ValueError, RuntimeError):
-        return False
-
-
-def _silence(category: type[Warning], module: str) -> None:
-    """For good, not around each call: leaving `catch_warnings` would let every other warning be shown again."""
-    warnings.filterwarnings("ignore", category=category, module=module)
 
 
 def _share_rank_0(model: nn.Module, world: World) -> None:

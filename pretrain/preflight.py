@@ -18,6 +18,7 @@ from data_pipeline.settings import deciding_values
 from data_pipeline.shards import verify_full
 from data_pipeline.vocabulary import load_vocabulary
 from pretrain.config import RunConfig
+from pretrain.deepspeed_setup import resolve_precision
 from pretrain.objectives import load, registered
 from pretrain.objectives.base import Objective
 from pretrain.phases import Phase, phases_of
@@ -148,6 +149,4 @@ def _precision(config: RunConfig) -> str:
     cuda = torch.cuda.is_available()
     if config.train.precision == "fp16" and not cuda:
         raise UserError("train.precision=fp16 needs a GPU", where="settings", expected="fp32 on a CPU")
-    if config.train.precision == "auto":
-        return "bf16" if cuda else "fp32"
-    return config.train.precision
+    return resolve_precision(config, "cuda" if cuda else "cpu")

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
+from pretrain.deepspeed_setup import BUCKET
 from pretrain.encoder.encoder import Encoder
-from pretrain.engine import BUCKET
 from pretrain.objectives import load
 from pretrain.optim.groups import parameter_groups
 

@@ -67,7 +67,7 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
 
     rank, found = int(os.environ["RANK"]), []
     seen: dict[int, int] = {}
-    agreed, precision, deepspeed = train.agreed, preflight._precision, engine._settings
+    agreed, precision, deepspeed = train.agreed, preflight._precision, engine.deepspeed_settings
 
     def restless(config: Any, name: str, zero: dict[str, Any]) -> dict[str, Any]:
         scale = {
@@ -80,7 +80,7 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
             seen[share.batch] = _digest(share)
             yield share, counts
 
-    train.agreed, engine._settings = watched, restless
+    train.agreed, engine.deepspeed_settings = watched, restless
     for life, port in zip(lives, ports, strict=True):
         seen, output, started = {}, io.StringIO(), time.perf_counter()
         if rank < life.ranks:

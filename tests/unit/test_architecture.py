@@ -15,7 +15,7 @@ PACKAGES = ("data_pipeline", "pretrain", "launch")
 
 DOORS = {
     "webdataset": {"data_pipeline/shards.py"},
-    "deepspeed": {"pretrain/engine.py", "pretrain/optim/zero_partition.py"},
+    "deepspeed": {"pretrain/deepspeed_setup.py", "pretrain/optim/zero_partition.py"},
     "wandb": {"pretrain/monitor.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
     "triton": {"pretrain/kernels/lamb_triton.py"},

@@ -1,0 +1,102 @@
+"""A RunConfig in; what DeepSpeed is told out, and DeepSpeed itself, imported quietly. The one door to deepspeed."""
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch.distributed as dist
+
+from data_pipeline.errors import UserError
+from pretrain.config import RunConfig
+from pretrain.world import World
+
+BUCKET = 50_000_000
+"""Gradient elements that travel together: 200 MB in fp32."""
+
+
+def resolve_precision(config: RunConfig, device: str) -> str:
+    """fp32, bf16 or fp16: what `train.precision` means on this type of device."""
+    if config.train.precision != "auto":
+        return config.train.precision
+    return "bf16" if device == "cuda" else "fp32"
+
+
+def refuse_unsupported(deepspeed: Any, stage: int, precision: str) -> None:
+    """Raises UserError for a precision that the device, or DeepSpeed at this ZeRO stage, cannot do."""
+    accelerator = deepspeed.accelerator.get_accelerator()
+    supported = {
+        "fp32": True,
+        "bf16": accelerator.is_bf16_supported(),
+        "fp16": accelerator.is_fp16_supported(),
+    }
+    if not supported[precision]:
+        raise UserError(
+            f"train.precision={precision} does not run on this device", where="settings", remedy="fp32"
+        )
+    if stage == 0 and precision == "fp16":
+        raise UserError(
+            "zero.stage=0 with train.precision=fp16: DeepSpeed does not scale the loss there",
+            where="settings",
+            remedy="zero.stage=1, or bf16",
+        )
+
+
+def deepspeed_settings(config: RunConfig, precision: str, zero: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's configuration. Steps, learning rate and the size of the global batch are not its business."""
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,  # only scales losses, which we do: the number of micro-batches may vary
+        "gradient_clipping": config.train.clip if config.zero.stage else 0.0,  # at stage 0 we clip
+        "communication_data_type": "fp32",
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "timers": {"throughput": {"enabled": False}},
+        "zero_optimization": {
+            "stage": config.zero.stage,
+            "sub_group_size": config.zero.sub_group_size,
+            "reduce_bucket_size": BUCKET,
+            **({"offload_optimizer": {"device": "cpu"}} if config.zero.offload == "cpu" else {}),
+            **zero,
+        },
+    }
+    if config.zero.stage > 0:
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    if precision != "fp32":
+        settings[precision] = {"enabled": True}
+    return settings
+
+
+def import_deepspeed(world: World) -> Any:
+    """DeepSpeed, told what it would otherwise guess, and quiet but for errors."""
+    os.environ.setdefault("DS_ACCELERATOR", world.device.type)
+    os.environ["LOCAL_RANK"] = str(
+        world.device.index or 0 if world.device.type == "cuda" else world.local_rank
+    )
+    os.environ["LOCAL_SIZE"] = str(world.local_size)
+    # What DeepSpeed's own code gives rise to, and its users can do nothing about.
+    _silence(Warning, r"deepspeed\b")
+    _silence(FutureWarning, r"torch\.distributed\.c10d_logger")
+    import deepspeed
+    import deepspeed.ops
+    import deepspeed.utils.groups as groups
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # On a CPU it would compile (half a minute, with a C++ compiler) an operator that only its inference uses; this
+    # table, which DeepSpeed fills on first use, has no other reader.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    if groups._WORLD_GROUP is not None and not _is_alive(groups._WORLD_GROUP):
+        groups._release_process_group_references(group=None)  # an earlier run's, in the same process
+    return deepspeed
+
+
+def _is_alive(group: Any) -> bool:
+    try:
+        return bool(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):
+        return False
+
+
+def _silence(category: type[Warning], module: str) -> None:
+    """For good, not around each call: leaving `catch_warnings` would let every other warning be shown again."""
+    warnings.filterwarnings("ignore", category=category, module=module)
