@@ -1,13 +1,10 @@
 """The launcher's environment in; one World out: who this process is, which device it uses, how ranks talk.
 
-torchrun, the deepspeed launcher, Slurm's `srun`, or nothing (a single process). Built once, by the entry point, and
-passed down: nobody else reads these variables.
+Built once, by the entry point, and passed down.
 """
 
 import json
 import os
-import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -17,9 +14,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import UserError
-
-PORT = 29500
-"""Where rank 0 listens if the launcher names no port."""
+from pretrain.launchers import PORT, place
 
 
 @dataclass(frozen=True)
@@ -54,12 +49,7 @@ class World:
         Raises UserError for variables that contradict each other and for ranks without a GPU of their own.
         """
         variables = os.environ if environment is None else environment
-        if "RANK" in variables and "WORLD_SIZE" in variables:
-            world = _from_launcher(variables)
-        elif _is_slurm_task(variables):
-            world = _from_slurm(variables)
-        else:
-            world = cls()
+        world = cls(**place(variables))
         if not 0 <= world.rank < world.size or not 0 <= world.local_rank < world.local_size:
             raise UserError(
                 f"rank {world.rank} of {world.size}, local rank {world.local_rank} of {world.local_size}",
@@ -176,107 +166,6 @@ class SumMax:
             self._works.pop(0).wait()
         sums = [kind(value) for kind, value in zip(self._kinds, self._sums.tolist(), strict=True)]
         return sums, self._maxima.tolist()
-
-
-def is_launched(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun, deepspeed or `srun` has started this process as one of the ranks of a run."""
-    variables = os.environ if environment is None else environment
-    if "RANK" in variables and "WORLD_SIZE" in variables:
-        return True
-    return _is_slurm_task(variables) and _number(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") > 1
-
-
-def _from_launcher(variables: Mapping[str, str]) -> World:
-    """torchrun, or DeepSpeed's launcher (LOCAL_SIZE, CROSS_RANK)."""
-    size = _number(variables, "WORLD_SIZE")
-    local_size = _number(variables, "LOCAL_WORLD_SIZE", "LOCAL_SIZE", default=size)
-    rank = _number(variables, "RANK")
-    return World(
-        rank=rank,
-        size=size,
-        local_rank=_number(variables, "LOCAL_RANK", default=rank % local_size),
-        local_size=local_size,
-        node=_number(variables, "GROUP_RANK", "CROSS_RANK", default=rank // local_size),
-        address=variables.get("MASTER_ADDR", "127.0.0.1"),
-        port=_number(variables, "MASTER_PORT", default=PORT),
-    )
-
-
-def _is_slurm_task(variables: Mapping[str, str]) -> bool:
-    """Started by `srun`. A batch script has a SLURM_PROCID too, but is no step: it is a single process."""
-    in_step = "SLURM_STEP_ID" in variables or "SLURM_JOB_ID" not in variables
-    return in_step and "SLURM_PROCID" in variables and "SLURM_NTASKS" in variables
-
-
-def _from_slurm(variables: Mapping[str, str]) -> World:
-    size = _number(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    node = _number(variables, "SLURM_NODEID", default=0)
-    nodes = _number(variables, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", default=1)
-    counts = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
-    per_node = _tasks_per_node(counts) if counts else [-(-size // nodes)]
-    job = _number(variables, "SLURM_JOB_ID", default=0)
-    step = _number(variables, "SLURM_STEP_ID", default=0)
-    return World(
-        rank=_number(variables, "SLURM_PROCID"),
-        size=size,
-        local_rank=_number(variables, "SLURM_LOCALID", default=0),
-        local_size=per_node[min(node, len(per_node) - 1)],
-        node=node,
-        address=variables.get("MASTER_ADDR") or _first_host(variables),
-        # Derived alike on all ranks; below the range that systems hand out to outgoing connections.
-        port=_number(variables, "MASTER_PORT", default=20_000 + (job * 16 + step) % 10_000),
-    )
-
-
-def _tasks_per_node(counts: str) -> list[int]:
-    """Slurm's short form, for example `4(x2),3`, as one number a node."""
-    numbers: list[int] = []
-    for part in counts.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if not match:
-            raise UserError(
-                f"SLURM_TASKS_PER_NODE={counts}", where="launcher", expected="for example 4(x2),3"
-            )
-        numbers += [int(match[1])] * int(match[2] or 1)
-    return numbers
-
-
-def _first_host(variables: Mapping[str, str]) -> str:
-    """The node of rank 0: the first of the step's node list, which Slurm's own tool unfolds."""
-    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
-    if nodes and not re.search(r"[\[,]", nodes):
-        return nodes
-    try:
-        command = ["scontrol", "show", "hostnames", nodes]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-        if nodes and lines:
-            return lines[0]
-    except (OSError, subprocess.SubprocessError):
-        pass  # no scontrol on this node: the next source
-    address = variables.get("SLURM_LAUNCH_NODE_IPADDR", "")
-    if not address:
-        raise UserError(
-            "the node of rank 0 is unknown: no scontrol here, and no SLURM_LAUNCH_NODE_IPADDR",
-            where="launcher",
-            remedy="set MASTER_ADDR in the batch script",
-        )
-    return address
-
-
-def _number(variables: Mapping[str, str], *names: str, default: int | None = None) -> int:
-    for name in names:
-        if name in variables:
-            try:
-                return int(variables[name])
-            except ValueError:
-                raise UserError(
-                    f"{name}={variables[name]}", where="launcher", expected="a whole number"
-                ) from None
-    if default is None:
-        raise UserError(
-            f"{names[0]} is not set", where="launcher", remedy="start the ranks with torchrun or srun"
-        )
-    return default
 
 
 def _device(world: World, count: Callable[[], int] = torch.cuda.device_count) -> torch.device:

@@ -23,7 +23,7 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     \b
     Example:
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
-    from pretrain.world import is_launched
+    from pretrain.launchers import is_launched
 
     config = load_config(recipe, overrides or [])
     if not is_launched():

@@ -9,6 +9,7 @@ import pytest
 from ranks import RankFailed, run
 
 from data_pipeline.errors import UserError
+from pretrain import launchers
 from pretrain import world as world_module
 from pretrain.world import World
 
@@ -91,9 +92,9 @@ def test_contradictions_of_a_launcher_are_one_line(change: dict[str, str], line:
 
 
 def test_short_form_of_slurm() -> None:
-    assert world_module._tasks_per_node("4(x2),3") == [4, 4, 3]
+    assert launchers._tasks_per_node("4(x2),3") == [4, 4, 3]
     with pytest.raises(UserError):
-        world_module._tasks_per_node("4(x2")
+        launchers._tasks_per_node("4(x2")
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import ranks
-from pretrain.world import is_launched
+from pretrain.launchers import is_launched
 
 SCRIPT = """
 import os, signal, sys, time

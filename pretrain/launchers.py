@@ -1,0 +1,124 @@
+"""The environment of a process in; its place among the ranks of a run out, as its launcher says it.
+
+torchrun, the deepspeed launcher, Slurm's `srun`, or nothing (a single process). Nobody else reads these variables.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from data_pipeline.errors import UserError
+
+PORT = 29500
+"""Where rank 0 listens if the launcher names no port."""
+
+
+def place(variables: Mapping[str, str]) -> dict[str, Any]:
+    """This process's rank, size, local_rank, local_size and node, and the address and port of rank 0, by name; {} for a
+    single process. Raises UserError for variables that are missing or no numbers."""
+    if "RANK" in variables and "WORLD_SIZE" in variables:
+        return _from_launcher(variables)
+    return _from_slurm(variables) if _is_slurm_task(variables) else {}
+
+
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun, deepspeed or `srun` has started this process as one of the ranks of a run."""
+    variables = os.environ if environment is None else environment
+    if "RANK" in variables and "WORLD_SIZE" in variables:
+        return True
+    return _is_slurm_task(variables) and _number(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") > 1
+
+
+def _from_launcher(variables: Mapping[str, str]) -> dict[str, Any]:
+    """torchrun, or DeepSpeed's launcher (LOCAL_SIZE, CROSS_RANK)."""
+    size = _number(variables, "WORLD_SIZE")
+    local_size = _number(variables, "LOCAL_WORLD_SIZE", "LOCAL_SIZE", default=size)
+    rank = _number(variables, "RANK")
+    return {
+        "rank": rank,
+        "size": size,
+        "local_rank": _number(variables, "LOCAL_RANK", default=rank % local_size),
+        "local_size": local_size,
+        "node": _number(variables, "GROUP_RANK", "CROSS_RANK", default=rank // local_size),
+        "address": variables.get("MASTER_ADDR", "127.0.0.1"),
+        "port": _number(variables, "MASTER_PORT", default=PORT),
+    }
+
+
+def _is_slurm_task(variables: Mapping[str, str]) -> bool:
+    """Started by `srun`. A batch script has a SLURM_PROCID too, but is no step: it is a single process."""
+    in_step = "SLURM_STEP_ID" in variables or "SLURM_JOB_ID" not in variables
+    return in_step and "SLURM_PROCID" in variables and "SLURM_NTASKS" in variables
+
+
+def _from_slurm(variables: Mapping[str, str]) -> dict[str, Any]:
+    size = _number(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    node = _number(variables, "SLURM_NODEID", default=0)
+    nodes = _number(variables, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", default=1)
+    counts = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
+    per_node = _tasks_per_node(counts) if counts else [-(-size // nodes)]
+    job = _number(variables, "SLURM_JOB_ID", default=0)
+    step = _number(variables, "SLURM_STEP_ID", default=0)
+    return {
+        "rank": _number(variables, "SLURM_PROCID"),
+        "size": size,
+        "local_rank": _number(variables, "SLURM_LOCALID", default=0),
+        "local_size": per_node[min(node, len(per_node) - 1)],
+        "node": node,
+        "address": variables.get("MASTER_ADDR") or _first_host(variables),
+        # Derived alike on all ranks; below the range that systems hand out to outgoing connections.
+        "port": _number(variables, "MASTER_PORT", default=20_000 + (job * 16 + step) % 10_000),
+    }
+
+
+def _tasks_per_node(counts: str) -> list[int]:
+    """Slurm's short form, for example `4(x2),3`, as one number a node."""
+    numbers: list[int] = []
+    for part in counts.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not match:
+            raise UserError(
+                f"SLURM_TASKS_PER_NODE={counts}", where="launcher", expected="for example 4(x2),3"
+            )
+        numbers += [int(match[1])] * int(match[2] or 1)
+    return numbers
+
+
+def _first_host(variables: Mapping[str, str]) -> str:
+    """The node of rank 0: the first of the step's node list, which Slurm's own tool unfolds."""
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
+    if nodes and not re.search(r"[\[,]", nodes):
+        return nodes
+    try:
+        command = ["scontrol", "show", "hostnames", nodes]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+        if nodes and lines:
+            return lines[0]
+    except (OSError, subprocess.SubprocessError):
+        pass  # no scontrol on this node: the next source
+    address = variables.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    if not address:
+        raise UserError(
+            "the node of rank 0 is unknown: no scontrol here, and no SLURM_LAUNCH_NODE_IPADDR",
+            where="launcher",
+            remedy="set MASTER_ADDR in the batch script",
+        )
+    return address
+
+
+def _number(variables: Mapping[str, str], *names: str, default: int | None = None) -> int:
+    for name in names:
+        if name in variables:
+            try:
+                return int(variables[name])
+            except ValueError:
+                raise UserError(
+                    f"{name}={variables[name]}", where="launcher", expected="a whole number"
+                ) from None
+    if default is None:
+        raise UserError(
+            f"{names[0]} is not set", where="launcher", remedy="start the ranks with torchrun or srun"
+        )
+    return default
