@@ -57,7 +57,8 @@ test-cluster: env
 test-docker: env
 	@which buildah podman runc debootstrap >/dev/null || { \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y buildah podman runc debootstrap >/dev/null; }
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y buildah podman runc debootstrap \
+	    debian-archive-keyring >/dev/null; }
 	@TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m pytest tests/docker -m docker
 
 lock: env
