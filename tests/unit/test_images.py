@@ -243,13 +243,17 @@ def test_the_build_context_is_what_a_wheel_is_built_from() -> None:
 def test_cloud_md_says_what_there_is() -> None:
     """Its build arguments are the Dockerfiles', and its commands can be read."""
     text = (ROOT / "docs/cloud.md").read_text()
-    told = {name for row in re.findall(r"^\|((?: `[A-Z_]+`,?)+) \|", text, re.MULTILINE) for name in row.split()}
+    told = {
+        name for row in re.findall(r"^\|((?: `[A-Z_]+`,?)+) \|", text, re.MULTILINE) for name in row.split()
+    }
     arguments: set[str] = set()
     for name in IMAGES:
         before, found = stages(DOCKER / name)
         arguments |= set(defaults(before)).union(*(defaults(stage.instructions) for stage in found))
     assert {name.strip("`,") for name in told} == arguments
-    commands = re.findall(r"^    .*?\bmaskmill(?::cpu)? ((?:vocab|prepare|plan|train) .+)$", joined(text), re.MULTILINE)
+    commands = re.findall(
+        r"^    .*?\bmaskmill(?::cpu)? ((?:vocab|prepare|plan|train) .+)$", joined(text), re.MULTILINE
+    )
     assert len(commands) > 8
     for command in commands:
         _, recipe, *overrides = shlex.split(command, comments=True)
