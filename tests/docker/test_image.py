@@ -206,6 +206,7 @@ def test_it_runs_as_launchers_of_clusters_run_it(images: Images, work: Path, tmp
         ],
     )
     assert (tmp_path / "run/checkpoints/step-00000004/checkpoint.json").stat().st_uid == stranger
+    assert [*(work / ".cache/numba").iterdir()], "compiled once for all containers"
 
 
 def test_the_health_check_tells_sick_from_well(images: Images, tmp_path: Path) -> None:
