@@ -157,9 +157,10 @@ def test_a_stopped_container_saves_and_the_same_command_goes_on(images: Images, 
     assert process.returncode == 3, output
     (saved,) = (path.name for path in (work / name / "checkpoints").glob("step-*"))
     assert 0 < int(saved.removeprefix("step-")) < 400
-    images.run(IMAGE, *command, f"run.dir={name}", options=mounted(work))
-    summary = json.loads((work / name / "summary.json").read_text())
-    assert (summary["status"], summary["step"]) == ("finished", 400)
+    ends = int(saved.removeprefix("step-")) + 3
+    images.run(IMAGE, *command, f"run.dir={name}", f"run.stop_after={ends}", options=mounted(work))
+    lines = (work / name / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [*range(1, ends + 1)]
 
 
 def until(process: subprocess.Popen[str], holds, seconds: float = 300) -> None:  # type: ignore[no-untyped-def]
