@@ -2,9 +2,12 @@
 # make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> a filled blank
 # make test   all tests that need no root and no GPU
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
+# make test-docker    builds the CPU image without a Docker engine, and runs it: root, Debian or Ubuntu
+# make lock   what the images install, anew, by version and hash, from what pyproject.toml asks for
+# make audit  whether vulnerabilities are known in what they install
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
-# make lint   ruff and mypy
+# make lint   ruff, mypy, shellcheck and hadolint
 
 PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
@@ -14,7 +17,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster reshard storm lint format clean
+.PHONY: env demo test test-cluster test-docker lock audit reshard storm lint format clean
 
 env: $(STAMP)
 
@@ -49,6 +52,23 @@ test-cluster: env
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y slurm-wlm munge >/dev/null; }
 	@$(BIN)/python -m pytest tests/cluster -m cluster
 
+# installs what builds and runs images where it is missing; fails, never skips, where it cannot. TORCH_INDEX: where torch comes
+# from; empty: from where pip gets it here. MASKMILL_IMAGES: a folder for the images, which then stay
+test-docker: env
+	@which buildah podman runc debootstrap >/dev/null || { \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y buildah podman runc debootstrap \
+	    debian-archive-keyring >/dev/null; }
+	@TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m pytest tests/docker -m docker
+
+lock: env
+	@$(PIP) install "uv>=0.8"
+	@UV=$(BIN)/uv TORCH_SPEC="$(TORCH_SPEC)" docker/lock.sh
+
+audit: env
+	@$(PIP) install "pip-audit>=2.9"
+	@$(BIN)/pip-audit --requirement docker/requirements.lock --require-hashes --disable-pip --strict
+
 reshard: env
 	@MASKMILL_RESHARD=1 $(BIN)/python -m pytest tests/multirank/test_reshard.py
 RUNS ?= 50
@@ -60,7 +80,8 @@ lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/shellcheck slurm/*.sbatch .ci/run
+	@$(BIN)/shellcheck slurm/*.sbatch docker/*.sh .ci/run
+	@$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.cpu
 
 format: env
 	@$(BIN)/ruff check --fix .

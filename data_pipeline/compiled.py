@@ -5,7 +5,8 @@ arrays itself.
 """
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,28 @@ def _compiled_sources() -> str:
     return digest.hexdigest()
 
 
+def _writable(folders: Sequence[Path]) -> Path:
+    """The first of these that can be written, and is made if need be; the last if none can."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return folders[-1]
+
+
+def _places() -> list[Path]:
+    """Where compiled code may lie: what NUMBA_CACHE_DIR names, beside the modules, and, for a container or a package
+    that the system installed, the user's own cache."""
+    named = [Path(_config.CACHE_DIR)] if _config.CACHE_DIR else []
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "")) / ".cache") / "maskmill"
+    return [*named, Path(__file__).parent / "__pycache__", own]
+
+
 _config: Any = numba.config
-_COMPILED = Path(_config.CACHE_DIR or Path(__file__).parent / "__pycache__") / _compiled_sources()
+_COMPILED = _writable(_places()) / _compiled_sources()
 
 
 # A function that allocates nothing need not count who holds its arrays. numba counts at every call of an inner function

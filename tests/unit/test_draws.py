@@ -94,9 +94,12 @@ def test_text_keys_stay_what_they_are():
     assert len({draws.text_key(f"books/a.txt#{n}") for n in range(1000)} | {draws.text_key("\ud800")}) == 1001
 
 
-def test_compiled_code_is_renewed_when_what_it_calls_changes(tmp_path):
+@pytest.mark.parametrize("place", ["beside the modules", "in the user's cache"])
+def test_compiled_code_is_renewed_when_what_it_calls_changes(tmp_path, place):
     package = tmp_path / "package"
     package.mkdir()
+    if place != "beside the modules":
+        (package / "__pycache__").touch()  # as in a container: nothing can be written there
     (package / "compiled.py").write_text(Path(compiled.__file__).read_text())
     (package / "inner.py").write_text("from compiled import jit\n\n@jit\ndef inner(x):\n    return x + 1\n")
     (package / "outer.py").write_text(
@@ -104,11 +107,14 @@ def test_compiled_code_is_renewed_when_what_it_calls_changes(tmp_path):
         "print(outer(1), sum(outer.stats.cache_hits.values()))\n"
     )
 
+    home = {"HOME": str(tmp_path / "home")}
+
     def run():
         command = [sys.executable, str(package / "outer.py")]
-        return subprocess.run(command, check=True, capture_output=True, text=True, env={}).stdout.split()
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=home).stdout.split()
 
     assert run() == ["2", "0"]
     assert run() == ["2", "1"], "kept on disk"
     (package / "inner.py").write_text("from compiled import jit\n\n@jit\ndef inner(x):\n    return x + 5\n")
     assert run() == ["6", "0"], "and renewed"
+    assert (tmp_path / "home/.cache/maskmill").exists() == (place != "beside the modules")

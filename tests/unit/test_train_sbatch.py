@@ -90,7 +90,7 @@ def test_pyxis_and_apptainer(script: Script) -> None:
     script.run(CONTAINER="/images/m.sif", RUNTIME="apptainer", MASKMILL="/opt/bin/maskmill")
     pyxis, apptainer = (line for line in script.told() if line.startswith("srun"))
     assert "--container-image=/images/m.sqsh --container-mounts=/data:/data --container-workdir=" in pyxis
-    assert pyxis.endswith("maskmill train demo run.dir=r")
+    assert pyxis.endswith(" --no-container-entrypoint maskmill train demo run.dir=r")
     here = script.folder
     inside = f"apptainer exec --nv --bind {here}:{here} --pwd {here} /images/m.sif /opt/bin/maskmill train"
     assert apptainer.endswith(f"{inside} demo run.dir=r")

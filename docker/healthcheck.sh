@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Whether this container can go on working: exit code 0, or 1 and a line that says why not.
+#
+#   the working folder takes files     a full disk and a folder of another user are what stops most runs
+#   the GPUs answer, if there are any  a container can lose them while it runs (after a restart of the host's daemons)
+#   the run goes on, if it is named    HEALTH_RUN=runs/demo: a line of its metrics in the last HEALTH_SECONDS (3600), from the
+#                                      start of the container on; a run that has ended is well
+#
+# A step that hangs ends by itself (run.step_limit) and is not this script's business.
+
+set -euo pipefail
+
+fail() {
+  echo "unhealthy: $1"
+  exit 1
+}
+
+probe=$(mktemp --tmpdir="$PWD" .health-XXXXXX 2>/dev/null) || fail "$PWD takes no files"
+trap 'rm -f "$probe"' EXIT
+head -c 65536 /dev/zero 2>/dev/null >"$probe" || fail "$PWD is full"
+
+if [[ -e /dev/nvidiactl ]]; then
+  nvidia-smi --list-gpus >/dev/null 2>&1 || fail "the GPUs do not answer (nvidia-smi)"
+fi
+
+if [[ -n ${HEALTH_RUN:-} ]]; then
+  newest=$(stat --format=%Y /proc/1)
+  for file in "$HEALTH_RUN/metrics.jsonl" "$HEALTH_RUN/summary.json"; do
+    if [[ -e $file ]]; then
+      changed=$(stat --format=%Y "$file")
+      newest=$((changed > newest ? changed : newest))
+    fi
+  done
+  age=$(($(date +%s) - newest))
+  if ((age > ${HEALTH_SECONDS:-3600})) && ! grep -qs '"status": *"finished"' "$HEALTH_RUN/summary.json"; then
+    fail "nothing new in $HEALTH_RUN for $age s"
+  fi
+fi
+echo healthy
