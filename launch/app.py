@@ -41,7 +41,18 @@ Folder = Annotated[Path, typer.Argument(metavar="PATH")]
 
 
 def run_folder(source: str, overrides: list[str] | None) -> Path:
-    """The folder that `source` names, or the run.dir of the recipe that it names."""
+    """The folder that `source` names, or the run.dir of the recipe that it names. Raises UserError where it is not
+    there."""
+    folder = run_folder_of(source, overrides)
+    if not folder.is_dir():
+        raise UserError(
+            "the recipe has not been trained yet", where=folder, remedy=f"maskmill train {source}"
+        )
+    return folder
+
+
+def run_folder_of(source: str, overrides: list[str] | None) -> Path:
+    """The same, of a recipe also where the folder is not there yet."""
     if Path(source).is_dir():
         if overrides:
             raise UserError(
@@ -51,10 +62,8 @@ def run_folder(source: str, overrides: list[str] | None) -> Path:
     if "/" in source and not source.endswith((".yaml", ".yml")):
         raise UserError("no such folder", where=source)
     config = load_config(source, overrides or [])
-    if not Path(config.run.dir).is_dir():
-        raise UserError(
-            "the recipe has not been trained yet", where=config.run.dir, remedy=f"maskmill train {source}"
-        )
+    if not config.run.dir:
+        raise UserError("is empty", where="run.dir", expected="the folder of the run")
     return Path(config.run.dir)
 
 

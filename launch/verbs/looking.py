@@ -68,14 +68,22 @@ def sync(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folde
 @app.command()
 def settings(
     contains: Annotated[str, typer.Argument(metavar="[WORD]", help="Only keys that contain this.")] = "",
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str, typer.Option(help="Values of this recipe, changed by KEY=VALUE, instead of the defaults.")
+    ] = "",
 ) -> None:
-    """List every setting: key, default, meaning.
+    """List every setting: key, default, meaning; with --recipe, its value in a recipe instead of the default.
 
     \b
     Example:
-        maskmill settings train."""
+        maskmill settings train.
+        maskmill settings optim. --recipe bert_base optim.lr=1e-3"""
     from launch.manual import manual
 
-    for key, default, meaning in manual():
+    if overrides and not recipe:
+        raise UserError(f"cannot apply {overrides[0]!r}", expected="--recipe RECIPE beside it")
+    for key, value, meaning in manual(load_config(recipe, overrides or []) if recipe else None):
         if contains in key:
-            console.print(f"[bold]{key}[/bold] = {escape(default)}\n    {escape(meaning)}")
+            line = f"[bold]{key}[/bold] = {escape(value)}\n    {escape(meaning)}"
+            console.print(line, soft_wrap=bool(recipe))
