@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.blotting import blot
 from data_pipeline.errors import UserError
 from data_pipeline.storage import write_whole
 from launch.stages import STAGES, Chain, Job
@@ -28,7 +29,7 @@ ANSWER = 60.0
 
 
 def with_options(jobs: Sequence[Job], given: Sequence[str]) -> list[Job]:
-    """The jobs with more options of sbatch: `--account=lab` for all of them, `train:--time=48:00:00` for the jobs of one
+    """The jobs with more options of sbatch: `--account=lab` for all of them, `train:--time=48:00:00` for those of one
     stage or of one name. They come last, so they win."""
     jobs = list(jobs)
     for option in given:
@@ -109,9 +110,9 @@ def as_script(chain: Chain, environment: Mapping[str, str]) -> str:
     return "\n".join([*lines, ""])
 
 
-def submit(chain: Chain, environment: Mapping[str, str], run: Path) -> list[dict[str, Any]]:
-    """Submits the jobs; number, name and log of each, and the job that it waits for, which the run folder keeps too.
-    Raises UserError, with what is submitted taken back, where sbatch refuses one."""
+def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str) -> list[dict[str, Any]]:
+    """Submits the jobs; number, name and log of each, and the job that it waits for. The run folder keeps that with
+    `command`, for `maskmill status`. Raises UserError, with what is submitted taken back, where sbatch refuses one."""
     if shutil.which("sbatch", path=environment.get("PATH")) is None:
         raise UserError(
             "sbatch is not found",
@@ -131,7 +132,8 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path) -> list[dict
         place = str(job.log).replace("%j", number).replace("%A", number)
         submitted.append({"job": number, "stage": job.stage, "name": job.name, "after": after, "log": place})
     if submitted:
-        write_whole(run / SUBMITTED, json.dumps(submitted, indent=1).encode())
+        words = {"command": blot(command), "jobs": submitted}
+        write_whole(run / SUBMITTED, json.dumps(words, indent=1).encode())
     return submitted
 
 

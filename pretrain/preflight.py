@@ -99,7 +99,7 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
 
 
 def check_data(config: RunConfig, index: Index, shards: str) -> None:
-    """Raises UserError for shards in the folder `shards` that are not what a phase with this configuration trains on."""
+    """Raises UserError for shards, in the folder `shards`, that are not what this configuration trains on."""
     if index.train.examples == 0:
         raise UserError("holds no training examples", where=shards)
     longest = max(index.train.longest, index.held_out.longest)

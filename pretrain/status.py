@@ -6,6 +6,7 @@ import json
 import re
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -87,8 +88,9 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     status.events = len(events)
     status.last_event = next((words for line in reversed(events) if (words := _event(line))), "")
     status.lives = int(_number(run.get("lives")) or 0)
-    submitted = _parsed(_text(folder / SUBMITTED))
-    status.jobs = [job for job in submitted if isinstance(job, dict)] if isinstance(submitted, list) else []
+    submitted = _json(folder / SUBMITTED)
+    status.jobs = _tables(submitted.get("jobs"))
+    status.command = status.command or str(submitted.get("command") or "")
     _health(status, summary, pulse, now)
     return status
 
@@ -121,12 +123,13 @@ def _figures(
 
 def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
     """Seconds a step, evaluations and saves included: `seconds` of a line is the time that its run has trained."""
-    steps = [(_number(line.get("step")), _number(line.get("seconds"))) for line in pace]
+    points = [(_number(line.get("step")), _number(line.get("seconds"))) for line in pace]
+    known = [(step, seconds) for step, seconds in points if step is not None and seconds is not None]
     gaps = [
-        (later[1] - earlier[1]) / (later[0] - earlier[0])
-        for earlier, later in zip(steps, steps[1:], strict=False)
-        if None not in (*earlier, *later) and later[0] > earlier[0] and later[1] > earlier[1]  # type: ignore[operator]
-    ]  # type: ignore[operator]
+        (seconds - before) / (step - last)
+        for (last, before), (step, seconds) in pairwise(known)
+        if step > last and seconds > before
+    ]
     if gaps:
         return sum(gaps) / len(gaps)
     milliseconds = _number(summary.get("step_ms"))
@@ -137,7 +140,7 @@ def _seconds_left(
     step: int, steps: int, a_step: float, summary: dict[str, Any], newest: dict[str, Any]
 ) -> float:
     """Steps of later phases count by their tokens."""
-    phases = [phase for phase in summary.get("phases") or [] if isinstance(phase, dict)]
+    phases = _tables(summary.get("phases"))
     here = next((phase for phase in phases if phase.get("name") == newest.get("phase")), None)
     if here is None:
         return max(0, steps - step) * a_step
@@ -175,6 +178,8 @@ def _health(status: Status, summary: dict[str, Any], pulse: dict[str, Any], now:
     )  # what the run wrote last, but for its pulse
     if begun is None and not summary:
         status.why = "nothing was trained here yet"
+        if (at := _changed(folder / SUBMITTED)) is not None and _find_error(status, at):
+            status.health, status.why = CRASHED, "a job before the training failed"
         return
     if said < (begun or 0.0) and pulse.get("at", 0.0) < (
         begun or 0.0
@@ -277,6 +282,10 @@ def _parsed(text: str) -> Any:
 def _json(path: Path) -> dict[str, Any]:
     values = _parsed(_text(path))
     return values if isinstance(values, dict) else {}
+
+
+def _tables(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _changed(path: Path) -> float | None:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from launch.app import app, console
+from launch.app import app, console, errors
 
 MARKS = {"ok": "[green]ok     [/green]", "note": "[yellow]note   [/yellow]", "missing": "[red]missing[/red]"}
 
@@ -31,7 +30,7 @@ def doctor(
         maskmill doctor /scratch/runs --json"""
     from launch.doctor import MISSING, examine
 
-    with Console(stderr=True).status("looking at this machine") as shown:
+    with errors.status("looking at this machine") as shown:
         found = examine(folder, lambda what: shown.update(f"looking at {what}"))
     if as_json:
         print(json.dumps([finding._asdict() for finding in found], indent=1))

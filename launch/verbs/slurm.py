@@ -1,12 +1,17 @@
 """The verb that hands a recipe to a cluster: slurm."""
 
 import json
+import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launch.app import Overrides, Recipe, app, say
+from launch import completion
+from launch.app import Overrides, Recipe, app, errors, say
+from launch.progress import waiting
 from launch.recipe import load_config
 
 
@@ -22,7 +27,11 @@ def slurm(
     tasks: Annotated[int, typer.Option(help="Tasks of each array of the preparation.", min=1)] = 16,
     cpus: Annotated[int, typer.Option(help="Cores of such a task, and of jobs of one process.", min=1)] = 4,
     stages: Annotated[
-        str, typer.Option(help="Which stages, apart by commas; what is done already is left out.")
+        str,
+        typer.Option(
+            help="Which stages, apart by commas; what is done already is left out.",
+            autocompletion=completion.stages,
+        ),
     ] = "vocab,prepare,train,export",
     sbatch: Annotated[
         list[str] | None,
@@ -52,15 +61,14 @@ def slurm(
 
     config = load_config(recipe, overrides or [])
     size = Size(nodes, gpus_per_node, ranks_per_node, tasks, cpus)
-    found = chain(Request(config, recipe, overrides or [], size), [s for s in stages.split(",") if s])
+    with waiting(errors, "looking at what is there"):
+        found = chain(Request(config, recipe, overrides or [], size), [s for s in stages.split(",") if s])
     found = Chain(with_options(found.jobs, sbatch or []), found.skipped)
     if not submit:
-        import os
-
         print(as_script(found, command_for_jobs(os.environ)), end="")
         return
     run = Path(config.run.dir)
-    submitted = submit_jobs(found, jobs_environment(), run)
+    submitted = submit_jobs(found, jobs_environment(), run, shlex.join(["maskmill", *sys.argv[1:]]))
     if as_json:
         print(json.dumps({"jobs": submitted, "skipped": found.skipped}, indent=1))
         return

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from launch.app import Overrides, app, run_folder_of, say
+from launch.app import Overrides, Run, app, run_folder_of, say
 
 
 @app.command()
 def status(
-    source: Annotated[str, typer.Argument(metavar="PATH", help="A run folder, or a recipe.")],
+    source: Run,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
