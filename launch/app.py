@@ -1,5 +1,6 @@
 """The application that the verbs register with, what their arguments mean, and how a line is said."""
 
+import difflib
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from data_pipeline.errors import UserError
+from launch import completion
 from launch.recipe import load_config, recipe_names
 
 HELP = """Pretrain BERT-family encoders: raw text in, a Hugging Face model out.
@@ -30,18 +32,45 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+"""For progress beside what a verb says on its output."""
 
 Recipe = Annotated[
-    str, typer.Argument(metavar="RECIPE", help=f"Shipped: {', '.join(recipe_names())}; or a YAML path.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help=f"Shipped: {', '.join(recipe_names())}; or a YAML path.",
+        autocompletion=completion.recipes,
+    ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that differ from the recipe's.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings that differ from the recipe's.",
+        autocompletion=completion.settings,
+    ),
+]
+Run = Annotated[
+    str,
+    typer.Argument(metavar="PATH", help="A run folder, or a recipe.", autocompletion=completion.recipes),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="PATH")]
 
 
 def run_folder(source: str, overrides: list[str] | None) -> Path:
-    """The folder that `source` names, or the run.dir of the recipe that it names."""
+    """The folder that `source` names, or the run.dir of the recipe that it names. Raises UserError where it is not
+    there."""
+    folder = run_folder_of(source, overrides)
+    if not folder.is_dir():
+        raise UserError(
+            "the recipe has not been trained yet", where=folder, remedy=f"maskmill train {source}"
+        )
+    return folder
+
+
+def run_folder_of(source: str, overrides: list[str] | None) -> Path:
+    """The same, of a recipe also where the folder is not there yet."""
     if Path(source).is_dir():
         if overrides:
             raise UserError(
@@ -49,13 +78,20 @@ def run_folder(source: str, overrides: list[str] | None) -> Path:
             )
         return Path(source)
     if "/" in source and not source.endswith((".yaml", ".yml")):
-        raise UserError("no such folder", where=source)
+        raise no_such_folder(Path(source))
     config = load_config(source, overrides or [])
-    if not Path(config.run.dir).is_dir():
-        raise UserError(
-            "the recipe has not been trained yet", where=config.run.dir, remedy=f"maskmill train {source}"
-        )
+    if not config.run.dir:
+        raise UserError("is empty", where="run.dir", expected="the folder of the run")
     return Path(config.run.dir)
+
+
+def no_such_folder(path: Path) -> UserError:
+    """The error for a folder that is not there, with those beside it that are called alike."""
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = [str(path.parent / name) for name in difflib.get_close_matches(path.name, beside, n=3)]
+    return UserError(
+        "no such folder", where=path, remedy=f"did you mean {' or '.join(near)}?" if near else ""
+    )
 
 
 def say(text: str) -> None:

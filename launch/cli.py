@@ -20,7 +20,7 @@ def main() -> None:
         sys.argv = [argument for argument in sys.argv if not argument.startswith("--local_rank")]
     first_rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     try:
-        app(standalone_mode=False)
+        app(prog_name="maskmill", standalone_mode=False)
     except UserError as error:
         fail(str(error), 2)
     except typer.Exit as error:
@@ -36,7 +36,8 @@ def main() -> None:
         usage = getattr(error, "format_message", None)  # click's own usage errors
         if usage is None:
             raise
-        fail(usage(), 2)
+        context = getattr(error, "ctx", None)
+        fail(f"{usage()} (see `{context.command_path if context else 'maskmill'} --help`)", 2)
 
 
 def fail(line: str, code: int) -> None:

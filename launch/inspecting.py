@@ -12,7 +12,8 @@ from data_pipeline.instances import label_names, printed_examples
 from data_pipeline.lint import lint
 from data_pipeline.lint_text import report
 from data_pipeline.storage import is_uri
-from launch.progress import late_stages
+from launch.app import errors, no_such_folder
+from launch.progress import late_stages, waiting
 from pretrain.config import RunConfig
 from pretrain.phases import phase_of_shards
 
@@ -37,12 +38,14 @@ def inspect_path(
             _inspect_shards(index, console, as_json, batch, config)
         return
     if not Path(path).exists():
-        raise UserError("no such folder", where=path)
+        raise no_such_folder(Path(path))
     if examples or config:
         raise UserError("holds no shards", where=path, expected=f"a folder with {INDEX}")
-    from pretrain.inspection import inspect_path as inspect_trained
+    with waiting(errors, "checking hashes"):
+        from pretrain.inspection import describe, show
 
-    inspect_trained(Path(path), console, as_json)
+        facts = describe(Path(path))
+    show(facts, Path(path), console, as_json)
 
 
 def _inspect_shards(
@@ -53,7 +56,7 @@ def _inspect_shards(
         config = phase_of_shards(config, index.folder)
         train, dynamic = config.train, config.data.dynamic_masking
         plan = {"steps": train.steps, "global_batch": train.global_batch, "dynamic_masking": dynamic}
-    facts = lint(index, late_stages(Console(stderr=True)), batch, plan)
+    facts = lint(index, late_stages(errors), batch, plan)
     if as_json:
         print(json.dumps(facts, indent=1, sort_keys=True))
         return

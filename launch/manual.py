@@ -1,4 +1,4 @@
-"""RunConfig's source in; key, default and meaning of every setting out."""
+"""RunConfig's source, and perhaps one run's settings, in; key, value and meaning of every setting out."""
 
 import ast
 import inspect
@@ -9,17 +9,20 @@ from typing import Any, get_type_hints
 from pretrain.config import RunConfig
 
 
-def manual(owner: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(key, default, meaning) of each setting; the meaning is the docstring under the field."""
-    defaults, meanings, hints = owner(), _meanings(owner), get_type_hints(owner)
+def manual(settings: Any = None, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """(key, value, meaning) of each setting; the meaning is the docstring under the field. Without `settings`, values
+    are the defaults."""
+    settings = RunConfig() if settings is None else settings
+    owner = type(settings)
+    meanings, hints = _meanings(owner), get_type_hints(owner)
     for f in fields(owner):
+        value: Any = getattr(settings, f.name)
         if is_dataclass(hints[f.name]):
-            yield from manual(hints[f.name], f"{prefix}{f.name}.")
+            yield from manual(value, f"{prefix}{f.name}.")
         else:
-            default: Any = getattr(defaults, f.name)
             yield (
                 f"{prefix}{f.name}",
-                repr(default) if default == "" else str(default),
+                repr(value) if value == "" else str(value),
                 meanings.get(f.name, ""),
             )
 

@@ -1,5 +1,6 @@
 """A console in; progress bars on a terminal, a plain line a stage in a batch log, out."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,13 +17,18 @@ from rich.progress import (
 
 from data_pipeline.executors import Stage
 
+LATE = 2.0
+"""Seconds from which a wait is shown."""
+LINES_APART = 30.0
+"""Seconds between two lines about one thing in a batch log."""
+
 
 def stages(console: Console) -> Stage:
     """Shows how far each stage is, on whatever `console` writes to."""
     return _bars(console) if console.is_terminal else _lines(console)
 
 
-def late_stages(console: Console, seconds: float = 2.0) -> Stage:
+def late_stages(console: Console, seconds: float = LATE) -> Stage:
     """As `stages`, for what is mostly quick: nothing is shown of a stage that ends within so many seconds."""
     shown = stages(console)
 
@@ -45,6 +51,47 @@ def late_stages(console: Console, seconds: float = 2.0) -> Stage:
     return stage
 
 
+@contextmanager
+def waiting(console: Console, doing: str) -> Iterator[None]:
+    """Shows that something is being done that cannot say how far it is: a turning sign from two seconds on, or in a
+    batch log a line now and then."""
+    started = time.monotonic()
+    if not console.is_terminal:
+        with _ticking(LINES_APART, LINES_APART, lambda: _say_time(console, doing, started)):
+            yield
+        return
+    shown = console.status(doing)
+    try:
+        with _ticking(LATE, threading.TIMEOUT_MAX, shown.start):
+            yield
+    finally:
+        shown.stop()
+
+
+@contextmanager
+def _ticking(first: float, apart: float, call: Callable[[], None]) -> Iterator[None]:
+    """Calls `call` from another thread after `first` seconds, and every `apart` seconds from then on."""
+    over = threading.Event()
+
+    def tick() -> None:
+        pause = first
+        while not over.wait(pause):
+            call()
+            pause = apart
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _say_time(console: Console, doing: str, started: float) -> None:
+    console.print(f"{doing}: {time.monotonic() - started:.0f} s", soft_wrap=True, markup=False)
+
+
 def _bars(console: Console) -> Stage:
     @contextmanager
     def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -65,16 +112,17 @@ def _bars(console: Console) -> Stage:
 def _lines(console: Console) -> Stage:
     @contextmanager
     def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
-        started, last, done = time.monotonic(), time.monotonic(), 0
+        started, done = time.monotonic(), 0
 
         def advance(n: int) -> None:
-            nonlocal done, last
+            nonlocal done
             done += n
-            if time.monotonic() - last > 30:
-                last = time.monotonic()
-                console.print(f"{name}: {done:,}" + (f" of {total:,}" if total else ""))
 
-        yield advance
+        def tell() -> None:
+            console.print(f"{name}: {done:,}" + (f" of {total:,}" if total else ""))
+
+        with _ticking(LINES_APART, LINES_APART, tell):
+            yield advance
         console.print(f"{name}: {done:,} in {time.monotonic() - started:.1f} s")
 
     return stage

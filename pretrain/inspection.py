@@ -20,9 +20,8 @@ from pretrain.run_folder import RUN, read_run, read_summary
 from pretrain.world import World
 
 
-def inspect_path(path: Path, console: Console, as_json: bool) -> None:
-    """Prints what the run, checkpoint or exported model in `path` is."""
-    facts = describe(path)
+def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> None:
+    """Prints what `describe` found in `path`. Raises UserError where a checkpoint is damaged."""
     if as_json:
         print(json.dumps(facts, indent=1, sort_keys=True))
     elif facts["kind"] == "run":

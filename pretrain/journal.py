@@ -30,6 +30,7 @@ from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
 from pretrain.pace import Pace
 from pretrain.phases import Phase
 from pretrain.preflight import Plan
+from pretrain.pulse import EVALUATING, STARTING, TRAINING, Pulse
 from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.throughput import peak_flops, training_flops
@@ -53,6 +54,7 @@ class Journal:
         run_id: str,
     ) -> None:
         self.meter, self.pace = Meter(), Pace(world.device)
+        self.pulse = Pulse(Path(config.run.dir), world.rank == 0)
         self._config, self._plan, self._engine, self._world = config, plans[0], engine, world
         self._last = plans[-1].phase.last
         self._console = console if world.rank == 0 else Console(quiet=True)
@@ -86,6 +88,7 @@ class Journal:
     def __enter__(self) -> "Journal":
         self._summary |= {"status": "running"}
         self._write_summary()
+        self.pulse.beat(int(self._summary.get("step", 0)), STARTING)
         self._bar.start()
         self._reset()
         return self
@@ -117,6 +120,7 @@ class Journal:
         """Counts an accepted step; at a log step writes a line. All ranks call this."""
         self._counts.append(counts)
         self.pace.lap(position.step, counts.waited)
+        self.pulse.beat(position.step, TRAINING)
         self._bar.update(self._task, completed=position.step)
         if is_due(position.step, self._plan.phase.config.train.log_every, self._plan.phase.last):
             self.flush(position, lr)
@@ -133,6 +137,7 @@ class Journal:
         """Evaluates and writes the held-out figures of this step; the time it takes is not training time. Returns the
         held-out loss, None where there is none."""
         started = time.perf_counter()
+        self.pulse.beat(position.step, EVALUATING)
         figures = evaluate(self._engine)
         if figures:
             line = {"kind": "eval", "step": position.step, **self._phase(), **_finite(figures)}

@@ -88,7 +88,7 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
     shards = config.train.shards or config.data.out
     index = Index.load(shards)
     objective = load(config.objective.name)
-    _check_data(config, index, shards)
+    check_data(config, index, shards)
     if config.data.verify == "full":
         verify_full(index)
     sequential = config.data.order == SEQUENTIAL
@@ -99,7 +99,8 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
     return plan
 
 
-def _check_data(config: RunConfig, index: Index, shards: str) -> None:
+def check_data(config: RunConfig, index: Index, shards: str) -> None:
+    """Raises UserError for shards, in the folder `shards`, that are not what this configuration trains on."""
     if index.train.examples == 0:
         raise UserError("holds no training examples", where=shards)
     longest = max(index.train.longest, index.held_out.longest)

@@ -31,6 +31,7 @@ from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
 from pretrain.phases import total_steps
 from pretrain.preflight import Plan, check_run
+from pretrain.pulse import SAVING
 from pretrain.readiness import summary
 from pretrain.report import render
 from pretrain.resume import Position, begin, enter, roll_back, save
@@ -242,6 +243,7 @@ def first_checkpoint(run: Run) -> None:
 
 def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> None:
     """Starts to save the run at this step."""
+    run.journal.pulse.beat(run.position.step, SAVING)
     run.journal.flush(run.position, rate)  # so that a resumed run's lines are those of one never stopped
     save(run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
 

@@ -6,7 +6,9 @@ import typer
 from rich.markup import escape
 
 from data_pipeline.errors import UserError
-from launch.app import Overrides, app, console, run_folder, say
+from launch import completion
+from launch.app import Overrides, Run, app, console, errors, run_folder, say
+from launch.progress import waiting
 from launch.recipe import load_config
 
 
@@ -42,7 +44,7 @@ def inspect(
 
 
 @app.command()
-def report(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folder, or a recipe.")]) -> None:
+def report(source: Run) -> None:
     """Draw report.html, one self-contained page, from a run folder.
 
     \b
@@ -50,32 +52,53 @@ def report(source: Annotated[str, typer.Argument(metavar="PATH", help="A run fol
         maskmill report runs/base"""
     from pretrain.report import render
 
-    say(f"report: {render(run_folder(source, None))}")
+    folder = run_folder(source, None)
+    with waiting(errors, "drawing the report"):
+        page = render(folder)
+    say(f"report: {page}")
 
 
 @app.command()
-def sync(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folder, or a recipe.")]) -> None:
+def sync(source: Run) -> None:
     """Send a run that W&B has not seen whole: every step once, in order, whatever the number of its lives.
 
     \b
     Example:
         maskmill sync runs/base"""
-    from pretrain.run_folder import sync_run
+    folder = run_folder(source, None)
+    with waiting(errors, "sending to W&B"):
+        from pretrain.run_folder import sync_run
 
-    say(f"sent {sync_run(run_folder(source, None)):,} lines to W&B")
+        count = sync_run(folder)
+    say(f"sent {count:,} lines to W&B")
 
 
 @app.command()
 def settings(
-    contains: Annotated[str, typer.Argument(metavar="[WORD]", help="Only keys that contain this.")] = "",
+    contains: Annotated[
+        str,
+        typer.Argument(
+            metavar="[WORD]",
+            help="Only keys that contain this.",
+            autocompletion=completion.words_of_settings,
+        ),
+    ] = "",
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str, typer.Option(help="Values of this recipe, changed by KEY=VALUE, instead of the defaults.")
+    ] = "",
 ) -> None:
-    """List every setting: key, default, meaning.
+    """List every setting: key, default, meaning; with --recipe, its value in a recipe instead of the default.
 
     \b
     Example:
-        maskmill settings train."""
+        maskmill settings train.
+        maskmill settings optim. --recipe bert_base optim.lr=1e-3"""
     from launch.manual import manual
 
-    for key, default, meaning in manual():
+    if overrides and not recipe:
+        raise UserError(f"cannot apply {overrides[0]!r}", expected="--recipe RECIPE beside it")
+    for key, value, meaning in manual(load_config(recipe, overrides or []) if recipe else None):
         if contains in key:
-            console.print(f"[bold]{key}[/bold] = {escape(default)}\n    {escape(meaning)}")
+            line = f"[bold]{key}[/bold] = {escape(value)}\n    {escape(meaning)}"
+            console.print(line, soft_wrap=bool(recipe))

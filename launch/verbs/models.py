@@ -4,12 +4,21 @@ from typing import Annotated
 
 import typer
 
-from launch.app import Folder, Overrides, app, run_folder, say
+from launch import completion
+from launch.app import Folder, Overrides, app, errors, run_folder, say
+from launch.progress import waiting
 
 
 @app.command()
 def export(
-    source: Annotated[str, typer.Argument(metavar="PATH", help="A run or checkpoint folder, or a recipe.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A run or checkpoint folder, or a recipe.",
+            autocompletion=completion.recipes,
+        ),
+    ],
     overrides: Overrides = None,
     out: Annotated[str, typer.Option(help="Folder of the model; default: `export` in the run folder.")] = "",
 ) -> None:
@@ -18,9 +27,11 @@ def export(
     \b
     Example:
         maskmill export runs/base --out models/base"""
-    from pretrain.exporting import export_run
+    folder = run_folder(source, overrides)
+    with waiting(errors, "exporting"):
+        from pretrain.exporting import export_run
 
-    path, proof = export_run(run_folder(source, overrides), out)
+        path, proof = export_run(folder, out)
     say(proof)
     say(f"exported to {path}")
 
@@ -36,7 +47,9 @@ def fill(
     \b
     Example:
         maskmill fill models/base "The capital of France is [MASK]." """
-    from pretrain.evaluate.fill import fill_blanks
+    with waiting(errors, "filling blanks"):
+        from pretrain.evaluate.fill import fill_blanks
 
-    for text, words in fill_blanks(model, texts):
+        found = list(fill_blanks(model, texts))
+    for text, words in found:
         say(f"{text}\n    " + "   ".join(f"{word} {share:.1%}" for word, share in words))

@@ -1,13 +1,16 @@
 """Verbs of a training: train, plan."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launch.app import Overrides, Recipe, app, console
+from launch import completion
+from launch.app import Overrides, Recipe, app, console, errors
+from launch.progress import waiting
 from launch.ranks import start_ranks
 from launch.recipe import load_config
 
@@ -23,20 +26,23 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     \b
     Example:
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
-    from pretrain.launchers import is_launched
-
     config = load_config(recipe, overrides or [])
-    if not is_launched():
-        from pretrain.preflight import check_run
-        from pretrain.run_folder import check_folder
+    with waiting(errors, "checking settings and shards"):
+        from pretrain.launchers import is_launched
 
-        # here, so that what is wrong is said once, in seconds, and leaves no folder
-        check_folder(config, check_run(config, config.run.ranks))
+        launched = is_launched()
+        if not launched:
+            from pretrain.preflight import check_run
+            from pretrain.run_folder import check_folder
+
+            # here, so that what is wrong is said once, in seconds, and leaves no folder
+            check_folder(config, check_run(config, config.run.ranks))
+    if not launched:
         logs, run = Path(config.run.dir) / "logs", config.run
         raise SystemExit(start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay))
     from pretrain.train import train as train_run
 
-    train_run(config, console, command=f"maskmill {' '.join(sys.argv[1:])}")
+    train_run(config, console, command=shlex.join(["maskmill", *sys.argv[1:]]))
 
 
 @app.command()
@@ -45,7 +51,9 @@ def plan(
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of each machine.", min=1)] = 8,
-    gpu: Annotated[str, typer.Option(help="v100, a100, a100-80, h100 or h200.")] = "h100",
+    gpu: Annotated[
+        str, typer.Option(help="v100, a100, a100-80, h100 or h200.", autocompletion=completion.gpu_names)
+    ] = "h100",
     network: Annotated[
         float, typer.Option(help="Gbit/s a GPU has to other machines; 0: what such machines usually have.")
     ] = 0.0,
@@ -61,12 +69,13 @@ def plan(
     Example:
         maskmill plan bert_large --nodes 8 --gpu h100"""
     config = load_config(recipe, overrides or [])
-    from pretrain.planning.forecast import forecast_phases
-    from pretrain.planning.hardware import gpu_named
-    from pretrain.planning.show import phases_as_values, show_phases
-    from pretrain.planning.timing import Cluster
+    with waiting(errors, "planning"):
+        from pretrain.planning.forecast import forecast_phases
+        from pretrain.planning.hardware import gpu_named
+        from pretrain.planning.show import phases_as_values, show_phases
+        from pretrain.planning.timing import Cluster
 
-    found = forecast_phases(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
+        found = forecast_phases(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
     if as_json:
         print(json.dumps(phases_as_values(found), indent=1))
     else:

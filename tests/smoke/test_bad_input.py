@@ -1,12 +1,20 @@
 """What users get wrong: one clear line, exit code 2, no traceback, nothing half-written."""
 
 import fcntl
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import Maskmill, setting, write_text
+
+
+def app_verbs() -> list[str]:
+    """Every verb of the command line."""
+    from launch.cli import app
+
+    return [command.callback.__name__ for command in app.registered_commands if command.callback]
 
 
 def refused(maskmill: Maskmill, *arguments: str) -> str:
@@ -113,10 +121,17 @@ def test_fill_wants_one_blank(maskmill: Maskmill, tmp_path: Path) -> None:
     assert "not an exported model" in refused(maskmill, "fill", str(tmp_path), "a [MASK]")
 
 
-@pytest.mark.parametrize(
-    "verb", ["vocab", "prepare", "train", "export", "inspect", "report", "sync", "fill", "settings"]
-)
+@pytest.mark.parametrize("verb", sorted(app_verbs()))
 def test_every_verb_explains_itself(maskmill: Maskmill, verb: str) -> None:
     text = maskmill(verb, "--help").stdout
-    assert "Example:" in text
-    assert f"maskmill {verb}" in text
+    assert re.search(rf"Example:\n +(\w+ .*)?maskmill {verb}\b", text)
+
+
+def test_a_mistake_says_what_to_do_next(maskmill: Maskmill, tmp_path: Path) -> None:
+    assert "did you mean bert_base" in refused(maskmill, "train", "bert-base")
+    assert "expected one of train.steps" in refused(maskmill, "train", "demo", "train.stepz=3")
+    assert "Did you mean 'train'? (see `maskmill --help`)" in refused(maskmill, "trian", "demo")
+    assert "(see `maskmill train --help`)" in refused(maskmill, "train")
+    (tmp_path / "base").mkdir()
+    for verb in ("status", "report", "export", "inspect"):
+        assert f"did you mean {tmp_path}/base?" in refused(maskmill, verb, f"{tmp_path}/bsae"), verb

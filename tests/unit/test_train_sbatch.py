@@ -16,6 +16,8 @@ STAND_INS = {
     'touch "$TOLD.started"; echo "$SAYS" >&2; for _ in $(seq "$TENTHS"); do sleep 0.1; done; exit "$CODE"',
     "scontrol": 'echo "scontrol $*" >>"$TOLD"; if [[ $1 == show ]]; then tr , "\\n" <<<"$3"; fi',
     "squeue": 'echo "$EXCLUDED"',
+    # only the folder of the run is asked for
+    "maskmill": '[[ "$*" == "settings run.dir --recipe demo run.dir=r" ]] && echo "$RUN_DIR"',
     "sinfo": "printf 'n1\\nn2\\nn3\\n'",
 }
 
@@ -37,6 +39,7 @@ class Script:
             "SAYS": "",
             "TENTHS": "0",
             "EXCLUDED": "n/a",
+            "RUN_DIR": "",
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "n1,n2",
             "SLURM_NTASKS": "2",
@@ -83,6 +86,16 @@ def test_the_ranks_get_the_command_and_a_log_each(script: Script) -> None:
     assert "canary" not in output
     assert "scontrol requeue 7" not in script.told()
     assert "SLURM_JOB_ID=7" not in script.run(SLURM_RESTART_COUNT="1")[1], "once"
+
+
+def test_logs_go_to_the_folder_of_the_run(script: Script) -> None:
+    assert script.run(RUN_DIR="run.dir = my 50% r")[0] == 0
+    assert (script.folder / "my 50% r" / "logs" / "faults").exists()
+    command = next(line for line in script.told() if line.startswith("srun"))
+    assert f"--output={script.folder}/my 50%% r/logs/rank-%t.log" in command, "%% is srun's word for %"
+    script.run(RUN_DIR="run.dir = r", LOGS=str(script.folder / "elsewhere"))
+    assert (script.folder / "elsewhere" / "faults").exists()
+    assert not (script.folder / "r").exists()
 
 
 def test_pyxis_and_apptainer(script: Script) -> None:

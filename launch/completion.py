@@ -1,0 +1,77 @@
+"""A word that is half typed in; the words that it may become, for the shell, out. typer asks, at every TAB, so this is
+quick: no torch, no files but the recipes' names.
+
+A shell that finds one word only puts a blank behind it, which no `key=` wants: so each key comes with a value, its
+choices or its default. bash takes `=` for the end of a word: what is left of it is then among the words before.
+"""
+
+from typing import Any
+
+from launch.manual import manual
+from launch.recipe import recipe_names
+from pretrain.config_check import CHOICES
+from pretrain.objectives import OBJECTIVES
+
+Found = list[tuple[str, str]]
+"""Words, each with what it means, which zsh and fish show."""
+
+
+def recipes(incomplete: str) -> Found:
+    """Shipped recipes; where none fits, the shell completes file names."""
+    return [(name, "a shipped recipe") for name in recipe_names() if name.startswith(incomplete)]
+
+
+def settings(ctx: Any, incomplete: str) -> Found:
+    """`key=` and `key=value`."""
+    before = [str(word) for word in ctx.params.get("overrides") or []]
+    if before and before[-1] == "=":  # bash: `key`, `=`, and the value so far
+        before.pop()
+    known = {key: (default, meaning) for key, default, meaning in manual()}
+    if before and before[-1] in known:
+        return [(value, "") for value in _values(before[-1], known) if value.startswith(incomplete)]
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        return [(f"{key}={v}", "") for v in _values(key, known) if v.startswith(value)]
+    found: Found = []
+    for key, (default, meaning) in known.items():
+        if key.startswith(incomplete) and key != "phases":
+            short = meaning.partition(". ")[0].partition("; ")[0]
+            values = _values(key, known)
+            found += [(f"{key}=", f"{short} (now {default})")]
+            found += [(f"{key}={value}", short) for value in values or ["VALUE"]]
+    return found
+
+
+def words_of_settings(incomplete: str) -> Found:
+    """Keys and their groups."""
+    keys = [(key, meaning) for key, _, meaning in manual() if key.startswith(incomplete)]
+    groups = dict.fromkeys(f"{key.partition('.')[0]}." for key, _ in keys if "." in key)
+    return [*((group, "all of them") for group in groups), *keys] if "." not in incomplete else keys
+
+
+def stages(incomplete: str) -> Found:
+    """Stages of a chain of jobs, apart by commas."""
+    from launch.stages import STAGES
+
+    given, _, last = incomplete.rpartition(",")
+    head = f"{given}," if given else ""
+    return [(head + name, "") for name in STAGES if name.startswith(last) and name not in given.split(",")]
+
+
+def gpu_names(incomplete: str) -> Found:
+    """GPUs that `maskmill plan` knows."""
+    from pretrain.planning.hardware import GPUS
+
+    return [(name, "") for name in GPUS if name.startswith(incomplete)]
+
+
+def _values(key: str, known: dict[str, tuple[str, str]]) -> list[str]:
+    """What a setting may be, as far as that is a list; else its default, if it has one to show."""
+    if key == "objective.name":
+        return list(OBJECTIVES)
+    if key in CHOICES:
+        return [str(choice) for choice in CHOICES[key]]
+    default = known.get(key, ("", ""))[0]
+    if default in ("True", "False"):
+        return ["true", "false"]
+    return [default] if default not in ("", "''", "[]", "None") and " " not in default else []

@@ -1,0 +1,169 @@
+"""Jobs in; a batch script that submits them, for people to read and run, or the numbers of the submitted jobs, out.
+
+What goes to sbatch is a list of arguments and an environment, never a line for a shell. In the script, which is
+such a line after the other, every word is quoted.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.blotting import blot
+from data_pipeline.errors import UserError
+from data_pipeline.storage import write_whole
+from launch.stages import STAGES, Chain, Job
+from pretrain.status import SUBMITTED
+
+SCRIPTS = Path(__file__).parent / "sbatch"
+"""A link to the folder slurm/ of the sources; in an installed package, its scripts."""
+_FOR = re.compile(r"([a-z_]+):(-.*)", re.DOTALL)
+ANSWER = 60.0
+"""Seconds that sbatch may take."""
+
+
+def with_options(jobs: Sequence[Job], given: Sequence[str]) -> list[Job]:
+    """The jobs with more options of sbatch: `--account=lab` for all of them, `train:--time=48:00:00` for those of one
+    stage or of one name. They come last, so they win."""
+    jobs = list(jobs)
+    for option in given:
+        found = _FOR.fullmatch(option)
+        wanted, text = (found[1], found[2]) if found else ("", option)
+        if not text.startswith("-") or text in ("-", "--"):
+            raise UserError(
+                f"cannot read {option!r}",
+                where="--sbatch",
+                expected="an option of sbatch, as --account=lab or train:--time=48:00:00",
+            )
+        if wanted and wanted not in STAGES and wanted not in {job.name for job in jobs}:
+            raise UserError(
+                f"no stage or job {wanted!r}",
+                where="--sbatch",
+                expected=", ".join(dict.fromkeys([*STAGES, *(job.name for job in jobs)])),
+            )
+        jobs = [
+            job._replace(options=[*job.options, text]) if wanted in ("", job.stage, job.name) else job
+            for job in jobs
+        ]
+    return jobs
+
+
+def command_for_jobs(environment: Mapping[str, str]) -> dict[str, str]:
+    """How jobs call this very program, as the scripts' MASKMILL; nothing where that is set, or an image has it."""
+    if "MASKMILL" in environment or "CONTAINER" in environment:
+        return {}
+    program = Path(sys.argv[0]).absolute()
+    words = [str(program)] if program.name == "maskmill" else [sys.executable, "-m", "launch.cli"]
+    if any(re.search(r"\s", word) for word in words):
+        raise UserError(
+            f"the path of this program has blanks in it: {' '.join(words)}",
+            where="MASKMILL",
+            expected="a command without them in the environment",
+        )
+    return {"MASKMILL": " ".join(words)}
+
+
+def arguments(job: Job, after: str) -> list[str]:
+    """The command that submits the job; `after`: the job that it waits for, if any."""
+    waits = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
+    return [
+        "sbatch",
+        "--parsable",
+        "--export=ALL",
+        f"--job-name=maskmill-{job.name}",
+        f"--output={str(job.log.parent).replace('%', '%%')}/{job.log.name}",
+        *waits,
+        *job.options,
+        str((SCRIPTS / job.script).resolve()),
+        *job.arguments,
+    ]
+
+
+def as_script(chain: Chain, environment: Mapping[str, str]) -> str:
+    """A script for bash that submits the jobs."""
+    lines = ["#!/usr/bin/env bash", "set -euo pipefail", ""]
+    lines += [f"# {stage}: {_one_line(words)}" for stage, words in chain.skipped.items()]
+    if not chain.jobs:
+        return "\n".join([*lines, "# nothing to do", ""])
+    lines.append(shlex.join(["mkdir", "-p", str(chain.jobs[0].log.parent)]))
+    before, mark = "", "@AFTER@"
+    for job in chain.jobs:
+        set_here = [
+            f"{key}={shlex.quote(value)}" for key, value in {**environment, **job.environment}.items()
+        ]
+        words = [
+            f'"--dependency=afterok:${{{before}}}"'
+            if word == f"--dependency=afterok:{mark}"
+            else shlex.quote(word)
+            for word in arguments(job, mark if before else "")
+        ]
+        name = f"job_{job.name}"
+        lines += [f"{name}=$({' '.join([*set_here, *words])})", f"{name}=${{{name}%%;*}}"]
+        lines.append(f'echo "{job.name}: job ${{{name}}}"')
+        before = name
+    return "\n".join([*lines, ""])
+
+
+def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str) -> list[dict[str, Any]]:
+    """Submits the jobs; number, name and log of each, and the job that it waits for. The run folder keeps that with
+    `command`, for `maskmill status`. Raises UserError, with what is submitted taken back, where sbatch refuses one."""
+    if shutil.which("sbatch", path=environment.get("PATH")) is None:
+        raise UserError(
+            "sbatch is not found",
+            where="--submit",
+            expected="a machine from which jobs of a Slurm cluster are submitted",
+            remedy="without --submit the jobs are printed; `maskmill doctor` says what is here",
+        )
+    submitted: list[dict[str, Any]] = []
+    for job in chain.jobs:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        after = submitted[-1]["job"] if submitted else ""
+        try:
+            number = _sbatch(arguments(job, after), {**environment, **job.environment})
+        except UserError:
+            _take_back([one["job"] for one in submitted], environment)
+            raise
+        place = str(job.log).replace("%j", number).replace("%A", number)
+        submitted.append({"job": number, "stage": job.stage, "name": job.name, "after": after, "log": place})
+    if submitted:
+        words = {"command": blot(command), "jobs": submitted}
+        write_whole(run / SUBMITTED, json.dumps(words, indent=1).encode())
+    return submitted
+
+
+def _sbatch(command: list[str], environment: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=ANSWER, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"sbatch does not answer: {error}", where="--submit", remedy="try again") from None
+    number = done.stdout.strip().split(";")[0]
+    if done.returncode or not number.isdecimal():
+        said = _one_line(done.stderr or done.stdout) or f"exit code {done.returncode}"
+        raise UserError(
+            f"sbatch refused the job {command[3].partition('=')[2]}: {said}",
+            where="--submit",
+            remedy="give sbatch's options with --sbatch; jobs that were submitted before are cancelled",
+        )
+    return number
+
+
+def _take_back(numbers: Sequence[str], environment: Mapping[str, str]) -> None:
+    if numbers and shutil.which("scancel", path=environment.get("PATH")):
+        subprocess.run(["scancel", *numbers], env=dict(environment), timeout=ANSWER, check=False)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def jobs_environment() -> dict[str, str]:
+    """What jobs start with: the environment of this process, and how they call this program."""
+    return {**os.environ, **command_for_jobs(os.environ)}

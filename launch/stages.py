@@ -1,0 +1,290 @@
+"""A recipe and the size of a cluster in; the jobs of its stages, from text to model, out. Nothing is started here.
+
+    vocab -> prepare (discover -> read (array) -> plan -> gather (array) -> write (array) -> finish) -> train -> export
+
+A stage is one entry of STAGES: what it has to do no longer, and the jobs that do it. Jobs run one after the other.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from data_pipeline.errors import UserError
+from data_pipeline.index import INDEX, Index
+from data_pipeline.settings import required
+from data_pipeline.storage import exists, join
+from data_pipeline.vocabulary import load_vocabulary
+from pretrain.config import RunConfig
+from pretrain.phases import data_of_phases, phases_of
+from pretrain.status import FINISHED, RUNNING, read_status
+
+
+@dataclass(frozen=True)
+class Size:
+    """What of the cluster the jobs ask for."""
+
+    nodes: int = 1
+    """Nodes of the training."""
+    gpus_per_node: int = 8
+    """GPUs of each, with a rank for each; 0: training on CPUs."""
+    ranks_per_node: int = 0
+    """Ranks of each node; 0: one a GPU."""
+    tasks: int = 16
+    """Tasks of each array of the preparation."""
+    cpus: int = 4
+    """Cores of such a task, and of the jobs of one process."""
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of a node."""
+        return self.ranks_per_node or max(1, self.gpus_per_node)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the training."""
+        return self.nodes * self.local_ranks
+
+
+class Job(NamedTuple):
+    """One call of sbatch. It waits for the job before it."""
+
+    stage: str
+    """The entry of STAGES that it belongs to."""
+    name: str
+    script: str
+    """Of the folder slurm/."""
+    options: list[str]
+    """Of sbatch."""
+    arguments: list[str]
+    """Of the script."""
+    environment: dict[str, str]
+    """Beside that of whoever submits it."""
+    log: Path
+    """Where its own log goes; sbatch's %j stands for the number of the job."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for."""
+
+    config: RunConfig
+    recipe: str
+    overrides: list[str]
+    size: Size = field(default_factory=Size)
+
+    @property
+    def logs(self) -> Path:
+        """The folder for logs: that of the run."""
+        return Path(self.config.run.dir).absolute() / "logs"
+
+    def job(
+        self, stage: str, script: str, options: list[str], before: list[str], name: str = "", **env: str
+    ) -> Job:
+        """A job of this recipe; `before` stands before the recipe's name, `env` is its environment."""
+        name = name or stage
+        arguments = [*before, self.recipe, *self.overrides]
+        log = self.logs / (f"{name}-%A_%a.log" if any("--array" in o for o in options) else f"{name}-%j.log")
+        return Job(stage, name, script, options, arguments, env, log)
+
+    def one_process(self, verb: str) -> list[Job]:
+        """A verb that one process does."""
+        return [self.job(verb, "verb.sbatch", [f"--cpus-per-task={self.size.cpus}"], [verb])]
+
+
+class Stage(NamedTuple):
+    """A step on the way from text to model."""
+
+    done: Callable[[Request], str]
+    """Why there is nothing to do, in words; empty where there is. Raises UserError for what cannot be done."""
+    jobs: Callable[[Request], list[Job]]
+
+
+def prepared(request: Request) -> str:
+    """Where the shards of all phases are, if they are there and of these settings."""
+    folders = []
+    for phase in phases_of(request.config):
+        train, data = phase.config.train, phase.config.data
+        folder = train.shards or required(data.out, "data.out", "a folder for the shards")
+        if not exists(join(folder, INDEX)):
+            if train.shards:
+                Index.load(folder)  # says what is missing: preparing would not make it there
+            return ""
+        from pretrain.preflight import check_data
+
+        check_data(phase.config, Index.load(folder), folder)
+        folders.append(folder)
+    return f"shards are there: {', '.join(dict.fromkeys(folders))}"
+
+
+def with_vocabulary(request: Request) -> str:
+    """Where the vocabulary is, if one is there, or is no longer needed."""
+    if prepared(request):
+        return "the shards have their vocabulary"
+    path = Path(required(request.config.data.vocab, "data.vocab", "a folder for the vocabulary"))
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        _with_sources(request)
+        return ""
+    load_vocabulary(path)
+    return f"a vocabulary is there: {path}"
+
+
+def trained(request: Request) -> str:
+    """Whether the run is finished. Raises UserError while it is going on."""
+    config, ranks = request.config, request.size.ranks
+    folder = required(config.run.dir, "run.dir", "a folder for the run")
+    for phase in phases_of(config):
+        if ranks > phase.config.train.global_batch:
+            raise UserError(
+                f"{request.size.nodes} nodes of {request.size.local_ranks} ranks are {ranks} ranks, more than "
+                f"train.global_batch={phase.config.train.global_batch}",
+                where=f"phase {phase.name}" if phase.name else "settings",
+                expected="at least one example a rank",
+                remedy="fewer nodes or ranks, or a larger batch",
+            )
+    status = read_status(Path(folder))
+    if status.health == RUNNING:
+        raise UserError("this run is going on", where=folder, remedy=f"see `maskmill status {folder}`")
+    return f"the run is finished: {folder}" if status.health == FINISHED else ""
+
+
+def exported(request: Request) -> str:
+    """Where the model is, if it is that of the finished run."""
+    folder = Path(request.config.run.dir) / "export"
+    return f"the model is there: {folder}" if trained(request) and folder.is_dir() else ""
+
+
+def _with_sources(request: Request) -> None:
+    for data in data_of_phases(request.config):
+        if not data.sources:
+            raise UserError("is empty", where="data.sources", expected="the text to learn from")
+
+
+def vocabulary_jobs(request: Request) -> list[Job]:
+    """One process learns the vocabulary."""
+    return request.one_process("vocab")
+
+
+def preparation_jobs(request: Request) -> list[Job]:
+    """The jobs that slurm/prepare.sbatch would submit; where one process does it all, that one."""
+    _with_sources(request)
+    datas, size = data_of_phases(request.config), request.size
+    if any(data.mode == "exact" or data.executor == "dask" for data in datas):
+        return request.one_process("prepare")
+    array = [f"--cpus-per-task={size.cpus}", "--mem-per-cpu=2G", f"--array=0-{size.tasks - 1}"]
+    alone = ["--cpus-per-task=1", "--mem=2G"]
+    repeats = any(data.duplicates != "keep" for data in datas)
+    kinds = {
+        "discover": alone,
+        **({"fingerprint": array, "repeats": array} if repeats else {}),
+        "read": array,
+        "plan": ["--cpus-per-task=1", "--mem=8G"],
+        "gather": array,
+        "write": array,
+        "finish": alone,
+    }
+    return [
+        request.job(
+            "prepare",
+            "prepare.sbatch",
+            ["--time=04:00:00", *options],
+            [],
+            name,
+            MASKMILL_STAGE=name,
+            MASKMILL_SHARES=str(size.tasks if options is array else 1),
+        )
+        for name, options in kinds.items()
+    ]
+
+
+def training_jobs(request: Request) -> list[Job]:
+    """All ranks, on all nodes; their logs go to the run folder."""
+    size = request.size
+    options = [
+        f"--nodes={size.nodes}",
+        f"--ntasks-per-node={size.local_ranks}",
+        f"--gpus-per-node={size.gpus_per_node}",
+    ]
+    return [request.job("train", "train.sbatch", options, [], LOGS=str(request.logs))]
+
+
+def export_jobs(request: Request) -> list[Job]:
+    """One process exports the newest checkpoint."""
+    return request.one_process("export")
+
+
+STAGES = {
+    "vocab": Stage(with_vocabulary, vocabulary_jobs),
+    "prepare": Stage(prepared, preparation_jobs),
+    "train": Stage(trained, training_jobs),
+    "export": Stage(exported, export_jobs),
+}
+"""By name, in their order. One more entry makes one more stage."""
+
+
+class Chain(NamedTuple):
+    """What is left to do."""
+
+    jobs: list[Job]
+    skipped: dict[str, str]
+    """Stage -> why it has nothing to do."""
+
+
+def chain(request: Request, stages: list[str]) -> Chain:
+    """The jobs of these stages, each after the one before, without what is done already. Raises UserError for
+    stages that do not exist and for a request that does not add up."""
+    _check_ranks(request)
+    unknown = [name for name in stages if name not in STAGES]
+    if unknown or not stages:
+        raise UserError(
+            f"no stage {unknown[0]!r}" if unknown else "no stage",
+            where="--stages",
+            expected=f"some of {','.join(STAGES)}",
+        )
+    jobs, skipped = [], {}
+    for name, stage in STAGES.items():
+        if name not in stages:
+            continue
+        if words := stage.done(request):
+            skipped[name] = words
+        else:
+            jobs += stage.jobs(request)
+    _check_ground(request, jobs)
+    return Chain(jobs, skipped)
+
+
+def _check_ranks(request: Request) -> None:
+    size, given = request.size, [o for o in request.overrides if o.startswith("run.ranks=")]
+    if size.gpus_per_node and size.ranks_per_node and size.ranks_per_node != size.gpus_per_node:
+        raise UserError(
+            f"{size.ranks_per_node} ranks on a node with {size.gpus_per_node} GPUs",
+            where="--ranks-per-node",
+            expected="one rank a GPU",
+            remedy="leave it out, or --gpus-per-node 0 to train on CPUs",
+        )
+    if given and request.config.run.ranks != size.ranks:
+        uneven = request.config.run.ranks % size.nodes
+        raise UserError(
+            f"{given[-1]} {'does not divide over' if uneven else 'is not what is asked of'} {size.nodes} nodes with "
+            f"{size.local_ranks} ranks each",
+            where="--nodes",
+            expected=f"{size.ranks} ranks",
+            remedy="leave run.ranks out: Slurm starts the ranks",
+        )
+
+
+def _check_ground(request: Request, jobs: list[Job]) -> None:
+    """What the first job starts from has to be there: no job before it makes it."""
+    first = jobs[0].stage if jobs else ""
+    if first == "prepare" and not with_vocabulary(request):
+        raise UserError(
+            "no vocabulary is there", where=request.config.data.vocab, remedy="add vocab to --stages"
+        )
+    if first == "train" and not prepared(request):
+        raise UserError(
+            "no shards are there", where=request.config.data.out, remedy="add prepare to --stages"
+        )
+    if first == "export" and not read_status(Path(request.config.run.dir)).checkpoint:
+        raise UserError(
+            "there is no checkpoint to export", where=request.config.run.dir, remedy="add train to --stages"
+        )

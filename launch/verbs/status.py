@@ -1,0 +1,35 @@
+"""The verb that says how a run is: status."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from launch.app import Overrides, Run, app, run_folder_of, say
+
+
+@app.command()
+def status(
+    source: Run,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Say how a run is: step, loss, speed, time left, newest checkpoint, restarts, health, and what to do next.
+
+    From its files alone, so from any machine that sees the folder, and while it is going on.
+
+    \b
+    Example:
+        maskmill status runs/base
+        watch -n 10 maskmill status runs/base"""
+    from pretrain.status import read_status
+    from pretrain.status_text import command_again, in_words, what_next
+
+    found = read_status(run_folder_of(source, overrides))
+    again = command_again(found, " ".join([source, *(overrides or [])]))
+    if as_json:
+        facts = asdict(found) | {"folder": str(found.folder), "next": what_next(found, again)}
+        print(json.dumps(facts, indent=1, sort_keys=True))
+    else:
+        say(in_words(found, again))

@@ -1,0 +1,71 @@
+"""A step and what is being done in; a small file that says so, and who is at work since when, out.
+
+metrics.jsonl has a line every train.log_every steps, and none while the model is evaluated or saved. Whoever looks at a
+run from elsewhere has to tell a long wait from a dead run: the first rank's pulse is for that.
+"""
+
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PULSE = ".pulse.json"
+STARTING, TRAINING, EVALUATING, SAVING = "starting", "training", "evaluating", "saving"
+EVERY = 5.0
+"""Seconds between two beats of one kind, at least: shared folders do not like to be written to often."""
+
+
+class Pulse:
+    """Beats while a run is alive; on the first rank only."""
+
+    def __init__(self, folder: Path, first_rank: bool) -> None:
+        self._path = folder / PULSE if first_rank else None
+        self._who = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "job": os.environ.get("SLURM_JOB_ID", ""),
+        }
+        self._last, self._doing = 0.0, ""
+
+    def beat(self, step: int, doing: str) -> None:
+        """Says that `step` steps are done and what is being done now. A folder that is full or gone is no matter."""
+        if self._path is None or (doing == self._doing and time.monotonic() - self._last < EVERY):
+            return
+        self._last, self._doing = time.monotonic(), doing
+        words = {**self._who, "at": time.time(), "step": step, "doing": doing}
+        partial = self._path.with_name(f"{PULSE}.{os.getpid()}")
+        with suppress(OSError):
+            partial.write_text(json.dumps(words))
+            partial.replace(self._path)
+
+
+def read_pulse(folder: Path) -> dict[str, Any]:
+    """The newest beat; empty where there is none, or none that can be read."""
+    try:
+        values = json.loads((folder / PULSE).read_text(encoding="utf-8"))
+        return {**values, "at": float(values["at"]), "step": int(values["step"]), "pid": int(values["pid"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def is_dead(pulse: dict[str, Any]) -> bool:
+    """Whether the process that beat is known to have ended: it was on this machine, and is no longer there."""
+    if pulse.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(pulse["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # another user's
+    return _is_zombie(pulse["pid"])
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False

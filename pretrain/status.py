@@ -1,0 +1,305 @@
+"""A run folder in; where the run stands, how it is, and what to do next, out. From files alone, and without torch, so
+that it takes no time on a login node; forgiving what a run that is writing, or was killed, leaves half-written.
+"""
+
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pretrain.monitor import METRICS
+from pretrain.pulse import TRAINING, is_dead, read_pulse
+
+NOT_STARTED, STARTING, RUNNING, STALLED = "not started", "starting", "running", "stalled"
+STOPPED, FINISHED, CRASHED = "saved and stopped", "finished", "crashed"
+
+SUBMITTED = "logs/slurm.json"
+"""In a run folder: the jobs that `maskmill slurm` submitted for it."""
+TAIL = 1 << 18
+"""Bytes at the end of metrics.jsonl, and of each log, that are looked at."""
+RECENT = 50
+"""Log lines that speed and the time left are judged by."""
+STEPS_OF_SILENCE, LEAST_SILENCE = 20, 120.0
+"""A run is stalled that is training and says nothing for so many of its usual steps, and for so many seconds."""
+MOMENT = 30.0
+"""Seconds that a rank which fails takes, at most, to end the others."""
+UNKNOWN_SILENCE = 1800.0
+"""Seconds for what has no usual time: starting, evaluating, saving, the first steps. run.step_limit's default."""
+
+_ERROR = re.compile(
+    r"(maskmill: (?!WARNING|going on)|(\[rank\d+\]: ?)?([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|OutOfMemory)\b"
+    r"|Fatal Python error|(srun|slurmstepd): error:|.*\b(CUDA error|NCCL error|oom[-_]kill))"
+)
+
+
+@dataclass
+class Status:
+    """What the files of a run say. Figures are None where they say nothing; times are seconds."""
+
+    folder: Path
+    health: str = NOT_STARTED
+    why: str = ""
+    """What the health was judged by, in words."""
+    error: str = ""
+    """Of a run that crashed: the last line of an error."""
+    log: str = ""
+    """The log that it is in."""
+    doing: str = ""
+    step: int = 0
+    steps: int | None = None
+    phase: str = ""
+    loss: float | None = None
+    held_out_loss: float | None = None
+    held_out_mlm_loss: float | None = None
+    tokens_per_s: float | None = None
+    step_seconds: float | None = None
+    seconds_left: float | None = None
+    checkpoint: str = ""
+    """Name of the newest whole one."""
+    checkpoint_step: int | None = None
+    checkpoint_age: float | None = None
+    lives: int = 0
+    events: int = 0
+    last_event: str = ""
+    quiet: float | None = None
+    """Since the last sign of life."""
+    host: str = ""
+    job: str = ""
+    """Of Slurm, of the newest life."""
+    started: str = ""
+    command: str = ""
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    """That `maskmill slurm` submitted."""
+
+
+def read_status(folder: Path, now: float | None = None) -> Status:
+    """The status of the run in `folder`, which need not be there yet; `now`: seconds since 1970."""
+    now = time.time() if now is None else now
+    status = Status(folder)
+    summary, run, pulse = _json(folder / "summary.json"), _json(folder / "run.json"), read_pulse(folder)
+    lines = _newest_lines(folder / METRICS)
+    _figures(status, summary, lines, pulse)
+    _checkpoint(status, now)
+    events = _text(folder / "events.jsonl").splitlines()
+    status.events = len(events)
+    status.last_event = next((words for line in reversed(events) if (words := _event(line))), "")
+    status.lives = int(_number(run.get("lives")) or 0)
+    submitted = _json(folder / SUBMITTED)
+    status.jobs = _tables(submitted.get("jobs"))
+    status.command = status.command or str(submitted.get("command") or "")
+    _health(status, summary, pulse, now)
+    return status
+
+
+def _figures(
+    status: Status, summary: dict[str, Any], lines: list[dict[str, Any]], pulse: dict[str, Any]
+) -> None:
+    trained = [line for line in lines if line.get("kind", "train") == "train" and "loss" in line]
+    newest = summary | (trained[-1] if trained else {})
+    status.step = int(_number(newest.get("step")) or 0)
+    status.steps = _whole(summary.get("steps"))
+    status.phase, status.started = str(newest.get("phase") or ""), str(summary.get("started") or "")
+    status.command = str(summary.get("command") or "")
+    status.loss, status.tokens_per_s = _number(newest.get("loss")), _number(newest.get("tokens_per_s"))
+    for line in [summary, *(line for line in lines if line.get("kind") == "eval")]:
+        for name in ("held_out_loss", "held_out_mlm_loss"):
+            setattr(status, name, _number(line.get(name)) or getattr(status, name))
+    pace = [line for line in trained if line.get("phase", "") == (status.phase or line.get("phase", ""))]
+    pace = pace[-RECENT:]
+    speeds = [speed for line in pace if (speed := _number(line.get("tokens_per_s")))]
+    if speeds:
+        status.tokens_per_s = median(speeds)
+    status.step_seconds = _step_seconds(pace, summary)
+    beaten = pulse.get("step", 0)
+    if summary.get("status") == "running" and beaten > status.step:  # between two lines of the log
+        status.step = beaten
+    if status.steps and status.step_seconds is not None:
+        status.seconds_left = _seconds_left(status.step, status.steps, status.step_seconds, summary, newest)
+
+
+def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
+    """Seconds a step, evaluations and saves included: `seconds` of a line is the time that its run has trained."""
+    points = [(_number(line.get("step")), _number(line.get("seconds"))) for line in pace]
+    known = [(step, seconds) for step, seconds in points if step is not None and seconds is not None]
+    gaps = [
+        (seconds - before) / (step - last)
+        for (last, before), (step, seconds) in pairwise(known)
+        if step > last and seconds > before
+    ]
+    if gaps:
+        return sum(gaps) / len(gaps)
+    milliseconds = _number(summary.get("step_ms"))
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _seconds_left(
+    step: int, steps: int, a_step: float, summary: dict[str, Any], newest: dict[str, Any]
+) -> float:
+    """Steps of later phases count by their tokens."""
+    phases = _tables(summary.get("phases"))
+    here = next((phase for phase in phases if phase.get("name") == newest.get("phase")), None)
+    if here is None:
+        return max(0, steps - step) * a_step
+    size = _tokens(here)
+    left = max(0.0, (_number(here.get("last")) or 0) - step) * a_step
+    for phase in phases[phases.index(here) + 1 :]:
+        count = (_number(phase.get("last")) or 0) - (_number(phase.get("first")) or 0)
+        left += count * a_step * (_tokens(phase) / size if size else 1.0)
+    return left
+
+
+def _tokens(phase: dict[str, Any]) -> float:
+    return (_number(phase.get("global_batch")) or 0) * (_number(phase.get("sequence_length")) or 0)
+
+
+def _checkpoint(status: Status, now: float) -> None:
+    found = []
+    for marker in (status.folder / "checkpoints").glob("step-*/checkpoint.json"):
+        if digits := re.fullmatch(r"step-(\d{8,})", marker.parent.name):
+            try:
+                found.append((int(digits[1]), marker.stat().st_mtime))
+            except OSError:
+                continue  # retention has just dropped it
+    if found:
+        step, at = max(found)
+        status.checkpoint, status.checkpoint_step = f"step-{step:08d}", step
+        status.checkpoint_age = max(0.0, now - at)
+
+
+def _health(status: Status, summary: dict[str, Any], pulse: dict[str, Any], now: float) -> None:
+    folder = status.folder
+    begun = _changed(folder / "run.json")
+    said = max(
+        (_changed(folder / name) or 0.0 for name in ("summary.json", METRICS)), default=0.0
+    )  # what the run wrote last, but for its pulse
+    if begun is None and not summary:
+        status.why = "nothing was trained here yet"
+        if (at := _changed(folder / SUBMITTED)) is not None and _find_error(status, at):
+            status.health, status.why = CRASHED, "a job before the training failed"
+        return
+    if said < (begun or 0.0) and pulse.get("at", 0.0) < (
+        begun or 0.0
+    ):  # a life that has not come to training
+        _judge(status, STARTING, begun or now, UNKNOWN_SILENCE, "a life of the run began", {}, now)
+        return
+    told = summary.get("status")
+    if told == "finished":
+        status.health, status.why = FINISHED, "all steps are done"
+    elif told == "stopped":
+        status.health, status.why = STOPPED, "it was asked to stop, or came to run.stop_after"
+    elif told == "failed":
+        status.health, status.why = CRASHED, "it ended with an error"
+        status.error = str(summary.get("error") or "")
+        if not status.error:
+            _find_error(status, begun or 0.0)
+    else:
+        status.doing, status.host = str(pulse.get("doing", "")), str(pulse.get("host", ""))
+        status.job = str(pulse.get("job", ""))
+        _judge(status, RUNNING, max(said, pulse.get("at", 0.0)), _patience(status), "it wrote", pulse, now)
+
+
+def _patience(status: Status) -> float:
+    if status.doing not in ("", TRAINING) or status.step_seconds is None:
+        return UNKNOWN_SILENCE
+    return max(LEAST_SILENCE, STEPS_OF_SILENCE * status.step_seconds)
+
+
+def _judge(
+    status: Status, alive: str, at: float, patience: float, what: str, pulse: dict[str, Any], now: float
+) -> None:
+    """A run that has not said that it ended: it lives, is stalled, or died without a word."""
+    status.quiet = max(0.0, now - at)
+    if pulse and is_dead(pulse):
+        status.health, status.why = CRASHED, "its process is gone and said nothing: it was killed"
+        _find_error(status, at - 60)
+        return
+    last = _find_error(status, at - 1)
+    if status.error and status.quiet > (MOMENT if last else patience):
+        status.health, status.why = CRASHED, "a log has an error, and nothing was written since"
+    elif status.quiet > patience:
+        status.health, status.error, status.log = STALLED, "", ""
+        status.why = f"nothing was written for {status.quiet:,.0f} s, where {patience:,.0f} s would be long"
+    else:
+        status.health, status.error, status.log = alive, "", ""
+        status.why = f"{what} {status.quiet:,.0f} s ago"
+
+
+def _find_error(status: Status, since: float) -> bool:
+    """Finds the last line that tells an error in the logs written to since then; of several logs, in the one that was
+    written to first. Whether it is also the log's last line: an earlier one may be of a life before."""
+    logs = [
+        (at, path) for path in (status.folder / "logs").glob("*.log") if (at := _changed(path)) is not None
+    ]
+    for _, path in sorted((at, path) for at, path in logs if at >= since):
+        lines = [line.strip() for line in _tail(path).splitlines() if line.strip()]
+        for line in reversed(lines):
+            if _ERROR.match(line):
+                status.error, status.log = line[:500], str(path)
+                return line is lines[-1]
+    return False
+
+
+def _event(line: str) -> str:
+    values = _parsed(line)
+    if not isinstance(values, dict):
+        return ""
+    return f"step {values.get('step', '?')}: {values.get('event', '')}: {values.get('text', '')}"
+
+
+def _newest_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines at the end of a file of JSON lines."""
+    return [line for text in _tail(path).splitlines() if isinstance(line := _parsed(text), dict)]
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    values = _parsed(_text(path))
+    return values if isinstance(values, dict) else {}
+
+
+def _tables(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
+    return float(value) if good else None
+
+
+def _whole(value: Any) -> int | None:
+    found = _number(value)
+    return None if found is None else int(found)

@@ -1,0 +1,108 @@
+"""A Status in; what a person reads, and what to do next, out."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from pretrain.report.headline import duration
+from pretrain.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
+
+
+def in_words(status: Status, again: str) -> str:
+    """The status in a few lines; `again`: the command that starts the run, as far as it is known."""
+    where = f"step {status.step:,}"
+    if status.steps:
+        where += f" of {status.steps:,} ({status.step / status.steps:.1%})"
+    phase = f", phase {status.phase}" if status.phase else ""
+    head = f"{status.folder}: {status.health}" + ("" if status.health == NOT_STARTED else f", {where}{phase}")
+    rows = [
+        ("", status.why),
+        ("error", f"{status.error}{f' ({status.log})' if status.log else ''}" if status.error else ""),
+        ("loss", _losses(status)),
+        ("speed", _speed(status)),
+        ("time left", _time_left(status)),
+        ("checkpoint", _checkpoint(status)),
+        ("lives", _lives(status)),
+        ("events", f"{status.events:,}, the last one {status.last_event}" if status.events else ""),
+        ("jobs", ", ".join(f"{job.get('name')} {job.get('job')}" for job in status.jobs)),
+        ("next", what_next(status, again)),
+    ]
+    return "\n".join([head, *(f"  {name:<11} {text}" for name, text in rows if text)])
+
+
+def what_next(status: Status, again: str) -> str:
+    """What a person does about it."""
+    logs, numbers = status.folder / "logs", ",".join(str(job.get("job")) for job in status.jobs)
+    if status.health == NOT_STARTED:
+        if numbers:
+            return f"squeue --jobs={numbers} says what the jobs wait for"
+        return f"start it: {again}"
+    if status.health in (STARTING, RUNNING):
+        return f"nothing to do; its logs are in {logs}"
+    if status.health == FINISHED:
+        if (status.folder / "export").is_dir():
+            return f"maskmill report {status.folder}; the model is in {status.folder / 'export'}"
+        return f"maskmill export {status.folder}"
+    if status.health == STOPPED:
+        return f"the same command goes on from there: {again}"
+    if status.health == STALLED:
+        job = f"squeue --jobs={status.job}; " if status.job else ""
+        return (
+            f"{job}look at the end of the logs in {logs}; a rank that hangs is ended after run.step_limit seconds and "
+            "started again; if no process is left, the same command goes on from the newest checkpoint"
+        )
+    assert status.health == CRASHED
+    place = f"from step {status.checkpoint_step:,}" if status.checkpoint else "from the beginning"
+    return f"put right what the error says (logs in {logs}), then the same command goes on {place}: {again}"
+
+
+def _losses(status: Status) -> str:
+    parts = [f"{status.loss:.3f} in training" if status.loss is not None else ""]
+    if status.held_out_loss is not None:
+        parts.append(f"{status.held_out_loss:.3f} held out")
+    elif status.held_out_mlm_loss is not None:
+        parts.append(f"{status.held_out_mlm_loss:.3f} held out (masked tokens)")
+    return ", ".join(part for part in parts if part)
+
+
+def _speed(status: Status) -> str:
+    parts = [f"{status.tokens_per_s:,.0f} tokens/s" if status.tokens_per_s is not None else ""]
+    if status.step_seconds is not None:
+        parts.append(f"{status.step_seconds:,.3g} s a step")
+    return ", ".join(part for part in parts if part)
+
+
+def _time_left(status: Status) -> str:
+    if status.seconds_left is None or status.health == FINISHED:
+        return ""
+    left = duration(status.seconds_left)
+    if status.health != RUNNING:
+        return f"{left} once it goes on"
+    if status.seconds_left > 86_400 * 3650:
+        return f"{left}"
+    return f"{left}, until {datetime.now() + timedelta(seconds=status.seconds_left):%Y-%m-%d %H:%M}"
+
+
+def _checkpoint(status: Status) -> str:
+    if status.checkpoint_step is None:
+        return "none yet" if status.health != NOT_STARTED else ""
+    behind = status.step - status.checkpoint_step
+    steps = f", {behind:,} steps behind" if behind > 0 else ""
+    return f"step {status.checkpoint_step:,}, {duration(status.checkpoint_age)} old{steps}"
+
+
+def _lives(status: Status) -> str:
+    if not status.lives:
+        return ""
+    again = status.lives - 1
+    restarts = (
+        "never restarted" if not again else "restarted once" if again == 1 else f"restarted {again} times"
+    )
+    here = f"; on {status.host}" + (f", Slurm job {status.job}" if status.job else "") if status.host else ""
+    return f"{restarts}{here}"
+
+
+def command_again(status: Status, source: str) -> str:
+    """The command that the run itself recorded; else the one that starts the recipe that `source` names."""
+    if status.command:
+        return status.command
+    return f"maskmill train {source}" if not Path(source).is_dir() else "maskmill train RECIPE"

@@ -1,0 +1,94 @@
+"""`maskmill slurm --submit` on a real Slurm cluster: from text to an exported model, and what follows a failure."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm import Cluster
+from tests.command_line import ROOT, described, setting
+
+pytestmark = pytest.mark.cluster
+
+SIZE = ["--nodes", "2", "--gpus-per-node", "0", "--tasks", "2", "--cpus", "1", "--sbatch=--time=00:10:00"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        cluster.environment |= {
+            "MASKMILL": f"{sys.executable} -m launch.cli",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",  # the nodes are one host
+        }
+        yield cluster
+
+
+def called(cluster: Cluster, *arguments: str, code: int = 0) -> str:
+    """What a command line says, on the cluster's login node."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.cli", *arguments],
+        env=cluster.environment | {"COLUMNS": "200"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_from_text_to_model(cluster: Cluster, tiny: list[str], maskmill, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run, out = tmp_path / "a run", tmp_path / "shards"
+    settings = ["demo", *tiny, f"data.out={out}", f"run.dir={run}", "run.step_limit=120"]
+    told = json.loads(called(cluster, "slurm", *settings, *SIZE, "--submit", "--json"))
+    assert list(told["skipped"]) == ["vocab"]
+    assert f"a vocabulary is there: {setting(tiny, 'data.vocab')}" in told["skipped"]["vocab"]
+    jobs = {job["name"]: job for job in told["jobs"]}
+    assert list(jobs) == ["discover", "read", "plan", "gather", "write", "finish", "train", "export"]
+    waiting = called(cluster, "status", str(run))
+    assert "not started" in waiting
+    assert f"train {jobs['train']['job']}" in waiting
+
+    def logs() -> str:
+        return "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in sorted((run / "logs").glob("*")))
+
+    assert cluster.wait(jobs["export"]["job"], 240) == "COMPLETED", logs()
+    assert described(maskmill, run / "export")["hashes"] == "all hold"
+    found = json.loads(called(cluster, "status", str(run), "--json"))
+    assert (found["health"], found["step"], found["lives"]) == ("finished", 4, 1)
+    assert "step 4/4" in (run / "logs" / "rank-0.log").read_text()
+    assert (run / "logs" / "rank-1.log").exists(), "a log for each rank, in the run folder"
+    nodes = (run / "logs" / f"train-{jobs['train']['job']}.log").read_text()
+    assert "2 ranks" in nodes
+
+    again = called(cluster, "slurm", *settings, *SIZE, "--submit")
+    assert "job" not in again, "all is done: nothing is submitted"
+    assert [line.split(":")[0] for line in again.splitlines()] == ["vocab", "prepare", "train", "export"]
+
+
+def test_a_stage_that_fails_ends_what_waits_for_it(cluster: Cluster, tiny: list[str], tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "shards"
+    settings = ["demo", *tiny, f"data.out={out}", f"run.dir={run}", "data.sources=/nowhere/at/all.txt"]
+    told = json.loads(called(cluster, "slurm", *settings, *SIZE, "--submit", "--json"))
+    jobs = {job["name"]: job["job"] for job in told["jobs"]}
+    assert cluster.wait(jobs["discover"]) == "FAILED"
+    assert cluster.wait(jobs["export"]) == "CANCELLED"
+    assert "/nowhere/at/all.txt" in (run / "logs" / f"discover-{jobs['discover']}.log").read_text()
+    assert "/nowhere/at/all.txt" in called(cluster, "status", str(run))
+
+    refused = called(
+        cluster, "slurm", *settings, *SIZE, "--sbatch=train:--partition=no_such", "--submit", code=2
+    )
+    assert "sbatch refused the job maskmill-train" in refused
+    time.sleep(0.5)
+    left = {
+        number: state for number, (state, name) in cluster.jobs().items() if state in ("PENDING", "RUNNING")
+    }
+    assert not left, "jobs before the refused one stay"

@@ -1,0 +1,268 @@
+"""`maskmill slurm`: which jobs a recipe becomes, how they are quoted, what is refused. With stand-ins for Slurm's
+commands that write down what they were told; tests/cluster has the real ones."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import UserError
+from launch.recipe import load_config
+from launch.slurm import SCRIPTS, arguments, with_options
+from launch.stages import STAGES, Job, Request, Size, chain
+from pretrain.pulse import PULSE
+from tests.command_line import ROOT, Maskmill, setting
+
+NASTY = 'it\'s $(touch planted) `touch planted` "q" 50% a,b\nline'
+
+
+class Cluster:
+    """A folder with commands that note their arguments, an argument a line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        words = '"${0##*/}" "$@" "MASKMILL_STAGE=${MASKMILL_STAGE:-}"'
+        note = f'printf "%s\\0" {words} >>{folder}/told; echo >>{folder}/told'
+        count = f"n=$(wc -l <{folder}/number); echo >>{folder}/number"
+        refuse = 'if [[ "$*" == *refused* ]]; then echo "invalid partition" >&2; exit 1; fi'
+        self._write("sbatch", f"{note}; {refuse}; {count}; echo $((n + 100))")
+        self._write("scancel", note)
+        (folder / "number").write_text("")
+
+    def _write(self, name: str, body: str) -> None:
+        path = self.bin / name
+        path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+        path.chmod(0o755)
+
+    def told(self) -> list[list[str]]:
+        """The calls so far, each a list of words; forgets them."""
+        path = self.folder / "told"
+        calls = path.read_bytes().decode().split("\0\n")[:-1] if path.exists() else []
+        path.unlink(missing_ok=True)
+        (self.folder / "number").write_text("")
+        return [call.split("\0") for call in calls]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster(tmp_path)
+    monkeypatch.setenv("PATH", f"{cluster.bin}:{os.environ['PATH']}")
+    monkeypatch.setenv("MASKMILL", "maskmill")
+    monkeypatch.delenv("CONTAINER", raising=False)
+    return cluster
+
+
+def settings(tmp_path: Path, *more: str) -> list[str]:
+    text = tmp_path / "text.txt"
+    text.write_text("A text.\n")
+    return [
+        f"data.sources={text}",
+        f"data.vocab={tmp_path}/vocab",
+        f"data.out={tmp_path}/shards",
+        f"run.dir={tmp_path}/run",
+        "train.global_batch=64",
+        *more,
+    ]
+
+
+def request_for(overrides: list[str], size: Size | None = None, recipe: str = "demo") -> Request:
+    return Request(load_config(recipe, overrides), recipe, overrides, size or Size())
+
+
+def names(jobs: list[Job]) -> list[str]:
+    return [job.name for job in jobs]
+
+
+def test_printed_and_submitted_are_the_same_words(
+    cluster: Cluster, maskmill: Maskmill, tmp_path: Path
+) -> None:
+    words = [
+        "slurm",
+        "demo",
+        *settings(tmp_path, f"monitor.project={NASTY}", f"run.dir={tmp_path}/a 50% 'run'"),
+    ]
+    words += ["--nodes", "4", "--gpus-per-node", "2", "--tasks", "3", f"--sbatch=--comment={NASTY}"]
+    script = maskmill(*words).stdout
+    assert not cluster.told(), "nothing is submitted by printing"
+    assert not (tmp_path / "a 50% 'run'").exists()
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    printed = cluster.told()
+    said = maskmill(*words, "--submit").stdout
+    submitted = cluster.told()
+    assert printed == submitted
+    assert not (tmp_path / "planted").exists()
+    assert all(f"monitor.project={NASTY}" in call for call in submitted)
+    assert all(f"--comment={NASTY}" in call for call in submitted)
+    assert (tmp_path / "a 50% 'run'" / "logs").is_dir(), "Slurm does not make the folder of a job's log"
+    assert f"--output={tmp_path}/a 50%% 'run'/logs/train-%j.log" in submitted[-2]
+    assert "export: job 108" in said
+    assert "export: job 108" in done.stdout
+
+
+def test_each_waits_for_the_one_before_and_goes_when_that_fails(
+    cluster: Cluster, maskmill: Maskmill, tmp_path: Path
+) -> None:
+    told = json.loads(
+        maskmill("slurm", "demo", *settings(tmp_path), "--nodes", "4", "--submit", "--json").stdout
+    )
+    calls = cluster.told()
+    jobs = ["vocab", "discover", "read", "plan", "gather", "write", "finish", "train", "export"]
+    assert [job["name"] for job in told["jobs"]] == jobs
+    assert [word for call in calls for word in call if word.startswith("--job-name")] == [
+        f"--job-name=maskmill-{name}" for name in jobs
+    ]
+    assert not any("--dependency" in word for word in calls[0])
+    for number, call in enumerate(calls[1:]):
+        assert f"--dependency=afterok:{100 + number}" in call
+        assert "--kill-on-invalid-dep=yes" in call
+    training = calls[-2]
+    assert {"--nodes=4", "--ntasks-per-node=8", "--gpus-per-node=8"} <= set(training)
+    script = training.index(str(ROOT / "slurm/train.sbatch"))
+    assert training[script + 1 : -1] == ["demo", *settings(tmp_path)]
+    assert calls[-1][calls[-1].index(str(ROOT / "slurm/verb.sbatch")) + 1 :][:2] == ["export", "demo"]
+    kept = json.loads((tmp_path / "run/logs/slurm.json").read_text())
+    assert kept["jobs"] == told["jobs"]
+    assert kept["command"].startswith("maskmill slurm demo")
+
+
+def test_the_preparation_is_that_of_the_batch_script(cluster: Cluster, tmp_path: Path) -> None:
+    """slurm/prepare.sbatch submits the same stages, with the same options, when it is called by itself."""
+    mine = chain(request_for(settings(tmp_path, "data.duplicates=documents")), ["vocab", "prepare"]).jobs
+    cluster._write("maskmill", "true")
+    subprocess.run(
+        ["bash", str(ROOT / "slurm/prepare.sbatch"), "demo"],
+        env=os.environ | {"SLURM_JOB_ID": "7"},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    theirs = cluster.told()
+    sizes = ("--cpus-per-task", "--mem", "--mem-per-cpu", "--array", "--time")
+    stages = ["fingerprint", "repeats", "read", "plan", "gather", "write", "finish"]
+    assert names(mine) == ["vocab", "discover", *stages]
+    for job in mine[2:]:
+        call = next(call for call in theirs if f"--job-name=maskmill-{job.name}-7" in call)
+        ours = {word for word in job.options if word.split("=")[0] in sizes}
+        assert ours == {word for word in call if word.split("=")[0] in sizes}, job.name
+        shares = job.environment["MASKMILL_SHARES"]
+        assert f"--export=ALL,MASKMILL_STAGE={job.name},MASKMILL_SHARES={shares}" in call
+
+
+def test_what_is_there_is_not_made_again(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
+    own = [*tiny, f"run.dir={tmp_path}/run", "run.ranks=1"]
+    size = Size(nodes=2, gpus_per_node=0)
+    found = chain(request_for(own[:-1], size), list(STAGES))
+    assert names(found.jobs) == ["train", "export"]
+    assert setting(tiny, "data.out") in found.skipped["prepare"]
+    with pytest.raises(UserError, match="were prepared with other settings"):
+        chain(request_for([*own[:-1], "data.seed=9"], size), list(STAGES))
+    maskmill("train", "demo", *own, "train.steps=2")
+    found = chain(request_for([*own[:-1], "train.steps=2"], size), list(STAGES))
+    assert names(found.jobs) == ["export"]
+    (tmp_path / "run/export").mkdir()
+    assert not chain(request_for([*own[:-1], "train.steps=2"], size), list(STAGES)).jobs
+    summary = tmp_path / "run/summary.json"
+    summary.write_text(summary.read_text().replace('"finished",', '"running",'))
+    assert json.loads(summary.read_text())["status"] == "running"
+    pulse = tmp_path / "run" / PULSE
+    pulse.write_text(json.dumps(json.loads(pulse.read_text()) | {"host": "elsewhere", "at": time.time()}))
+    with pytest.raises(UserError, match="this run is going on"):
+        chain(request_for([*own[:-1], "train.steps=2"], size), ["train"])
+
+
+def test_one_process_where_the_preparation_is_one(tmp_path: Path) -> None:
+    exact = settings(tmp_path, "data.mode=exact", "data.held_out=0", "data.sentences=lines")
+    for overrides in (exact, settings(tmp_path, "data.executor=dask", "data.scheduler=slurm")):
+        jobs = chain(request_for(overrides), ["vocab", "prepare"]).jobs
+        assert names(jobs) == ["vocab", "prepare"]
+        assert jobs[1].script == "verb.sbatch"
+        assert jobs[1].arguments[:2] == ["prepare", "demo"]
+
+
+@pytest.mark.parametrize(
+    ("size", "more", "stages", "said"),
+    [
+        (Size(nodes=3), ["run.ranks=16"], "train", "run.ranks=16 does not divide over 3 nodes with 8 ranks each"),
+        (Size(nodes=2), ["run.ranks=8"], "train", "expected 16 ranks"),
+        (Size(nodes=9), [], "train", "72 ranks, more than train.global_batch=64"),
+        (Size(gpus_per_node=8, ranks_per_node=3), [], "train", "expected one rank a GPU"),
+        (Size(), [], "trian", "no stage 'trian' (expected some of vocab,prepare,train,export)"),
+        (Size(), [], "", "no stage"),
+        (Size(), [], "prepare", "no vocabulary is there (add vocab to --stages)"),
+        (Size(), [], "train", "no shards are there (add prepare to --stages)"),
+        (Size(), [], "export", "there is no checkpoint to export (add train to --stages)"),
+        (Size(), ["data.sources=[]"], "vocab", "data.sources: is empty"),
+        (Size(), ["train.shards=/nowhere"], "prepare", "/nowhere: a folder without shards"),
+        (Size(), ["run.dir="], "vocab,prepare,train", "run.dir: is empty"),
+    ],
+)  # fmt: skip
+def test_what_does_not_add_up_is_one_line(
+    size: Size, more: list[str], stages: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        chain(request_for(settings(tmp_path, *more), size), [s for s in stages.split(",") if s])
+    assert said in str(caught.value)
+
+
+def test_a_job_that_is_refused_takes_back_those_before_it(
+    cluster: Cluster, maskmill: Maskmill, tmp_path: Path
+) -> None:
+    words = ["slurm", "demo", *settings(tmp_path), "--sbatch=plan:--partition=refused", "--submit"]
+    line = maskmill(*words, code=2).stderr
+    assert "sbatch refused the job maskmill-plan: invalid partition" in line
+    assert cluster.told()[-1][:-1] == ["scancel", "100", "101", "102"]
+    assert not (tmp_path / "run/logs/slurm.json").exists()
+
+
+def test_no_sbatch_is_one_line(maskmill: Maskmill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    line = maskmill("slurm", "demo", *settings(tmp_path), "--submit", code=2).stderr
+    assert "sbatch is not found" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_of_sbatch_for_all_for_a_stage_for_a_job(tmp_path: Path) -> None:
+    jobs = chain(request_for(settings(tmp_path)), list(STAGES)).jobs
+    found = with_options(jobs, ["--account=lab", "prepare:--qos=low", "plan:--mem=64G"])
+    assert all("--account=lab" in job.options for job in found)
+    assert names([job for job in found if "--qos=low" in job.options]) == names(jobs)[1:-2]
+    assert names([job for job in found if "--mem=64G" in job.options]) == ["plan"]
+    plan = arguments(next(job for job in found if job.name == "plan"), "")
+    assert plan.index("--mem=64G") > plan.index("--mem=8G"), "the last one wins"
+    for option in ("account=lab", "nothing:--mem=1G", "-"):
+        with pytest.raises(UserError, match="--sbatch"):
+            with_options(jobs, [option])
+
+
+def test_the_scripts_are_package_data() -> None:
+    """launch/sbatch is where an installed package has them, and the folder slurm/ here."""
+    scripts = {path.name for path in SCRIPTS.glob("*.sbatch")}
+    assert scripts == {path.name for path in (ROOT / "slurm").glob("*.sbatch")}
+    assert {job.script for job in _every_job()} <= scripts
+    assert (
+        'launch = ["recipes/*.yaml", "recipes/corpus/*", "sbatch/*.sbatch"]'
+        in (ROOT / "pyproject.toml").read_text()
+    )
+
+
+def _every_job() -> list[Job]:
+    request = Request(load_config("demo", []), "demo", [])
+    return [job for stage in STAGES.values() for job in stage.jobs(request)]
+
+
+def test_verb_sbatch_runs_a_verb(tmp_path: Path) -> None:
+    script = ["bash", str(ROOT / "slurm/verb.sbatch")]
+    environment = os.environ | {"MASKMILL": "echo said", "SLURM_RESTART_COUNT": "1"}
+    done = subprocess.run(
+        [*script, "export", "demo", "a b"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "said export demo a b"
+    assert "life 1" in done.stdout
+    assert (
+        subprocess.run([*script, "export"], env=environment, capture_output=True, check=False).returncode == 2
+    )

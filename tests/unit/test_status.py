@@ -1,0 +1,278 @@
+"""`maskmill status`: what the files of a run tell, whatever state a kill, a full disk or another node left them in."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.pulse import EVALUATING, PULSE, TRAINING, Pulse, read_pulse
+from pretrain.status import (
+    CRASHED,
+    FINISHED,
+    NOT_STARTED,
+    RUNNING,
+    STALLED,
+    STARTING,
+    STOPPED,
+    Status,
+    read_status,
+)
+from pretrain.status_text import in_words
+from tests.command_line import ROOT, Maskmill
+
+NOW = time.time()
+
+
+class Folder:
+    """A run folder as a run on another machine leaves it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "logs").mkdir(parents=True)
+
+    def write(self, name: str, text: str, ago: float = 0.0) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        os.utime(path, (NOW - ago, NOW - ago))
+        return path
+
+    def run(
+        self, status: str = "running", ago: float = 1.0, began: float = 1000.0, lives: int = 1, **more: Any
+    ) -> None:
+        """Twenty steps of a hundred, one every two seconds."""
+        identity = {"identity": {}, "lives": lives, "id": "x"}
+        self.write("run.json", json.dumps(identity), began)
+        lines = [
+            {
+                "kind": "train",
+                "step": step,
+                "loss": 9 - step / 10,
+                "tokens_per_s": 1000 + step,
+                "seconds": 2.0 * step,
+            }
+            for step in range(1, 21)
+        ]
+        lines.insert(10, {"kind": "eval", "step": 10, "held_out_loss": 8.25, "held_out_mlm_loss": 7.5})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        self.write("metrics.jsonl", text + '{"kind": "train", "step": 21, "lo', ago)  # half-written
+        words = {"status": status, "step": 20, "steps": 100, "command": "maskmill train demo", **more}
+        self.write("summary.json", json.dumps(words), ago)
+
+    def pulse(self, ago: float, step: int = 20, doing: str = TRAINING, **who: Any) -> None:
+        words = {"at": NOW - ago, "step": step, "doing": doing, "host": "elsewhere", "pid": 1, "job": "17"}
+        self.write(PULSE, json.dumps(words | who), ago)
+
+    def status(self) -> Status:
+        return read_status(self.path, NOW)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "run")
+
+
+def test_figures_of_a_run_that_is_going_on(folder: Folder) -> None:
+    folder.run(lives=3)
+    folder.pulse(ago=2, step=23)
+    folder.write("checkpoints/step-00000010/checkpoint.json", "{}", ago=60)
+    folder.write("checkpoints/step-00000020.0badf00d.partial/checkpoint.json", "{}")
+    folder.write("checkpoints/step-00000018.damaged/checkpoint.json", "{}")
+    event = {"event": "skip", "step": 7, "text": "the loss is not finite"}
+    folder.write("events.jsonl", json.dumps(event) + '\n{"event": "ski')
+    status = folder.status()
+    assert status.health == RUNNING
+    assert (status.step, status.steps, status.lives) == (23, 100, 3), "the pulse is ahead of the log"
+    assert (status.loss, status.held_out_loss) == (7.0, 8.25)
+    assert status.step_seconds == pytest.approx(2.0)
+    assert status.seconds_left == pytest.approx(77 * 2.0)
+    assert 1000 < (status.tokens_per_s or 0) < 1021
+    assert (status.checkpoint, status.checkpoint_age) == ("step-00000010", pytest.approx(60, abs=1))
+    assert status.last_event == "step 7: skip: the loss is not finite"
+    text = in_words(status, "maskmill train demo")
+    assert "running, step 23 of 100 (23.0%)" in text
+    assert "step 10, 1 min old, 13 steps behind" in text or "step 10, 60 s old, 13 steps behind" in text
+    assert "restarted 2 times; on elsewhere, Slurm job 17" in text
+    assert "2 min 34 s, until " in text
+
+
+def test_later_phases_count_by_their_tokens(folder: Folder) -> None:
+    phases = [
+        {"name": "a", "first": 0, "last": 50, "global_batch": 8, "sequence_length": 128},
+        {"name": "b", "first": 50, "last": 100, "global_batch": 4, "sequence_length": 512},
+    ]
+    folder.run(phases=phases, phase="a")
+    folder.pulse(ago=2)
+    assert folder.status().seconds_left == pytest.approx(30 * 2.0 + 50 * 2.0 * 2)
+
+
+@pytest.mark.parametrize(
+    ("told", "pulse_ago", "doing", "health"),
+    [
+        ("running", 5, TRAINING, RUNNING),
+        ("running", 100, TRAINING, RUNNING),  # twenty of its steps are less than two minutes
+        ("running", 300, TRAINING, STALLED),
+        ("running", 300, EVALUATING, RUNNING),  # an evaluation says nothing until it is done
+        ("running", 4000, EVALUATING, STALLED),
+        ("finished", 9000, TRAINING, FINISHED),
+        ("stopped", 9000, TRAINING, STOPPED),
+        ("failed", 9000, TRAINING, CRASHED),
+    ],
+)
+def test_health(folder: Folder, told: str, pulse_ago: float, doing: str, health: str) -> None:
+    folder.run(told, ago=pulse_ago, began=10_000)
+    folder.pulse(pulse_ago, doing=doing)
+    assert folder.status().health == health
+    assert "next" in in_words(folder.status(), "again")
+
+
+def test_a_long_step_is_no_stall(folder: Folder) -> None:
+    folder.run(ago=500)
+    slow = [{"kind": "train", "step": step, "loss": 1.0, "seconds": 60.0 * step} for step in (1, 2, 3)]
+    folder.write("metrics.jsonl", "\n".join(map(json.dumps, slow)), ago=500)
+    folder.pulse(ago=500)
+    assert folder.status().health == RUNNING
+
+
+def test_a_killed_process_of_this_machine_is_known_at_once(folder: Folder) -> None:
+    done = subprocess.Popen(["true"])
+    done.wait()
+    folder.run(ago=3)
+    folder.pulse(ago=3, host=socket.gethostname(), pid=done.pid)
+    status = folder.status()
+    assert status.health == CRASHED
+    assert "it was killed" in status.why
+    folder.pulse(ago=3, host=socket.gethostname(), pid=os.getpid())
+    assert folder.status().health == RUNNING
+
+
+def test_a_crash_tells_the_last_line_of_its_error(folder: Folder) -> None:
+    folder.run(ago=200, lives=2)
+    folder.pulse(ago=200)
+    folder.write("logs/rank-0.log", "step 3\nmaskmill: WARNING: no room\nall is well\n", ago=190)
+    folder.write(
+        "logs/rank-1.log", "Traceback:\n  x\ntorch.OutOfMemoryError: CUDA out of memory\nbye\n", ago=199
+    )
+    folder.write("logs/rank-2.log", "RuntimeError: connection closed by peer\n", ago=195)
+    folder.write("logs/rank-3.log", "ValueError: of a life long ago\n", ago=9000)
+    status = folder.status()
+    assert (status.health, status.error) == (CRASHED, "torch.OutOfMemoryError: CUDA out of memory")
+    assert status.log.endswith("rank-1.log"), "the first one that ended is the cause"
+    text = in_words(status, "maskmill train demo")
+    assert "CUDA out of memory" in text
+    assert "the same command goes on from the beginning: maskmill train demo" in text
+    folder.run("failed", error="ValueError: told by itself")
+    assert folder.status().error == "ValueError: told by itself"
+
+
+def test_between_start_and_first_step(folder: Folder) -> None:
+    assert folder.status().health == NOT_STARTED
+    folder.run("stopped", ago=900, began=20, lives=2)  # this life has not written anything yet
+    folder.pulse(ago=900)
+    assert folder.status().health == STARTING
+    folder.write("logs/rank-0.log", "maskmill: runs/x: no room for checkpoints\n", ago=10)
+    assert folder.status().health == STARTING, "the others are being ended"
+    folder.run("stopped", ago=900, began=50, lives=2)
+    folder.write("logs/rank-0.log", "maskmill: runs/x: no room for checkpoints\n", ago=49)
+    assert (folder.status().health, folder.status().error) == (
+        CRASHED,
+        "maskmill: runs/x: no room for checkpoints",
+    )
+
+
+def test_jobs_that_wait_and_fail(folder: Folder) -> None:
+    jobs = {"command": "maskmill slurm demo --submit", "jobs": [{"job": "12", "name": "read"}]}
+    folder.write("logs/slurm.json", json.dumps(jobs), ago=50)
+    status = folder.status()
+    assert status.health == NOT_STARTED
+    assert "squeue --jobs=12" in in_words(status, status.command)
+    folder.write("logs/read-12_0.log", "maskmill: data.sources: no such file\n", ago=20)
+    status = folder.status()
+    assert status.health == CRASHED
+    assert "goes on from the beginning: maskmill slurm demo --submit" in in_words(status, status.command)
+
+
+@pytest.mark.parametrize(
+    "name", ["summary.json", "run.json", "metrics.jsonl", "events.jsonl", PULSE, "logs/slurm.json"]
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1, 2]",
+        '{"status": 3, "steps": "many", "jobs": 7, "phases": 7, "phase": 7, "at": []}',
+        "\0\xff",
+    ],
+)
+def test_no_file_is_trusted(folder: Folder, name: str, text: str) -> None:
+    folder.run()
+    folder.pulse(ago=1)
+    folder.write(name, text)
+    assert in_words(folder.status(), "again")
+
+
+def test_a_pulse_is_whole_and_seldom(tmp_path: Path) -> None:
+    pulse = Pulse(tmp_path, first_rank=True)
+    pulse.beat(1, TRAINING)
+    assert read_pulse(tmp_path)["pid"] == os.getpid()
+    before = (tmp_path / PULSE).stat().st_mtime_ns
+    pulse.beat(2, TRAINING)
+    assert (tmp_path / PULSE).stat().st_mtime_ns == before, "the folder may be a slow one"
+    pulse.beat(2, EVALUATING)
+    assert (read_pulse(tmp_path)["step"], read_pulse(tmp_path)["doing"]) == (2, EVALUATING)
+    assert [path.name for path in tmp_path.iterdir()] == [PULSE]
+    Pulse(tmp_path / "gone", first_rank=True).beat(1, TRAINING)
+    Pulse(tmp_path, first_rank=False).beat(9, TRAINING)
+    assert read_pulse(tmp_path)["step"] == 2
+
+
+def test_a_real_run(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
+    run = [*tiny, f"run.dir={tmp_path}/run", "run.ranks=1", "train.eval_every=2"]
+    said = maskmill("status", "demo", *run).stdout
+    assert "not started" in said
+    assert f"start it: maskmill train demo {' '.join(run)}" in said
+    maskmill("train", "demo", *run, "run.stop_after=2")
+    found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
+    assert (found["health"], found["step"], found["steps"]) == (STOPPED, 2, 4)
+    assert found["held_out_mlm_loss"] > 0
+    assert found["loss"] > 0
+    assert "goes on from there: maskmill train demo" in found["next"]
+    assert read_pulse(tmp_path / "run")["step"] == 2
+    maskmill("train", "demo", *run)
+    found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
+    assert (found["health"], found["step"], found["lives"]) == (FINISHED, 4, 2)
+    assert found["checkpoint"] == "step-00000004"
+
+
+def test_status_and_completion_do_without_torch(tmp_path: Path) -> None:
+    at_tab = {
+        "_MASKMILL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "maskmill train demo tr",
+        "COMP_CWORD": "3",
+    }
+    for environment in ({}, at_tab):
+        code = (
+            "import sys, launch.cli\n"
+            f"sys.argv = ['maskmill', 'status', 'demo', 'run.dir={tmp_path}/run']\n"
+            "try: launch.cli.main()\n"
+            "except SystemExit: pass\n"
+            "heavy = {'torch', 'transformers', 'deepspeed', 'wandb', 'pyarrow'} & set(sys.modules)\n"
+            "sys.exit(f'{heavy}' if heavy else 0)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("train.steps=" if environment else "not started") in done.stdout
