@@ -60,7 +60,7 @@ def sync(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folde
     \b
     Example:
         maskmill sync runs/base"""
-    from pretrain.run_folder import sync_run
+    from pretrain.monitoring.sync import sync_run
 
     say(f"sent {sync_run(run_folder(source, None)):,} lines to W&B")
 

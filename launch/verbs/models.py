@@ -19,10 +19,13 @@ def export(
     Example:
         maskmill export runs/base --out models/base"""
     from pretrain.exporting import export_run
+    from pretrain.monitoring.lineage import record_export
 
-    path, proof = export_run(run_folder(source, overrides), out)
+    folder = run_folder(source, overrides)
+    path, proof = export_run(folder, out)
     say(proof)
     say(f"exported to {path}")
+    record_export(folder, path)
 
 
 @app.command()
