@@ -278,20 +278,9 @@ class Standin:
         project = {"id": "p1", "name": name, "entityName": ENTITY, "description": None}
         return {"result": {"project": project, "model": project, "inserted": True}}
 
-    def _getProjects(self, variables: dict[str, Any]) -> dict[str, Any]:
-        edges = [
-            {
-                "node": {
-                    "id": name,
-                    "name": name,
-                    "entityName": ENTITY,
-                    "createdAt": "",
-                    "isBenchmark": False,
-                },
-                "cursor": "",
-            }
-            for name in sorted(self.projects)
-        ]
+    def _getProjects(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        whose = {"entityName": ENTITY, "createdAt": "", "isBenchmark": False, "user": None}
+        edges = [{"node": {"id": name, "name": name, **whose}} for name in sorted(self.projects)]
         return {"models": {"edges": edges, "pageInfo": {"endCursor": None, "hasNextPage": False}}}
 
     def _upsertView(self, variables: dict[str, Any]) -> dict[str, Any]:

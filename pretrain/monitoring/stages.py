@@ -4,6 +4,7 @@ One group a training, named after its run folder; in it a run for each stage (th
 run of `train` has one id for all its lives and phases, kept in run.json.
 """
 
+import os
 import re
 import subprocess
 from dataclasses import asdict, dataclass
@@ -46,14 +47,22 @@ def train_stage(
 
 
 def prepare_stage(config: RunConfig, index: Index) -> Stage:
-    """Of the shards that were just made. W&B's files go where W&B has them by default, a folder `wandb` here: the
-    folder of the shards holds shards."""
+    """Of the shards that were just made. W&B's files go where W&B has them by default, WANDB_DIR or here:
+    the folder of the shards holds shards."""
     facts = {"code": code_version(), "data_index": {"data": index.identity}}
     settings = {**blotted(asdict(config)), **facts}
     group = group_of(Path(config.run.dir), config.monitor.group)
     name = f"prepare {folder_name(index.folder)}"
     run_id = f"prepare-{index.identity[:12]}"
-    return Stage(Path(), config.monitor.project, run_id, name, group, "prepare", settings)
+    return Stage(
+        Path(os.environ.get("WANDB_DIR", ".")),
+        config.monitor.project,
+        run_id,
+        name,
+        group,
+        "prepare",
+        settings,
+    )
 
 
 def export_stage(run: Path, config: RunConfig, run_id: str, step: int) -> Stage:

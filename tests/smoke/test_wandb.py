@@ -174,6 +174,7 @@ def test_a_firewall_that_drops_packets(
         log_steps(run)
     assert "W&B cannot be reached, going on offline" in capsys.readouterr().out
     (offline,) = (run / "wandb").glob("offline-run-*")
+    assert [path.name for path in offline.glob("run-*.wandb")] == ["run-abc.wandb"], "what leet reads"
     shown = json.loads(_wandb("leet", "inspect", "--summary", "--json", str(offline), WANDB_MODE="offline"))
     assert shown["summary"]["loss"] == 1.5
     monkeypatch.delenv("WANDB_INIT_TIMEOUT")
