@@ -278,7 +278,7 @@ class Standin:
         project = {"id": "p1", "name": name, "entityName": ENTITY, "description": None}
         return {"result": {"project": project, "model": project, "inserted": True}}
 
-    def _getProjects(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+    def _getProjects(self, variables: dict[str, Any]) -> dict[str, Any]:
         whose = {"entityName": ENTITY, "createdAt": "", "isBenchmark": False, "user": None}
         edges = [{"node": {"id": name, "name": name, **whose}} for name in sorted(self.projects)]
         return {"models": {"edges": edges, "pageInfo": {"endCursor": None, "hasNextPage": False}}}
