@@ -164,6 +164,13 @@ class MonitorSettings:
     """W&B project."""
     id: str = ""
     """W&B run id; empty: drawn once and kept in the run folder."""
+    group: str = ""
+    """W&B group of the stages of one training (prepare, train, export); empty: the name of run.dir."""
+    artifacts: str = "none"
+    """What W&B gets as artifacts, with what was made from what: none; index (index.json, the vocabulary and the names
+    and hashes of a checkpoint's files, no text and no weights); all (the exported model as well)."""
+    alert_every: float = 3600.0
+    """Seconds between two W&B alerts of one cause (NaN, spike, stall, slow rank, disk, restart, ...); 0: no alerts."""
     trust_ratios_every: int = 0
     """LAMB: steps between the lines of metrics.jsonl that hold the trust ratio of each tensor; 0: none."""
     peak_tflops: float = 0.0

@@ -35,6 +35,7 @@ CHOICES = {
     "schedule.name": ("linear", "polynomial", "nvidia", "cosine", "constant"),
     "encoder.activation": ("gelu_tanh", "gelu", "relu"),
     "monitor.tracker": ("wandb", "jsonl", "none"),
+    "monitor.artifacts": ("none", "index", "all"),
 }
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -95,6 +96,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "encoder.layer_norm_eps": (0, 1),
     "encoder.initializer_range": (0, 10),
     "monitor.trust_ratios_every": (0, math.inf),
+    "monitor.alert_every": (0, math.inf),
     "monitor.peak_tflops": (0, math.inf),
 }
 

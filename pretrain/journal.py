@@ -27,10 +27,12 @@ from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.meters import Meter
 from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
+from pretrain.monitoring.alerts import cause_of, disk_nearly_full
 from pretrain.pace import Pace
 from pretrain.phases import Phase
 from pretrain.preflight import Plan
 from pretrain.pulse import EVALUATING, STARTING, TRAINING, Pulse
+from pretrain.readiness import BYTES_OF_A_WEIGHT, ROOM
 from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.throughput import peak_flops, training_flops
@@ -64,7 +66,12 @@ class Journal:
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, blotted(asdict(config)), world.rank == 0
         )
-        self._summary = {"started": read_summary(self._folder).get("started", _now()), **_machine(world)}
+        before = read_summary(self._folder)
+        self._crashed = before.get("status") in (
+            "running",
+            "failed",
+        )  # so the life before did not end as it should
+        self._summary = {"started": before.get("started", _now()), **_machine(world)}
         for line in read_metrics(self._folder):  # what survives of earlier lives
             if line.get("kind") == TRUST:
                 continue
@@ -89,6 +96,11 @@ class Journal:
         self._summary |= {"status": "running"}
         self._write_summary()
         self.pulse.beat(int(self._summary.get("step", 0)), STARTING)
+        if self._crashed:
+            step = int(self._summary.get("step", 0))
+            self._tracker.alert(
+                "restart", f"the life before ended without a save; going on behind step {step:,}"
+            )
         self._bar.start()
         self._reset()
         return self
@@ -99,9 +111,10 @@ class Journal:
         self._bar.stop()
         if kind is not None:
             self._summary |= {"status": "failed", "error": blot(f"{kind.__name__}: {error}")[:500]}
+            self._tracker.alert("failed", self._summary["error"])
         self._summary["finished"] = _now()
         self._write_summary()
-        self._tracker.close()
+        self._tracker.close(self._summary["status"])
 
     def enter(self, plan: Plan) -> None:
         """From now on steps are of this phase."""
@@ -160,6 +173,8 @@ class Journal:
             }
             with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+        if self._engine.precision != "fp16" or kind != "skip":  # skipping is how fp16 finds its loss scale
+            self._tracker.alert("damaged" if kind == "damaged" else cause_of(text), text)
         self._console.print(f"{kind}: {text}", soft_wrap=True, style="yellow", markup=False)
 
     def rolled_back(self, position: Position) -> None:
@@ -218,6 +233,9 @@ class Journal:
         self._show(line)
         for words in held_up:
             self._say_once(words, position.step)
+            self._tracker.alert(cause_of(words), words)
+        size = self._summary["parameters"] * BYTES_OF_A_WEIGHT * ROOM
+        self._tracker.alert("disk", disk_nearly_full(self._folder, size))
         self._reset()
 
     def _log_trust_ratios(self, position: Position) -> None:

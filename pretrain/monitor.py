@@ -1,7 +1,6 @@
-"""Metrics of a step in; lines of metrics.jsonl and points on a dashboard out. The one door to wandb.
+"""Metrics of a step in; lines of metrics.jsonl out, and through pretrain/monitoring/ points on W&B.
 
-metrics.jsonl is the surviving history, written once: a resumed run cuts it at its checkpoint's step. W&B is
-fed with the same lines under the run's own `step` axis, so that it never decides what is true.
+metrics.jsonl is the surviving history, written once: a resumed run cuts it at its checkpoint's step.
 """
 
 import errno
@@ -11,23 +10,25 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
-from data_pipeline.errors import UserError
 from data_pipeline.storage import write_whole
 from pretrain.config import MonitorSettings
+from pretrain.monitoring.uploaded import lines_were_cut
 
-METRICS, LOST, UPLOADED = "metrics.jsonl", "metrics.lost.jsonl", "wandb_uploaded.json"
+METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
 TRUST, TRUST_PREFIX = "trust", "trust_ratio/"
 """Kind of a line that holds LAMB's trust ratio of each tensor, and what is put before the tensors' names."""
 
 
 class Tracker(Protocol):
-    """Where a line of metrics goes."""
+    """Where a line of metrics goes, and word of what is wrong."""
 
     def log(self, line: dict[str, Any]) -> None: ...
 
+    def alert(self, cause: str, text: str) -> None: ...
+
     def cut(self, step: int) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, status: str = "finished") -> None: ...
 
 
 class Silent:
@@ -36,10 +37,13 @@ class Silent:
     def log(self, line: dict[str, Any]) -> None:
         """Does nothing."""
 
+    def alert(self, cause: str, text: str) -> None:
+        """Does nothing."""
+
     def cut(self, step: int) -> None:
         """Does nothing."""
 
-    def close(self) -> None:
+    def close(self, status: str = "finished") -> None:
         """Does nothing."""
 
 
@@ -56,12 +60,15 @@ class JsonLines:
         self._waiting.append(json.dumps(line).encode() + b"\n")
         self.close()
 
+    def alert(self, cause: str, text: str) -> None:
+        """Does nothing: events.jsonl has what happened, and the terminal said it."""
+
     def cut(self, step: int) -> None:
         """Moves the lines after `step`, which a rolled back run does again, to metrics.lost.jsonl."""
         self.close()
         cut_metrics(self._folder, step)
 
-    def close(self) -> None:
+    def close(self, status: str = "finished") -> None:
         """Writes what waits."""
         if not self._waiting:
             return
@@ -85,49 +92,6 @@ class JsonLines:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class Wandb:
-    """metrics.jsonl and W&B: online where there is a key, else offline, to be sent by `maskmill sync`."""
-
-    def __init__(self, folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> None:
-        self._lines = JsonLines(folder)
-        self._folder = folder
-        self._online = _has_key()
-        try:
-            self._run = _start(
-                folder, settings.project, run_id, config, "online" if self._online else "offline"
-            )
-        except (
-            Exception
-        ) as error:  # a firewall, a server that is down: the run goes on, `maskmill sync` sends it
-            if not self._online:
-                raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            print(f"maskmill: W&B cannot be reached, going on offline: {reason}", file=sys.stderr)
-            self._online = False
-            self._run = _start(folder, settings.project, run_id, config, "offline")
-        if self._online:  # what earlier lives logged offline comes first
-            lines = read_metrics(folder)
-            for line in lines[_uploaded(folder) :]:
-                self._run.log(_point(line))
-            _set_uploaded(folder, len(lines))
-
-    def log(self, line: dict[str, Any]) -> None:
-        """Writes the line to metrics.jsonl first, then hands its numbers to W&B."""
-        self._lines.log(line)
-        self._run.log(_point(line))
-        if self._online:
-            _set_uploaded(self._folder, _uploaded(self._folder) + 1)
-
-    def cut(self, step: int) -> None:
-        """The same for metrics.jsonl; W&B, which takes nothing back, shows the later lines beside the earlier."""
-        self._lines.cut(step)
-
-    def close(self) -> None:
-        """Finishes both; an online run is then complete on the server."""
-        self._lines.close()
-        self._run.finish()
-
-
 def open_tracker(
     folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any], first_rank: bool
 ) -> Tracker:
@@ -135,6 +99,8 @@ def open_tracker(
     if not first_rank or settings.tracker == "none":
         return Silent()
     if settings.tracker == "wandb":
+        from pretrain.monitoring.tracker import Wandb  # wandb takes seconds to import
+
         return Wandb(folder, settings, run_id, config)
     return JsonLines(folder)
 
@@ -166,73 +132,5 @@ def cut_metrics(folder: Path, step: int) -> int:
             file.writelines(json.dumps(line) + "\n" for line in lost)
     if (folder / METRICS).is_file():
         write_whole(folder / METRICS, [f"{json.dumps(line)}\n".encode() for line in kept])
-    if _uploaded(folder) > len(kept):
-        _set_uploaded(folder, len(kept))
+    lines_were_cut(folder, len(kept))
     return len(lost)
-
-
-def sync(folder: Path, run_id: str, project: str, config: dict[str, Any]) -> int:
-    """Sends the lines of metrics.jsonl that W&B has not yet, as one run, whatever the number of its lives.
-
-    The history comes from metrics.jsonl, not from the offline files of each life: those hold steps that a
-    resumed run did again. Returns the number of lines sent. Raises UserError without a key."""
-    if not _has_key():
-        raise UserError("no W&B key", where=folder, remedy="run `wandb login`, or set WANDB_API_KEY")
-    lines = read_metrics(folder)
-    sent = _uploaded(folder)
-    if sent < len(lines):
-        run = _start(folder, project, run_id, config, "online")
-        for line in lines[sent:]:
-            run.log(_point(line))
-        run.finish()
-        _set_uploaded(folder, len(lines))
-    return max(0, len(lines) - sent)
-
-
-def _start(folder: Path, project: str, run_id: str, config: dict[str, Any], mode: str) -> Any:
-    import wandb  # seconds to import: only who asks for it waits
-
-    run = wandb.init(
-        project=project,
-        id=run_id,
-        name=folder.name,
-        dir=str(folder),
-        config=config,
-        mode=mode,  # type: ignore[arg-type]
-        resume="allow" if mode == "online" else None,
-        # no metadata: it holds the command line, and that whatever is in a URI of it
-        settings=wandb.Settings(silent=True, console="off", init_timeout=60, x_disable_meta=True),
-    )
-    run.define_metric("step")
-    run.define_metric("*", step_metric="step")
-    return run
-
-
-def _point(line: dict[str, Any]) -> dict[str, Any]:
-    """The line's numbers; with trust ratios also their histogram, which W&B draws as a heat map over the steps."""
-    point: dict[str, Any] = {key: value for key, value in line.items() if isinstance(value, int | float)}
-    if line.get("kind") == TRUST:
-        import wandb
-
-        ratios = [value for key, value in point.items() if key.startswith(TRUST_PREFIX)]
-        point["trust_ratios"] = wandb.Histogram(ratios)
-    return point
-
-
-def _has_key() -> bool:
-    if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled"):
-        return False
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
-    return netrc.is_file() and host in netrc.read_text(errors="replace")
-
-
-def _uploaded(folder: Path) -> int:
-    path = folder / UPLOADED
-    return int(json.loads(path.read_text())["lines"]) if path.is_file() else 0
-
-
-def _set_uploaded(folder: Path, lines: int) -> None:
-    (folder / UPLOADED).write_text(json.dumps({"lines": lines}))

@@ -94,7 +94,7 @@ class Pace:
             self._fresh.append((Lap(step, clock() - self._began, waited, 0.0, self._tokens), self._passes))
         self._warm = True
 
-    def read(self, world: World) -> tuple[dict[str, float], list[str]]:
+    def read(self, world: World) -> tuple[dict[str, Any], list[str]]:
         """Figures for the log, and what held the run up, in words. All ranks call this together, when the device has
         nothing left to do."""
         fresh = [lap._replace(forward=sum(map(self._seconds, passes))) for lap, passes in self._fresh]
@@ -132,10 +132,12 @@ class Pace:
         return start.elapsed_time(end) / 1e3 if self._cuda else end - start
 
 
-def figures(rows: list[RankPace]) -> dict[str, float]:
-    """Of one step, over all ranks: its median and its slowest, in milliseconds, and how much slower the slowest rank
-    computes than the median of the others."""
-    found = {
+def figures(rows: list[RankPace]) -> dict[str, Any]:
+    """Of one step, over all ranks: its median and its slowest, in milliseconds, both medians of each rank, and how much
+    slower the slowest rank computes than the median of the others."""
+    found: dict[str, Any] = {
+        "step_ms_by_rank": [round(1e3 * row.step, 3) for row in rows],
+        "forward_ms_by_rank": [round(1e3 * row.forward, 3) for row in rows],
         "step_ms": 1e3 * max(row.step for row in rows),
         "slowest_step_ms": 1e3 * max(row.worst.seconds for row in rows),
     }

@@ -21,7 +21,7 @@ from data_pipeline.index import canonical_json
 from data_pipeline.storage import write_whole
 from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig
-from pretrain.monitor import read_metrics, sync
+from pretrain.monitor import read_metrics
 from pretrain.preflight import Plan
 from pretrain.world import World
 
@@ -175,14 +175,3 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Replaces summary.json as a whole."""
     write_whole(folder / SUMMARY, canonical_json(summary, indent=1))
-
-
-def sync_run(folder: Path) -> int:
-    """Sends the run's history to W&B; returns the number of lines sent."""
-    run = read_run(folder)
-    if run is None:
-        raise UserError("not a run folder", where=folder, expected=f"a folder with {RUN}")
-    config = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
-    assert isinstance(config, dict)
-    settings = {str(key): value for key, value in config.items()}
-    return sync(folder, run["id"], str(settings["monitor"]["project"]), settings)

@@ -48,8 +48,10 @@ def prepare(
         maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
     config = load_config(recipe, overrides or [])
     from data_pipeline.executors import Share
+    from data_pipeline.index import Index
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
+    from pretrain.monitoring.lineage import record_prepare
     from pretrain.phases import data_of_phases
 
     if share != "0/1" and not stage:
@@ -57,6 +59,8 @@ def prepare(
     for data in data_of_phases(config):
         if stage:
             say(prepare_share(data, stages(console), stage, Share.parsed(share)))
+            if stage == "finish":
+                record_prepare(config, Index.load(data.out))
             continue
         index, fresh = run(data, stages(console))
         train = index.splits["train"]
@@ -64,3 +68,5 @@ def prepare(
             f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
             f"{len(train.shards)} shards in {data.out}"
         )
+        if fresh:
+            record_prepare(config, index)

@@ -30,10 +30,12 @@ def export(
     folder = run_folder(source, overrides)
     with waiting(errors, "exporting"):
         from pretrain.exporting import export_run
+        from pretrain.monitoring.lineage import record_export
 
         path, proof = export_run(folder, out)
     say(proof)
     say(f"exported to {path}")
+    record_export(folder, path)
 
 
 @app.command()

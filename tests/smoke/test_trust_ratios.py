@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import monitor
+from pretrain.monitoring.points import point_of
 from pretrain.report.record import read_run
 from tests.command_line import Maskmill
 
@@ -39,26 +40,13 @@ def test_the_report_and_the_summary_leave_them_out(finished: Path) -> None:
     assert not any(name.startswith("trust_ratio/") for name in [*record.train, *record.summary])
 
 
-class Run:
-    """Stands in for W&B's run."""
-
-    def __init__(self) -> None:
-        self.points: list[dict] = []
-
-    def log(self, point: dict) -> None:
-        self.points.append(point)
-
-    def finish(self) -> None:
-        pass
-
-
-def test_wandb_draws_them_as_a_heat_map(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run()
-    monkeypatch.setattr(monitor, "_start", lambda *_: run)
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monitor.sync(finished, "abc", "p", {})
-    trust = [point for point in run.points if "trust_ratios" in point]
-    assert [point["step"] for point in trust] == [2, 4]
-    counted = sum(trust[0]["trust_ratios"].histogram)
-    assert counted == sum(key.startswith("trust_ratio/") for key in trust[0]) > 10
+def test_wandb_draws_them_as_heat_maps(finished: Path) -> None:
+    points = [point_of(line) for line in monitor.read_metrics(finished) if line["kind"] == "trust"]
+    assert [point["step"] for point in points] == [2, 4]
+    ratios = {key: value for key, value in points[0].items() if key.startswith("trust_ratio/")}
+    assert sum(points[0]["trust_ratios"].heights) == len(ratios) > 10
+    rows, edges = points[0]["trust_ratio_by_layer"]
+    layers = max(int(key.partition(".layers.")[2].partition(".")[0] or -1) for key in ratios) + 1
+    assert (len(rows), edges[0], edges[-1]) == (layers + 2, -1, layers + 1)
+    first = [value for key, value in ratios.items() if ".layers.0." in key]
+    assert rows[1] == pytest.approx(sum(first) / len(first))

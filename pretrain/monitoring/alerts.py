@@ -1,0 +1,103 @@
+"""What is wrong with a run, in words, in; its cause, a sentence that says what to do, and whether it is time to send
+out.
+
+Of one cause, at most one alert is sent in `monitor.alert_every` seconds, over all lives of a run: a run that crashes
+every minute tells so once. The times are kept in wandb_alerts.json in the run folder.
+"""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+SENT = "wandb_alerts.json"
+SERIOUS = ("failed", "disk")
+"""Causes that end a run or are going to."""
+CHECKPOINTS_OF_ROOM = 2
+"""The disk is nearly full where less than so many checkpoints fit."""
+
+ADVICE = {
+    "nan": "One such batch is skipped and does no harm; if they go on, lower optim.lr or use train.precision=bf16.",
+    "spike": "One spike does no harm where train.on_spike skips it; if they go on, lower optim.lr or look at the "
+    "data of the skipped batches (events.jsonl).",
+    "data stall": "Put the shards on a faster disk or nearer to the machine, or give each rank more cores.",
+    "slow rank": "Look at that rank's machine (clocks, temperature, other processes); under Slurm leave its node out "
+    "with --exclude.",
+    "damaged": "Prepare the named shard again, or restore it; `maskmill inspect SHARDS` finds all that are damaged.",
+    "disk": "Make room now, or lower checkpoint.keep: a checkpoint that does not fit is given up, and a crash then "
+    "loses the steps since the one before.",
+    "restart": "It goes on by itself from the newest checkpoint; if it comes again, read logs/rank-N.log in the run "
+    "folder.",
+    "failed": "Read the line above and logs/rank-N.log in the run folder; the same command goes on from the newest "
+    "checkpoint.",
+}
+"""What to do about each cause."""
+
+_SIGNS = (
+    ("nan", re.compile(r"gradient of batch \d+ is not finite")),
+    ("spike", re.compile(r"loss of batch \d+ is a spike")),
+    ("data stall", re.compile(r"^waiting for data")),
+    ("slow rank", re.compile(r"^rank \d+ is \S+ slower")),
+    ("damaged", re.compile(r"no example of batch \d+ can be read")),
+)
+
+
+class Alert(NamedTuple):
+    """What a person is told."""
+
+    title: str
+    text: str
+    serious: bool
+
+
+def cause_of(text: str) -> str:
+    """Which of ADVICE's causes a line of the guard or of the pace tells of; empty for what is no reason to disturb
+    anybody, as a single slow step."""
+    return next((cause for cause, sign in _SIGNS if sign.search(text)), "")
+
+
+class Alerts:
+    """Which alerts of one run are due."""
+
+    def __init__(self, folder: Path, name: str, every: float, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._name, self._clock = folder / SENT, name, clock
+        self.every = every
+        """Seconds between two alerts of one cause; 0: none at all."""
+        self._sent = _read(self._path)
+
+    def due(self, cause: str, text: str) -> Alert | None:
+        """The alert to send now; None for an unknown cause, one that was told lately, or with alerts switched off."""
+        now = self._clock()
+        if (
+            not text
+            or cause not in ADVICE
+            or not self.every
+            or now - self._sent.get(cause, -self.every) < self.every
+        ):
+            return None
+        self._sent[cause] = now
+        with suppress(OSError):  # the disk may be what is full
+            self._path.write_text(json.dumps(self._sent), encoding="utf-8")
+        return Alert(f"{self._name}: {cause}", f"{text}\n{ADVICE[cause]}", cause in SERIOUS)
+
+
+def disk_nearly_full(folder: Path, checkpoint_bytes: float) -> str:
+    """What to tell of the disk that `folder` is on; empty where there is room enough."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:  # gone for a while: the checkpoint's own line tells
+        return ""
+    if free >= CHECKPOINTS_OF_ROOM * checkpoint_bytes:
+        return ""
+    return f"{folder}: {free / 1e9:,.2f} GB free, and a checkpoint takes {checkpoint_bytes / 1e9:,.2f} GB"
+
+
+def _read(path: Path) -> dict[str, float]:
+    try:
+        return {str(cause): float(at) for cause, at in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

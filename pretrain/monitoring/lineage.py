@@ -1,0 +1,123 @@
+"""A run folder, shards or an exported model in; artifacts on W&B with what was made from what out.
+
+    prepare ─► index (index.json, tokenizer.json) ─► train ─► checkpoint (its marker: hashes) ─► export ─► model
+
+`monitor.artifacts=index` sends the first two: no text and no weights, but hashes, counts and the vocabulary.
+`monitor.artifacts=all` sends the exported model as well. An artifact's version is its content, so that equal shards
+are one version whoever names them, and the stages link up by themselves.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import UserError
+from data_pipeline.index import INDEX, TOKENIZER, Index
+from data_pipeline.storage import read_bytes
+from pretrain.checkpoint import MARKER, Checkpoint, checkpoints, open_checkpoint
+from pretrain.config import RunConfig
+from pretrain.monitoring.session import Session, begin, first_line, say
+from pretrain.monitoring.stages import Stage, export_stage, folder_name, prepare_stage
+from pretrain.phases import phases_of
+from pretrain.run_folder import CONFIG, read_run
+
+NONE, INDEX_ONLY, ALL = "none", "index", "all"
+"""Values of monitor.artifacts."""
+ArtifactOf = tuple[str, str, Mapping[str, bytes | Path], dict[str, Any]]
+"""Name, type, files and metadata."""
+
+
+def index_artifact(index: Index) -> ArtifactOf:
+    """The artifact that stands for a folder of shards."""
+    files = {name: read_bytes(index.path(name)) for name in (INDEX, TOKENIZER)}
+    facts = {
+        "sha256": index.identity,
+        "examples": index.train.examples,
+        "tokens": index.train.tokens,
+        "held_out_examples": index.held_out.examples,
+        "shards": len(index.train.shards),
+        "vocabulary_sha256": index.vocabulary.sha256,
+    }
+    return f"index-{folder_name(index.folder)}", "dataset", files, facts
+
+
+def checkpoint_artifact(checkpoint: Checkpoint, run_id: str) -> ArtifactOf:
+    """The artifact that stands for a checkpoint: its marker alone, which names every file with its SHA-256."""
+    files = {MARKER: checkpoint.folder / MARKER}
+    return f"checkpoint-{run_id}", "checkpoint", files, {"step": checkpoint.step, "run": run_id}
+
+
+def inputs_of_training(session: Session, config: RunConfig) -> None:
+    """Links the index of each phase as an input of the run."""
+    if config.monitor.artifacts == NONE or not session.online:
+        return
+    for phase in phases_of(config):
+        index = Index.load(phase.config.train.shards or phase.config.data.out)
+        session.uses(*index_artifact(index))
+
+
+def outputs_of_training(session: Session, config: RunConfig, run_id: str) -> None:
+    """Sends the marker of the newest checkpoint as an output of the run."""
+    whole = checkpoints(Path(config.run.dir))
+    if config.monitor.artifacts != NONE and session.online and whole:
+        checkpoint = open_checkpoint(whole[-1])
+        session.makes(*checkpoint_artifact(checkpoint, run_id), alias=f"step-{checkpoint.step}")
+
+
+def record_prepare(config: RunConfig, index: Index) -> None:
+    """A run of the job type `prepare` for shards that were just made, where monitor.tracker is wandb."""
+    if config.monitor.tracker != "wandb":
+        return
+
+    def record(session: Session) -> None:
+        name, kind, files, facts = index_artifact(index)
+        session.summarize(facts)
+        if config.monitor.artifacts != NONE:
+            session.makes(name, kind, files, facts, alias=index.identity[:12])
+
+    _recorded(prepare_stage(config, index), record)
+
+
+def record_export(source: Path, model: Path) -> None:
+    """A run of the job type `export` for a model that was just exported from `source`, a run or a checkpoint, where
+    the run's monitor.tracker is wandb."""
+    checkpoint = open_checkpoint(source if (source / MARKER).is_file() else checkpoints(source)[-1])
+    run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent
+    known, config = read_run(run), settings_of(run)
+    if known is None or config is None or config.monitor.tracker != "wandb":
+        return
+    artifacts, run_id = config.monitor.artifacts, known["id"]
+
+    def record(session: Session) -> None:
+        files = {str(path.relative_to(model)): path for path in sorted(model.rglob("*")) if path.is_file()}
+        facts = {"step": checkpoint.step, "bytes": sum(path.stat().st_size for path in files.values())}
+        session.summarize(facts)
+        if artifacts != NONE:
+            session.uses(*checkpoint_artifact(checkpoint, run_id))
+        if artifacts == ALL:
+            session.makes(
+                f"model-{run_id}", "model", files, {**facts, "run": run_id}, f"step-{checkpoint.step}"
+            )
+
+    _recorded(export_stage(run, config, run_id, checkpoint.step), record)
+
+
+def _recorded(stage: Stage, record: Callable[[Session], None]) -> None:
+    """A whole run on W&B; what goes wrong with it is told and does no harm to what was made."""
+    try:
+        session = begin(stage)
+        record(session)
+        if not session.finish() and session.online:
+            say(f"W&B did not take all of {stage.name} in time")
+    except Exception as error:
+        say(f"{stage.name} is not on W&B: {first_line(error)}")
+
+
+def settings_of(run: Path) -> RunConfig | None:
+    """The settings that a run folder keeps; None where it has none that can be read."""
+    from pretrain.exporting import read_config
+
+    try:
+        return read_config(run)
+    except UserError:
+        return None

@@ -1,0 +1,188 @@
+"""A stage and its points in; one life of a run on W&B, online or offline, out. The one door to wandb.
+
+Nothing here waits for ever, and nothing that W&B does ends a training: what it cannot take is told in one line.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from pretrain.monitoring.points import Bars
+from pretrain.monitoring.stages import Stage
+
+TO_START, TO_FINISH, TO_LINK = 60.0, 120.0, 60.0
+"""Seconds that the start, the end and one artifact may take; WANDB_INIT_TIMEOUT, WANDB_FINISH_TIMEOUT say others."""
+HOST = "https://api.wandb.ai"
+Point = Mapping[str, float | Bars]
+
+
+class Session:
+    """One life of a run on W&B."""
+
+    def __init__(self, run: Any, online: bool) -> None:
+        self._run, self.online = run, online
+
+    @property
+    def points(self) -> int:
+        """Points of this run that the server has, as this life began."""
+        return int(self._run.starting_step)
+
+    @property
+    def url(self) -> str:
+        """Where a person sees it; empty offline."""
+        return str(self._run.url or "")
+
+    def log(self, point: Point) -> None:
+        """A point; it travels in the background."""
+        wandb = _wandb()
+
+        def drawn(value: float | Bars) -> Any:
+            if not isinstance(value, Bars):
+                return value
+            return wandb.Histogram(np_histogram=(np.array(value.heights), np.array(value.edges)))
+
+        self._run.log({key: drawn(value) for key, value in point.items()})
+
+    def summarize(self, values: dict[str, Any]) -> None:
+        """Figures of the whole run, beside its newest point."""
+        self._run.summary.update(values)
+
+    def alert(self, title: str, text: str, error: bool, wait: float) -> None:
+        """A message to whoever watches the project; of one title, the server passes on one in `wait` seconds."""
+        self._run.alert(title=title, text=text, level="ERROR" if error else "WARN", wait_duration=wait)
+
+    def uses(self, name: str, kind: str, files: Mapping[str, bytes | Path], facts: dict[str, Any]) -> None:
+        """Says that this run has these files as its input: the version of the artifact that has them, or a new one.
+        Offline nothing: W&B cannot link then, `maskmill sync` does later."""
+        if self.online:
+            artifact = _artifact(name, kind, files, facts)
+            within(TO_LINK, lambda: self._run.use_artifact(artifact), f"the artifact {name} was not linked")
+
+    def makes(
+        self, name: str, kind: str, files: Mapping[str, bytes | Path], facts: dict[str, Any], alias: str
+    ) -> None:
+        """Uploads these files as the output of this run."""
+        self._run.log_artifact(_artifact(name, kind, files, facts), aliases=["latest", alias])
+
+    def finish(self, exit_code: int = 0, preempted: bool = False) -> bool:
+        """Ends this life; whether the server has all of it. False offline."""
+        if preempted:
+            self._run.mark_preempting()
+        try:
+            self._run.finish(exit_code=exit_code)
+        except TimeoutError:
+            return False
+        return self.online
+
+
+def has_key() -> bool:
+    """Whether W&B is to be reached: there is a key, and WANDB_MODE does not forbid it."""
+    if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled"):
+        return False
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    host = os.environ.get("WANDB_BASE_URL", HOST).split("//")[-1].split("/")[0]
+    return netrc.is_file() and host in netrc.read_text(errors="replace")
+
+
+def begin(stage: Stage) -> Session:
+    """Online where there is a key and a server, else offline, in the folder of the stage."""
+    if not has_key():
+        return start(stage, online=False)
+    try:
+        return start(stage, online=True)
+    except Exception as error:  # a firewall, a server that is down: the run goes on, `maskmill sync` sends it
+        say(f"W&B cannot be reached, going on offline: {first_line(error)}")
+        return start(stage, online=False)
+
+
+def start(stage: Stage, online: bool) -> Session:
+    """One more life of the stage's run. Raises what wandb raises where it cannot be reached."""
+    wandb = _wandb()
+    run = wandb.init(
+        project=stage.project,
+        id=stage.id,
+        name=stage.name,
+        group=stage.group,
+        job_type=stage.job,
+        dir=str(stage.folder),
+        config=stage.config,
+        mode="online" if online else "offline",
+        resume="allow" if online else None,
+        reinit="finish_previous",
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            # no metadata: it holds the command line, and that whatever is in a URI of it
+            x_disable_meta=True,
+            init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", TO_START)),
+            finish_timeout=float(os.environ.get("WANDB_FINISH_TIMEOUT", TO_FINISH)),
+            finish_timeout_raises=True,
+        ),
+    )
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return Session(run, online)
+
+
+def default_entity() -> str:
+    """The user or team that the key is of."""
+    return str(_wandb().Api().default_entity)
+
+
+def make_project(entity: str, project: str) -> None:
+    """Makes the project unless it is there."""
+    api = _wandb().Api()
+    if project not in {known.name for known in api.projects(entity)}:
+        api.create_project(project, entity)
+
+
+def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
+    """Calls, and goes on after so many seconds in any case; what went wrong is told, with `otherwise`."""
+    wrong: list[Exception] = []
+
+    def tried() -> None:
+        try:
+            call()
+        except Exception as error:
+            wrong.append(error)
+
+    thread = Thread(target=tried, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive() or wrong:
+        why = first_line(wrong[0]) if wrong else f"W&B has not answered for {seconds:g} s"
+        say(f"{otherwise}: {why}")
+
+
+def first_line(error: Exception) -> str:
+    """Of what an exception says, or its kind."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def say(text: str) -> None:
+    """A line for the person in front of the run: of a rank, only what goes to stdout is shown there."""
+    print(f"maskmill: {text}", flush=True)
+
+
+def _wandb() -> Any:
+    import wandb  # seconds to import: only who asks for it waits
+
+    wandb.setup(wandb.Settings(silent=True))
+    return wandb
+
+
+def _artifact(name: str, kind: str, files: Mapping[str, bytes | Path], facts: dict[str, Any]) -> Any:
+    artifact = _wandb().Artifact(name, type=kind, metadata=facts)
+    for file, content in files.items():
+        if isinstance(content, Path):
+            artifact.add_file(str(content), name=file)
+        else:
+            with artifact.new_file(file, mode="wb") as out:
+                out.write(content)
+    return artifact

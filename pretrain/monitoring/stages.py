@@ -1,0 +1,111 @@
+"""Settings and a folder in; what a run on W&B is called, belongs to and is configured with out.
+
+One group a training, named after its run folder; in it a run for each stage (the job type): prepare, train, export. The
+run of `train` has one id for all its lives and phases, kept in run.json.
+"""
+
+import os
+import re
+import subprocess
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.blotting import blotted
+from data_pipeline.index import Index
+from pretrain.config import MonitorSettings, RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What W&B is told of a run as it starts."""
+
+    folder: Path
+    """Where W&B's own files go, in a folder `wandb`."""
+    project: str
+    id: str
+    name: str
+    group: str
+    job: str
+    """prepare, train or export."""
+    config: dict[str, Any]
+    """The resolved recipe, without credentials, and `code` and `data_index`."""
+
+
+def train_stage(
+    folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any], identity: dict[str, Any]
+) -> Stage:
+    """Of a training; `identity`: of its run.json, which has the hash of each phase's index."""
+    hashes = {key: value for key, value in identity.items() if key.rpartition(".")[2] == "data"}
+    facts = {"code": code_version(), "data_index": hashes, "vocabulary_sha256": identity.get("vocabulary")}
+    group = group_of(folder, settings.group)
+    return Stage(folder, settings.project, run_id, folder.name, group, "train", {**blotted(config), **facts})
+
+
+def prepare_stage(config: RunConfig, index: Index) -> Stage:
+    """Of the shards that were just made. W&B's files go where W&B has them by default, WANDB_DIR or here:
+    the folder of the shards holds shards."""
+    facts = {"code": code_version(), "data_index": {"data": index.identity}}
+    settings = {**blotted(asdict(config)), **facts}
+    group = group_of(Path(config.run.dir), config.monitor.group)
+    name = f"prepare {folder_name(index.folder)}"
+    run_id = f"prepare-{index.identity[:12]}"
+    return Stage(
+        Path(os.environ.get("WANDB_DIR", ".")),
+        config.monitor.project,
+        run_id,
+        name,
+        group,
+        "prepare",
+        settings,
+    )
+
+
+def export_stage(run: Path, config: RunConfig, run_id: str, step: int) -> Stage:
+    """Of a model that was just exported from a checkpoint of `run`."""
+    settings = {
+        **blotted(asdict(config)),
+        "code": code_version(),
+        "exported_from": {"run": run_id, "step": step},
+    }
+    group = group_of(run, config.monitor.group)
+    name, export_id = f"export {run.name} step {step}", f"{run_id}-export-{step}"
+    return Stage(run, config.monitor.project, export_id, name, group, "export", settings)
+
+
+def group_of(folder: Path, wanted: str = "") -> str:
+    """What the stages of one training have in common on W&B."""
+    return wanted or folder.resolve().name
+
+
+def folder_name(folder: str) -> str:
+    """The last part of a path or URI, as an artifact may be called."""
+    return re.sub(r"[^\w.-]+", "-", folder.rstrip("/").rpartition("/")[2]) or "shards"
+
+
+@cache
+def code_version() -> dict[str, Any]:
+    """The installed version; of a working tree also its commit, and whether files differ from it."""
+    try:
+        found: dict[str, Any] = {"version": version("maskmill")}
+    except PackageNotFoundError:
+        found = {}
+    if commit := _git("rev-parse", "HEAD"):
+        found |= {"commit": commit, "changed": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    return found
+
+
+def _git(*arguments: str) -> str:
+    if not (ROOT / ".git").exists():  # an installed package, perhaps inside somebody else's repository
+        return ""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,54 @@
+"""A run folder in; what W&B has not of its history, sent as one run, out.
+
+The history comes from metrics.jsonl, not from the offline files of each life: those hold steps that a resumed run did
+again.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from data_pipeline.blotting import blotted
+from data_pipeline.errors import UserError
+from pretrain.monitor import read_metrics
+from pretrain.monitoring import lineage
+from pretrain.monitoring.points import point_of
+from pretrain.monitoring.session import first_line, has_key, start
+from pretrain.monitoring.tracker import stage_of
+from pretrain.monitoring.uploaded import Uploaded, agreed
+from pretrain.run_folder import RUN, read_run
+
+
+def sync_run(folder: Path) -> int:
+    """Sends the lines of metrics.jsonl that W&B has not yet, whatever the number of lives, and where
+    monitor.artifacts says so the artifacts; returns the number of lines. Raises UserError without a key or a
+    server."""
+    known, config = read_run(folder), lineage.settings_of(folder)
+    if known is None or config is None:
+        raise UserError("not a run folder", where=folder, expected=f"a folder with {RUN}")
+    if not has_key():
+        raise UserError("no W&B key", where=folder, remedy="run `wandb login`, or set WANDB_API_KEY")
+    lines, before = read_metrics(folder), Uploaded.read(folder)
+    if before is not None and before.settled and before.lines == len(lines):
+        return 0
+    try:
+        session = start(stage_of(folder, config.monitor, known["id"], blotted(asdict(config))), online=True)
+        uploaded = agreed(before, session.points, len(lines))
+        missing = lines[uploaded.lines :]
+        for line in missing:
+            session.log(point_of(line))
+        config.run.dir = str(folder)  # it may have been moved
+        lineage.inputs_of_training(session, config)
+        lineage.outputs_of_training(session, config, known["id"])
+        settled = session.finish()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"W&B cannot be reached: {first_line(error)}",
+            where=folder,
+            remedy="try again later: nothing is lost",
+        ) from None
+    Uploaded(len(lines), uploaded.points + len(missing), settled=settled).write(folder)
+    if not settled:
+        raise UserError("W&B did not take all in time", where=folder, remedy="run `maskmill sync` again")
+    return len(missing)

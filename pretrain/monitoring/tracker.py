@@ -1,0 +1,111 @@
+"""Lines of metrics in; metrics.jsonl first, then W&B, out: the tracker of `monitor.tracker=wandb`.
+
+W&B is fed with the lines of metrics.jsonl under the run's own `step` axis and never decides what is true. Whatever it
+does, training goes on: on its first failure this life goes on without it, and the next life or `maskmill sync` sends
+what it has not.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import MonitorSettings, RunConfig
+from pretrain.monitor import JsonLines, read_metrics
+from pretrain.monitoring import lineage
+from pretrain.monitoring.alerts import Alerts
+from pretrain.monitoring.points import point_of
+from pretrain.monitoring.session import Session, begin, first_line, say
+from pretrain.monitoring.stages import Stage, train_stage
+from pretrain.monitoring.uploaded import Uploaded, agreed
+from pretrain.run_folder import read_run
+
+EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
+"""What W&B takes a life's end for."""
+
+
+class Wandb:
+    """metrics.jsonl and W&B: online where there is a key, else offline, to be sent by `maskmill sync`."""
+
+    def __init__(self, folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> None:
+        self._lines, self._folder, self._id = JsonLines(folder), folder, run_id
+        self._settings = lineage.settings_of(folder)
+        self._alerts = Alerts(folder, folder.name, settings.alert_every)
+        self._uploaded = Uploaded.read(folder) or Uploaded()
+        self._session: Session | None = None
+        try:
+            self._session = begin(stage_of(folder, settings, run_id, config))
+        except Exception as error:
+            say(f"W&B cannot write to {folder}, going on without it: {first_line(error)}")
+        self._try(self._catch_up)
+        self._link(lineage.inputs_of_training)
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Writes the line to metrics.jsonl first, then hands its numbers to W&B."""
+        self._lines.log(line)
+        self._try(lambda session: self._hand_over(session, line))
+
+    def alert(self, cause: str, text: str) -> None:
+        """Tells those who watch the project, at most once a cause and interval."""
+        if alert := self._alerts.due(cause, text):
+            wait = self._alerts.every
+            self._try(lambda session: session.alert(*alert, wait))
+
+    def cut(self, step: int) -> None:
+        """The same for metrics.jsonl; W&B, which takes nothing back, shows the later lines beside the earlier."""
+        self._lines.cut(step)
+        self._uploaded = Uploaded.read(self._folder) or self._uploaded
+
+    def close(self, status: str = "finished") -> None:
+        """Ends both; an online run is then complete on the server, or a line says how to make it so."""
+        self._lines.close()
+        self._link(lambda session, known: lineage.outputs_of_training(session, known, self._id))
+        self._try(lambda session: self._finish(session, status))
+
+    def _catch_up(self, session: Session) -> None:
+        """What earlier lives logged offline, or lost on the way, comes first."""
+        if not session.online:
+            return
+        lines = read_metrics(self._folder)
+        self._uploaded = agreed(Uploaded.read(self._folder), session.points, len(lines))
+        self._uploaded.settled = False
+        for line in lines[self._uploaded.lines :]:
+            self._hand_over(session, line)
+
+    def _hand_over(self, session: Session, line: dict[str, Any]) -> None:
+        session.log(point_of(line))
+        if session.online:
+            self._uploaded.lines += 1
+            self._uploaded.points += 1
+            self._uploaded.write(self._folder)
+
+    def _finish(self, session: Session, status: str) -> None:
+        settled = session.finish(EXIT_CODES.get(status, 1), preempted=status == "stopped")
+        if session.online:
+            self._uploaded.settled = settled
+            self._uploaded.write(self._folder)
+            if not settled:
+                say(f"W&B did not take all of the run in time: `maskmill sync {self._folder}` sends the rest")
+
+    def _link(self, call: Callable[[Session, RunConfig], None]) -> None:
+        """Artifacts, as far as it goes: a run without them is a run."""
+        if self._session is None or self._settings is None:
+            return
+        try:
+            call(self._session, self._settings)
+        except Exception as error:
+            say(f"no artifact on W&B: {first_line(error)}")
+
+    def _try(self, call: Callable[[Session], None]) -> None:
+        if self._session is None:
+            return
+        try:
+            call(self._session)
+        except Exception as error:
+            self._session = None
+            say(f"W&B failed, going on without it; `maskmill sync` sends the rest: {first_line(error)}")
+
+
+def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:
+    """What the training in `folder` is on W&B."""
+    known = read_run(folder)
+    return train_stage(folder, settings, run_id, config, known["identity"] if known else {})

@@ -1,0 +1,59 @@
+"""How many lines of metrics.jsonl W&B was given <-> wandb_uploaded.json in the run folder.
+
+A point that is handed to W&B is not yet on the server: a kill, or a server that goes away, loses those on the way. The
+server says how many points of a run it has; what is missing at the end is sent again by the next life, or by
+`maskmill sync`. Points of steps that were cut, which a resumed run does again, are on the server and stay there.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+UPLOADED = "wandb_uploaded.json"
+
+
+@dataclass
+class Uploaded:
+    """Counts of one run."""
+
+    lines: int = 0
+    """Lines of metrics.jsonl that W&B was given."""
+    points: int = 0
+    """Points that it was given, those of lines that were cut since included."""
+    cut: int = 0
+    """Points whose lines were cut since the server last said how many it has."""
+    settled: bool = True
+    """Whether the server had all of them when the last life ended."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Uploaded | None":
+        """What the folder says; None where W&B never had anything, or the file is torn."""
+        try:
+            values = json.loads((folder / UPLOADED).read_text(encoding="utf-8"))
+            return cls(**{name: values.get(name, 0) for name in ("lines", "points", "cut", "settled")})
+        except (OSError, ValueError, AttributeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Keeps it. A folder that cannot be written now, or a torn file, does no harm: the server counts as well."""
+        with suppress(OSError):
+            (folder / UPLOADED).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def agreed(known: Uploaded | None, on_server: int, lines: int) -> Uploaded:
+    """What the server's own count makes of it; `lines`: those that metrics.jsonl has now."""
+    if known is None:  # another folder's run, or sent by `wandb sync`: the server has the first ones
+        return Uploaded(min(on_server, lines), on_server)
+    behind = known.points - on_server
+    given = known.lines - (max(0, behind - known.cut) if behind > 0 else behind)
+    return Uploaded(max(0, min(given, lines)), on_server)
+
+
+def lines_were_cut(folder: Path, kept: int) -> None:
+    """metrics.jsonl now has `kept` lines."""
+    known = Uploaded.read(folder)
+    if known is not None and known.lines > kept:
+        known.cut += known.lines - kept
+        known.lines = kept
+        known.write(folder)
