@@ -11,16 +11,16 @@ from safetensors.torch import load_file
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import (
     checkpoints,
-    drop_leftovers,
     find_checkpoint,
     newest_checkpoint,
+    newest_whole,
     open_checkpoint,
     save_checkpoint,
-    sealed,
 )
 from pretrain.fragments import Fragment, HostCopies
+from pretrain.marker import sealed
 from pretrain.retention import kept
-from pretrain.saving import drop_old
+from pretrain.tidying import drop_leftovers, drop_old
 from pretrain.world import World
 
 
@@ -184,13 +184,11 @@ def test_a_save_of_the_same_step_again_never_leaves_none(tmp_path: Path) -> None
 def test_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
-    told: list[str] = []
     (tmp_path / "checkpoints" / "step-00000003" / "fragments-00000.safetensors").write_bytes(b"")
     marker = tmp_path / "checkpoints" / "step-00000002" / "checkpoint.json"
     marker.write_text(marker.read_text().replace('"step": 2', '"step": 7'))
-    newest = newest_checkpoint(
-        tmp_path, passed_over=lambda folder, what: told.append(f"{folder.name}: {what}")
-    )
+    newest, damaged = newest_whole(tmp_path, World())
+    told = [f"{folder.name}: {what}" for folder, what in damaged]
     assert newest is not None
     assert newest.step == 1
     assert "step-00000003" in told[0]
