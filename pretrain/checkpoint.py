@@ -12,7 +12,6 @@ without a marker is not a checkpoint. Weights load through safetensors, which ru
 
 import hashlib
 import math
-import os
 import re
 import secrets
 import shutil
@@ -25,8 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
-from data_pipeline.storage import write_whole, writing
-from pretrain.fragments import DTYPES, Fragment, parsed_key, write_fragments
+from data_pipeline.storage import sync, write_whole, writing
+from pretrain.fragments import Fragment, named_pieces, write_fragments
 from pretrain.marker import Damaged, Marker, marked, parsed_marker
 from pretrain.world import World
 
@@ -76,14 +75,14 @@ def _begin(partial: Path) -> None:
 def _commit(partial: Path, final: Path, said: Marker) -> None:
     history = final.parents[1] / "metrics.jsonl"
     if history.is_file():
-        _sync(history)  # what led here is on the disk before it is said that one may go on from here
+        sync(history)  # what led here is on the disk before it is said that one may go on from here
     write_whole(partial / MARKER, marked(said))
-    _sync(partial)
+    sync(partial)
     drop(
         final
     )  # a save of this step by an earlier life that was rolled back; killed here, see drop_leftovers
     partial.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
     write_whole(final.parent / LATEST, final.name.encode())
 
 
@@ -141,14 +140,9 @@ class Checkpoint:
         if not self._table:
             for entry in self.files:
                 try:
-                    with safe_open(self.folder / entry["file"], framework="pt") as tensors:
-                        for key in tensors.keys():  # noqa: SIM118 (not a dictionary)
-                            kind, name, start = parsed_key(key)
-                            piece = tensors.get_slice(key)
-                            if len(piece.get_shape()) != 1 or piece.get_dtype() not in DTYPES.values():
-                                raise ValueError(f"{key} is no row of numbers")
-                            found = (start, piece.get_shape()[0], entry["file"], key)
-                            self._table.setdefault((kind, name), []).append(found)
+                    for kind, name, start, size, key in named_pieces(self.folder / entry["file"]):
+                        found = (start, size, entry["file"], key)
+                        self._table.setdefault((kind, name), []).append(found)
                 except (OSError, SafetensorError, ValueError) as error:
                     raise Damaged(f"cannot be read: {error}", where=self.folder / entry["file"]) from None
             for pieces in self._table.values():
@@ -250,11 +244,3 @@ def drop(folder: Path) -> None:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -70,4 +70,6 @@ def _count(value: object) -> int:
 def _plain_name(name: object) -> str:
     if not isinstance(name, str) or Path(name).name != name or name in ("", ".", "..") or "\0" in name:
         raise ValueError(f"file name {name!r}")
+    if len(name.encode()) > 255:
+        raise ValueError(f"file name {name!r}")
     return name
