@@ -7,6 +7,7 @@
 # make audit  whether vulnerabilities are known in what they install
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
+# make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read rightly
 # make lint   ruff, mypy, shellcheck and hadolint
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster test-docker lock audit reshard storm lint format clean
+.PHONY: env demo test test-cluster test-docker lock audit reshard storm fuzz lint format clean
 
 env: $(STAMP)
 
@@ -75,6 +76,13 @@ RUNS ?= 50
 
 storm: env
 	@$(BIN)/python tests/faults/storm.py --runs $(RUNS)
+
+CASES ?= 120000
+
+# other cases each time; the seed is printed, and a case that goes wrong is made again from it
+fuzz: env
+	@$(BIN)/python tests/faults/fuzz.py --cases $(CASES)
+	@MASKMILL_FUZZ=60 $(BIN)/python -m pytest -s tests/unit/test_fuzz_sources.py tests/unit/test_data_format.py
 
 lint: env
 	@$(BIN)/ruff check .

@@ -2,6 +2,9 @@
 
 from data_pipeline.blotting import blot
 
+LONGEST = 2000
+"""Characters of what is wrong: a damaged file is quoted by other packages at any length."""
+
 
 class UserError(Exception):
     """What is wrong, where, what was expected and what to do, in one line.
@@ -11,6 +14,7 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, *, where: object = "", expected: str = "", remedy: str = "") -> None:
+        what = what if len(what) <= LONGEST else what[:LONGEST] + "..."
         self.what, self.where, self.expected, self.remedy = what, str(where), expected, remedy
         hints = "; ".join(part for part in (f"expected {expected}" if expected else "", remedy) if part)
         line = (f"{where}: " if str(where) else "") + what + (f" ({hints})" if hints else "")

@@ -121,7 +121,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        _sync(final.parent)
+        sync(final.parent)
 
 
 @contextmanager
@@ -132,14 +132,14 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     with writing(final), temporary_folder(final) as partial:
         yield partial
         for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
+            sync(file)
+        sync(partial)
         try:
             partial.rename(final)
         except OSError:
             if not final.is_dir():
                 raise
-        _sync(final.parent)
+        sync(final.parent)
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def remove_partial_files(folder: str | os.PathLike[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Has a file's bytes, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

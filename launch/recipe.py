@@ -4,6 +4,7 @@ Three merges: defaults <- recipe (after the one it `extends`) <- command line. U
 """
 
 import difflib
+import os
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -14,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError
 from launch.recipe_phases import as_typed, check_not_in_phases, with_changes
+from pretrain.bounded_yaml import check_shape, load_yaml
 from pretrain.config import RunConfig
 from pretrain.config_check import check
 from pretrain.objectives import registered
@@ -60,7 +62,7 @@ def _complete(config: RunConfig) -> None:
     ):
         value = getattr(settings, name)
         if value.startswith("~"):
-            setattr(settings, name, str(Path(value).expanduser()))
+            setattr(settings, name, os.path.expanduser(value))  # ~nobody stays as it is
     config.data.sequences = config.data.sequences or registered(config.objective.name).sequences[0]
 
 
@@ -77,10 +79,10 @@ def recipe_names() -> list[str]:
 def find_recipe(recipe: str) -> Path:
     """The YAML file that `recipe` names: a shipped recipe, or a path."""
     shipped = RECIPES / f"{recipe}.yaml"
-    if "/" not in recipe and shipped.is_file():
+    if "/" not in recipe and _is_file(shipped):
         return shipped
-    path = Path(recipe).expanduser()
-    if path.is_file() and path.suffix in (".yaml", ".yml"):
+    path = Path(os.path.expanduser(recipe))
+    if _is_file(path) and path.suffix in (".yaml", ".yml"):
         return path
     near = difflib.get_close_matches(recipe, recipe_names(), n=3)
     raise UserError(
@@ -89,6 +91,13 @@ def find_recipe(recipe: str) -> Path:
         expected=f"a YAML file or one of {', '.join(recipe_names())}",
         remedy=f"did you mean {' or '.join(near)}?" if near else "",
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for one
+        return False
 
 
 def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -103,14 +112,14 @@ def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         if not isinstance(parent, str):
             raise UserError("`extends` is not the name of a recipe", where=path)
         beside = path.parent / f"{parent}.yaml"
-        path = beside if beside.is_file() else find_recipe(parent)
+        path = beside if _is_file(beside) else find_recipe(parent)
         if path in [seen for seen, _ in chain]:
             raise UserError("recipes extend each other in a circle", where=path)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
+        values = OmegaConf.to_container(load_yaml(path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -142,8 +151,9 @@ def _parse_override(override: str) -> dict[str, Any]:
     value: Any = text  # the typed merge turns text into numbers; YAML is for lists alone
     if text.startswith("["):
         try:
+            check_shape(text)
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             raise UserError(
                 f"cannot read {override!r}", where="command line", expected=f"{key}=[a, b]"
             ) from None

@@ -11,12 +11,11 @@ without a marker is not a checkpoint. Weights load through safetensors, which ru
 """
 
 import hashlib
-import json
-import os
+import math
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
-from data_pipeline.storage import write_whole, writing
-from pretrain.fragments import Fragment, parsed_key, write_fragments
+from data_pipeline.storage import sync, write_whole, writing
+from pretrain.fragments import Fragment, named_pieces, write_fragments
+from pretrain.marker import Damaged, Marker, marked, parsed_marker
 from pretrain.world import World
 
-FORMAT = 2
 MARKER, LATEST, FOLDER = "checkpoint.json", "latest", "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 _STEP = re.compile(r"step-(\d{8,})")
-
-
-class Damaged(UserError):
-    """A checkpoint whose bytes are not those that were written."""
 
 
 def save_checkpoint(
@@ -58,8 +53,8 @@ def save_checkpoint(
         world.together(lambda: _begin(partial) if first else None)
         path = partial / f"fragments-{world.rank:05d}.safetensors"
         files = world.together(lambda: _write(path, fragments))
-        marker = {"format": FORMAT, "step": step, "shapes": shapes, "files": files, "state": state}
-        world.together(lambda: _commit(partial, final, marker) if first else None)
+        said = Marker(step, state, shapes, files)
+        world.together(lambda: _commit(partial, final, said) if first else None)
     except Exception:
         if first:
             shutil.rmtree(partial, ignore_errors=True)  # the room is needed
@@ -77,28 +72,18 @@ def _begin(partial: Path) -> None:
     partial.mkdir()
 
 
-def _commit(partial: Path, final: Path, marker: dict[str, Any]) -> None:
+def _commit(partial: Path, final: Path, said: Marker) -> None:
     history = final.parents[1] / "metrics.jsonl"
     if history.is_file():
-        _sync(history)  # what led here is on the disk before it is said that one may go on from here
-    write_whole(partial / MARKER, sealed(marker))
-    _sync(partial)
-    _drop(
+        sync(history)  # what led here is on the disk before it is said that one may go on from here
+    write_whole(partial / MARKER, marked(said))
+    sync(partial)
+    drop(
         final
     )  # a save of this step by an earlier life that was rolled back; killed here, see drop_leftovers
     partial.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
     write_whole(final.parent / LATEST, final.name.encode())
-
-
-def sealed(marker: dict[str, Any]) -> bytes:
-    """The text of a marker, with a SHA-256 of all else that it says."""
-    return json.dumps(marker | {"sha256": _seal(marker)}, indent=1, sort_keys=True).encode()
-
-
-def _seal(marker: dict[str, Any]) -> str:
-    said = {key: value for key, value in marker.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -113,27 +98,30 @@ class Checkpoint:
     _table: dict[tuple[str, str], list[tuple[int, int, str, str]]] = field(default_factory=dict)
 
     def read(self, name: str, kind: str, start: int, length: int) -> torch.Tensor:
-        """Elements start..start+length-1 of the flattened tensor `name`, fp32. Raises UserError where missing."""
-        result = torch.empty(length, dtype=torch.float32)
-        filled = 0
+        """Elements start..start+length-1 of the flattened tensor `name`, fp32. Raises Damaged where missing."""
+        pieces, at = [], start
         for first, size, file, key in self._fragments().get((kind, name), []):
-            low, high = max(start, first), min(start + length, first + size)
-            if low < high:
-                with safe_open(self.folder / file, framework="pt") as tensors:
-                    result[low - start : high - start] = tensors.get_slice(key)[low - first : high - first]
-                filled += high - low
-        if filled != length:
+            if first <= at < min(start + length, first + size):
+                end = min(start + length, first + size)
+                pieces.append((file, key, at - first, end - first))
+                at = end
+        if at != start + length:  # before room is made for what a file may only claim to hold
             raise Damaged(
-                f"holds {filled} of {length} elements of {kind}/{name}",
+                f"holds {at - start} of {length} elements of {kind}/{name}",
                 where=self.folder,
                 expected="all of them",
             )
+        result, filled = torch.empty(length, dtype=torch.float32), 0
+        for file, key, low, high in pieces:
+            with safe_open(self.folder / file, framework="pt") as tensors:
+                result[filled : filled + high - low] = tensors.get_slice(key)[low:high]
+            filled += high - low
         return result
 
     def tensor(self, name: str, kind: str = "master") -> torch.Tensor:
         """The whole tensor `name`, fp32, in its shape."""
         shape = self.shapes[name]
-        return self.read(name, kind, 0, int(torch.Size(shape).numel())).view(shape)
+        return self.read(name, kind, 0, math.prod(shape)).view(shape)
 
     def verify(self, files: Sequence[dict[str, Any]] | None = None) -> None:
         """Raises Damaged for the first of the files (all) whose size or SHA-256 is not what the marker says."""
@@ -148,16 +136,17 @@ class Checkpoint:
                 )
 
     def _fragments(self) -> dict[tuple[str, str], list[tuple[int, int, str, str]]]:
+        """(kind, name) -> its pieces, in order of their start: (start, length, file, name in the file)."""
         if not self._table:
             for entry in self.files:
                 try:
-                    with safe_open(self.folder / entry["file"], framework="pt") as tensors:
-                        for key in tensors.keys():  # noqa: SIM118 (not a dictionary)
-                            kind, name, start = parsed_key(key)
-                            size = tensors.get_slice(key).get_shape()[0]
-                            self._table.setdefault((kind, name), []).append((start, size, entry["file"], key))
+                    for kind, name, start, size, key in named_pieces(self.folder / entry["file"]):
+                        found = (start, size, entry["file"], key)
+                        self._table.setdefault((kind, name), []).append(found)
                 except (OSError, SafetensorError, ValueError) as error:
                     raise Damaged(f"cannot be read: {error}", where=self.folder / entry["file"]) from None
+            for pieces in self._table.values():
+                pieces.sort()
         return self._table
 
 
@@ -173,21 +162,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 def parsed_checkpoint(folder: Path, data: bytes) -> Checkpoint:
     """The checkpoint whose files are, or will be, in `folder` and whose marker is `data`; errors as above."""
-    marker = folder / MARKER
-    try:
-        values = json.loads(data)
-        if values["format"] != FORMAT:
-            raise UserError(f"checkpoint format {values['format']}", where=marker, expected=str(FORMAT))
-        if values["sha256"] != _seal(values):
-            raise ValueError("its SHA-256 does not hold")
-        files = [
-            {"file": _plain_name(f["file"]), "bytes": int(f["bytes"]), "sha256": str(f["sha256"])}
-            for f in values["files"]
-        ]
-        shapes = {str(name): [int(n) for n in shape] for name, shape in values["shapes"].items()}
-        return Checkpoint(folder, int(values["step"]), dict(values["state"]), shapes, files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"malformed: {type(error).__name__}: {error}", where=marker) from None
+    said = parsed_marker(data, folder / MARKER)
+    return Checkpoint(folder, said.step, said.state, said.shapes, said.files)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -197,10 +173,9 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The step that the name of a checkpoint's folder tells."""
+    """The step that the name of a checkpoint's folder tells; -1 for another name."""
     found = _STEP.match(folder.name)
-    assert found is not None
-    return int(found[1])
+    return int(found[1]) if found else -1
 
 
 def damage_of(folder: Path, world: World) -> str:
@@ -218,29 +193,35 @@ def damage_of(folder: Path, world: World) -> str:
     return next(filter(None, world.together(found)), "")
 
 
-def newest_checkpoint(
-    run: Path, world: World | None = None, passed_over: Callable[[Path, str], None] | None = None
-) -> Checkpoint | None:
-    """The newest checkpoint of `run` whose files are all as its marker says; None where there is none. All ranks of
-    `world` (one) call this. The folders decide, not `latest`, which a kill may have left one behind.
-
-    `passed_over` is told of damaged ones before it. Raises UserError where all are damaged."""
-    world = world or World()
-    names = world.broadcast([folder.name for folder in checkpoints(run)])
-    found = ""
-    for name in reversed(names):
+def newest_whole(run: Path, world: World) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+    """The newest checkpoint of `run` whose files are all as its marker says, None where there is none, and the
+    damaged ones after it, each with what is wrong with it. All ranks call this. The folders decide, not `latest`,
+    which a kill may have left one behind."""
+    damaged: list[tuple[Path, str]] = []
+    for name in reversed(world.broadcast([folder.name for folder in checkpoints(run)])):
         folder = run / FOLDER / name
         if not (found := damage_of(folder, world)):
-            return open_checkpoint(folder)
-        if passed_over is not None:
-            passed_over(folder, found)
-    if found:
-        raise UserError(
-            f"all {len(names)} checkpoints are damaged; of the oldest: {found}",
-            where=run / FOLDER,
-            remedy="restore one, or delete the run folder to begin anew",
-        )
-    return None
+            return open_checkpoint(folder), damaged
+        damaged.append((folder, found))
+    return None, damaged
+
+
+def newest_checkpoint(run: Path, world: World | None = None) -> Checkpoint | None:
+    """The newest whole checkpoint of `run`; None where there is none. All ranks of `world` (one) call this. Raises
+    UserError where all are damaged."""
+    checkpoint, damaged = newest_whole(run, world or World())
+    if checkpoint is None and damaged:
+        raise all_damaged(run, damaged)
+    return checkpoint
+
+
+def all_damaged(run: Path, damaged: Sequence[tuple[Path, str]]) -> UserError:
+    """The line for a run of whose checkpoints none is whole."""
+    return UserError(
+        f"all {len(damaged)} checkpoints are damaged; of the oldest: {damaged[-1][1]}",
+        where=run / FOLDER,
+        remedy="restore one, or delete the run folder to begin anew",
+    )
 
 
 def find_checkpoint(path: Path, world: World | None = None) -> Checkpoint:
@@ -254,55 +235,12 @@ def find_checkpoint(path: Path, world: World | None = None) -> Checkpoint:
     return open_checkpoint(whole[-1])
 
 
-def set_aside(folder: Path) -> Path:
-    """Renames a damaged checkpoint, so that it is no longer one, but can still be looked at."""
-    aside = folder.with_name(folder.name + DAMAGED)
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
-    return aside
-
-
-def drop_checkpoints(folders: Iterable[Path]) -> None:
-    """Deletes checkpoints: the marker first, so that no half of one looks whole."""
-    for folder in folders:
-        _drop(folder)
-
-
-def drop_leftovers(run: Path) -> None:
-    """Ends what saves and deletions that were killed left: a whole checkpoint that lacked only its name gets it;
-    other folders without a marker, or under a name of their own, go."""
-    for folder in sorted((run / FOLDER).glob("step-*")):
-        whole = (folder / MARKER).is_file()
-        if folder.name.endswith(PARTIAL):
-            final = folder.with_name(f"step-{step_of(folder):08d}") if _STEP.match(folder.name) else None
-            if whole and final is not None and not (final / MARKER).is_file():
-                shutil.rmtree(final, ignore_errors=True)
-                folder.rename(final)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
-        elif not whole:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _drop(folder: Path) -> None:
+def drop(folder: Path) -> None:
+    """Deletes a checkpoint: the marker first, so that no half of one looks whole."""
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _plain_name(name: object) -> str:
-    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-        raise ValueError(f"file name {name!r}")
-    return name
 
 
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

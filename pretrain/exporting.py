@@ -13,6 +13,7 @@ from data_pipeline.index import TOKENIZER, Index
 from data_pipeline.records import Examples
 from data_pipeline.shards import BlockReader
 from data_pipeline.storage import read_bytes
+from pretrain.bounded_yaml import load_yaml
 from pretrain.checkpoint import Checkpoint, find_checkpoint
 from pretrain.config import RunConfig
 from pretrain.export.card import Facts
@@ -57,7 +58,7 @@ def read_config(run: Path) -> RunConfig:
     if not path.is_file():
         raise UserError("not a run folder", where=run, expected=f"a folder with {CONFIG}")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path))
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), load_yaml(path))
         config = OmegaConf.to_object(merged)
     except (ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"malformed: {error}", where=path) from None

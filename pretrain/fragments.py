@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 DTYPES = {
     torch.float64: "F64",
@@ -88,6 +89,17 @@ def write_fragments(path: Path, fragments: Iterable[Fragment]) -> dict[str, str 
         file.flush()
         os.fsync(file.fileno())
     return {"file": path.name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def named_pieces(path: Path) -> Iterator[tuple[str, str, int, int, str]]:
+    """(kind, name, start, length, name in the file) of each fragment of such a file. Raises OSError, SafetensorError,
+    or ValueError where it holds anything else."""
+    with safe_open(path, framework="pt") as tensors:
+        for key in tensors.keys():  # noqa: SIM118 (not a dictionary)
+            piece = tensors.get_slice(key)
+            if len(piece.get_shape()) != 1 or piece.get_dtype() not in DTYPES.values():
+                raise ValueError(f"{key} is no row of numbers")
+            yield *parsed_key(key), piece.get_shape()[0], key
 
 
 def _parts(fragments: Sequence[Fragment]) -> Iterator[bytes | memoryview]:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
-from pretrain.monitor import read_metrics
+from pretrain.monitor import is_number, read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
 from pretrain.world import World
 
@@ -177,12 +177,15 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
             counts.get("examples", 0), 1
         )
         rows.append(("held-out NSP accuracy", f"{accuracy:.1%} (always the same answer: {most:.1%})"))
-    speeds = sorted(line["tokens_per_s"] for line in lines if "tokens_per_s" in line)
+    speeds = sorted(line["tokens_per_s"] for line in lines if is_number(line.get("tokens_per_s")))
     if speeds:
         rows.append(("tokens/s, median, no padding counted", f"{speeds[len(speeds) // 2]:,.0f}"))
     if "seconds" in facts:
         rows.append(
-            ("time", f"{facts['seconds'] / 60:.1f} minutes on {facts['ranks']} ranks, {facts['device']}")
+            (
+                "time",
+                f"{facts['seconds'] / 60:.1f} minutes on {facts.get('ranks', 1)} ranks, {facts.get('device', '')}",
+            )
         )
     rows.append(("checkpoints", f"{', '.join(facts['checkpoints']) or 'none'}; all their hashes hold"))
     rows += [("DAMAGED checkpoint", f"{name}: {what}") for name, what in facts.get("damaged", {}).items()]

@@ -171,8 +171,13 @@ class Journal:
                 "text": text,
                 "at": _now(),
             }
-            with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            try:
+                with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+            except (
+                OSError
+            ) as error:  # full or gone for a while: the run goes on, and the line is on the terminal
+                self._warn(f"{self._folder / EVENTS}: {error.strerror}")
         if self._engine.precision != "fp16" or kind != "skip":  # skipping is how fp16 finds its loss scale
             self._tracker.alert("damaged" if kind == "damaged" else cause_of(text), text)
         self._console.print(f"{kind}: {text}", soft_wrap=True, style="yellow", markup=False)
@@ -275,7 +280,10 @@ class Journal:
             OSError,
             UserError,
         ) as error:  # a folder that is full or gone for a while must not end the run here
-            self._console.print(f"maskmill: WARNING: {error}", soft_wrap=True, markup=False, style="bold red")
+            self._warn(error)
+
+    def _warn(self, what: object) -> None:
+        self._console.print(f"maskmill: WARNING: {what}", soft_wrap=True, markup=False, style="bold red")
 
 
 def _in_short(phase: Phase) -> dict[str, Any]:

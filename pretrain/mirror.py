@@ -24,16 +24,17 @@ from pretrain.checkpoint import (
     LATEST,
     MARKER,
     PARTIAL,
-    Damaged,
     checkpoints,
     open_checkpoint,
     parsed_checkpoint,
     step_of,
 )
 from pretrain.config import RunConfig
-from pretrain.monitor import METRICS
+from pretrain.marker import Damaged
+from pretrain.monitor import METRICS, read_metrics
 from pretrain.retention import kept
 from pretrain.run_folder import CONFIG, RUN, parsed_run, read_run, refuse_another
+from pretrain.tidying import set_aside
 from pretrain.world import World
 
 
@@ -82,7 +83,7 @@ class Mirror:
             remove_object(f"{copy}/{file}")
 
     def _copies(self) -> list[str]:
-        return [name for name in object_names(f"{self.uri}/{FOLDER}") if name.startswith("step-")]
+        return [name for name in object_names(f"{self.uri}/{FOLDER}") if _step_of_name(name) >= 0]
 
     def _is_whole(self, name: str) -> bool:
         if name not in self._losses:
@@ -101,9 +102,10 @@ class Mirror:
         except FileNotFoundError:
             return None
 
-    def fetch_newest(self, run: Path) -> int | None:
-        """Brings the newest whole copy into `run`; returns its step, None where there is none."""
-        for name in self._newest_first():
+    def fetch_newest(self, run: Path, above: int = -1) -> int | None:
+        """Brings the newest whole copy of a step beyond `above` into `run`, and the history that led to it; returns
+        its step, None where there is none. A damaged one of that step is replaced once the copy is there, whole."""
+        for name in self._newest_first(above):
             partial = run / FOLDER / f"step-{step_of(Path(name)):08d}.{secrets.token_hex(4)}{PARTIAL}"
             try:
                 with writing(partial):
@@ -112,12 +114,25 @@ class Mirror:
             except Damaged:
                 shutil.rmtree(partial)
                 continue
-            partial.rename(run / FOLDER / f"step-{step:08d}")
+            final = run / FOLDER / f"step-{step:08d}"
+            if final.exists():
+                set_aside(final)
+            partial.rename(final)
+            self._fetch_history(run, step)
             return step
         return None
 
-    def _newest_first(self) -> Iterator[str]:
-        yield from sorted((n for n in self._copies() if self._is_whole(n)), key=_step_of_name, reverse=True)
+    def _fetch_history(self, run: Path, step: int) -> None:
+        if max((line.get("step", 0) for line in read_metrics(run)), default=0) >= step:
+            return  # that of the run folder leads there as well, and maybe further
+        with suppress(FileNotFoundError):  # monitor.tracker=none
+            write_whole(run / METRICS, read_object(f"{self.uri}/{METRICS}"))
+
+    def _newest_first(self, above: int) -> Iterator[str]:
+        newer = sorted(
+            (n for n in self._copies() if _step_of_name(n) > above), key=_step_of_name, reverse=True
+        )
+        yield from filter(self._is_whole, newer)
 
     def _fetch(self, name: str, partial: Path) -> int:
         copy = f"{self.uri}/{FOLDER}/{name}"
@@ -153,8 +168,6 @@ def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
     step = mirror.fetch_newest(folder)
     if step is None:
         return ""
-    with suppress(FileNotFoundError):  # monitor.tracker=none
-        write_whole(folder / METRICS, read_object(f"{mirror.uri}/{METRICS}"))
     write_whole(folder / RUN, json.dumps(theirs, indent=1).encode())
     return f"brought back the checkpoint of step {step:,} from {mirror.uri}"
 

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,11 @@ from pretrain.config import MonitorSettings
 from pretrain.monitoring.uploaded import lines_were_cut
 
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
+FIGURES = (
+    *("step", "steps", "batch", "loss", "lr", "seconds", "ranks", "tokens_per_s", "parameters"),
+    *("held_out_mlm_loss", "held_out_nsp_accuracy", "unigram_entropy"),
+)
+"""What verbs reckon with, of a line of metrics.jsonl and of summary.json."""
 TRUST, TRUST_PREFIX = "trust", "trust_ratio/"
 """Kind of a line that holds LAMB's trust ratio of each tensor, and what is put before the tensors' names."""
 
@@ -106,7 +112,7 @@ def open_tracker(
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a torn last line, left by a kill, is not one."""
+    """The lines of metrics.jsonl; a torn last line, left by a kill, is not one, nor is one whose figures are none."""
     path = folder / METRICS
     if not path.is_file():
         return []
@@ -114,11 +120,23 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict):
+        if isinstance(line, dict) and is_number(line.get("step", 0)) and not wrong_figure(line):
             lines.append(line)
     return lines
+
+
+def wrong_figure(values: Mapping[str, Any]) -> str:
+    """The name of a figure that is no number, of those that are reckoned with; empty where all are. NaN is one, and
+    what is unknown is null."""
+    known = {name: values[name] for name in FIGURES if values.get(name) is not None}
+    return next((name for name, value in known.items() if not is_number(value) and value == value), "")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one, and neither NaN nor as good as infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**62
 
 
 def cut_metrics(folder: Path, step: int) -> int:

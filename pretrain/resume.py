@@ -7,7 +7,7 @@ conditions under which the continuation is bit-equal.
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader import loader_state, resumed_batch
 from data_pipeline.vocabulary import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary import load_vocabulary
-from pretrain.agreement import Agreed, told_alike
-from pretrain.checkpoint import (
-    Checkpoint,
-    drop_leftovers,
-    find_checkpoint,
-    newest_checkpoint,
-    set_aside,
-)
+from pretrain.agreement import told_alike
+from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_checkpoint
 from pretrain.config import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.engine import Engine
@@ -37,7 +31,9 @@ from pretrain.export.names import from_hugging_face
 from pretrain.fragments import Fragment
 from pretrain.monitor import cut_metrics
 from pretrain.optim.zero_partition import KINDS, Reader
+from pretrain.position import Position, position_of
 from pretrain.preflight import Plan
+from pretrain.recovery import recovered
 from pretrain.run_folder import identity_of, refuse_another
 from pretrain.saving import Saver
 from pretrain.world import World
@@ -50,50 +46,13 @@ MODEL = (
 """Of a run's identity, what its weights mean nothing without."""
 
 
-@dataclass
-class Position:
-    """How far a run is. `batch`: global batches consumed. `step`: updates accepted."""
-
-    batch: int = 0
-    step: int = 0
-    skipped: list[int] = field(default_factory=list)
-    """Batches whose update was not accepted or was taken back (overflow, NaN, spike, no readable example)."""
-    examples: int = 0
-    tokens: int = 0
-    damaged: int = 0
-    """Examples left out since their blocks are missing or changed (data.on_damage=skip)."""
-    losses: list[float] = field(default_factory=list)
-    """Of the last accepted batches, where train.on_spike watches them: a resumed run finds the same spikes."""
-    phase: int = 0
-    """Number of the phase that the run is in, from 0; at the end of a phase, that phase."""
-    phase_batch: int = 0
-    """Batches consumed before this phase, whose order of the data starts anew."""
-    phase_examples: int = 0
-
-    def advance(self, applied: bool, counts: Agreed, missing: int = 0) -> None:
-        """Counts a consumed batch, of which `missing` examples could not be read."""
-        if applied:
-            self.step += 1
-        else:
-            self.skipped.append(self.batch)
-        self.batch += 1
-        self.examples += counts.examples
-        self.tokens += counts.tokens
-        self.damaged += missing
-
-    @property
-    def batch_of_phase(self) -> int:
-        """Batches consumed in this phase."""
-        return self.batch - self.phase_batch
-
-
 def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
-    checkpoint = told_alike(world, lambda: _newest_whole(folder, world, console))
+    checkpoint = told_alike(world, lambda: recovered(config, world, console))
     if checkpoint is not None:
-        position = Position(**checkpoint.state["position"])
-        plan = plans[position.phase]
+        position = position_of(checkpoint)
+        plan = plans[min(position.phase, len(plans) - 1)]
         phase_config = plan.phase.config
         now = identity_of(phase_config, plan)
         refuse_another(checkpoint.state["identity"], now, checkpoint.folder, "delete this checkpoint")
@@ -112,22 +71,6 @@ def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, co
     return Position()
 
 
-def _newest_whole(folder: Path, world: World, console: Console) -> Checkpoint | None:
-    """The newest checkpoint that is not damaged; those before it are set aside, and a line says so."""
-    damaged: list[tuple[Path, str]] = []
-    world.together(lambda: drop_leftovers(folder) if world.rank == 0 else None)
-    checkpoint = newest_checkpoint(folder, world, lambda path, found: damaged.append((path, found)))
-
-    def set_them_aside() -> None:
-        if world.rank == 0 and checkpoint is not None:
-            for path, found in damaged:
-                fate = f"set aside as {set_aside(path).name}, falling back to {checkpoint.folder.name}"
-                console.print(f"{path.name} is damaged ({found}): {fate}", soft_wrap=True, markup=False)
-
-    world.together(set_them_aside)
-    return checkpoint
-
-
 def enter(plan: Plan, engine: Engine, position: Position) -> None:
     """Takes the run from the end of a phase into the next one; a phase that it is in already goes on."""
     if plan.phase.number > position.phase:
@@ -143,7 +86,7 @@ def roll_back(config: RunConfig, engine: Engine, position: Position, world: Worl
     checkpoint = newest_checkpoint(Path(config.run.dir), world)
     if checkpoint is None:
         raise UserError("no checkpoint to roll back to", where=config.run.dir)
-    then = Position(**checkpoint.state["position"])
+    then = position_of(checkpoint)
     _load(checkpoint, engine)
     position.step, position.losses = then.step, then.losses
     position.skipped = [*then.skipped, *range(then.batch, position.batch)]

@@ -21,7 +21,7 @@ from data_pipeline.index import canonical_json
 from data_pipeline.storage import write_whole
 from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig
-from pretrain.monitor import read_metrics
+from pretrain.monitor import is_number, read_metrics, wrong_figure
 from pretrain.preflight import Plan
 from pretrain.world import World
 
@@ -159,17 +159,32 @@ def parsed_run(data: bytes, where: object) -> dict[str, Any]:
         if not isinstance(values["identity"], dict) or not isinstance(values["lives"], int):
             raise ValueError("not a run's")
         return {**values, "id": str(values["id"])}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"malformed: {error}", where=where) from None
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of `folder`, empty where there is none."""
+    """summary.json of `folder`, empty where there is none. Raises UserError where it is no summary."""
     path = folder / SUMMARY
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-    except (ValueError, TypeError):
-        raise UserError("malformed", where=path, expected="JSON") from None
+        values = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        counts = dict(dict(values.get("data", {})).get("held_out", {}))
+        wrong = wrong_figure(values) or ", ".join(
+            name for name in _COUNTS if not is_number(counts.get(name, 0))
+        )
+        values = {name: value for name, value in values.items() if value is not None}
+        for phase in values.get("phases", []):
+            str(phase["name"])
+            wrong = wrong or ", ".join(key for key in _PHASE if not is_number(phase[key]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise UserError("malformed", where=path, expected="JSON that a run wrote") from None
+    if wrong:
+        raise UserError(f"malformed: {wrong} is no number", where=path)
+    return values
+
+
+_COUNTS = ("examples", "pairs_is_next", "pairs_random")
+_PHASE = ("last", "global_batch", "sequence_length", "lr")
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:

@@ -17,20 +17,11 @@ from typing import Any
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import (
-    DAMAGED,
-    FOLDER,
-    Damaged,
-    checkpoints,
-    drop_checkpoints,
-    open_checkpoint,
-    save_checkpoint,
-    step_of,
-)
+from pretrain.checkpoint import save_checkpoint
 from pretrain.config import RunConfig
 from pretrain.fragments import Fragment, HostCopies
 from pretrain.mirror import Mirror
-from pretrain.retention import kept
+from pretrain.tidying import drop_old
 from pretrain.world import World
 
 PATIENCE = 60.0
@@ -114,21 +105,3 @@ class Saver:
         if self._world.rank == 0:
             line = f"maskmill: WARNING: {line}; training goes on, and tries again at the next checkpoint"
             self._console.print(line, soft_wrap=True, markup=False, style="bold red")
-
-
-def drop_old(config: RunConfig) -> None:
-    """Deletes the checkpoints that retention lets go, and damaged ones that the run has gone past again."""
-    run = Path(config.run.dir)
-    folders = {step_of(folder): folder for folder in checkpoints(run)}
-    staying = kept({step: held_out_loss(folder) for step, folder in folders.items()}, config)
-    drop_checkpoints(folder for step, folder in folders.items() if step not in staying)
-    damaged = (run / FOLDER).glob(f"step-*{DAMAGED}")
-    drop_checkpoints(folder for folder in damaged if step_of(folder) <= max(staying))
-
-
-def held_out_loss(folder: Path) -> float | None:
-    """The held-out loss of a checkpoint's step; None where the model was not evaluated then."""
-    try:
-        return open_checkpoint(folder).state.get("held_out_loss")
-    except Damaged:
-        return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, maskmill: Maskmill) -> list[s
     maskmill("vocab", "demo", *settings)
     maskmill("prepare", "demo", *settings)
     return settings
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[None]:
+    """`maskmill train` is this process, as if a launcher had started it as the only rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }.items():
+            patch.setenv(name, value)
+        handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+        yield
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.index import canonical_json
 from data_pipeline.records import Examples
+from data_pipeline.storage import writing
 from pretrain.config import EncoderSettings
 from pretrain.encoder.embeddings import SEGMENTS
 from pretrain.encoder.encoder import Encoder
@@ -48,7 +51,7 @@ def export(
     vocabulary_size, pad = size_and_pad(tokenizer_json)
     model = objective.model(Encoder(settings, vocabulary_size))
     load_parameters(model, state, where="weights to export")
-    with _folder_when_whole(Path(out), overwrite) as folder, quiet():
+    with writing(out), _folder_when_whole(Path(out), overwrite) as folder, quiet():
         write_config(settings, objective, vocabulary_size, pad, folder)
         write_weights(model, folder)
         write_tokenizer(tokenizer_json, folder, settings.max_positions)
@@ -78,7 +81,13 @@ def write_weights(model: Model, folder: Path) -> None:
     """Writes model.safetensors: float32, Hugging Face names, tied tensors once, no vocabulary padding."""
     state = without_padding(model, dict(model.named_parameters()))
     tensors = {to_hugging_face(name): p.detach().to(torch.float32).contiguous() for name, p in state.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # its word for a full disk
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def write_hashes(folder: Path) -> None:

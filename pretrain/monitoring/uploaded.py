@@ -31,9 +31,12 @@ class Uploaded:
         """What the folder says; None where W&B never had anything, or the file is torn."""
         try:
             values = json.loads((folder / UPLOADED).read_text(encoding="utf-8"))
-            return cls(**{name: values.get(name, 0) for name in ("lines", "points", "cut", "settled")})
-        except (OSError, ValueError, AttributeError):
+            counts = {name: values.get(name, 0) for name in ("lines", "points", "cut")}
+        except (OSError, ValueError, AttributeError, RecursionError):
             return None
+        if any(type(count) is not int or count < 0 for count in counts.values()):
+            return None
+        return cls(**counts, settled=values.get("settled") is True)
 
     def write(self, folder: Path) -> None:
         """Keeps it. A folder that cannot be written now, or a torn file, does no harm: the server counts as well."""

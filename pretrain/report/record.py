@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from data_pipeline.errors import UserError
+from pretrain.bounded_yaml import load_yaml
 from pretrain.monitor import METRICS, TRUST, read_metrics
 
 SUMMARY, CONFIG, RUN = "summary.json", "config.yaml", "run.json"
@@ -181,7 +182,7 @@ def _read_json(path: Path) -> Any:
 
 def _read_yaml(path: Path) -> Any:
     # unresolved on purpose: an interpolation may name an environment variable, which has no place on a page
-    return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    return OmegaConf.to_container(load_yaml(path), resolve=False)
 
 
 def _lives(folder: Path) -> int:

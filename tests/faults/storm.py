@@ -106,17 +106,9 @@ class Storm:
 
     def compare(self, run: Path) -> None:
         """Raises AssertionError unless weights, moments, counters and history are those of the reference."""
-        from pretrain.checkpoint import newest_checkpoint
+        from tests.run_ends import assert_bit_equal
 
-        one, two = newest_checkpoint(self.reference), newest_checkpoint(run)
-        assert one is not None
-        assert two is not None
-        assert (one.step, one.shapes, one.state["position"]) == (two.step, two.shapes, two.state["position"])
-        for name in one.shapes:
-            for kind in ("master", "exp_avg", "exp_avg_sq"):
-                assert one.tensor(name, kind).equal(two.tensor(name, kind)), (
-                    f"{run}: {kind} of {name} differs"
-                )
+        assert_bit_equal(self.reference, run)
         assert history(run) == history(self.reference)
 
 

@@ -10,12 +10,12 @@ import torch
 from disturbed import Disturbance, train
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config import RunConfig
 from pretrain.guard import Guard
 from pretrain.resume import Position
 from pretrain.world import World
 from tests.command_line import setting
+from tests.run_ends import assert_same_weights, final
 
 NAN = math.nan
 RUN = ["train.steps=8", "encoder.dropout=0", "encoder.attention_dropout=0", "zero.stage=1"]
@@ -71,27 +71,13 @@ def said(
     return {name: (places[name], list(answer)) for name, answer in zip(runs, answers, strict=True)}
 
 
-def end_of(run: Path, step: int = 8) -> Checkpoint:
-    checkpoint = newest_checkpoint(run)
-    assert checkpoint is not None
-    assert checkpoint.step == step
-    return checkpoint
-
-
 def position(run: Path, step: int = 8) -> Position:
-    return Position(**end_of(run, step).state["position"])
+    return Position(**final(run, step).state["position"])
 
 
 def events(run: Path) -> list[tuple[str, int]]:
     lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
     return [(line["event"], line["batch"]) for line in lines]
-
-
-def assert_bit_equal(one: Path, two: Path) -> None:
-    a, b = end_of(one), end_of(two)
-    for name in a.shapes:
-        for kind in ("master", "exp_avg", "exp_avg_sq"):
-            assert a.tensor(name, kind).equal(b.tensor(name, kind)), f"{kind} of {name} differs"
 
 
 Said = dict[str, tuple[Path, list[str]]]
@@ -128,7 +114,7 @@ def test_a_rollback_is_as_if_the_batches_since_the_checkpoint_had_not_been(said:
     assert answers == ["", ""]
     assert (position(run).batch, position(run).skipped) == (10, [4, 5])
     assert events(run) == [("rollback", 5)]
-    assert_bit_equal(run, said["skip two"][0])
+    assert_same_weights(run, said["skip two"][0])
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 9), 8], "each step once, and the evaluation"
     assert '"step": 5' in (run / "metrics.lost.jsonl").read_text()
@@ -139,7 +125,7 @@ def test_a_rollback_before_the_first_checkpoint_goes_to_the_start(said: Said) ->
     run, answers = said["rollback at the start"]
     assert answers == ["", ""]
     assert position(run).skipped == [0, 1]
-    assert_bit_equal(run, said["skip at the start"][0])
+    assert_same_weights(run, said["skip at the start"][0])
 
 
 @pytest.mark.multirank
@@ -154,8 +140,8 @@ def test_resumed_on_another_number_of_ranks_the_same_batches_are_skipped(said: S
     assert train(1, [(settings, spike(5))]) == [[""]]
     assert position(later).skipped == [5]
     assert position(later).losses == pytest.approx(position(run).losses, rel=1e-5)
-    for name in end_of(run).shapes:
-        torch.testing.assert_close(end_of(later).tensor(name), end_of(run).tensor(name), rtol=1e-4, atol=1e-4)
+    for name in final(run).shapes:
+        torch.testing.assert_close(final(later).tensor(name), final(run).tensor(name), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.multirank

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint import Checkpoint, checkpoints, newest_checkpoint
+from pretrain.checkpoint import checkpoints
 from tests.command_line import ROOT, Maskmill
+from tests.run_ends import assert_bit_equal
 
 pytestmark = pytest.mark.multirank
 
@@ -54,21 +55,6 @@ def undisturbed(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.Te
     return run
 
 
-def final(run: Path) -> Checkpoint:
-    checkpoint = newest_checkpoint(run)
-    assert checkpoint is not None
-    assert checkpoint.step == 8
-    return checkpoint
-
-
-def assert_ends_as(undisturbed: Path, run: Path) -> None:
-    one, two = final(undisturbed), final(run)
-    assert one.state["position"] == two.state["position"]
-    for name in one.shapes:
-        for kind in ("master", "exp_avg", "exp_avg_sq"):
-            assert one.tensor(name, kind).equal(two.tensor(name, kind)), f"{kind} of {name} differs"
-
-
 def lives(run: Path) -> int:
     return int(json.loads((run / "run.json").read_text())["lives"])
 
@@ -94,7 +80,7 @@ def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
         assert "Timeout (0:00:15)!" in log
         assert re.search(where, log), log
     assert lives(run) == 2
-    assert_ends_as(undisturbed, run)
+    assert_bit_equal(undisturbed, run)
 
 
 def test_torchrun_starts_the_ranks_again(undisturbed: Path, tiny: list[str], tmp_path: Path) -> None:
@@ -117,7 +103,7 @@ def test_torchrun_starts_the_ranks_again(undisturbed: Path, tiny: list[str], tmp
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "done").exists()
     assert lives(run) == 2
-    assert_ends_as(undisturbed, run)
+    assert_bit_equal(undisturbed, run)
 
 
 def test_ranks_do_not_outlive_a_supervisor_that_is_killed(
@@ -144,7 +130,7 @@ def test_ranks_do_not_outlive_a_supervisor_that_is_killed(
         assert time.monotonic() < deadline, "ranks outlive their supervisor"
         time.sleep(0.1)
     maskmill("train", "demo", *settings)
-    assert_ends_as(undisturbed, run)
+    assert_bit_equal(undisturbed, run)
 
 
 def held(run: Path) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lives import Life, Seen, live
 
-from pretrain.checkpoint import Checkpoint, newest_checkpoint
+from tests.run_ends import final
 
 pytestmark = pytest.mark.multirank
 
@@ -63,13 +63,6 @@ def ended(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder, dict(zip(lives, live(list(lives.values()), timeout=60 * len(lives)), strict=True))
 
 
-def final(run: Path) -> Checkpoint:
-    checkpoint = newest_checkpoint(run)
-    assert checkpoint is not None
-    assert checkpoint.step == STEPS
-    return checkpoint
-
-
 def test_every_number_of_ranks_and_every_stage_is_left_and_come_to() -> None:
     for end in (0, 1):
         assert {pair[end][0] for pair in PAIRS} == {1, 2, 3, 4}
@@ -81,7 +74,7 @@ def test_it_goes_on_as_if_nothing_had_happened(
     ended: tuple[Path, dict[str, Seen]], source: Cell, target: Cell
 ) -> None:
     folder, seen = ended
-    one, two = final(folder / "undisturbed"), final(folder / name(source, target))
+    one, two = final(folder / "undisturbed", STEPS), final(folder / name(source, target), STEPS)
     lives = seen[f"source-{source[0]}-{source[1]}"].batches | seen[name(source, target)].batches
     assert {batch: lives[batch] for batch in range(STEPS)} == {
         batch: seen["undisturbed"].batches[batch] for batch in range(STEPS)
@@ -108,9 +101,7 @@ def test_fp16_keeps_its_loss_scale(tiny: list[str], tmp_path: Path) -> None:
     whole = Life(2, [*here, f"run.dir={one}"], fp16=True)
     parts = [Life(2, [*here, f"run.dir={two}", *stop], fp16=True) for stop in (["run.stop_after=3"], [])]
     live([whole, *parts])
-    a, b = newest_checkpoint(one), newest_checkpoint(two)
-    assert a is not None
-    assert b is not None
+    a, b = final(one, 6), final(two, 6)
     assert a.state["position"]["skipped"] != []
     assert a.state["position"] == b.state["position"]
     assert a.state["scaler"] == b.state["scaler"]

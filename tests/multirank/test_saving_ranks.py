@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,32 @@ def saves(folder: str) -> dict[str, Any]:
         said["blind"] = str(error)
     world.stop()
     return said
+
+
+def starts_apart(settings: list[str], folder: str) -> str:
+    """`maskmill train` in a folder of this rank's own, as on machines that share none; what it ends with."""
+    from launch.recipe import load_config
+    from pretrain.train import train
+
+    own = Path(folder) / os.environ["RANK"]
+    own.mkdir()
+    os.chdir(own)
+    try:
+        train(load_config("demo", [*settings, "run.dir=run", "run.ranks=2"]), Console(quiet=True), "test")
+    except UserError as error:
+        return str(error)
+    except SystemExit as end:
+        return f"exit code {end.code}"
+    return "it trained"
+
+
+def test_ranks_that_do_not_share_the_run_folder_are_refused_at_the_start(
+    tiny: list[str], tmp_path: Path
+) -> None:
+    first, second = run(starts_apart, 2, tiny, str(tmp_path))
+    assert "run: ranks [1] do not see what the first rank wrote (expected a folder on storage" in first
+    assert second == "exit code 2"
+    assert not list(tmp_path.rglob("step-*"))
 
 
 def test_ranks_agree_on_what_is_saved(tmp_path: Path) -> None:

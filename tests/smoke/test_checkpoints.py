@@ -5,8 +5,6 @@ Runs of one rank, in this process: what several ranks do is in tests/multirank a
 import json
 import pickle
 import shutil
-import signal
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,32 +12,15 @@ import fsspec
 import pytest
 
 from data_pipeline import remote
-from pretrain.checkpoint import Checkpoint, newest_checkpoint, sealed
+from pretrain.marker import sealed
 from pretrain.resume import _going_on
 from tests.command_line import BUCKET, Maskmill, described, setting
+from tests.run_ends import assert_same_weights, final
 
 # what DeepSpeed's imports give rise to in a process of pytest's
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 RUN = ["train.steps=6", "run.ranks=1", "train.eval_every=2", "checkpoint.keep=2"]
-KINDS = ("master", "exp_avg", "exp_avg_sq")
-
-
-@pytest.fixture(scope="module")
-def here() -> Iterator[None]:
-    """`maskmill train` is this process, as if a launcher had started it as the only rank."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-        }.items():
-            patch.setenv(name, value)
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-        yield
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +52,6 @@ def run(stopped: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def final(run: Path) -> Checkpoint:
-    checkpoint = newest_checkpoint(run)
-    assert checkpoint is not None
-    assert checkpoint.step == 6
-    return checkpoint
-
-
-def assert_equal(one: Checkpoint, two: Checkpoint) -> None:
-    assert all(one.tensor(n, kind).equal(two.tensor(n, kind)) for n in one.shapes for kind in KINDS)
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
@@ -101,7 +71,7 @@ def test_a_damaged_newest_one_costs_its_steps_and_no_more(
     assert line.startswith("step-00000004 is damaged (")
     assert line.endswith("set aside as step-00000004.damaged, falling back to step-00000002")
     assert "going on from step 2" in printed
-    assert_equal(final(finished), final(run))
+    assert_same_weights(finished, run)
     assert [p.name for p in (run / "checkpoints").glob("*.damaged")] == [], "it has been made again"
     assert described(maskmill, run)["damaged"] == {}
 
@@ -119,10 +89,23 @@ def test_a_run_whose_folder_is_gone_goes_on_from_its_mirror(
     printed = maskmill("train", "demo", *settings).stdout
     assert f"brought back the checkpoint of step 4 from s3://{BUCKET}/run" in printed
     assert "going on from step 4" in printed
-    assert_equal(final(finished), final(gone))
+    assert_same_weights(finished, gone)
     assert json.loads((gone / "run.json").read_text())["id"] == before["id"]
     steps = [json.loads(line)["step"] for line in (gone / "metrics.jsonl").read_text().splitlines()]
     assert sorted(set(steps)) == [1, 2, 3, 4, 5, 6], "the history is whole"
+
+
+def test_a_damaged_newest_one_is_fetched_from_its_mirror(
+    endpoint: str, run: Path, finished: Path, tiny: list[str], maskmill: Maskmill
+) -> None:
+    mirror = f"checkpoint.mirror=s3://{BUCKET}/healed"
+    settings = [*tiny, *RUN, f"run.dir={run}", mirror]
+    maskmill("train", "demo", *settings, "run.stop_after=5")
+    flip(run / "checkpoints" / "step-00000005" / "fragments-00000.safetensors")
+    printed = maskmill("train", "demo", *settings).stdout
+    assert f"fetched the checkpoint of step 5, which is not whole here, from s3://{BUCKET}/healed" in printed
+    assert "going on from step 5 (bit-equal" in printed
+    assert_same_weights(finished, run)
 
 
 def test_a_checkpoint_of_another_recipe_is_refused_with_what_differs(
@@ -155,8 +138,7 @@ def test_what_cannot_be_started_from_says_what_differs(
 
 
 def test_a_changed_condition_is_told_in_one_line(run: Path) -> None:
-    newest = newest_checkpoint(run)
-    assert newest is not None
+    newest = final(run, 4)
     same = newest.state["conditions"]
     assert _going_on(newest, same, 0) == "going on from step 4 (bit-equal to a run never stopped)"
     for key in ("ranks", "run.threads", "zero.stage", "train.micro_batch", "device", "instructions", "torch"):

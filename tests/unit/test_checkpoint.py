@@ -1,6 +1,9 @@
 """Checkpoints: any piece of any tensor comes back, nothing half-written looks whole, damage is found."""
 
 import json
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,16 +14,16 @@ from safetensors.torch import load_file
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import (
     checkpoints,
-    drop_leftovers,
     find_checkpoint,
     newest_checkpoint,
+    newest_whole,
     open_checkpoint,
     save_checkpoint,
-    sealed,
 )
 from pretrain.fragments import Fragment, HostCopies
+from pretrain.marker import sealed
 from pretrain.retention import kept
-from pretrain.saving import drop_old
+from pretrain.tidying import drop_leftovers, drop_old
 from pretrain.world import World
 
 
@@ -184,13 +187,11 @@ def test_a_save_of_the_same_step_again_never_leaves_none(tmp_path: Path) -> None
 def test_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
-    told: list[str] = []
     (tmp_path / "checkpoints" / "step-00000003" / "fragments-00000.safetensors").write_bytes(b"")
     marker = tmp_path / "checkpoints" / "step-00000002" / "checkpoint.json"
     marker.write_text(marker.read_text().replace('"step": 2', '"step": 7'))
-    newest = newest_checkpoint(
-        tmp_path, passed_over=lambda folder, what: told.append(f"{folder.name}: {what}")
-    )
+    newest, damaged = newest_whole(tmp_path, World())
+    told = [f"{folder.name}: {what}" for folder, what in damaged]
     assert newest is not None
     assert newest.step == 1
     assert "step-00000003" in told[0]
@@ -215,20 +216,39 @@ def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
-def test_the_history_is_on_the_disk_before_the_marker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_on_the_disk_before_anything_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes and names: a power cut keeps what was flushed, in no order of its own. The history is flushed as well,
+    before it is said that one may go on from here."""
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    synced: list[str] = []
-    monkeypatch.setattr(
-        "os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
-    )
+    did: list[str] = []
+
+    def short(path: object) -> str:
+        return re.sub(r"\.[0-9a-f]{8,}\.partial$", ".partial", Path(str(path)).name).removeprefix(".")
+
+    def named(old: Callable) -> Callable:
+        def rename(source: object, target: object, **options: object) -> None:
+            did.append(f"{short(source)} -> {short(target)}")
+            old(source, target, **options)
+
+        return rename
+
+    monkeypatch.setattr("os.fsync", lambda file: did.append(short(Path(f"/proc/self/fd/{file}").readlink())))
+    monkeypatch.setattr("os.replace", named(os.replace))
+    monkeypatch.setattr("os.rename", named(os.rename))
     save(tmp_path)
-    markers = [name for name in synced if name.startswith(".checkpoint.json.")]
-    assert len(markers) == 1, "written whole"
-    assert (
-        synced.index("fragments-00000.safetensors") < synced.index("metrics.jsonl") < synced.index(markers[0])
-    )
+    assert did == [
+        "fragments-00000.safetensors",
+        "metrics.jsonl",
+        "checkpoint.json.partial",
+        "checkpoint.json.partial -> checkpoint.json",
+        "step-00000005.partial",
+        "step-00000005.partial",
+        "step-00000005.partial -> step-00000005",
+        "checkpoints",
+        "latest.partial",
+        "latest.partial -> latest",
+        "checkpoints",
+    ]
 
 
 def test_which_stay() -> None:

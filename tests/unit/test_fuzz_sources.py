@@ -29,6 +29,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover, read
+from tests.faults.mutations import changed
 
 SECONDS = float(os.environ.get("MASKMILL_FUZZ", "6"))
 
@@ -195,26 +196,6 @@ def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes, 
     outcome(path)
 
 
-def mutated(rng: random.Random, content: bytes) -> bytes:
-    data = bytearray(content)
-    for _ in range(rng.choice((1, 1, 1, 2, 5, 30))):
-        at, size = rng.randrange(len(data) + 1), rng.choice((1, 1, 2, 4, 40, 400))
-        match rng.randrange(6):
-            case 0:
-                data[at : at + size] = b""
-            case 1:
-                data[at:at] = rng.randbytes(size)
-            case 2:
-                data[at : at + size] = rng.randbytes(size)
-            case 3:
-                data[at:at] = data[rng.randrange(len(data) + 1) :][:size]
-            case 4:
-                data[at:] = b""
-            case 5:
-                data[at : at + size] = bytes([rng.choice(b'\0\xff\n"\\{}[]<>&= ')]) * size
-    return bytes(data)
-
-
 def test_mutated_files(tmp_path: Path) -> None:
     """Each format in each compression: bytes changed before they are compressed, or after."""
     seed = random.randrange(2**32) if "MASKMILL_FUZZ" in os.environ else 1
@@ -225,7 +206,7 @@ def test_mutated_files(tmp_path: Path) -> None:
         name, suffix = cases[number % len(cases)]
         content = VALID[name]
         packed = (
-            PACK[suffix](mutated(rng, content)) if rng.random() < 0.7 else mutated(rng, PACK[suffix](content))
+            PACK[suffix](changed(rng, content)) if rng.random() < 0.7 else changed(rng, PACK[suffix](content))
         )
         path = tmp_path / (name + suffix)
         path.write_bytes(packed)

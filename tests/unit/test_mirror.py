@@ -1,17 +1,21 @@
 """Copies of checkpoints in an object store, on a real S3 server: whole or not there, and enough to go on from."""
 
+import io
 import json
+import shutil
 from pathlib import Path
 
 import fsspec
 import pytest
 from checkpoint_material import Killed, is_right, killed_at, run_config, save
+from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.remote import object_names, read_object, write_object
-from pretrain.checkpoint import newest_checkpoint
+from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config import RunConfig
 from pretrain.mirror import Mirror, bring_back
+from pretrain.recovery import recovered
 from pretrain.run_folder import read_run
 from pretrain.world import World
 from tests.command_line import BUCKET
@@ -98,6 +102,107 @@ def test_a_damaged_copy_is_passed_over(endpoint: str, tmp_path: Path) -> None:
     fresh = elsewhere(config, tmp_path, "fresh")
     assert "step 10" in bring_back(fresh, IDENTITY)
     assert [p.name for p in (tmp_path / "fresh" / "checkpoints").iterdir()] == ["step-00000010"]
+
+
+def mirrored(tmp_path: Path, name: str, *steps: int) -> RunConfig:
+    """A run whose checkpoints are all in its mirror as well."""
+    config = made(tmp_path, name, keep=len(steps))
+    for step in steps:
+        Mirror(config).copy(save(Path(config.run.dir), step), World())
+    return config
+
+
+def recover(config: RunConfig) -> tuple[Checkpoint | None, str]:
+    """What the run goes on from, and what is said."""
+    assert bring_back(config, IDENTITY) == "", "its folder is there"
+    said = io.StringIO()
+    return recovered(config, World(), Console(file=said, width=500)), said.getvalue()
+
+
+def harm(config: RunConfig, step: int) -> None:
+    """A changed byte in the checkpoint of `step` here."""
+    path = Path(config.run.dir) / "checkpoints" / f"step-{step:08d}" / "fragments-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+def names(config: RunConfig) -> list[str]:
+    return sorted(p.name for p in (Path(config.run.dir) / "checkpoints").glob("step-*"))
+
+
+def test_a_damaged_newest_one_is_fetched_from_the_mirror(endpoint: str, tmp_path: Path) -> None:
+    config = mirrored(tmp_path, "heals", 5, 10)
+    harm(config, 10)
+    found, said = recover(config)
+    assert found is not None
+    assert found.step == 10
+    assert is_right(found)
+    assert (
+        f"fetched the checkpoint of step 10, which is not whole here, from {config.checkpoint.mirror}" in said
+    )
+    assert "step-00000010 is damaged (" in said
+    assert "set aside as step-00000010.damaged, its copy in the mirror is whole" in said
+    assert names(config) == ["step-00000005", "step-00000010", "step-00000010.damaged"]
+    assert recover(config)[1] == "", "nothing is left to do"
+
+
+@pytest.mark.parametrize("gone", ["folder", "marker", "all damaged", "all but one file"])
+def test_what_is_gone_or_damaged_here_is_there(endpoint: str, tmp_path: Path, gone: str) -> None:
+    config = mirrored(tmp_path, gone.replace(" ", "-"), 5, 10)
+    newest = Path(config.run.dir) / "checkpoints" / "step-00000010"
+    if gone == "folder":
+        shutil.rmtree(newest)
+    elif gone == "marker":
+        (newest / "checkpoint.json").unlink()
+    elif gone == "all damaged":
+        harm(config, 5)
+        harm(config, 10)
+    else:
+        (newest / "fragments-00000.safetensors").unlink()
+    found, said = recover(config)
+    assert found is not None
+    assert found.step == 10
+    assert is_right(found)
+    assert "fetched the checkpoint of step 10" in said
+    assert ("step-00000005 is damaged" in said) == (gone == "all damaged")
+
+
+def test_the_history_that_led_there_comes_with_it(endpoint: str, tmp_path: Path) -> None:
+    config = mirrored(tmp_path, "history", 5)
+    run = Path(config.run.dir)
+    behind = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 10}\n')
+    Mirror(config).copy(save(run, 10), World())
+    shutil.rmtree(run / "checkpoints" / "step-00000010")  # as on a machine that was left at step 5
+    (run / "metrics.jsonl").write_bytes(behind)
+    found, _ = recover(config)
+    assert found is not None
+    assert found.step == 10
+    assert (run / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 10}\n'
+
+
+def test_a_mirror_that_is_not_better_changes_nothing(endpoint: str, tmp_path: Path) -> None:
+    config = mirrored(tmp_path, "older", 5, 10)
+    save(Path(config.run.dir), 15)  # not copied
+    found, said = recover(config)
+    assert found is not None
+    assert (found.step, said) == (15, "")
+    harm(config, 15)
+    found, said = recover(config)
+    assert found is not None
+    assert found.step == 10
+    assert "fetched" not in said
+    assert "set aside as step-00000015.damaged, falling back to step-00000010" in said
+
+
+def test_damage_here_and_there_is_refused_and_nothing_is_set_aside(endpoint: str, tmp_path: Path) -> None:
+    config = mirrored(tmp_path, "lost", 5)
+    harm(config, 5)
+    store = fsspec.filesystem("s3")
+    copy = next(name for name in store.find(f"{BUCKET}/lost") if name.endswith(".safetensors"))
+    write_object(f"s3://{copy}", b"x" * len(read_object(f"s3://{copy}")))
+    with pytest.raises(UserError, match="all 1 checkpoints are damaged"):
+        recover(config)
+    assert names(config) == ["step-00000005"]
 
 
 def test_what_retention_keeps_stays_in_the_mirror_too(endpoint: str, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""What is said of a checkpoint <-> the bytes of its marker, checkpoint.json, in which no change goes unnoticed."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_pipeline.errors import UserError
+
+FORMAT = 2
+
+
+class Damaged(UserError):
+    """A checkpoint whose bytes are not those that were written."""
+
+
+class Marker(NamedTuple):
+    """What a marker says."""
+
+    step: int
+    state: dict[str, Any]
+    """JSON: counters, loader, scaler, identity, conditions, settings."""
+    shapes: dict[str, list[int]]
+    """Full shape of every named tensor."""
+    files: list[dict[str, Any]]
+    """`file`, `bytes` and `sha256` of every file beside the marker."""
+
+
+def marked(said: Marker) -> bytes:
+    """The text of a marker."""
+    return sealed({"format": FORMAT, **said._asdict()})
+
+
+def sealed(values: dict[str, Any]) -> bytes:
+    """`values` as JSON, with a SHA-256 of all that they say."""
+    return json.dumps(values | {"sha256": _seal(values)}, indent=1, sort_keys=True).encode()
+
+
+def parsed_marker(data: bytes, where: object) -> Marker:
+    """What the bytes of a marker say. Raises Damaged where they are not what was written, UserError where another
+    version of this program wrote them."""
+    try:
+        values = json.loads(data)
+        # first: a flipped bit in the version is damage, and costs one checkpoint, not the run
+        if values["sha256"] != _seal(values):
+            raise ValueError("its SHA-256 does not hold")
+        if values["format"] != FORMAT:
+            raise UserError(f"checkpoint format {values['format']}", where=where, expected=str(FORMAT))
+        files = [
+            {"file": _plain_name(f["file"]), "bytes": _count(f["bytes"]), "sha256": str(f["sha256"])}
+            for f in values["files"]
+        ]
+        shapes = {str(name): [_count(n) for n in shape] for name, shape in values["shapes"].items()}
+        return Marker(_count(values["step"]), dict(values["state"]), shapes, files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"malformed: {type(error).__name__}: {str(error)[:200]}", where=where) from None
+
+
+def _seal(values: dict[str, Any]) -> str:
+    said = {key: value for key, value in values.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"{str(value)[:40]!r} is no count")
+    return value
+
+
+def _plain_name(name: object) -> str:
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+        raise ValueError(f"file name {name!r}")
+    if len(name.encode()) > 255:
+        raise ValueError(f"file name {name!r}")
+    return name

@@ -1,0 +1,60 @@
+"""A run's checkpoints in; those that stay out: what kills, damage and retention leave behind is named or removed."""
+
+import shutil
+from pathlib import Path
+
+from pretrain.checkpoint import (
+    DAMAGED,
+    FOLDER,
+    MARKER,
+    PARTIAL,
+    checkpoints,
+    drop,
+    open_checkpoint,
+    step_of,
+)
+from pretrain.config import RunConfig
+from pretrain.marker import Damaged
+from pretrain.retention import kept
+
+
+def drop_leftovers(run: Path) -> None:
+    """Ends what saves and deletions that were killed left: a whole checkpoint that lacked only its name gets it;
+    other folders without a marker, or under a name of their own, go."""
+    for folder in sorted((run / FOLDER).glob("step-*")):
+        whole = (folder / MARKER).is_file()
+        if folder.name.endswith(PARTIAL):
+            final = folder.with_name(f"step-{step_of(folder):08d}")
+            if whole and step_of(folder) >= 0 and not (final / MARKER).is_file():
+                shutil.rmtree(final, ignore_errors=True)
+                folder.rename(final)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+        elif not whole:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> Path:
+    """Renames a damaged checkpoint, so that it is no longer one, but can still be looked at."""
+    aside = folder.with_name(folder.name + DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    return aside
+
+
+def drop_old(config: RunConfig) -> None:
+    """Deletes the checkpoints that retention lets go, and damaged ones that the run has gone past again."""
+    run = Path(config.run.dir)
+    folders = {step_of(folder): folder for folder in checkpoints(run)}
+    staying = kept({step: held_out_loss(folder) for step, folder in folders.items()}, config)
+    damaged = [f for f in (run / FOLDER).glob(f"step-*{DAMAGED}") if 0 <= step_of(f) <= max(staying)]
+    for folder in [*(folder for step, folder in folders.items() if step not in staying), *damaged]:
+        drop(folder)
+
+
+def held_out_loss(folder: Path) -> float | None:
+    """The held-out loss of a checkpoint's step; None where the model was not evaluated then."""
+    try:
+        return open_checkpoint(folder).state.get("held_out_loss")
+    except Damaged:
+        return None

@@ -1,0 +1,424 @@
+"""The parsers of files from outside, each with good files; a case of each out: one file changed at random and parsed.
+
+A case ends well in one of two ways: a UserError of one line, or a result that is what the unchanged file gives (where
+checksums vouch for it) or what the file now says. Anything else is raised.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from data_pipeline.columns import BlockError, check_examples, decode_block, encode_block
+from data_pipeline.errors import UserError
+from data_pipeline.index import Index
+from data_pipeline.lint import lint
+from data_pipeline.records import Examples
+from data_pipeline.shards import BlockReader, problems
+from launch.recipe import RECIPES, load_config, setting_names
+from pretrain.checkpoint import open_checkpoint, save_checkpoint
+from pretrain.config import RunConfig
+from pretrain.config_check import value_of
+from pretrain.exporting import read_config
+from pretrain.fragments import Fragment
+from pretrain.inspection import describe, run_headlines
+from pretrain.marker import sealed
+from pretrain.monitor import cut_metrics, read_metrics
+from pretrain.position import Position, position_of
+from pretrain.run_folder import read_run, read_summary
+from pretrain.world import World
+from tests.faults.mutations import changed, changed_json
+from tests.unit.shard_material import blocks_of, random_examples, shard_folder
+
+REFUSED, TAKEN = "refused", "taken"
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+Case = Callable[[random.Random], str]
+
+
+def either(rng: random.Random, data: bytes) -> bytes:
+    """Changed as bytes or as JSON."""
+    return changed(rng, data) if rng.random() < 0.4 else changed_json(rng, data)
+
+
+def outcome(action: Callable[[], None]) -> str:
+    """TAKEN where `action` comes through, REFUSED where it raises a UserError of one line."""
+    try:
+        action()
+    except (UserError, BlockError) as error:
+        said = str(error)
+    else:
+        return TAKEN
+    assert said.strip()
+    assert "\n" not in said
+    assert len(said) < 4000, "a line, not the file"
+    return REFUSED
+
+
+# --- recipes
+
+
+def recipes(folder: Path) -> Case:
+    """A shipped recipe, changed as text or as values; what is taken is a run whose config.yaml says the same."""
+    texts = [path.read_bytes() for path in sorted(RECIPES.glob("*.yaml"))]
+    as_json = [json.dumps(yaml.safe_load(text)).encode() for text in texts]
+    path = folder / "recipe.yaml"
+
+    def case(rng: random.Random) -> str:
+        number = rng.randrange(len(texts))
+        data = changed(rng, texts[number]) if rng.random() < 0.5 else changed_json(rng, as_json[number])
+        path.write_bytes(data)
+        return outcome(lambda: same_when_kept(load_config(str(path), []), folder))
+
+    return case
+
+
+def overrides(folder: Path) -> Case:
+    """`key=value` for every setting there is, changed."""
+    config = load_config("demo", [])
+    good = [f"{name}={json.dumps(value_of(config, name))}" for name in setting_names()]
+    good += ["data.sources=[a, b]", "optim.betas=[0.9, 0.99]", "phases.a.train.steps=3", "run.dir=~/x"]
+
+    def case(rng: random.Random) -> str:
+        text = changed(rng, rng.choice(good).encode()).decode("utf-8", "replace")[:2000]
+        return outcome(lambda: same_when_kept(load_config("demo", [text]), folder))
+
+    return case
+
+
+def same_when_kept(config: RunConfig, folder: Path) -> None:
+    """What config.yaml of a run folder keeps of the settings reads as these."""
+    from omegaconf import OmegaConf
+
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)), encoding="utf-8")
+    assert repr(read_config(folder)) == repr(config)
+
+
+# --- shards
+
+
+class Shards:
+    """A folder of two shards and one set aside, what it holds, and a way to read it again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "shards"
+        index, _ = shard_folder(self.folder, [21, 5], held_out=(4,))
+        self.files = {path.name: path.read_bytes() for path in self.folder.iterdir()}
+        self.examples = {
+            name: list(BlockReader(index, split).all_blocks()) for name, split in index.splits.items()
+        }
+        self._changed: list[str] = []
+
+    @contextmanager
+    def with_files(self, files: dict[str, bytes]) -> Iterator[None]:
+        """The folder with some of its files changed, and as it was afterwards."""
+        for name, data in files.items():
+            (self.folder / name).write_bytes(data)
+        try:
+            yield
+        finally:
+            for name in files:
+                (self.folder / name).write_bytes(self.files[name])
+
+    def read(self) -> None:
+        """Raises UserError for what is damaged; what is read must be what was written."""
+        index = Index.load(self.folder)
+        found = list(problems(index))
+        for error in found:
+            assert "\n" not in str(error)
+        for split in index.splits.values():
+            files = [shard.file for shard in split.shards]
+            reader = BlockReader(index, split)
+            for number, file in enumerate(files):
+                original = self.examples["train" if file.startswith("train") else "held_out"]
+                first = 3 * (file == "train-000001.tar")
+                for block in range(split.shards[number].blocks):
+                    [examples] = reader.read([(number, block)])
+                    assert examples == original[first + block], f"{file}, block {block}"
+        if found:
+            raise found[0]
+        lint(index, silent)
+
+    def resealed(self, table: bytes) -> dict[str, bytes]:
+        """The files with another block table that index.json vouches for."""
+        document = json.loads(self.files["index.json"])
+        document["splits"]["train"][0]["blocks_sha256"] = hashlib.sha256(table).hexdigest()
+        return {"train-000000.json": table, "index.json": json.dumps(document).encode()}
+
+
+@contextmanager
+def silent(_name: str, _total: int) -> Iterator:
+    yield lambda _n: None
+
+
+def indexes(folder: Path) -> Case:
+    """index.json, then all shards by what it says now."""
+    shards = Shards(folder)
+
+    def case(rng: random.Random) -> str:
+        with shards.with_files({"index.json": either(rng, shards.files["index.json"])}):
+            return outcome(shards.read)
+
+    return case
+
+
+def tables(folder: Path) -> Case:
+    """A block table, with the SHA-256 of it that index.json has, or one that vouches for the change."""
+    shards = Shards(folder)
+
+    def case(rng: random.Random) -> str:
+        table = either(rng, shards.files["train-000000.json"])
+        files = shards.resealed(table) if rng.random() < 0.7 else {"train-000000.json": table}
+        with shards.with_files(files):
+            return outcome(shards.read)
+
+    return case
+
+
+def tars(folder: Path) -> Case:
+    """The bytes of a shard: read block by block, as training reads, and as a whole."""
+    shards = Shards(folder)
+
+    def case(rng: random.Random) -> str:
+        name = rng.choice(["train-000000.tar", "train-000001.tar", "held_out-000000.tar"])
+        with shards.with_files({name: changed(rng, shards.files[name])}):
+            return outcome(shards.read)
+
+    return case
+
+
+def blocks(folder: Path) -> Case:
+    """The bytes of one block, past its checksum: what is taken points nowhere outside itself."""
+    sizes = ((40, 24, 300), (3, 4, 60_000), (9, 300, 100_000))
+    whole = [
+        encode_block(n, random_examples(count, n, most, size)) for n, (count, most, size) in enumerate(sizes)
+    ]
+
+    def case(rng: random.Random) -> str:
+        number = rng.randrange(len(whole))
+        data = np.frombuffer(bytearray(changed(rng, whole[number])), np.uint8)
+
+        def decoded() -> None:
+            examples = decode_block(number, data)
+            check_examples(examples, sizes[number][2], sizes[number][1])
+            within(examples, sizes[number][2])
+
+        return outcome(decoded)
+
+    return case
+
+
+def within(found: Examples, vocabulary: int) -> None:
+    """The same bounds as check_examples, said again in numpy."""
+    for offsets, column in ((found.offsets, found.tokens), (found.masked_offsets, found.masked_ids)):
+        assert offsets[0] == 0
+        assert offsets[-1] == len(column)
+        assert (np.diff(offsets) >= 0).all()
+        assert (column < vocabulary).all()
+    lengths = np.diff(found.offsets)
+    owners = np.repeat(np.arange(len(lengths)), np.diff(found.masked_offsets))
+    assert (found.masked_positions < lengths[owners]).all()
+    assert (found.first_lengths <= lengths).all()
+    assert np.isin(found.labels, (-1, 0, 1)).all()
+    assert blocks_of(found, 8)
+
+
+# --- checkpoints
+
+
+class Saved:
+    """A checkpoint like that of a run of two layers, its tensors, and a way to read it again."""
+
+    def __init__(self, folder: Path) -> None:
+        rng = np.random.default_rng(1)
+        import torch
+
+        def piece(kind: str, name: str, start: int, count: int) -> Fragment:
+            return Fragment(
+                kind, name, start, torch.from_numpy(rng.standard_normal(count).astype(np.float32))
+            )
+
+        shapes = {"a.weight": [6, 5], "a.bias": [5], "b.weight": [3, 2, 2]}
+        cuts = (("a.weight", 0, 7), ("a.weight", 7, 23), ("a.bias", 0, 5), ("b.weight", 0, 12))
+        fragments = [piece(kind, *cut) for kind in KINDS for cut in cuts]
+        position = Position(batch=9, step=7, skipped=[2, 3], examples=108, tokens=1234, losses=[5.5, 5.25])
+        state = {
+            "identity": {"optim.lr": 0.01, "data": "0" * 64},
+            "held_out_loss": 5.1,
+            "position": vars(position),
+            "phase": {"name": "", "first": 0, "last": 10},
+            "loader": {"batch": 9, "data": "0" * 64, "order": {"examples": 100, "sequential": False}, "masking": None},
+            "updates": 7,
+            "scaler": {"cur_scale": 65536.0, "cur_iter": 9},
+            "conditions": {"ranks": 2, "torch": "2.13"},
+            "config": {"optim": {"lr": 0.01}},
+        }  # fmt: skip
+        (folder / "run").mkdir()
+        self.folder = save_checkpoint(folder / "run", 7, fragments, shapes, state, World())
+        self.marker = self.folder / "checkpoint.json"
+        self.fragments = self.folder / "fragments-00000.safetensors"
+        self.good = {path: path.read_bytes() for path in (self.marker, self.fragments)}
+        self.whole = open_checkpoint(self.folder)
+        self.tensors = {
+            (n, k): self.whole.tensor(n, k) for n in shapes for k in ("master", "exp_avg", "exp_avg_sq")
+        }
+
+    @contextmanager
+    def with_files(self, files: dict[Path, bytes]) -> Iterator[None]:
+        """The folder with some of its files changed, and as it was afterwards."""
+        for path, data in files.items():
+            path.write_bytes(data)
+        try:
+            yield
+        finally:
+            for path in files:
+                path.write_bytes(self.good[path])
+
+    def read(self, vouched: bool) -> None:
+        """All of it, as a resume does. Where nothing vouches for a change, what is read must be what was written."""
+        checkpoint = open_checkpoint(self.folder)
+        checkpoint.verify()
+        position = position_of(checkpoint)
+        found = {(n, k): checkpoint.tensor(n, k) for n in checkpoint.shapes for k in KINDS}
+        if not vouched:
+            same = (checkpoint.step, checkpoint.state, checkpoint.shapes, checkpoint.files)
+            assert same == (self.whole.step, self.whole.state, self.whole.shapes, self.whole.files)
+            assert position == position_of(self.whole)
+            assert found.keys() == self.tensors.keys()
+            assert all(found[key].equal(self.tensors[key]) for key in found)
+
+
+def markers(folder: Path) -> Case:
+    """checkpoint.json with the SHA-256 that it has."""
+    saved = Saved(folder)
+
+    def case(rng: random.Random) -> str:
+        with saved.with_files({saved.marker: either(rng, saved.good[saved.marker])}):
+            return outcome(lambda: saved.read(vouched=False))
+
+    return case
+
+
+def lying_markers(folder: Path) -> Case:
+    """checkpoint.json sealed anew after the change."""
+    saved = Saved(folder)
+    said = {key: value for key, value in json.loads(saved.good[saved.marker]).items() if key != "sha256"}
+    text = json.dumps(said).encode()
+
+    def case(rng: random.Random) -> str:
+        try:
+            values = json.loads(changed_json(rng, text))
+        except (ValueError, RecursionError):
+            return REFUSED
+        if not isinstance(values, dict):
+            return REFUSED
+        with saved.with_files({saved.marker: sealed(values)}):
+            return outcome(lambda: saved.read(vouched=True))
+
+    return case
+
+
+def fragments(folder: Path) -> Case:
+    """A file of tensors: as bytes, or the JSON at its head; with the SHA-256 that the marker has, or one that holds."""
+    saved = Saved(folder)
+    good, said = saved.good[saved.fragments], json.loads(saved.good[saved.marker])
+    head = int.from_bytes(good[:8], "little")
+
+    def case(rng: random.Random) -> str:
+        if rng.random() < 0.5:
+            data = changed(rng, good)
+        else:
+            text = changed_json(rng, good[8 : 8 + head])
+            data = len(text).to_bytes(8, "little") + text + good[8 + head :]
+        files = {saved.fragments: data}
+        if vouched := rng.random() < 0.7:
+            entry = {
+                "file": saved.fragments.name,
+                "bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+            files[saved.marker] = sealed(said | {"files": [entry]})
+        with saved.with_files(files):
+            return outcome(lambda: saved.read(vouched))
+
+    return case
+
+
+# --- run folders
+
+
+def run_folders(folder: Path) -> Case:
+    """run.json, summary.json, config.yaml or metrics.jsonl, then what `inspect`, `train` and `export` read of them."""
+    run = folder / "run"
+    saved = Saved(folder)
+    lines: list[dict[str, Any]] = [
+        {"kind": "train", "step": n, "loss": 5.0 - n / 10, "lr": 1e-3, "tokens_per_s": 1e4, "seconds": 3.0 * n}
+        for n in range(1, 8)
+    ]  # fmt: skip
+    lines.append(
+        {"kind": "eval", "step": 7, "held_out_loss": 5.1, "held_out_mlm_loss": 5.0, "unigram_entropy": 5.6}
+    )
+    good = {
+        "run.json": json.dumps({"identity": {"optim.lr": 0.01}, "id": "abc", "lives": 2}).encode(),
+        "summary.json": json.dumps({
+            **lines[-2], **lines[-1], "status": "stopped", "steps": 10, "ranks": 2, "device": "cpu", "seconds": 21.0,
+            "held_out_nsp_accuracy": 0.7, "data": {"held_out": {"examples": 9, "pairs_is_next": 5, "pairs_random": 4}},
+            "phases": [{"name": "a", "last": 10, "global_batch": 8, "sequence_length": 32, "lr": 0.1}],
+        }).encode(),
+        "config.yaml": json.dumps({"train": {"steps": 10}, "optim": {"lr": 0.01}, "run": {"dir": str(run)}}).encode(),
+        "metrics.jsonl": b"".join(json.dumps(line).encode() + b"\n" for line in lines),
+        "wandb_uploaded.json": b'{"lines": 5}',
+    }  # fmt: skip
+    for name, data in good.items():
+        (run / name).write_bytes(data)
+    assert saved.whole
+
+    def case(rng: random.Random) -> str:
+        name = rng.choice(list(good))
+        if name == "metrics.jsonl" and rng.random() < 0.7:
+            rows = good[name].splitlines()
+            at = rng.randrange(len(rows))
+            data = b"\n".join([*rows[:at], changed_json(rng, rows[at]), *rows[at + 1 :]])
+        else:
+            data = changed(rng, good[name]) if name == "metrics.jsonl" else either(rng, good[name])
+        (run / name).write_bytes(data)
+        try:
+            return outcome(lambda: used(run))
+        finally:
+            for other in ("metrics.jsonl", "wandb_uploaded.json", name):
+                (run / other).write_bytes(good[other])
+            (run / "metrics.lost.jsonl").unlink(missing_ok=True)
+
+    return case
+
+
+def used(run: Path) -> None:
+    """What verbs make of a run folder's files."""
+    facts = describe(run)
+    json.dumps(facts)
+    assert all(isinstance(text, str) for row in run_headlines(facts, read_metrics(run)) for text in row)
+    read_run(run), read_summary(run), read_config(run)
+    whole = read_metrics(run)
+    cut_metrics(run, 4)
+    assert all(line.get("step", 0) <= 4 for line in read_metrics(run))
+    assert len(read_metrics(run)) <= len(whole)
+
+
+PARSERS: dict[str, tuple[Callable[[Path], Case], str, int]] = {
+    "recipes": (recipes, "a recipe's YAML", 2),
+    "overrides": (overrides, "`key=value`", 2),
+    "index": (indexes, "`index.json`", 12),
+    "tables": (tables, "block tables", 8),
+    "tars": (tars, "shards, under their checksums", 8),
+    "blocks": (blocks, "blocks, past their checksums", 40),
+    "markers": (markers, "`checkpoint.json`, under its SHA-256", 14),
+    "lying markers": (lying_markers, "`checkpoint.json`, sealed anew", 10),
+    "fragments": (fragments, "`fragments-*.safetensors`", 10),
+    "run folders": (run_folders, "`run.json`, `summary.json`, `config.yaml`, `metrics.jsonl`", 2),
+}
+"""Name -> what makes a case of it, what is changed, and its share of the cases."""

@@ -1,0 +1,30 @@
+"""How runs ended: their newest checkpoint, and whether two of them are the same to the bit."""
+
+from pathlib import Path
+
+from pretrain.checkpoint import Checkpoint, newest_checkpoint
+
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+
+
+def final(run: Path, step: int | None = None) -> Checkpoint:
+    """The newest checkpoint of `run`, which is that of `step`."""
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None, f"{run} has no checkpoint"
+    assert step in (None, checkpoint.step), f"{run} came to step {checkpoint.step}, not {step}"
+    return checkpoint
+
+
+def assert_same_weights(one: Path, two: Path) -> None:
+    """Of their newest checkpoints step, shapes, weights and both moments are equal, bit for bit."""
+    a, b = final(one), final(two)
+    assert (a.step, a.shapes) == (b.step, b.shapes)
+    for name in a.shapes:
+        for kind in KINDS:
+            assert a.tensor(name, kind).equal(b.tensor(name, kind)), f"{two}: {kind} of {name} differs"
+
+
+def assert_bit_equal(one: Path, two: Path) -> None:
+    """The same, and all counters."""
+    assert_same_weights(one, two)
+    assert final(one).state["position"] == final(two).state["position"]

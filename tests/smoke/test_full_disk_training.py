@@ -1,0 +1,141 @@
+"""A disk that fills up under `train` and `export`: told, what was there stays whole, and the same command goes on.
+
+A real one: a small tmpfs, in a mount namespace of its own. One process runs all commands of it, in the order of the
+script below; the tests look at what they said and left."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.command_line import ROOT
+from tests.run_ends import assert_bit_equal
+
+RUN = ["run.ranks=1", "train.steps=8", "encoder.dropout=0.1", "checkpoint.keep=2"]
+SCRIPT = """
+import contextlib, hashlib, io, json, os, shutil, subprocess, sys
+from pathlib import Path
+
+os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", COLUMNS="300")
+from launch import cli
+from pretrain import train as training
+
+checkpoint = training.checkpoint
+settings, here, real = sys.argv[1:], Path.cwd(), sys.stdout
+
+def maskmill(name, *arguments):
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    sys.argv = ["maskmill", *arguments]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+    found = {str(p.relative_to(here)): hashlib.sha256(p.read_bytes()).hexdigest()
+             for top in ("disk", "small") for p in (here / top).rglob("*") if p.is_file()}
+    print(json.dumps([name, code, out.getvalue(), err.getvalue(), found]), file=real, flush=True)
+
+def mount(*arguments):
+    subprocess.run(["mount", *arguments], check=True)
+
+def fill():
+    with open("disk/filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+def filling(run, *arguments):
+    if run.position.step == 6:
+        run.saver.wait()
+        fill()
+    checkpoint(run, *arguments)
+
+(here / "disk").mkdir()
+(here / "small").mkdir()
+train = ["train", "demo", *settings]
+maskmill("reference", *train, f"run.dir={here}/expected")
+mount("-t", "tmpfs", "-o", "size=40M", "tmpfs", "disk")
+training.checkpoint = filling  # the start looks whether there is room: it goes later, to somebody else
+maskmill("full", *train, f"run.dir={here}/disk/run")
+training.checkpoint = checkpoint
+os.unlink("disk/filler")
+maskmill("room", *train, f"run.dir={here}/disk/run")
+mount("-t", "tmpfs", "-o", "size=100k", "tmpfs", "small")
+maskmill("export full", "export", "disk/run", "--out", "small/model")
+mount("-o", "remount,size=40M", "small")
+maskmill("export room", "export", "disk/run", "--out", "small/model")
+maskmill("export", "export", "disk/run")
+fill()
+maskmill("export again full", "export", "disk/run")
+os.unlink("disk/filler")
+shutil.copytree("disk/run", "after")
+"""
+
+
+class Said(NamedTuple):
+    """What a command said, and the hashes of all files that it left on the disks."""
+
+    code: int
+    out: str
+    err: str
+    files: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("full")
+
+
+@pytest.fixture(scope="module")
+def said(tiny: list[str], folder: Path) -> dict[str, Said]:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    environment: dict[str, Any] = {"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    result = subprocess.run(
+        [*unshare, sys.executable, "-c", SCRIPT, *tiny, *RUN],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = map(json.loads, result.stdout.splitlines())
+    return {name: Said(code, out, err, files) for name, code, out, err, files in rows}
+
+
+def test_saves_that_find_no_room_are_told_tried_again_and_harm_nothing(said: dict[str, Said]) -> None:
+    full = said["full"]
+    assert full.code == 2, full
+    for step in (6, 8):
+        told = [
+            line for line in full.out.splitlines() if f"the checkpoint of step {step} was NOT saved" in line
+        ]
+        assert told, full.out
+        assert "No space left on device" in told[0]
+        assert "the one of step 4 stands" in told[0]
+    *warnings, last = full.err.splitlines()
+    assert "cannot be written: No space left on device (make room" in last
+    assert all("metrics.jsonl: No space left on device" in line for line in warnings), full.err
+    folders = {name.split("/")[3] for name in full.files if name.startswith("disk/run/checkpoints/step-")}
+    assert folders == {"step-00000002", "step-00000004"}, "the room of those that failed is free again"
+
+
+def test_with_room_the_same_command_goes_on_bit_for_bit(said: dict[str, Said], folder: Path) -> None:
+    assert said["reference"].code == said["room"].code == 0, said["room"]
+    assert "going on from step 4 (bit-equal" in said["room"].out
+    assert_bit_equal(folder / "expected", folder / "after")
+    lines = map(json.loads, (folder / "after" / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines] == [*range(1, 9), 8], "each step once, and the evaluation"
+
+
+def test_an_export_that_finds_no_room_leaves_nothing_and_harms_nothing(said: dict[str, Said]) -> None:
+    def model(files: dict[str, str], top: str) -> dict[str, str]:
+        return {name: sha for name, sha in files.items() if name.startswith(top)}
+
+    for name in ("export full", "export again full"):
+        assert said[name].code == 2, said[name]
+        assert len(said[name].err.splitlines()) == 1, said[name].err
+        assert "cannot be written: No space left on device (make room" in said[name].err
+    assert model(said["export full"].files, "small") == {}
+    assert said["export room"].code == said["export"].code == 0, said["export room"]
+    whole = model(said["export"].files, "disk/run/export")
+    assert "disk/run/export/model.safetensors" in whole
+    assert model(said["export again full"].files, "disk/run/") == model(said["export"].files, "disk/run/")
