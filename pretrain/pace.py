@@ -133,11 +133,12 @@ class Pace:
 
 
 def figures(rows: list[RankPace]) -> dict[str, float]:
-    """Of one step, over all ranks: its median and its slowest, in milliseconds, and how much slower the slowest rank
-    computes than the median of the others."""
+    """Of one step, over all ranks: its median, its slowest and its forward passes, in milliseconds, and how much slower
+    the slowest rank computes than the median of the others."""
     found = {
         "step_ms": 1e3 * max(row.step for row in rows),
         "slowest_step_ms": 1e3 * max(row.worst.seconds for row in rows),
+        "forward_ms": 1e3 * max(row.forward for row in rows),
     }
     if len(rows) > 1:
         rank, ratio = slowest(rows)
