@@ -2,6 +2,7 @@
 # make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> a filled blank
 # make test   all tests that need no root and no GPU
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
+# make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make lint   ruff and mypy
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster reshard storm lint format clean
+.PHONY: env demo test test-cluster test-browser reshard storm lint format clean
 
 env: $(STAMP)
 
@@ -48,6 +49,13 @@ test-cluster: env
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y slurm-wlm munge >/dev/null; }
 	@$(BIN)/python -m pytest tests/cluster -m cluster
+
+# installs Chromium where it is missing (as root, Debian or Ubuntu); fails, never skips, where it cannot start
+test-browser: env
+	@command -v chromium >/dev/null || { \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y chromium >/dev/null; }
+	@$(BIN)/python -m pytest tests/browser -m browser
 
 reshard: env
 	@MASKMILL_RESHARD=1 $(BIN)/python -m pytest tests/multirank/test_reshard.py
