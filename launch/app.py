@@ -1,5 +1,6 @@
 """The application that the verbs register with, what their arguments mean, and how a line is said."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,11 @@ def run_folder(source: str, overrides: list[str] | None) -> Path:
             "the recipe has not been trained yet", where=config.run.dir, remedy=f"maskmill train {source}"
         )
     return Path(config.run.dir)
+
+
+def first_rank() -> bool:
+    """Whether this process is the one that speaks: the first rank, or none."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def say(text: str) -> None:

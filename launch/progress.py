@@ -1,5 +1,6 @@
 """A console in; progress bars on a terminal, a plain line a stage in a batch log, out."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -43,6 +44,25 @@ def late_stages(console: Console, seconds: float = 2.0) -> Stage:
             yield advance
 
     return stage
+
+
+@contextmanager
+def late(console: Console, words: str, seconds: float = 2.0) -> Iterator[None]:
+    """Shows on a terminal that something goes on, once it has for so many seconds; in a batch log nothing. Nothing else
+    may be shown in place meanwhile."""
+    if not console.is_terminal:
+        yield
+        return
+    status = console.status(words)
+    timer = threading.Timer(seconds, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
 
 
 def _bars(console: Console) -> Stage:

@@ -145,7 +145,8 @@ class Panel(Lines):
         rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for name, value in self._rows():
             rows.add_row(name, value)
-        bar = ProgressBar(total=max(1, self._last), completed=self._step)
+        bar = Table.grid(expand=True)
+        bar.add_row(ProgressBar(total=max(1, self._last), completed=self._step))
         title = f"[bold]{escape(self._name)}[/bold]  {escape(self._doing)}"
         clock_words = duration(clock() - self._started)
         body = Group(Text(self._position(), no_wrap=True, overflow="ellipsis"), bar, rows)
@@ -182,11 +183,11 @@ class Panel(Lines):
             _said(line, "trust_ratio", "trust ratio {:.3f}"),
         ]
         room = [
-            _said(line, "data_wait_share", "{:.1%} of the time for data"),
+            _said(line, "data_wait_share", "waited for {:.1%} of the time"),
             _said(line, "fill", "batches {:.0%} full"),
             _said(line, "memory_gb", "{:.2f} GB on the fullest rank"),
         ]
-        for name, parts in (("speed", speed), ("update", state), ("waiting", room)):
+        for name, parts in (("speed", speed), ("update", state), ("data", room)):
             rows.append((name, Text("   ".join(part for part in parts if part) or "-")))
         rows.append(("saved", Text(self._saved_words())))
         if self._warning:

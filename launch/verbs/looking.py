@@ -7,6 +7,7 @@ from rich.markup import escape
 
 from data_pipeline.errors import UserError
 from launch.app import Overrides, app, console, run_folder, say
+from launch.progress import late
 from launch.recipe import load_config
 
 
@@ -43,14 +44,17 @@ def inspect(
 
 @app.command()
 def report(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folder, or a recipe.")]) -> None:
-    """Draw report.html, one self-contained page, from a run folder.
+    """Draw report.html from a run folder, whatever its state: one page that needs nothing but a browser. It has the
+    curves, trust ratios, speed, data, lives and checkpoints of the run, what to look at, and how to run it again.
 
     \b
     Example:
         maskmill report runs/base"""
-    from pretrain.report import render
+    with late(console, "drawing the report"):
+        from pretrain.report import render
 
-    say(f"report: {render(run_folder(source, None))}")
+        path = render(run_folder(source, None))
+    say(f"report: {path}")
 
 
 @app.command()
@@ -60,9 +64,11 @@ def sync(source: Annotated[str, typer.Argument(metavar="PATH", help="A run folde
     \b
     Example:
         maskmill sync runs/base"""
-    from pretrain.run_folder import sync_run
+    with late(console, "sending to W&B"):
+        from pretrain.run_folder import sync_run
 
-    say(f"sent {sync_run(run_folder(source, None)):,} lines to W&B")
+        lines = sync_run(run_folder(source, None))
+    say(f"sent {lines:,} lines to W&B")
 
 
 @app.command()

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from launch.app import Folder, Overrides, app, run_folder, say
+from launch.app import Folder, Overrides, app, console, run_folder, say
+from launch.progress import late
 
 
 @app.command()
@@ -18,9 +19,10 @@ def export(
     \b
     Example:
         maskmill export runs/base --out models/base"""
-    from pretrain.exporting import export_run
+    with late(console, "exporting, and comparing both models' logits"):
+        from pretrain.exporting import export_run
 
-    path, proof = export_run(run_folder(source, overrides), out)
+        path, proof = export_run(run_folder(source, overrides), out)
     say(proof)
     say(f"exported to {path}")
 
@@ -36,7 +38,9 @@ def fill(
     \b
     Example:
         maskmill fill models/base "The capital of France is [MASK]." """
-    from pretrain.evaluate.fill import fill_blanks
+    with late(console, "loading the model"):
+        from pretrain.evaluate.fill import fill_blanks
 
-    for text, words in fill_blanks(model, texts):
+        filled = list(fill_blanks(model, texts))
+    for text, words in filled:
         say(f"{text}\n    " + "   ".join(f"{word} {share:.1%}" for word, share in words))

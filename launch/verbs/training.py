@@ -2,12 +2,14 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launch.app import Overrides, Recipe, app, console
+from launch.app import Overrides, Recipe, app, console, first_rank
+from launch.progress import late
 from launch.ranks import start_ranks
 from launch.recipe import load_config
 
@@ -27,14 +29,16 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
     config = load_config(recipe, overrides or [])
     if not is_launched():
-        from pretrain.preflight import check_run
-        from pretrain.run_folder import check_folder
+        with late(console, "looking at settings and shards"):
+            from pretrain.preflight import check_run
+            from pretrain.run_folder import check_folder
 
-        # here, so that what is wrong is said once, in seconds, and leaves no folder
-        check_folder(config, check_run(config, config.run.ranks))
+            # here, so that what is wrong is said once, in seconds, and leaves no folder
+            check_folder(config, check_run(config, config.run.ranks))
         logs, run = Path(config.run.dir) / "logs", config.run
         raise SystemExit(start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay))
-    from pretrain.train import train as train_run
+    with late(console, "starting") if first_rank() else nullcontext():
+        from pretrain.train import train as train_run
 
     train_run(config, console, command=f"maskmill {' '.join(sys.argv[1:])}")
 
