@@ -6,7 +6,7 @@ bounded, however long the run.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
@@ -126,6 +126,8 @@ def _marks_within(chart: Chart, x_range: tuple[float, float]) -> dict[str, list[
     """The marks by kind that lie within the frame, and are so few that they tell something."""
     found: dict[str, list[Mark]] = {}
     for mark in chart.marks:
+        if mark.kind == PHASE:  # the first begins before its first log line
+            mark = replace(mark, step=max(mark.step, x_range[0]))
         if x_range[0] <= mark.step <= x_range[1]:
             found.setdefault(mark.kind, []).append(mark)
     return {kind: marks for kind, marks in found.items() if len(marks) <= MOST_MARKS}

@@ -159,6 +159,7 @@ def test_panels_are_for_people_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("TERM", "dumb")
         assert not shows_panels(Console(file=terminal), {})
     os.close(leader)
+    monkeypatch.setenv("TERM", "xterm-256color")
     assert not shows_panels(Console(file=io.StringIO(), force_terminal=True), {})  # as FORCE_COLOR has it
 
 
