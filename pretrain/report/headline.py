@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from pretrain.durations import duration
+from pretrain.report.history import last_sign
 from pretrain.report.record import RunRecord, number
 from pretrain.report.scales import text
 from pretrain.report.statistics import not_next_share, splits_of
@@ -119,6 +120,9 @@ def _tiles(run: RunRecord) -> list[str]:
         )
         if left := _left(run):
             about = f"About {duration(left)} left at the newest pace. {about}"
+        if not run.ended and run.history:
+            sign = last_sign(run, run.history[-1])
+            about += f" Last sign of life {sign:%Y-%m-%d %H:%M:%S}{_zone(sign)}: long ago means that it was killed."
         tiles.append(_tile("Time", duration(elapsed(run)), "", about))
     parameters = number(run.summary.get("parameters"))
     if parameters is not None:

@@ -199,6 +199,11 @@ def test_a_run_that_goes_on_says_how_long_it_will(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "status": "running"}))
     assert "About 50 min left at the newest pace." in page.text
     assert "50 of 100 steps" in page.text
+    write_lives(tmp_path / "run", THREE_LIVES[:2])
+    summary = {**SUMMARY, "status": "running", "seconds": 90.0}
+    page = page_of(make_run(tmp_path / "run", lines=lines, summary=summary))
+    assert "Last sign of life 2026-03-04 10:16:30 UTC" in page.text
+    assert "goes on" in page.text
     assert "left at the newest pace" not in page_of(make_run(tmp_path / "done")).text
 
 
