@@ -5,6 +5,7 @@
 # make test-docker    builds the CPU image without a Docker engine, and runs it: root, Debian or Ubuntu
 # make lock   what the images install, anew, by version and hash, from what pyproject.toml asks for
 # make audit  whether vulnerabilities are known in what they install
+# make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read rightly
@@ -18,7 +19,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster test-docker lock audit reshard storm fuzz lint format clean
+.PHONY: env demo test test-cluster test-docker test-browser lock audit reshard storm fuzz lint format clean
 
 env: $(STAMP)
 
@@ -69,6 +70,12 @@ lock: env
 audit: env
 	@$(PIP) install "pip-audit>=2.9"
 	@$(BIN)/pip-audit --requirement docker/requirements.lock --require-hashes --disable-pip --strict
+# installs Chromium where it is missing (as root, Debian or Ubuntu); fails, never skips, where it cannot start
+test-browser: env
+	@command -v chromium >/dev/null || { \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y chromium >/dev/null; }
+	@$(BIN)/python -m pytest tests/browser -m browser
 
 reshard: env
 	@MASKMILL_RESHARD=1 $(BIN)/python -m pytest tests/multirank/test_reshard.py

@@ -1,6 +1,7 @@
 """The application that the verbs register with, what their arguments mean, and how a line is said."""
 
 import difflib
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -92,6 +93,11 @@ def no_such_folder(path: Path) -> UserError:
     return UserError(
         "no such folder", where=path, remedy=f"did you mean {' or '.join(near)}?" if near else ""
     )
+
+
+def first_rank() -> bool:
+    """Whether this process is the one that speaks: the first rank, or none."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ import typer
 
 import launch.verbs  # noqa: F401  registers them
 from data_pipeline.errors import UserError
-from launch.app import app
+from launch.app import app, first_rank
 from launch.ranks import end_with_supervisor
 
 
@@ -18,7 +18,6 @@ def main() -> None:
         "RANK" in os.environ
     ):  # DeepSpeed's launcher puts this before the verb; the environment says it as well
         sys.argv = [argument for argument in sys.argv if not argument.startswith("--local_rank")]
-    first_rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     try:
         app(prog_name="maskmill", standalone_mode=False)
     except UserError as error:
@@ -26,7 +25,7 @@ def main() -> None:
     except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
-        fail("interrupted" if first_rank else "", 130)
+        fail("interrupted" if first_rank() else "", 130)
     except OSError as error:
         if error.errno is None:
             raise

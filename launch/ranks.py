@@ -129,6 +129,13 @@ def _one_life(arguments: list[str], ranks: int, logs: Path, signals: _Signals) -
         return _supervise(started)
     finally:
         end_all(started)
+        _mend_terminal()
+
+
+def _mend_terminal() -> None:
+    """Shows the cursor again, which the live panel of a rank that was killed has left hidden."""
+    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        print("\033[?25h", end="", flush=True)
 
 
 def end_all(ranks: list["_Rank"]) -> None:

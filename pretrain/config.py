@@ -26,6 +26,9 @@ class RunSettings:
     newest checkpoint; a mistake told in one line (exit code 2) would come again and is not retried."""
     restart_delay: float = 5.0
     """Seconds before that."""
+    live: bool = True
+    """While training in a terminal, show a panel of what goes on, in place; false: lines, as in a batch log. Where the
+    output goes to a file or a pipe, TERM is dumb or CI is set, there are lines in any case."""
     step_limit: float = 1800.0
     """Seconds that a step, an evaluation or a checkpoint may take; beyond it every rank writes its stack to
     logs/rank-N.log in run.dir and ends. 0: no limit."""

@@ -1,4 +1,4 @@
-"""What happened in each step in; metrics.jsonl, summary.json, a live line for the person in front of it out.
+"""What happened in each step in; metrics.jsonl, summary.json, lives.jsonl and what a person sees of it out.
 
 Figures are those of the whole global batch, averaged over the steps since the last line.
 """
@@ -7,6 +7,7 @@ import json
 import math
 import platform
 import resource
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,13 +19,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
 from pretrain.agreement import Agreed
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
+from pretrain.lives import Diary
 from pretrain.meters import Meter
 from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
 from pretrain.monitoring.alerts import cause_of, disk_nearly_full
@@ -35,7 +36,8 @@ from pretrain.pulse import EVALUATING, STARTING, TRAINING, Pulse
 from pretrain.readiness import BYTES_OF_A_WEIGHT, ROOM
 from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
-from pretrain.throughput import peak_flops, training_flops
+from pretrain.terminal import opened
+from pretrain.throughput import peak_flops, peak_source, training_flops
 from pretrain.world import World
 
 EVENTS = "events.jsonl"
@@ -58,29 +60,30 @@ class Journal:
         self.meter, self.pace = Meter(), Pace(world.device)
         self.pulse = Pulse(Path(config.run.dir), world.rank == 0)
         self._config, self._plan, self._engine, self._world = config, plans[0], engine, world
-        self._last = plans[-1].phase.last
-        self._console = console if world.rank == 0 else Console(quiet=True)
         self._folder = Path(config.run.dir)
+        shown = console if world.rank == 0 else Console(quiet=True)
+        live = config.run.live and world.rank == 0
+        self._view = opened(shown, live, self._folder, plans[-1].phase.last)
+        self._diary = Diary(self._folder, writes=world.rank == 0)
         peak = peak_flops(world.device, config.monitor.peak_tflops)
         self._peak = sum(world.gather(peak))
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, blotted(asdict(config)), world.rank == 0
         )
-        before = read_summary(self._folder)
-        self._crashed = before.get("status") in (
-            "running",
-            "failed",
-        )  # so the life before did not end as it should
-        self._summary = {"started": before.get("started", _now()), **_machine(world)}
-        for line in read_metrics(self._folder):  # what survives of earlier lives
+        self._left = read_summary(self._folder)  # by the life before
+        self._crashed = self._left.get("status") in ("running", "failed")  # it did not end as it should
+        self._summary = {"started": self._left.get("started", _now()), **_machine(world)}
+        self._lines = read_metrics(self._folder)  # what survives of earlier lives
+        for line in self._lines:
             if line.get("kind") == TRUST:
                 continue
             self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._summary |= {
             "command": blot(command),
-            "steps": self._last,
+            "steps": plans[-1].phase.last,
             "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
             "peak_tflops": self._peak / 1e12,
+            "peak_source": peak_source(world.device, config.monitor.peak_tflops),
             "data": plans[0].index.statistics,
         }
         if plans[0].phase.name:
@@ -88,42 +91,45 @@ class Journal:
         self._started = time.perf_counter()
         self._before = float(self._summary.get("seconds", 0.0))
         self._reset()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("training", total=self._last)
+        self._step: int | None = None
 
     def __enter__(self) -> "Journal":
         self._summary |= {"status": "running"}
         self._write_summary()
-        self.pulse.beat(int(self._summary.get("step", 0)), STARTING)
+        step = int(self._summary.get("step", 0))
+        self.pulse.beat(step, STARTING)
         if self._crashed:
-            step = int(self._summary.get("step", 0))
-            self._tracker.alert(
-                "restart", f"the life before ended without a save; going on behind step {step:,}"
-            )
-        self._bar.start()
+            words = f"the life before ended without a save; going on behind step {step:,}"
+            self._tracker.alert("restart", words)
+        self._view.__enter__()
         self._reset()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._view.__exit__(kind, error, trace)
         if kind is not None:
             self._summary |= {"status": "failed", "error": blot(f"{kind.__name__}: {error}")[:500]}
             self._tracker.alert("failed", self._summary["error"])
         self._summary["finished"] = _now()
         self._write_summary()
+        if self._step is not None:
+            self._diary.ended(self._summary["status"], self._step, self._summary.get("error", ""))
         self._tracker.close(self._summary["status"])
 
-    def enter(self, plan: Plan) -> None:
+    def enter(self, plan: Plan, position: Position) -> None:
         """From now on steps are of this phase."""
         self._plan, phase = plan, plan.phase
+        if self._step is None:  # the first of this life
+            self._diary.started(position.step, self._summary, self._left)
+            self._view.begin(position.step, self._lines)
+            self._lines.clear()
+        self._step = position.step
         self._summary["data"] = plan.index.statistics
         if phase.name:
             self._summary["phase"] = phase.name
-            what = f"phase {phase.name}: steps {phase.first + 1:,} to {phase.last:,}"
-            self._console.print(what, soft_wrap=True, highlight=False)
+        self._view.enter(phase)
         self._write_summary()
         self.pace.new_phase()
         self._said: set[str] = set()
@@ -134,7 +140,8 @@ class Journal:
         self._counts.append(counts)
         self.pace.lap(position.step, counts.waited)
         self.pulse.beat(position.step, TRAINING)
-        self._bar.update(self._task, completed=position.step)
+        self._step = position.step
+        self._view.step(position.step)
         if is_due(position.step, self._plan.phase.config.train.log_every, self._plan.phase.last):
             self.flush(position, lr)
         every = self._config.monitor.trust_ratios_every
@@ -151,13 +158,15 @@ class Journal:
         held-out loss, None where there is none."""
         started = time.perf_counter()
         self.pulse.beat(position.step, EVALUATING)
-        figures = evaluate(self._engine)
+        with self._view.busy("evaluating"):
+            figures = evaluate(self._engine)
         if figures:
-            line = {"kind": "eval", "step": position.step, **self._phase(), **_finite(figures)}
+            taken = {"eval_seconds": time.perf_counter() - started}
+            line = {"kind": "eval", "step": position.step, **self._phase(), **_finite(figures), **taken}
             self._tracker.log(line)
             self._summary |= _finite(figures)
             self._write_summary()
-            self._console.print(f"step {position.step:,}  held-out: {_in_words(figures)}", soft_wrap=True)
+            self._view.held_out(position.step, figures)
         self._since += time.perf_counter() - started
         return _finite(figures).get("held_out_loss")
 
@@ -177,10 +186,16 @@ class Journal:
             except (
                 OSError
             ) as error:  # full or gone for a while: the run goes on, and the line is on the terminal
-                self._warn(f"{self._folder / EVENTS}: {error.strerror}")
+                self._view.warn(f"{self._folder / EVENTS}: {error.strerror}")
         if self._engine.precision != "fp16" or kind != "skip":  # skipping is how fp16 finds its loss scale
             self._tracker.alert("damaged" if kind == "damaged" else cause_of(text), text)
-        self._console.print(f"{kind}: {text}", soft_wrap=True, style="yellow", markup=False)
+        self._view.disturbed(kind, text)
+
+    def saved(self, step: int, seconds: float, held: float, size: int) -> None:
+        """A checkpoint became whole, so many seconds after it was begun; training stood still for `held` of them. Its
+        writer's thread calls this."""
+        self._diary.saved(step, seconds, held, size)
+        self._view.saved(step, seconds, size)
 
     def rolled_back(self, position: Position) -> None:
         """Forgets the steps after this position. All ranks call this."""
@@ -235,7 +250,7 @@ class Journal:
         self._tracker.log(line)
         self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._write_summary()
-        self._show(line)
+        self._view.figures(line)
         for words in held_up:
             self._say_once(words, position.step)
             self._tracker.alert(cause_of(words), words)
@@ -251,18 +266,12 @@ class Journal:
             named = {f"{TRUST_PREFIX}{name}": value for name, value in zip(ratios, values, strict=True)}
             self._tracker.log(_finite({"kind": TRUST, "step": position.step, **named}))
 
-    def _show(self, line: dict[str, Any]) -> None:
-        figures = f"loss {line['loss']:.3f}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
-        self._bar.update(self._task, description=figures)
-        if not self._console.is_terminal:
-            self._console.print(f"step {line['step']:,}/{self._last:,}  {figures}", highlight=False)
-
     def _say_once(self, words: str, step: int) -> None:
         """A line for people; what goes on for long is said when it begins, every line of the log has it."""
         kind = words if words.startswith("an outlier") else " ".join(words.split()[:2])
         if kind not in self._said:
             self._said.add(kind)
-            self._console.print(f"step {step:,}  {words}", soft_wrap=True, highlight=False)
+            self._view.held_up(step, words)
 
     def _phase(self) -> dict[str, str]:
         return {"phase": self._plan.phase.name} if self._plan.phase.name else {}
@@ -280,10 +289,7 @@ class Journal:
             OSError,
             UserError,
         ) as error:  # a folder that is full or gone for a while must not end the run here
-            self._warn(error)
-
-    def _warn(self, what: object) -> None:
-        self._console.print(f"maskmill: WARNING: {what}", soft_wrap=True, markup=False, style="bold red")
+            self._view.warn(str(error))
 
 
 def _in_short(phase: Phase) -> dict[str, Any]:
@@ -304,15 +310,6 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _in_words(figures: dict[str, float]) -> str:
-    parts = [
-        f"MLM loss {figures['held_out_mlm_loss']:.3f} (unigram entropy {figures['unigram_entropy']:.3f})"
-    ]
-    if "held_out_nsp_accuracy" in figures:
-        parts.append(f" NSP accuracy {figures['held_out_nsp_accuracy']:.1%}")
-    return " ".join(parts)
-
-
 def _peak_memory(device: torch.device) -> float:
     """GB of this rank at its peak: of the GPU, or of the process."""
     if device.type == "cuda":
@@ -325,6 +322,7 @@ def _machine(world: World) -> dict[str, Any]:
     names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
     return {
         "device": device,
+        "hosts": sorted(set(world.gather(socket.gethostname()))),
         "ranks": world.size,
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},

@@ -140,6 +140,7 @@ def figures(rows: list[RankPace]) -> dict[str, Any]:
         "forward_ms_by_rank": [round(1e3 * row.forward, 3) for row in rows],
         "step_ms": 1e3 * max(row.step for row in rows),
         "slowest_step_ms": 1e3 * max(row.worst.seconds for row in rows),
+        "forward_ms": 1e3 * max(row.forward for row in rows),
     }
     if len(rows) > 1:
         rank, ratio = slowest(rows)

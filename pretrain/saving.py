@@ -8,7 +8,9 @@ One save is under way at a time on every rank, so all ranks' threads are always 
 """
 
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
@@ -28,13 +30,21 @@ PATIENCE = 60.0
 """Seconds that a run which fails leaves to a save under way: the ranks that it waits for may be gone."""
 
 
+Told = Callable[[int, float, float, int], None]
+"""Of a checkpoint: its step, the seconds until it was whole, of them those in which training stood still, its bytes."""
+
+
 class Saver:
     """Saves checkpoints in the background; all ranks call its methods in the same order."""
 
-    def __init__(self, config: RunConfig, world: World, console: Console, step: int) -> None:
+    def __init__(
+        self, config: RunConfig, world: World, console: Console, step: int, told: Told | None = None
+    ) -> None:
+        """`told` hears on the first rank, in the thread that writes, of each checkpoint that became whole."""
         self.saved = step
         """The step of the newest whole checkpoint, as far as this rank has waited for it; 0: none."""
-        self._config, self._console = config, console
+        self._config, self._console, self._told = config, console, told
+        self._began = self._held = 0.0
         self._run, self._world = Path(config.run.dir), world.apart()
         self._mirror = Mirror(config) if config.checkpoint.mirror else None
         self._copies = HostCopies()
@@ -55,8 +65,10 @@ class Saver:
     ) -> None:
         """Returns once the fragments are copied; `state` (JSON) is read at once as well. Waits for the save before."""
         self.wait()
+        self._began = time.perf_counter()
         copies = self._copies.take(fragments)
         state = json.loads(json.dumps(state))
+        self._held = time.perf_counter() - self._began
         self._thread = Thread(
             target=self._work, args=(step, copies, shapes, state), name="checkpoint", daemon=True
         )
@@ -90,6 +102,7 @@ class Saver:
             )
             return
         self._failed, self.saved = None, step
+        self._tell(step, folder)
         try:
             self._world.together(lambda: drop_old(self._config) if self._world.rank == 0 else None)
             if self._mirror is not None:
@@ -100,6 +113,12 @@ class Saver:
             )
         except Exception as error:
             self._failed = error
+
+    def _tell(self, step: int, folder: Path) -> None:
+        if self._told is not None and self._world.rank == 0:
+            with suppress(OSError):  # the folder has gone again: the next save will say so, on all ranks
+                size = sum(path.stat().st_size for path in folder.iterdir())
+                self._told(step, time.perf_counter() - self._began, self._held, size)
 
     def _warn(self, line: str) -> None:
         if self._world.rank == 0:

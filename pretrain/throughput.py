@@ -44,3 +44,12 @@ def peak_flops(device: torch.device, stated_tflops: float) -> float:
         torch.mm(a, b)
         best = min(best, time.perf_counter() - started)
     return 2 * 1024**3 / best
+
+
+def peak_source(device: torch.device, stated_tflops: float) -> str:
+    """Where `peak_flops` has its figure from: stated, data sheet, measured or unknown."""
+    if stated_tflops > 0:
+        return "stated"
+    if device.type != "cuda":
+        return "measured"
+    return "data sheet" if peak_flops(device, 0.0) else "unknown"

@@ -96,11 +96,11 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         guard = Guard(config, position, world, engine.precision)
         with (
             Journal(config, plans, engine, world, console, command, about["id"]) as journal,
-            Saver(config, world, console, position.step) as saver,
+            Saver(config, world, console, position.step, journal.saved) as saver,
         ):
             for plan in phases_left(plans, position, last_step(config)):
                 enter(plan, engine, position)
-                journal.enter(plan)
+                journal.enter(plan, position)
                 now = plan.phase.config
                 feed, held_out = model_feed(plan, engine, world, console), HeldOut(plan, now, world)
                 loop(Run(now, plan, engine, feed, held_out, journal, position, saver, guard, stop, world))

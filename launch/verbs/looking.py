@@ -45,15 +45,16 @@ def inspect(
 
 @app.command()
 def report(source: Run) -> None:
-    """Draw report.html, one self-contained page, from a run folder.
+    """Draw report.html from a run folder, whatever its state: one page that needs nothing but a browser. It has the
+    curves, trust ratios, speed, data, lives and checkpoints of the run, what to look at, and how to run it again.
 
     \b
     Example:
         maskmill report runs/base"""
-    from pretrain.report import render
-
     folder = run_folder(source, None)
     with waiting(errors, "drawing the report"):
+        from pretrain.report import render
+
         page = render(folder)
     say(f"report: {page}")
 

@@ -28,7 +28,7 @@ def export(
     Example:
         maskmill export runs/base --out models/base"""
     folder = run_folder(source, overrides)
-    with waiting(errors, "exporting"):
+    with waiting(errors, "exporting, and comparing both models' logits"):
         from pretrain.exporting import export_run
         from pretrain.monitoring.lineage import record_export
 

@@ -3,13 +3,14 @@
 import json
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from launch import completion
-from launch.app import Overrides, Recipe, app, console, errors
+from launch.app import Overrides, Recipe, app, console, errors, first_rank
 from launch.progress import waiting
 from launch.ranks import start_ranks
 from launch.recipe import load_config
@@ -40,7 +41,8 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     if not launched:
         logs, run = Path(config.run.dir) / "logs", config.run
         raise SystemExit(start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay))
-    from pretrain.train import train as train_run
+    with waiting(errors, "starting") if first_rank() else nullcontext():
+        from pretrain.train import train as train_run
 
     train_run(config, console, command=shlex.join(["maskmill", *sys.argv[1:]]))
 

@@ -5,39 +5,31 @@ axis labels are HTML at percentages, so that text keeps its size on a phone. A p
 bounded, however long the run.
 """
 
-import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain.report.figures import DOTS, Level, Series, description, for_script, table
 from pretrain.report.record import Points, last
 from pretrain.report.scales import running_middle, text, thin, ticks, value_range
 
-RAW_POINTS, DOTS = 600, 240
-"""Most points drawn of a line, and of a row of dots."""
+RAW_POINTS = 600
+"""Most points drawn of a line."""
+MOST_MARKS = 60
+"""Most marks of a kind; beyond it they say nothing."""
+PHASE, RESUMED, SKIPPED = "phase", "resumed", "skipped"
 
 
 @dataclass(frozen=True)
-class Series:
-    """One metric in a chart. Noisy lines get a smooth line in front of the raw values."""
+class Mark:
+    """Something that happened at a step: a phase began, the run was resumed, a batch was skipped."""
 
-    name: str
-    points: Points
-    colour: int = 1  # 1 to 4: the palette in page.css
-    dots: bool = False
-    dashed: bool = False
-    noisy: bool = False
-
-
-@dataclass(frozen=True)
-class Level:
-    """A constant to compare with, drawn as a thin dashed line."""
-
-    name: str
-    value: float
+    step: float
+    kind: str
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,8 @@ class Chart:
     share: bool = False  # values are shares of one, shown in percent
     whole: bool = False  # the axis goes from nothing to all, 0 to 1
     zero: bool = False  # the axis starts at zero
+    marks: tuple[Mark, ...] = ()
+    wide: bool = False  # takes the room of two
 
 
 def draw(chart: Chart) -> str:
@@ -68,14 +62,15 @@ def draw(chart: Chart) -> str:
         levels = [level.value for level in chart.levels]
         y_range = (0.0, 1.0) if chart.whole else value_range(values, levels, chart.zero)
         body = (
-            _legend(chart, series, smooth)
+            _legend(chart, series, smooth, _marks_within(chart, x_range))
             + _plot(chart, series, smooth, x_range, y_range)
             + body
             + _outside(chart, values, y_range)
-            + _table(chart, series)
+            + table(series, chart.share)
         )
     return (
-        f'<figure class="chart" id="{chart.id}"><figcaption><h3>{escape(chart.title)}</h3>'
+        f'<figure class="chart{" broad" if chart.wide else ""}" id="{chart.id}">'
+        f"<figcaption><h3>{escape(chart.title)}</h3>"
         f"<p>{escape(chart.about)}</p></figcaption>{body}</figure>"
     )
 
@@ -101,20 +96,47 @@ def _plot(
     levels = "".join(
         f'<path class="level" d="M0 {_y(level.value, y_range):.1f}H1000"/>' for level in chart.levels
     )
+    events = _marks_within(chart, x_range)
+    upright = "".join(_mark_path(kind, found, x_range) for kind, found in events.items())
+    names = "".join(
+        f'<span style="left:{_x(mark.step, x_range) / 10:.2f}%">{escape(mark.label)}</span>'
+        for mark in events.get(PHASE, [])
+        if mark.label
+    )
     rows = "".join(
         f'<span style="top:{_y(t, y_range) / 10:.2f}%">{_tick(t, chart.share)}</span>' for t in y_ticks
     )
     columns = "".join(f'<span style="left:{_x(t, x_range) / 10:.2f}%">{text(t)}</span>' for t in x_ticks)
     return (
-        f'<div class="plot" tabindex="0" data-plot="{escape(_hover(chart, series, smooth, x_range, y_range))}">'
+        f'<div class="plot" tabindex="0" role="group" '
+        f'aria-label="{escape(chart.title)}: arrow keys read the values" '
+        f'data-plot="{escape(for_script(series, smooth, x_range, chart.share))}">'
         f'<div class="rows" aria-hidden="true">{rows}</div>'
         f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" '
         f'aria-labelledby="{chart.id}-title {chart.id}-desc">'
         f'<title id="{chart.id}-title">{escape(chart.title)} over steps</title>'
-        f'<desc id="{chart.id}-desc">{escape(_description(chart, series))}</desc>'
-        f'<path class="grid" d="{grid}"/>{levels}{marks}</svg>'
+        f'<desc id="{chart.id}-desc">{escape(description(series, chart.levels, chart.share))}</desc>'
+        f'<path class="grid" d="{grid}"/>{upright}{levels}{marks}</svg>'
+        f'<div class="names" aria-hidden="true">{names}</div>'
         f'<div class="columns" aria-hidden="true">{columns}</div><div class="tip" hidden></div></div>'
     )
+
+
+def _marks_within(chart: Chart, x_range: tuple[float, float]) -> dict[str, list[Mark]]:
+    """The marks by kind that lie within the frame, and are so few that they tell something."""
+    found: dict[str, list[Mark]] = {}
+    for mark in chart.marks:
+        if mark.kind == PHASE:  # the first begins before its first log line
+            mark = replace(mark, step=max(mark.step, x_range[0]))
+        if x_range[0] <= mark.step <= x_range[1]:
+            found.setdefault(mark.kind, []).append(mark)
+    return {kind: marks for kind, marks in found.items() if len(marks) <= MOST_MARKS}
+
+
+def _mark_path(kind: str, marks: list[Mark], x_range: tuple[float, float]) -> str:
+    foot = 955 if kind == SKIPPED else 0
+    path = "".join(f"M{_x(mark.step, x_range):.1f} 1000V{foot}" for mark in marks)
+    return f'<path class="{kind}" d="{path}"/>'
 
 
 def _line(s: Series, middle: Points, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
@@ -168,13 +190,18 @@ def _tick(value: float, share: bool) -> str:
     return f"{value:g}" if abs(value) < 1000 else text(value)
 
 
-def _legend(chart: Chart, series: list[Series], smooth: list[Points]) -> str:
+def _legend(chart: Chart, series: list[Series], smooth: list[Points], marks: dict[str, list[Mark]]) -> str:
     """Names with their last values, so that the eye need not travel to the axis."""
     items = []
     for s, middle in zip(series, smooth, strict=True):
         kind = f"s{s.colour}" + (" dot" if s.dots else " dashed" if s.dashed else "")
         items.append(_key(kind, "M9 5h0" if s.dots else "M1 5H17", s.name, text(last(middle), chart.share)))
     items += [_key("level", "M1 5H17", level.name, text(level.value, chart.share)) for level in chart.levels]
+    items += [
+        _key(kind, "M9 0V10", kind, text(len(found)))
+        for kind, found in marks.items()
+        if kind != PHASE and chart.wide  # one chart of a section says what the marks are
+    ]
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -209,64 +236,3 @@ def _outside(chart: Chart, values: NDArray[np.float64], y_range: tuple[float, fl
         f"1 of {len(values):,} values lies" if outside == 1 else f"{outside:,} of {len(values):,} values lie"
     )
     return f'<p class="aside">{count} outside the frame; they reach {extent}.</p>'
-
-
-def _description(chart: Chart, series: list[Series]) -> str:
-    parts = []
-    for s in series:
-        finite = np.isfinite(s.points.values)
-        values, steps = s.points.values[finite], s.points.steps[finite]
-        parts.append(
-            f"{s.name}: {text(float(values[0]), chart.share)} at step {text(steps[0])}, "
-            f"{text(float(values[-1]), chart.share)} at step {text(steps[-1])}"
-        )
-    parts += [f"{level.name}: {text(level.value, chart.share)}" for level in chart.levels]
-    return "; ".join(parts) + "."
-
-
-def _table(chart: Chart, series: list[Series]) -> str:
-    """The picture in numbers: up to twelve steps, evenly apart, of the sparsest series that has so many."""
-    by_count = sorted(series, key=lambda s: len(s.points.steps))
-    chosen = next((s for s in by_count if len(s.points.steps) >= 6), by_count[-1]).points.steps
-    steps = np.unique(chosen[np.linspace(0, len(chosen) - 1, min(12, len(chosen))).round().astype(int)])
-    reach = (steps[-1] - steps[0]) / max(1, len(steps) - 1) / 2 if len(steps) > 1 else 0.0
-    head = "".join(f'<th scope="col">{escape(s.name)}</th>' for s in series)
-    rows = []
-    for step in steps:
-        cells = "".join(f"<td>{text(_near(s.points, step, reach), chart.share)}</td>" for s in series)
-        rows.append(f'<tr><th scope="row">{text(float(step))}</th>{cells}</tr>')
-    return (
-        f'<details><summary>Numbers</summary><div class="scroll"><table><thead><tr><th scope="col">step</th>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
-    )
-
-
-def _near(points: Points, step: float, reach: float) -> float | None:
-    """The value logged nearest to `step`, None where none is within `reach`."""
-    index = int(np.argmin(np.abs(points.steps - step)))
-    return float(points.values[index]) if abs(points.steps[index] - step) <= reach else None
-
-
-def _hover(
-    chart: Chart,
-    series: list[Series],
-    smooth: list[Points],
-    x_range: tuple[float, float],
-    y_range: tuple[float, float],
-) -> str:
-    """What the script needs to read values off the picture: names and points, four digits each."""
-    lines = []
-    for s, middle in zip(series, smooth, strict=True):
-        drawn = middle if middle is not s.points else thin(middle, DOTS)
-        finite = np.isfinite(drawn.values)
-        lines.append(
-            {
-                "name": s.name,
-                "colour": s.colour,
-                "steps": [int(x) for x in drawn.steps[finite]],
-                "values": [float(f"{v:.4g}") for v in drawn.values[finite]],
-            }
-        )
-    return json.dumps(
-        {"x": list(x_range), "y": list(y_range), "share": chart.share, "lines": lines}, separators=(",", ":")
-    )

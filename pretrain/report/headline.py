@@ -1,9 +1,12 @@
 """A RunRecord in, the top of the page out: what ran, where, how well, in one look."""
 
+import math
 from datetime import datetime
 from html import escape
 from typing import Any
 
+from pretrain.durations import duration
+from pretrain.report.history import last_sign
 from pretrain.report.record import RunRecord, number
 from pretrain.report.scales import text
 from pretrain.report.statistics import not_next_share, splits_of
@@ -17,33 +20,32 @@ STATUS = {
 }
 
 
-def headline(run: RunRecord) -> str:
-    """Title, status and one sentence about the run, then a tile for every number that matters."""
+def headline(run: RunRecord, advice: str) -> str:
+    """Title, status, how well it did in words, what to look at, then a tile for every number that matters."""
     kind, status = STATUS.get(run.status, ("fair", run.status))
-    error = run.summary.get("error") if run.status == "failed" else None
-    words = [*([str(error)] if error else []), *run.complaints]
-    complaints = "".join(f'<p class="note">{escape(complaint)}</p>' for complaint in words)
     return (
         f'<header><p class="status {kind}">{escape(status)}</p><h1>{escape(run.name)}</h1>'
-        f'<p class="lead">{escape(_sentence(run))}</p>{complaints}</header>'
+        f'<p class="lead"><strong>{escape(verdict(run))}</strong> {escape(_sentence(run))}</p></header>{advice}'
         f'<section aria-label="Results"><div class="tiles">{"".join(_tiles(run))}</div></section>'
     )
 
 
-def duration(seconds: float | None) -> str:
-    """Seconds as people say them: 42 s, 3 min 5 s, 2 h 10 min, 4 d 3 h."""
-    if seconds is None or seconds < 0:
-        return ""
-    whole = round(seconds)
-    for size, unit, next_size, next_unit in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            rest = whole % size // next_size
-            return f"{whole // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
-    return f"{whole} s"
+def verdict(run: RunRecord) -> str:
+    """How well the run did, or does so far, in a sentence."""
+    loss, entropy = run.final("held_out_mlm_loss"), run.final("unigram_entropy")
+    if loss is None:
+        loss = run.final("mlm_loss")
+        if loss is None:
+            return "No step is logged yet." if not run.ended else ""
+        return f"The masked-token loss in training is {text(loss)} nats."
+    guesses = math.exp(min(loss, 50.0))
+    words = f"On text it has not seen, the masked-token loss is {text(loss)} nats"
+    if entropy is None:
+        return f"{words}."
+    if loss >= entropy:
+        return f"{words}, not better than word frequencies alone ({text(entropy)})."
+    fewer = math.exp(min(entropy, 50.0)) / guesses
+    return f"{words}: word frequencies alone would be {fewer:.2f} times as unsure."
 
 
 def moment(value: Any) -> datetime | None:
@@ -116,12 +118,28 @@ def _tiles(run: RunRecord) -> list[str]:
             if run.lives == 2
             else ""
         )
+        if left := _left(run):
+            about = f"About {duration(left)} left at the newest pace. {about}"
+        if not run.ended and run.history:
+            sign = last_sign(run, run.history[-1])
+            about += f" Last sign of life {sign:%Y-%m-%d %H:%M:%S}{_zone(sign)}: long ago means that it was killed."
         tiles.append(_tile("Time", duration(elapsed(run)), "", about))
     parameters = number(run.summary.get("parameters"))
     if parameters is not None:
         tiles.append(_tile("Parameters", _large(parameters), "", _shape(run)))
     tiles.append(_data_tile(run))
     return [tile for tile in tiles if tile] or [_tile("Results", "none yet", "", "No metrics were logged.")]
+
+
+def _left(run: RunRecord) -> float | None:
+    """Seconds to go of a run that goes on, at the pace of its newest tenth."""
+    seconds, planned = run.train.get("seconds"), number(run.summary.get("steps"))
+    if run.ended or seconds is None or planned is None or len(seconds.steps) < 2:
+        return None
+    first = min(len(seconds.steps) - 2, int(0.9 * len(seconds.steps)))
+    steps, spent = seconds.steps[-1] - seconds.steps[first], seconds.values[-1] - seconds.values[first]
+    left = float((planned - seconds.steps[-1]) * spent / steps) if steps else math.nan
+    return left if math.isfinite(left) and left > 0 else None
 
 
 def _loss_tile(run: RunRecord) -> str:

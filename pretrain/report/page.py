@@ -6,13 +6,18 @@ hostile name in a run's settings stays text even where escaping failed.
 
 import base64
 import hashlib
+import re
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from pretrain.report.curves import charts
+from pretrain.report.advice import advice_section
+from pretrain.report.breakdown import time_figures
+from pretrain.report.curves import OPTIMIZER, SPEED, charts
 from pretrain.report.headline import headline
-from pretrain.report.provenance import checkpoints_section, reproduce_section, settings_section
+from pretrain.report.heat import trust_picture
+from pretrain.report.history import history_section
+from pretrain.report.provenance import reproduce_section, settings_section
 from pretrain.report.record import RunRecord, read_run
 from pretrain.report.statistics import data_section
 
@@ -30,6 +35,7 @@ script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'">
 <style>{style}</style>
 </head>
 <body>
+<div id="bar"><div>{menu}<button id="theme" type="button" hidden>Theme</button></div></div>
 <main>
 {body}
 </main>
@@ -56,18 +62,24 @@ def render(run_folder: str | Path) -> Path:
 def page_of(run: RunRecord) -> str:
     """The page as text."""
     script = _asset("page.js")
+    sections = [part for part in _sections(run) if part]
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return PAGE.format(
         title=escape(f"{run.name} · Maskmill report"),
         style=_asset("page.css"),
         script=script,
         script_hash=script_hash,
-        body="\n".join(part for part in _sections(run) if part),
+        menu=_menu(sections),
+        body="\n".join(sections),
     )
 
 
 def _sections(run: RunRecord) -> list[str]:
     pictures = charts(run)
+    if heat := trust_picture(run):
+        pictures.setdefault(OPTIMIZER, []).append(heat)
+    if times := time_figures(run):
+        pictures.setdefault(SPEED, []).extend(times)
     curves = [
         f'<section id="{title.lower()}"><h2>{title}</h2><div class="charts">{"".join(figures)}</div></section>'
         for title, figures in pictures.items()
@@ -78,13 +90,20 @@ def _sections(run: RunRecord) -> list[str]:
             "there is nothing to draw.</p></div></section>"
         ]
     return [
-        headline(run),
+        headline(run, advice_section(run)),
         *curves,
         data_section(run),
-        checkpoints_section(run),
+        history_section(run),
         reproduce_section(run),
         settings_section(run),
     ]
+
+
+def _menu(sections: list[str]) -> str:
+    """Links to the sections that are there."""
+    found = re.findall(r'<section id="([a-z-]+)"><h2>([^<]+)</h2>', "\n".join(sections))
+    links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in found)
+    return f'<nav aria-label="Sections">{links}</nav>'
 
 
 def _asset(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A RunRecord in, the lower half of the page out: checkpoints, how to run it again, every setting.
+"""A RunRecord in, the end of the page out: how to run it again, every setting.
 
 A report is made to be passed on: credentials inside URIs are blotted out.
 """
@@ -14,49 +14,71 @@ from pretrain.report.headline import moment
 from pretrain.report.record import RunRecord, number
 from pretrain.report.scales import text
 
-TOLD_ELSEWHERE = {"data", "versions", "command", "status"}
+TOLD_ELSEWHERE = {"data", "versions", "command", "status", "held_up", "phases"}
 _SECRET_NAME = re.compile(r"(?i)(password|secret|token|api_?key|credential)s?$")
 
 
-def checkpoints_section(run: RunRecord) -> str:
-    """The whole checkpoints that are in the run folder."""
-    if not run.checkpoints:
-        return (
-            '<section id="checkpoints"><h2>Checkpoints</h2><div class="card">'
-            "<p>There is no whole checkpoint in the run folder.</p></div></section>"
-        )
-    rows = "".join(
-        f'<tr><th scope="row">{escape(c.name)}</th><td>{text(c.step)}</td><td>{size(c.bytes)}</td>'
-        f"<td>{text(c.files)}</td></tr>"
-        for c in reversed(run.checkpoints)
-    )
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("checkpoint", "step", "size", "files"))
-    return (
-        '<section id="checkpoints"><h2>Checkpoints</h2><div class="card scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
-    )
-
-
 def reproduce_section(run: RunRecord) -> str:
-    """The command, the seeds, and the versions it ran with."""
-    command = run.summary.get("command")
-    words = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
-    line = (
-        f'<pre tabindex="0"><code>{escape(blot(words))}</code></pre>'
-        if words
+    """The commands, what must be the same for the same weights, and the versions it ran with."""
+    lines = commands(run)
+    shown = "\n".join(lines)
+    block = (
+        f'<pre tabindex="0"><code>{escape(shown)}</code></pre>'
+        if lines
         else "<p>The run did not record its command.</p>"
     )
-    versions = run.summary.get("versions")
-    shown = {str(name): value for name, value in versions.items()} if isinstance(versions, dict) else {}
     seeds = {path: run.setting(path) for path in ("run.seed", "data.seed") if run.setting(path) is not None}
-    same = (
-        "<p>Same build, device kind, number of ranks and threads, and train.deterministic=true: the same weights, "
-        "bit for bit. Otherwise the same up to rounding, and other draws of dropout.</p>"
+    hashes = {
+        f"SHA-256 of the {words}": run.identity[key]
+        for key, words in (("data", "data's identity"), ("vocabulary", "vocabulary"))
+        if run.identity.get(key)
+    }
+    versions = run.summary.get("versions")
+    versions = {str(k): v for k, v in versions.items()} if isinstance(versions, dict) else {}
+    hosts = run.summary.get("hosts")
+    where = {
+        "device": run.summary.get("device"),
+        "hosts": hosts,
+        "ranks": run.summary.get("ranks"),
+        "threads a rank": run.summary.get("threads"),
+    }
+    conditions = run.checkpoints[-1].conditions if run.checkpoints else {}
+    tables = {
+        "Seeds and hashes": {**seeds, **hashes},
+        "Where": {name: value for name, value in where.items() if value},
+        "Versions": versions,
+        "A resumed run is bit-equal with these as they are": conditions,
+    }
+    cards = "".join(
+        f'<div class="card"><h3>{name}</h3>{_table(values)}</div>'
+        for name, values in tables.items()
+        if values
     )
     return (
-        f'<section id="reproduce"><h2>How to run it again</h2><div class="card">{line}{same}'
-        f"{_table({**seeds, **shown})}</div></section>"
+        f'<section id="reproduce"><h2>How to run it again</h2><div class="card">{block}'
+        "<p>Same build, device kind, number of ranks and threads, and train.deterministic=true: the same weights, "
+        "bit for bit. Otherwise the same up to rounding, and other draws of dropout. config.yaml in the run folder, "
+        f"shown below as Settings, is a recipe: every setting of this run in one file.</p></div>"
+        f'<div class="groups">{cards}</div></section>'
     )
+
+
+def commands(run: RunRecord) -> list[str]:
+    """The command lines from text to model; of a run that was started otherwise than by `train`, its own alone."""
+    command = run.summary.get("command")
+    words = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
+    words = blot(words)
+    verb = "maskmill train "
+    if not words.startswith(verb):
+        return [words] if words else []
+    rest = words.removeprefix(verb)
+    folder = shlex.quote(blot(str(run.setting("run.dir") or run.name)))
+    return [
+        f"maskmill vocab {rest}",
+        f"maskmill prepare {rest}",
+        words,
+        f"maskmill export {folder}",
+    ]
 
 
 def settings_section(run: RunRecord) -> str:
@@ -84,15 +106,6 @@ def settings_section(run: RunRecord) -> str:
         else ""
     )
     return f'<section id="settings"><h2>Settings</h2>{body}{final}</section>'
-
-
-def size(count: float) -> str:
-    """Bytes in the unit that fits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def _table(values: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 Read from files alone, so that it works while the run goes on, after a kill, and on another machine.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from data_pipeline.errors import UserError
-from pretrain.bounded_yaml import load_yaml
-from pretrain.monitor import METRICS, TRUST, read_metrics
+from pretrain.lives import LOST, Life, json_lines, read_lives
+from pretrain.monitor import METRICS, TRUST, TRUST_PREFIX, read_metrics
+from pretrain.report.reading import (
+    SavedCheckpoint,
+    read,
+    read_checkpoints,
+    read_json,
+    read_table,
+    read_yaml,
+)
 
-SUMMARY, CONFIG, RUN = "summary.json", "config.yaml", "run.json"
+SUMMARY, CONFIG, RUN, EVENTS = "summary.json", "config.yaml", "run.json", "events.jsonl"
 
 
 class Points(NamedTuple):
@@ -29,15 +33,6 @@ class Points(NamedTuple):
     values: NDArray[np.float64]
 
 
-class SavedCheckpoint(NamedTuple):
-    """A whole checkpoint of the run: where, at which step, how large, how many files."""
-
-    name: str
-    step: int
-    bytes: int
-    files: int
-
-
 @dataclass(frozen=True)
 class RunRecord:
     """What the report knows about a run."""
@@ -45,9 +40,14 @@ class RunRecord:
     folder: Path
     train: dict[str, Points]  # by metric name, from lines of kind `train`
     held_out: dict[str, Points]  # the same from lines of kind `eval`
+    trust: dict[str, Points]  # trust ratio by tensor
+    held_up: list[tuple[float, str]]  # step, and what slowed the run down then
+    events: list[dict[str, Any]]  # skipped batches, rollbacks, damaged data, oldest first
     summary: dict[str, Any]
     config: dict[str, Any]
+    identity: dict[str, Any]  # what decides the weights
     lives: int  # how often the run was started: 1 and its resumptions
+    history: list[Life]  # what is known of each
     checkpoints: list[SavedCheckpoint]
     complaints: list[str]  # files that could not be read, in words
 
@@ -65,6 +65,19 @@ class RunRecord:
     def ended(self) -> bool:
         """Whether the summary is the run's last word."""
         return self.status in ("finished", "stopped", "failed")
+
+    @property
+    def phases(self) -> list[tuple[str, float, float]]:
+        """Name, first and last step of each phase; empty where the run has none."""
+        listed = self.summary.get("phases")
+        rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+        ends = [(str(row.get("name")), number(row.get("first")), number(row.get("last"))) for row in rows]
+        return [(name, first, end) for name, first, end in ends if first is not None and end is not None]
+
+    @property
+    def lost(self) -> list[Life]:
+        """The lives that ended without a word."""
+        return [life for life in self.history if life.status == LOST]
 
     def final(self, name: str) -> float | None:
         """The last finite value of a metric: the summary's where the run has ended, else the newest line's."""
@@ -101,19 +114,45 @@ def read_run(folder: Path) -> RunRecord:
             remedy="give the folder that `run.dir` named",
         )
     complaints: list[str] = []
-    lines = _read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
-    lines = [line for line in lines if line.get("kind") != TRUST]
+    logged = read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
+    lines = [line for line in logged if line.get("kind") != TRUST]
     evaluations = [line for line in lines if _is_evaluation(line)]
+    about = read_table(folder / RUN)
+    identity, lives = about.get("identity"), number(about.get("lives"))
     return RunRecord(
         folder=folder,
         train=points_by_name([line for line in lines if not _is_evaluation(line)]),
         held_out=points_by_name(evaluations),
-        summary=_read(folder / SUMMARY, _read_json, {}, complaints),
-        config=_read(folder / CONFIG, _read_yaml, {}, complaints),
-        lives=_lives(folder),
-        checkpoints=_checkpoints(folder),
+        trust=_trust([line for line in logged if line.get("kind") == TRUST]),
+        held_up=_held_up(lines),
+        events=list(json_lines(folder / EVENTS)),
+        summary=read(folder / SUMMARY, read_json, {}, complaints),
+        config=read(folder / CONFIG, read_yaml, {}, complaints),
+        identity=identity if isinstance(identity, dict) else {},
+        lives=max(1, int(lives or 1)),
+        history=read_lives(folder),
+        checkpoints=read_checkpoints(folder),
         complaints=complaints,
     )
+
+
+def _trust(lines: list[dict[str, Any]]) -> dict[str, Points]:
+    points = points_by_name(lines)
+    return {
+        name.removeprefix(TRUST_PREFIX): found
+        for name, found in points.items()
+        if name.startswith(TRUST_PREFIX)
+    }
+
+
+def _held_up(lines: list[dict[str, Any]]) -> list[tuple[float, str]]:
+    """(step, words) of what slowed the run down, in the order of the log."""
+    found = []
+    for line in lines:
+        step, words = number(line.get("step")), line.get("held_up")
+        if step is not None and isinstance(words, list):
+            found += [(step, str(one)) for one in words]
+    return found
 
 
 def points_by_name(lines: list[dict[str, Any]]) -> dict[str, Points]:
@@ -157,51 +196,3 @@ def _is_evaluation(line: dict[str, Any]) -> bool:
     if "kind" in line:
         return line["kind"] == "eval"
     return any(name.startswith("held_out_") for name in line)
-
-
-def _read(path: Path, reader: Any, fallback: Any, complaints: list[str]) -> Any:
-    """What `reader` makes of the file; `fallback`, with a complaint, where it cannot be read."""
-    if not path.is_file():
-        complaints.append(f"{path.name} is missing.")
-        return fallback
-    try:
-        value = reader(path)
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        reason = " ".join(str(error).split())[:160]
-        complaints.append(f"{path.name} cannot be read ({type(error).__name__}: {reason}).")
-        return fallback
-    if not isinstance(value, type(fallback)):
-        complaints.append(f"{path.name} holds no table of names and values.")
-        return fallback
-    return value
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _read_yaml(path: Path) -> Any:
-    # unresolved on purpose: an interpolation may name an environment variable, which has no place on a page
-    return OmegaConf.to_container(load_yaml(path), resolve=False)
-
-
-def _lives(folder: Path) -> int:
-    try:
-        return max(1, int(_read_json(folder / RUN)["lives"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return 1
-
-
-def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """Checkpoints whose marker is there, oldest first. Sizes are the marker's; nothing else is opened."""
-    found = []
-    for marker in (folder / "checkpoints").glob("*/checkpoint.json"):
-        if marker.parent.suffix in (".partial", ".damaged"):  # a save under way, or one that was set aside
-            continue
-        try:
-            values = _read_json(marker)
-            sizes = [int(entry["bytes"]) for entry in values["files"]]
-            found.append(SavedCheckpoint(marker.parent.name, int(values["step"]), sum(sizes), len(sizes)))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue
-    return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.name))

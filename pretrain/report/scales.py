@@ -92,3 +92,11 @@ def value_range(values: NDArray[np.float64], levels: list[float], zero: bool) ->
     low, high = min([low, *levels]), max([high, *levels])
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     return 0.0 if zero and low >= 0 else low - margin, high + margin
+
+
+def middle(points: Points | None) -> float | None:
+    """The median of the finite values."""
+    if points is None:
+        return None
+    finite = points.values[np.isfinite(points.values)]
+    return float(np.median(finite)) if len(finite) else None

@@ -4,7 +4,7 @@ from html import escape
 from typing import Any
 
 from pretrain.report.record import RunRecord, number
-from pretrain.report.scales import text
+from pretrain.report.scales import middle, text
 
 PAIRS = {"pairs_is_next": "IsNext", "pairs_random": "NotNext", "single_streams": "single streams"}
 MASKS = {
@@ -22,16 +22,32 @@ def data_section(run: RunRecord) -> str:
         return ""
     splits = splits_of(data)
     shown = next((part for part in splits.values() if HISTOGRAM in part), {})
+    longest = number(run.setting("data.sequence_length"))
     pictures = [
+        _lengths(shown, longest),
         _shares("Pair labels", shown, PAIRS),
         _shares("Masked positions became", shown, MASKS),
-        _lengths(shown, number(run.setting("data.sequence_length"))),
+        _padding(run, shown, longest),
     ]
+    beside, alone = _tables(splits)
+    drawn = "".join(pictures) or "<p>No distribution was recorded.</p>"
     return (
-        '<section id="data"><h2>Data</h2><div class="pair">'
-        f'<div class="card">{_tables(splits)}</div>'
-        f'<div class="card">{"".join(pictures) or "<p>No distribution was recorded.</p>"}</div></div></section>'
+        f'<section id="data"><h2>Data</h2><div class="pair"><div class="card">{beside}{alone}</div>'
+        f'<div class="card">{drawn}</div></div></section>'
     )
+
+
+def _padding(run: RunRecord, part: dict[str, Any], longest: float | None) -> str:
+    """What padding would have cost, and what packing left empty."""
+    tokens, examples = number(part.get("tokens")), number(part.get("examples"))
+    padded, fill = number(part.get("padded_blocks")), middle(run.train.get("fill"))
+    if not tokens or not examples or not longest or fill is None:
+        return ""
+    wasted = {"padded to full length": 1 - tokens / (examples * longest)}
+    if padded:
+        wasted["padded to the longest of its block"] = 1 - tokens / padded
+    wasted["packed, as trained"] = 1 - fill
+    return _bars("Room that holds no token", wasted, scale=max(*wasted.values(), 0.1))
 
 
 def splits_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -55,29 +71,37 @@ def not_next_share(run: RunRecord, split: str) -> float | None:
     return None
 
 
-def _tables(splits: dict[str, dict[str, Any]]) -> str:
-    """Parts that count examples side by side, every other part in a table of its own."""
+def _tables(splits: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """Parts that count examples side by side, and every other part in a table of its own."""
     beside = {name: part for name, part in splits.items() if "examples" in part}
     alone = {name: part for name, part in splits.items() if name not in beside}
-    tables = [_counts(beside)] if beside else []
-    tables += [
-        f"<h3>{escape(name.replace('_', ' '))}</h3>{_counts({name: part})}" for name, part in alone.items()
-    ]
-    return "".join(tables)
+    tables = [f"<h3>{escape(_words(name))}</h3>{_counts({name: part})}" for name, part in alone.items()]
+    return _counts(beside) if beside else "", "".join(tables)
 
 
 def _counts(splits: dict[str, dict[str, Any]]) -> str:
+    """A row for each count; those that are 0 everywhere are only named."""
     names = list(dict.fromkeys(name for part in splits.values() for name in part))
-    rows = []
+    rows, none = [], []
     for name in names:
         values = [part.get(name) for part in splits.values()]
-        if not any(isinstance(value, list | dict) for value in values):
-            cells = "".join(f"<td>{escape(_value(value))}</td>" for value in values)
-            rows.append(f'<tr><th scope="row">{escape(name.replace("_", " "))}</th>{cells}</tr>')
+        if any(isinstance(value, list | dict) for value in values):
+            continue
+        if all(value == 0 and not isinstance(value, bool) for value in values):
+            none.append(_words(name))
+            continue
+        cells = "".join(f"<td>{escape(_value(value))}</td>" for value in values)
+        rows.append(f'<tr><th scope="row">{escape(_words(name))}</th>{cells}</tr>')
     rows += _rates(splits)
-    head = "".join(f'<th scope="col">{escape(name.replace("_", " "))}</th>' for name in splits)
+    head = "".join(f'<th scope="col">{escape(_words(name))}</th>' for name in splits)
     head = f"<thead><tr><td></td>{head}</tr></thead>" if len(splits) > 1 else ""
-    return f'<div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+    absent = f'<p class="aside">None of: {escape(", ".join(none))}.</p>' if none else ""
+    table = f"<table>{head}<tbody>{''.join(rows)}</tbody></table>" if rows else ""
+    return f'<div class="scroll">{table}</div>{absent}'
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _rates(splits: dict[str, dict[str, Any]]) -> list[str]:
@@ -107,16 +131,21 @@ def _value(value: Any) -> str:
 
 
 def _shares(title: str, part: dict[str, Any], names: dict[str, str]) -> str:
+    """How a whole is shared out."""
     counts = {label: number(part.get(name)) or 0.0 for name, label in names.items() if name in part}
     total = sum(counts.values())
     if total <= 0:
         return ""
+    return _bars(title, {label: count / total for label, count in counts.items() if count})
+
+
+def _bars(title: str, shares: dict[str, float], scale: float = 1.0) -> str:
+    """A bar for each share, the longest possible one as long as `scale`."""
     bars = "".join(
         f'<div class="bar"><span>{escape(label)}</span>'
-        f'<i class="b1" style="width:{max(0.0, 55 * count / total):.1f}%"></i>'
-        f"<b>{text(count / total, share=True)}</b></div>"
-        for label, count in counts.items()
-        if count
+        f'<i class="b1" style="width:{min(52.0, max(0.3, 52 * share / scale)):.1f}%"></i>'
+        f"<b>{text(share, share=True)}</b></div>"
+        for label, share in shares.items()
     )
     return f"<h3>{escape(title)}</h3>{bars}"
 

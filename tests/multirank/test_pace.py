@@ -78,9 +78,15 @@ def test_what_held_the_run_up_in_words(rows: list[RankPace], words: list[str]) -
 def test_figures_of_the_log() -> None:
     found = figures([rank_pace(), rank_pace(step=0.2, worst=Lap(7, 0.3, 0, 0, 1)), rank_pace(**SLOW)])
     assert found == pytest.approx(
-        {"step_ms": 200, "slowest_step_ms": 300, "slowest_rank": 2, "slowest_rank_ratio": 2.0}
+        {
+            "step_ms": 200,
+            "slowest_step_ms": 300,
+            "forward_ms": 80,
+            "slowest_rank": 2,
+            "slowest_rank_ratio": 2.0,
+        }
     )
-    assert set(figures([rank_pace()])) == {"step_ms", "slowest_step_ms"}
+    assert set(figures([rank_pace()])) == {"step_ms", "slowest_step_ms", "forward_ms"}
 
 
 class Counter:
@@ -107,9 +113,9 @@ class Counter:
             self.step += 1
             return step(engine, **settings)
 
-        def slow_enter(journal: Journal, plan: Any) -> None:
+        def slow_enter(journal: Journal, plan: Any, position: Any) -> None:
             self.phase, self.step = plan.phase.name, 0
-            enter(journal, plan)
+            enter(journal, plan, position)
 
         patch.setattr(pace, "clock", lambda: self.now)
         patch.setattr(Prefetch, "__next__", slow_share)
@@ -183,5 +189,5 @@ def test_a_rank_alone_asks_nobody() -> None:
         with measured.forward(10):
             pass
         measured.lap(step, 0.0)
-    assert measured.read(World())[0].keys() == {"step_ms", "slowest_step_ms"}
+    assert measured.read(World())[0].keys() == {"step_ms", "slowest_step_ms", "forward_ms"}
     assert measured.read(World()) == ({}, [])

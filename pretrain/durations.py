@@ -1,0 +1,17 @@
+"""Seconds in; how people say them, out."""
+
+
+def duration(seconds: float | None) -> str:
+    """42 s, 3 min 5 s, 2 h 10 min, 4 d 3 h; empty where the seconds are unknown or negative."""
+    if seconds is None or seconds < 0:
+        return ""
+    whole = round(seconds)
+    for size, unit, next_size, next_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // next_size
+            return f"{whole // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
+    return f"{whole} s"

@@ -1,0 +1,245 @@
+"""What happens in a run in; a panel at the foot of the terminal, painted anew twice a second, out.
+
+The figures are those of the log steps: nothing here asks the device for anything, and a step costs the note of its
+number. A thread of rich's paints. On leaving, the panel goes and a plain summary stays.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel as Frame
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pretrain.durations import duration
+from pretrain.phases import Phase
+from pretrain.terminal import Lines, in_short
+
+clock = time.monotonic
+REPAINTS = 2
+"""A second."""
+KEPT = 512
+"""Losses kept for the picture; beyond it every other one is dropped."""
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#%"
+PACE = 200
+"""Newest steps that the time left is judged by."""
+
+
+class Panel(Lines):
+    """Events stay lines, above; figures are shown in place."""
+
+    def __init__(self, console: Console, folder: Path, last: int) -> None:
+        super().__init__(console, last)
+        self._name = folder.resolve().name
+        self._phase: Phase | None = None
+        self._step = self._first = 0
+        self._line: dict[str, Any] = {}
+        self._held_out: tuple[int, Mapping[str, float]] | None = None
+        self._save: tuple[int, float, int, float] | None = None
+        self._saves, self._disturbed = 0, 0
+        self._warning, self._doing = "", "starting"
+        self._losses: list[float] = []
+        self._every, self._skip = 1, 0
+        self._started = clock()
+        self._laps: deque[tuple[float, int]] = deque(maxlen=PACE)
+        self._live = Live(
+            console=console,
+            get_renderable=self._painted,
+            refresh_per_second=REPAINTS,
+            transient=True,
+            redirect_stderr=False,  # goes to the rank's log
+        )
+
+    def __enter__(self) -> "Panel":
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        if self._line:
+            self._console.print(self._summary(), soft_wrap=True, highlight=False, markup=False)
+
+    def begin(self, step: int, lines: list[dict[str, Any]]) -> None:
+        self._step = self._first = step
+        self._laps.append((clock(), step))
+        for line in lines:
+            self._take(line)
+
+    def enter(self, phase: Phase) -> None:
+        super().enter(phase)
+        self._phase, self._doing = phase, "training"
+        self._laps.clear()  # other lengths, another pace
+        self._laps.append((clock(), self._step))
+
+    def step(self, step: int) -> None:
+        self._step = step
+        self._laps.append((clock(), step))
+
+    def figures(self, line: dict[str, Any]) -> None:
+        self._take(line)
+        if not line.get("held_up"):
+            self._warning = self._warning if self._disturbed else ""
+
+    def held_out(self, step: int, figures: Mapping[str, float]) -> None:
+        super().held_out(step, figures)
+        self._held_out = (step, figures)
+
+    def held_up(self, step: int, words: str) -> None:
+        super().held_up(step, words)
+        self._warning = words
+
+    def disturbed(self, kind: str, words: str) -> None:
+        super().disturbed(kind, words)
+        self._disturbed += 1
+        self._warning = f"{kind}: {words}"
+
+    def warn(self, words: str) -> None:
+        super().warn(words)
+        self._warning = words
+
+    def saved(self, step: int, seconds: float, size: int) -> None:
+        self._saves += 1
+        self._save = (step, seconds, size, clock())
+
+    @contextmanager
+    def busy(self, words: str) -> Iterator[None]:
+        before, self._doing = self._doing, words
+        try:
+            yield
+        finally:
+            self._doing = before
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if line.get("kind") == "train":
+            self._line = line
+            self._remember(line.get("loss"))
+        elif line.get("kind") == "eval":
+            self._held_out = (int(line["step"]), line)
+
+    def _remember(self, loss: float | None) -> None:
+        self._skip += 1
+        if loss is None or self._skip < self._every:
+            return
+        self._skip = 0
+        self._losses.append(loss)
+        if len(self._losses) > KEPT:
+            self._losses, self._every = self._losses[::2], 2 * self._every
+
+    def _painted(self) -> RenderableType:
+        """The panel as it is now; on a terminal with no room for it, one line."""
+        if self._console.height < 12 or self._console.width < 44:
+            return Text(self._position(), no_wrap=True, overflow="crop")
+        rows = Table.grid(padding=(0, 2), expand=True)
+        rows.add_column(style="dim", no_wrap=True)
+        rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        for name, value in self._rows():
+            rows.add_row(name, value)
+        bar = Table.grid(expand=True)
+        bar.add_row(ProgressBar(total=max(1, self._last), completed=self._step))
+        title = f"[bold]{escape(self._name)}[/bold]  {escape(self._doing)}"
+        clock_words = duration(clock() - self._started)
+        body = Group(Text(self._position(), no_wrap=True, overflow="ellipsis"), bar, rows)
+        return Frame(body, title=title, title_align="left", subtitle=clock_words, subtitle_align="right")
+
+    def _position(self) -> str:
+        done = self._step / max(1, self._last)
+        words = f"step {self._step:,} of {self._last:,}  {done:.0%}"
+        if self._phase is not None and self._phase.name:
+            length = self._phase.last - self._phase.first
+            words += f"  phase {self._phase.name}, {self._step - self._phase.first:,} of {length:,}"
+        left = self._seconds_left()
+        return words + (f"  {duration(left)} left" if left is not None else "")
+
+    def _seconds_left(self) -> float | None:
+        """At the pace of the newest steps, with what evaluations and checkpoints took between them."""
+        laps = list(self._laps)
+        if len(laps) < 2 or laps[-1][1] == laps[0][1]:
+            return None
+        (then, first), (now, last) = laps[0], laps[-1]
+        return (now - then) / (last - first) * (self._last - self._step)
+
+    def _rows(self) -> list[tuple[str, RenderableType]]:
+        line = self._line
+        rows: list[tuple[str, RenderableType]] = [("loss", self._loss())]
+        speed = [
+            _said(line, "tokens_per_s", "{:,.0f} tokens/s"),
+            _said(line, "mfu", "{:.1%} of the peak (MFU)"),
+            _said(line, "step_ms", "{:,.0f} ms a step"),
+        ]
+        state = [
+            _said(line, "lr", "rate {:.2e}"),
+            _said(line, "grad_norm", "gradient {:.2f}"),
+            _said(line, "trust_ratio", "trust ratio {:.3f}"),
+        ]
+        room = [
+            _said(line, "data_wait_share", "waited for {:.1%} of the time"),
+            _said(line, "fill", "batches {:.0%} full"),
+            _said(line, "memory_gb", "{:.2f} GB on the fullest rank"),
+        ]
+        for name, parts in (("speed", speed), ("update", state), ("data", room)):
+            rows.append((name, Text("   ".join(part for part in parts if part) or "-")))
+        rows.append(("saved", Text(self._saved_words())))
+        if self._warning:
+            count = f"{self._disturbed} disturbances; " if self._disturbed > 1 else ""
+            rows.append(("[yellow]look at[/yellow]", Text(f"{count}{self._warning}", style="yellow")))
+        return rows
+
+    def _loss(self) -> Text:
+        words = Text(_said(self._line, "loss", "{:.4f}") or "not yet")
+        if self._held_out is not None:
+            step, figures = self._held_out
+            words.append(_said(figures, "held_out_loss", f"   held-out {{:.4f}} at step {step:,}"))
+        room = self._console.width - len(words) - 20
+        if len(self._losses) > 1 and room >= 8:
+            levels = PLAIN if self._console.options.ascii_only else BLOCKS
+            words.append("   ")
+            words.append(sparkline(list(self._losses), min(room, 48), levels), style="cyan")
+        return words
+
+    def _saved_words(self) -> str:
+        if self._save is None:
+            return "no checkpoint in this life yet"
+        step, seconds, size, at = self._save
+        ago = duration(clock() - at)
+        return (
+            f"step {step:,}, {size / 1e6:,.1f} MB in {seconds:.1f} s, {ago} ago   {self._saves} in this life"
+        )
+
+    def _summary(self) -> str:
+        spent = duration(clock() - self._started)
+        words = (
+            f"steps {self._first:,} to {self._step:,} of {self._last:,} in {spent}: {in_short(self._line)}"
+        )
+        if self._held_out is not None:
+            step, figures = self._held_out
+            words += _said(figures, "held_out_loss", f"  held-out {{:.3f}} at step {step:,}")
+        words += _said(self._line, "mfu", "  {:.1%} of the peak")
+        newest = f", newest of step {self._save[0]:,}" if self._save else ""
+        words += f"  {self._saves} checkpoint{'' if self._saves == 1 else 's'}{newest}"
+        return words + (f"  {self._disturbed} disturbances: events.jsonl" if self._disturbed else "")
+
+
+def sparkline(values: list[float], width: int, levels: str = BLOCKS) -> str:
+    """The values as a row of at most `width` blocks, each the mean of its share of them, low to high."""
+    count = min(width, len(values))
+    bins = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [sum(part) / len(part) for part in bins]
+    low, high = min(means), max(means)
+    scale = (len(levels) - 1) / (high - low) if high > low else 0.0
+    return "".join(levels[round((mean - low) * scale)] for mean in means)
+
+
+def _said(figures: Mapping[str, Any], name: str, form: str) -> str:
+    value = figures.get(name)
+    return form.format(value) if isinstance(value, int | float) else ""

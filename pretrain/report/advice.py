@@ -1,0 +1,173 @@
+"""A RunRecord in, what a person should look at and what to do about it out: nothing where all is well."""
+
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from data_pipeline.blotting import blot
+from pretrain.report.record import Points, RunRecord, number
+from pretrain.report.scales import text
+
+FEW, MANY = 0.02, 0.05
+"""Shares of batches or log lines from which something is worth a word, and worth a loud one."""
+WORSE = 0.02
+"""Share by which the held-out loss has risen above its lowest when it is said that the model overfits."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What was found, what to do, and whether it is grave."""
+
+    what: str
+    remedy: str
+    grave: bool = False
+
+
+def advice_section(run: RunRecord) -> str:
+    """The warnings as a list, the grave ones first; empty where there are none."""
+    found = sorted(advice(run), key=lambda one: not one.grave)
+    items = "".join(
+        f'<li class="{"grave" if one.grave else "mild"}"><b>{escape(one.what)}</b> {escape(one.remedy)}</li>'
+        for one in found
+    )
+    return (
+        f'<section id="look-at" aria-label="What to look at"><ul class="advice">{items}</ul></section>'
+        * bool(found)
+    )
+
+
+def advice(run: RunRecord) -> list[Advice]:
+    """All of it, in the order of the page."""
+    return [*_ends(run), *_broken(run), *_batches(run), *_learning(run), *_speed(run), *_files(run)]
+
+
+def _ends(run: RunRecord) -> list[Advice]:
+    found = []
+    if run.status == "failed":
+        error = blot(str(run.summary.get("error") or "It left no message."))
+        back = (
+            f"Once the cause is gone, the same command goes on from step {text(run.checkpoints[-1].step)}."
+            if run.checkpoints
+            else "There is no checkpoint: the same command begins anew."
+        )
+        found.append(Advice(f"The run failed: {error}", f"Look at logs/rank-N.log. {back}", grave=True))
+    if len(run.lost) > 0:
+        count = "One life" if len(run.lost) == 1 else f"{len(run.lost)} lives"
+        found.append(
+            Advice(
+                f"{count} of the run ended without a word.",
+                "Killed, out of memory, or a machine that is gone: logs/rank-N.log and the job's own log may say.",
+            )
+        )
+    return found
+
+
+def _broken(run: RunRecord) -> list[Advice]:
+    names = {"loss": "the loss", "mlm_loss": "the masked-token loss", "grad_norm": "the gradient norm"}
+    for name, words in names.items():
+        points = run.train.get(name)
+        if points is not None and (wrong := points.steps[~np.isfinite(points.values)]).size:
+            return [
+                Advice(
+                    f"From step {text(float(wrong[0]))} on, {words} is not finite in {wrong.size:,} log lines.",
+                    "Lower optim.lr, lengthen schedule.warmup, or use train.precision=bf16 or fp32; "
+                    "train.on_nan=rollback goes back to the newest checkpoint.",
+                    grave=True,
+                )
+            ]
+    return []
+
+
+def _batches(run: RunRecord) -> list[Advice]:
+    skipped, damaged = run.final("skipped_batches") or 0.0, run.final("damaged_examples") or 0.0
+    batches = run.final("batch") or 0.0
+    found = []
+    if skipped:
+        share = skipped / max(batches, 1.0)
+        found.append(
+            Advice(
+                f"{text(skipped)} of {text(batches)} batches were skipped ({text(share, share=True)}).",
+                "The table of disturbances says why. A few do no harm; many want a lower optim.lr, or other data.",
+                grave=share > MANY,
+            )
+        )
+    if damaged:
+        found.append(
+            Advice(
+                f"{text(damaged)} examples could not be read and were left out.",
+                "maskmill inspect on the shards names the damaged ones; prepare them again.",
+                grave=True,
+            )
+        )
+    return found
+
+
+def _learning(run: RunRecord) -> list[Advice]:
+    found = []
+    held_out, entropy = run.held_out.get("held_out_mlm_loss"), run.final("unigram_entropy")
+    newest = run.final("held_out_mlm_loss")
+    if run.ended and newest is not None and entropy is not None and newest >= entropy:
+        found.append(
+            Advice(
+                "The model has not learnt more than how frequent words are.",
+                "It needs more steps, or another optim.lr; the loss curve says whether it still falls.",
+            )
+        )
+    if held_out is not None and (rise := _risen(held_out)):
+        found.append(
+            Advice(
+                f"The held-out loss was lowest at step {text(rise)} and has risen since: the model overfits.",
+                "Take the checkpoint of its best step (checkpoint.keep_best keeps it), prepare more text, "
+                "or set data.dynamic_masking=true.",
+            )
+        )
+    if run.status == "finished" and not run.held_out:
+        found.append(
+            Advice(
+                "Nothing was held out, so nothing says how well the model does on text it has not seen.",
+                "data.held_out=0.01 at preparing, and train.eval_every.",
+            )
+        )
+    return found
+
+
+def _risen(points: Points) -> float | None:
+    """The step of the lowest value, where the newest is clearly above it."""
+    finite = np.isfinite(points.values)
+    values, steps = points.values[finite], points.steps[finite]
+    if len(values) < 3:
+        return None
+    best = int(values.argmin())
+    return float(steps[best]) if values[-1] > values[best] * (1 + WORSE) and best < len(values) - 2 else None
+
+
+def _speed(run: RunRecord) -> list[Advice]:
+    lines = max((len(points.steps) for points in run.train.values()), default=0)
+    remedies = {
+        "waiting for data": ("Ranks waited for data", "More CPU cores a rank, or shards on a faster disk."),
+        "rank": ("One rank was slower than the others", "See which one below, and look at its machine."),
+        "an outlier": (
+            "Single steps took much longer than the others",
+            "A shared machine, a slow disk, the network.",
+        ),
+    }
+    found = []
+    for start, (what, remedy) in remedies.items():
+        steps = {step for step, words in run.held_up if words.startswith(start)}
+        if lines and len(steps) > FEW * lines and (len(steps) > 1 or start != "an outlier"):
+            last = next(words for _, words in reversed(run.held_up) if words.startswith(start))
+            found.append(
+                Advice(f"{what} in {len(steps):,} of {lines:,} log lines.", f"{remedy} Newest: {last}.")
+            )
+    return found
+
+
+def _files(run: RunRecord) -> list[Advice]:
+    found = [
+        Advice(complaint, "The rest of the page is from the other files.") for complaint in run.complaints
+    ]
+    planned = number(run.summary.get("steps"))
+    if run.status == "stopped" and planned:
+        found.append(Advice("The run was stopped before its end.", "The same command goes on with it."))
+    return found

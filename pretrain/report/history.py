@@ -1,0 +1,186 @@
+"""A RunRecord in, what became of it out: its lives and checkpoints on a line of time, and its disturbances."""
+
+from datetime import datetime, timedelta
+from html import escape
+from typing import Any
+
+from pretrain.durations import duration
+from pretrain.lives import LOST, Life
+from pretrain.report.record import RunRecord, number
+from pretrain.report.scales import text
+
+MOST_LIVES, MOST_EVENTS = 12, 40
+KINDS = {
+    "finished": "good",
+    "stopped": "fair",
+    "failed": "broken",
+    LOST: "broken",
+    "running": "live",
+}
+DISTURBANCES = {"skip": "batch skipped", "rollback": "rolled back", "damaged": "damaged data"}
+
+
+def history_section(run: RunRecord) -> str:
+    """The section, empty for a run that kept no record of either."""
+    parts = [part for part in (_lives(run), _checkpoints(run), _disturbances(run)) if part]
+    return f'<section id="history"><h2>History</h2><div class="stackup">{"".join(parts)}</div></section>'
+
+
+def last_sign(run: RunRecord, life: Life) -> datetime:
+    """When this life was last known to go on."""
+    seconds = number(run.summary.get("seconds")) or 0.0
+    return max([life.ended or life.moment(seconds), life.started, *(save.at for save in life.saves)])
+
+
+def _lives(run: RunRecord) -> str:
+    if not run.history:
+        return ""
+    shown = run.history[-MOST_LIVES:]
+    start, end = shown[0].started, max(last_sign(run, life) for life in shown)
+    span = max((end - start).total_seconds(), 1.0)
+
+    def place(when: datetime) -> float:
+        return 1000 * (when - start).total_seconds() / span
+
+    bars, rows = "", ""
+    height = 1000 / len(shown)
+    for i, life in enumerate(shown):
+        left, right = place(life.started), place(last_sign(run, life))
+        top = (i + 0.22) * height
+        bars += (
+            f'<rect class="life {KINDS.get(life.status, "fair")}" x="{left:.1f}" y="{top:.1f}" '
+            f'width="{max(4.0, right - left):.1f}" height="{0.56 * height:.1f}"/>'
+        )
+        ticks = "".join(f"M{place(save.at):.1f} {top:.1f}v{0.56 * height:.1f}" for save in life.saves[-200:])
+        bars += f'<path class="save" d="{ticks}"/>' if ticks else ""
+        rows += _life_row(run, life)
+    labels = "".join(
+        f'<span style="top:{(i + 0.5) * height / 10:.2f}%">life {life.number}</span>'
+        for i, life in enumerate(shown)
+    )
+    times = "".join(
+        f'<span style="left:{share:g}%">{_clock(start + timedelta(seconds=span * share / 100), span)}</span>'
+        for share in (0, 50, 100)
+    )
+    told = ", ".join(f"{life.status} at step {text(_reached(run, life))}" for life in shown)
+    head = "".join(
+        f'<th scope="col">{name}</th>'
+        for name in ("life", "started", "for", "steps", "ended", "ranks", "on", "checkpoints")
+    )
+    earlier = len(run.history) - len(shown)
+    note = f'<p class="aside">{earlier:,} earlier lives are left out.</p>' if earlier else ""
+    return (
+        '<figure class="chart" id="lives"><figcaption><h3>Lives of the run</h3>'
+        "<p>From each start to its end; the ticks are checkpoints that became whole.</p></figcaption>"
+        f'<div class="plot lives" style="--rows:{len(shown)}"><div class="rows" aria-hidden="true">{labels}</div>'
+        '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" aria-labelledby="lives-t lives-d">'
+        f'<title id="lives-t">Lives of the run over time</title><desc id="lives-d">{escape(told)}</desc>{bars}</svg>'
+        f'<div class="columns" aria-hidden="true">{times}</div></div>{note}'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></figure>'
+    )
+
+
+def _life_row(run: RunRecord, life: Life) -> str:
+    reached = _reached(run, life)
+    seconds = (last_sign(run, life) - life.started).total_seconds()
+    hosts = ", ".join(life.hosts[:4]) + (f" and {len(life.hosts) - 4} more" if len(life.hosts) > 4 else "")
+    status = {"lost": "killed or crashed", "running": "goes on"}.get(life.status, life.status)
+    cells = (
+        f"{life.started:%Y-%m-%d %H:%M:%S} {life.started:%Z}",
+        duration(seconds),
+        f"{text(life.first)} to {text(reached)}",
+        f"{status}: {life.error}" if life.error else status,
+        text(life.ranks),
+        hosts,
+        text(len(life.saves)),
+    )
+    return (
+        f'<tr><th scope="row">{life.number}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+    )
+
+
+def _reached(run: RunRecord, life: Life) -> float:
+    """The step that a life came to."""
+    told = life.last if life.last is not None else number(run.summary.get("step"))
+    return max(float(told or 0), float(life.first), *(float(save.step) for save in life.saves), 0.0)
+
+
+def _clock(when: datetime, span: float) -> str:
+    return f"{when:%H:%M:%S}" if span < 600 else f"{when:%H:%M}" if span < 86_400 else f"{when:%d %b %H:%M}"
+
+
+def _checkpoints(run: RunRecord) -> str:
+    """Every checkpoint that was made, and whether it is still there."""
+    made = {save.step: save for life in run.history for save in life.saves}
+    kept = {checkpoint.step: checkpoint for checkpoint in run.checkpoints}
+    held_out = run.held_out.get("held_out_loss")
+    losses = (
+        dict(zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True))
+        if held_out is not None
+        else {}
+    )
+    rows = ""
+    steps = sorted(made.keys() | kept.keys(), reverse=True)
+    for step in steps[:MOST_EVENTS]:
+        here, save = kept.get(step), made.get(step)
+        loss = here.held_out_loss if here is not None and here.held_out_loss is not None else losses.get(step)
+        weight = here.bytes if here is not None else save.bytes if save is not None else 0
+        cells = (
+            size(weight),
+            f"{save.seconds:.1f} s, training held up for {text(1e3 * save.held)} ms" if save else "—",
+            text(loss),
+            escape(here.name) if here is not None else "dropped since",
+        )
+        rows += f'<tr><th scope="row">{text(step)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+    if not rows:
+        return (
+            '<div class="card" id="checkpoints"><h3>Checkpoints</h3>'
+            "<p>There is no whole checkpoint in the run folder.</p></div>"
+        )
+    head = "".join(
+        f'<th scope="col">{name}</th>' for name in ("step", "size", "took", "held-out loss", "folder")
+    )
+    more = (
+        f'<p class="aside">{len(steps) - MOST_EVENTS:,} older ones are left out.</p>'
+        if len(steps) > MOST_EVENTS
+        else ""
+    )
+    return (
+        f'<div class="card" id="checkpoints"><h3>Checkpoints</h3><div class="scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}</div>"
+    )
+
+
+def _disturbances(run: RunRecord) -> str:
+    """What events.jsonl has: the newest ones in full."""
+    if not run.events:
+        return ""
+    rows = "".join(_event_row(event) for event in reversed(run.events[-MOST_EVENTS:]))
+    more = len(run.events) - MOST_EVENTS
+    rest = f'<p class="aside">{more:,} older ones are in events.jsonl.</p>' if more > 0 else ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("batch", "step", "what", "why", "when"))
+    return (
+        '<div class="card" id="disturbances"><h3>Disturbances</h3><div class="scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{rest}</div>"
+    )
+
+
+def _event_row(event: dict[str, Any]) -> str:
+    kind = str(event.get("event") or "")
+    cells = (
+        text(number(event.get("step"))),
+        DISTURBANCES.get(kind, kind),
+        str(event.get("text") or ""),
+        str(event.get("at") or ""),
+    )
+    shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr><th scope="row">{text(number(event.get("batch")))}</th>{shown}</tr>'
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that fits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
