@@ -15,6 +15,7 @@ from rich.table import Table
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
+from pretrain.evaluate.baselines import majority_share
 from pretrain.monitor import read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
 from pretrain.world import World
@@ -173,10 +174,7 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
             )
         )
     if (accuracy := facts.get("held_out_nsp_accuracy")) is not None:
-        counts = facts.get("data", {}).get("held_out", {})
-        most = max(counts.get("pairs_is_next", 0), counts.get("pairs_random", 0)) / max(
-            counts.get("examples", 0), 1
-        )
+        most = majority_share(facts.get("data", {}).get("held_out", {})) or 0.0
         rows.append(("held-out NSP accuracy", f"{accuracy:.1%} (always the same answer: {most:.1%})"))
     speeds = sorted(line["tokens_per_s"] for line in lines if "tokens_per_s" in line)
     if speeds:

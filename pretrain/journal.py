@@ -33,6 +33,8 @@ from pretrain.preflight import Plan
 from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.throughput import peak_flops, training_flops
+from pretrain.usage import KEY as USAGE
+from pretrain.usage import Life, as_values, recorded
 from pretrain.world import World
 
 EVENTS = "events.jsonl"
@@ -62,7 +64,10 @@ class Journal:
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, blotted(asdict(config)), world.rank == 0
         )
-        self._summary = {"started": read_summary(self._folder).get("started", _now()), **_machine(world)}
+        told, machine = read_summary(self._folder), _machine(world)
+        self._summary = {"started": told.get("started", _now()), **machine}
+        here = Life(machine["device"], world.device.type, world.size, machine["threads"])
+        self._lives = [*recorded(told), here]
         for line in read_metrics(self._folder):  # what survives of earlier lives
             if line.get("kind") == TRUST:
                 continue
@@ -246,6 +251,8 @@ class Journal:
     def _write_summary(self) -> None:
         if self._world.rank != 0:
             return
+        self._lives[-1].seconds = time.perf_counter() - self._started
+        self._summary[USAGE] = as_values(self._lives)
         try:
             write_summary(self._folder, self._summary)
         except (

@@ -12,6 +12,10 @@ def export(
     source: Annotated[str, typer.Argument(metavar="PATH", help="A run or checkpoint folder, or a recipe.")],
     overrides: Overrides = None,
     out: Annotated[str, typer.Option(help="Folder of the model; default: `export` in the run folder.")] = "",
+    licence: Annotated[
+        str,
+        typer.Option(help="What the model card states, as apache-2.0; default: export.licence of the run."),
+    ] = "",
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, after a proof that both models give the same logits.
 
@@ -20,7 +24,7 @@ def export(
         maskmill export runs/base --out models/base"""
     from pretrain.exporting import export_run
 
-    path, proof = export_run(run_folder(source, overrides), out)
+    path, proof = export_run(run_folder(source, overrides), out, licence)
     say(proof)
     say(f"exported to {path}")
 
