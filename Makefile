@@ -4,6 +4,7 @@
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
+# make docs   the pages of docs/ as a site in build/site, every link checked
 # make lint   ruff and mypy
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster reshard storm lint format clean
+.PHONY: env demo test test-cluster reshard storm docs lint format clean
 
 env: $(STAMP)
 
@@ -25,7 +26,7 @@ $(STAMP): pyproject.toml Makefile
 	@$(PIP) install "$(TORCH_SPEC)"
 	@# torch is pinned to what the line above chose, so that no other package can pull another one
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
-	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev,dask,s3]"
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev,docs,dask,s3]"
 	@rm -f $(VENV)/.ready-* && touch $@
 
 DEMO_BLANKS := "He opened the [MASK] and went out." "She was the [MASK] of the king." "They sailed across the [MASK] for many days."
@@ -55,6 +56,10 @@ RUNS ?= 50
 
 storm: env
 	@$(BIN)/python tests/faults/storm.py --runs $(RUNS)
+
+docs: env
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "the site: build/site/index.html"
 
 lint: env
 	@$(BIN)/ruff check .
