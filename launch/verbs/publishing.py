@@ -28,11 +28,16 @@ def push(
     \b
     Example:
         maskmill push runs/base yourname/base --private"""
-    from pretrain.export.hub import check_name, exported_folder, gather
+    from pretrain.export.hub import check_name, exported_folder, gather, newest_step
     from pretrain.export.hub import push as send
 
     check_name(repo)
-    upload = gather(exported_folder(run_folder(source, None)), repo)
+    folder = run_folder(source, None)
+    upload = gather(exported_folder(folder), repo)
+    if (newest := newest_step(folder)) > upload.step:
+        say(
+            f"the export is of step {upload.step:,}, the run is at {newest:,}: maskmill export {source} renews it"
+        )
     for name, size in upload.sizes.items():
         say(f"    {size:>13,} bytes  {name}")
     if upload.left_out:

@@ -23,6 +23,8 @@ class Card:
     """ISO 639 codes, where they were stated."""
     licence: str = ""
     """Empty: not stated."""
+    step: int = 0
+    """Of the run, at which its checkpoint was saved."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Name of a figure -> its value on held-out text, for the card's metadata."""
 

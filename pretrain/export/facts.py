@@ -52,6 +52,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         title=run.resolve().name,
         languages=tuple(dict.fromkeys(config.data.languages)),
         licence=whole.export.licence,
+        step=checkpoint.step,
         scores={key: figures[key] for key in METRICS if key in figures},
     )
 

@@ -25,6 +25,7 @@ from data_pipeline.errors import UserError
 NOTE, CARD = "maskmill.json", "README.md"
 EXPORT, RUN = "export", "run.json"
 """A run's own export, in its folder; and the file by which a folder is known as a run's."""
+CHANGED = "is missing or its bytes changed since the export"
 PLACEHOLDER = "THIS_MODEL"
 """Stands in a card's snippets for the folder, or the model's name on the hub, which a push puts in."""
 BELONGS = frozenset(
@@ -74,12 +75,13 @@ LICENCES = frozenset(
 class Upload:
     """What is going to be sent."""
 
-    folder: Path
     files: Mapping[str, Path | bytes]
     left_out: tuple[str, ...]
     """Names in the folder that are no part of an export."""
     edited: bool
     """Whether the card is no longer as it was exported: people may write on it."""
+    step: int
+    """The step of the run at which it was exported."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -149,31 +151,39 @@ def exported_folder(source: Path) -> Path:
     return source / EXPORT
 
 
+def newest_step(source: Path) -> int:
+    """The step of the newest checkpoint of a run folder, by its name; 0 where there is none."""
+    markers = source.glob("checkpoints/step-*/checkpoint.json")
+    numbers = [marker.parent.name.removeprefix("step-") for marker in markers]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def changed(folder: Path, hashes: Mapping[str, str]) -> list[str]:
+    """Names of the files that are missing or have other bytes than when they were exported."""
+    files = ((name, folder / Path(name).name) for name in hashes)
+    return [name for name, file in files if not file.is_file() or _sha256(file) != hashes[name]]
+
+
 def gather(folder: Path, repo: str) -> Upload:
     """The files of the export in `folder`, after a check of its proof and of every hash; the card's PLACEHOLDER becomes
     the name `repo`. Raises UserError for a folder that is no export or is not as it was exported."""
     note = _note(folder)
-    hashes, files = dict(note["sha256"]), {}
-    for name, expected in hashes.items():
-        if name not in BELONGS:
-            raise UserError(f"names {name!r}, which is no part of an export", where=folder / NOTE)
-        path = folder / name
-        if not path.is_file() or (name != CARD and _sha256(path) != expected):
-            raise UserError(
-                "is missing or its bytes changed since the export", where=path, remedy="export again"
-            )
-        files[name] = path
+    hashes = dict(note["sha256"])
+    if foreign := sorted(hashes.keys() - BELONGS):
+        raise UserError(f"names {foreign[0]!r}, which is no part of an export", where=folder / NOTE)
+    different = changed(folder, hashes)
+    for name in different:
+        if name != CARD or not (folder / CARD).is_file():
+            raise UserError(CHANGED, where=folder / name, remedy="export again")
+    files = {name: folder / name for name in hashes}
     for needed in ("config.json", "model.safetensors", CARD):
         if needed not in files:
             raise UserError(f"has no hash of {needed}", where=folder / NOTE, remedy="export again")
-    written = files[CARD].read_bytes()
-    card = written.replace(PLACEHOLDER.encode(), repo.encode())
-    sent: dict[str, Path | bytes] = {**files, CARD: card}
+    card = files[CARD].read_bytes().replace(PLACEHOLDER.encode(), repo.encode())
     hashes[CARD] = hashlib.sha256(card).hexdigest()
-    sent[NOTE] = canonical_json({**note, "sha256": hashes}, indent=1)
-    there = {path.name for path in folder.iterdir()}
-    edited = hashlib.sha256(written).hexdigest() != note["sha256"][CARD]
-    return Upload(folder, dict(sorted(sent.items())), tuple(sorted(there - sent.keys())), edited)
+    sent = {**files, CARD: card, NOTE: canonical_json({**note, "sha256": hashes}, indent=1)}
+    left_out = sorted({path.name for path in folder.iterdir()} - sent.keys())
+    return Upload(dict(sorted(sent.items())), tuple(left_out), CARD in different, int(note.get("step", 0)))
 
 
 def _note(folder: Path) -> dict[str, Any]:

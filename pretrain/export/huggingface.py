@@ -55,7 +55,7 @@ def export(
         write_tokenizer(tokenizer_json, folder, settings.max_positions)
         parity = check_parity(model, folder, objective.export_class, held_out, pad)
         write_card(folder, Path(out).name, card, objective, parity)
-        write_hashes(folder, parity)
+        write_hashes(folder, parity, card.step)
     return parity
 
 
@@ -82,12 +82,12 @@ def write_weights(model: Model, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def write_hashes(folder: Path, parity: Mapping[str, Parity]) -> None:
-    """Writes maskmill.json: the SHA-256 of every other file, which `maskmill inspect` and `maskmill push` verify, and
-    the proof that was passed."""
+def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
+    """Writes maskmill.json: the SHA-256 of every other file, which `maskmill inspect` and `maskmill push` verify, the
+    proof that was passed, and the step of the run."""
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     proof = {head: asdict(found) for head, found in parity.items()}
-    note = {"maskmill": version("maskmill"), "proof": proof, "sha256": hashes}
+    note = {"maskmill": version("maskmill"), "proof": proof, "sha256": hashes, "step": step}
     (folder / NOTE).write_bytes(canonical_json(note, indent=1))
 
 

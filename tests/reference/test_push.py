@@ -29,7 +29,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 REPO = f"{OWNER}/tiny"
 CARD = Card(
-    {"Data": {"sources": "a.txt"}}, languages=("en",), licence="apache-2.0", scores={"held_out_mlm_loss": 5.0}
+    {"Data": {"sources": "a.txt"}},
+    languages=("en",),
+    licence="apache-2.0",
+    step=10,
+    scores={"held_out_mlm_loss": 5.0},
 )
 
 
@@ -294,6 +298,24 @@ def test_a_run_stands_for_its_export(model: Path, tmp_path: Path) -> None:
         exported_folder(run)
     model.rename(run / "export")
     assert exported_folder(run) == exported_folder(run / "export") == run / "export"
+
+
+def test_an_export_that_the_run_has_left_behind_is_told(
+    model: Path, tmp_path: Path, maskmill: Maskmill
+) -> None:
+    run = tmp_path / "run"
+    for name in ("step-00000005", "step-00000010", "step-00000015.damaged"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+        (run / "checkpoints" / name / "checkpoint.json").write_text("{}")
+    (run / "run.json").write_text("{}")
+    model.rename(run / "export")
+    said = maskmill("push", str(run), REPO, "--dry-run").stdout
+    assert "renews it" not in said
+    (run / "checkpoints" / "step-00000015.damaged").rename(run / "checkpoints" / "step-00000020")
+    assert (
+        f"the export is of step 10, the run is at 20: maskmill export {run} renews it"
+        in maskmill("push", str(run), REPO, "--dry-run").stdout
+    )
 
 
 def test_licences_that_the_hub_does_not_know() -> None:
