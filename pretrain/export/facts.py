@@ -64,7 +64,7 @@ METRICS = ("held_out_mlm_loss", "held_out_mlm_accuracy", "held_out_nsp_accuracy"
 def name_only(place: str) -> str:
     """The last name of a path or URI, without folders, credentials and queries."""
     cleaned = re.sub(r"[?#].*$", "", blot(place)) if "://" in place else place
-    return cleaned.rstrip("/").rpartition("/")[2].replace("\\", "") or "***"
+    return cleaned.rstrip("/").rpartition("/")[2] or "***"
 
 
 def _data(index: Index, config: RunConfig) -> dict[str, object]:
@@ -135,7 +135,7 @@ def _hardware(lives: list[Life], started: int) -> dict[str, object]:
         return {"hardware": "not recorded", "energy": "not estimated: the run kept no record of its devices"}
     places = dict.fromkeys(f"{life.ranks} x {life.device}" for life in lives)
     hours = {kind: sum(life.device_hours for life in lives if life.kind == kind) for kind in ("cuda", "cpu")}
-    missing = f"; {started - len(lives)} more ended before their first step" if started > len(lives) else ""
+    missing = f"; of {started - len(lives)} more nothing is recorded" if started > len(lives) else ""
     return {
         "hardware, by rank": "; ".join(places),
         "times it was started": f"{len(lives)}{missing}",

@@ -7,6 +7,7 @@ more than an export (checkpoints, logs, keys) gives none of it away.
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,7 +216,8 @@ def push(upload: Upload, repo: str, private: bool) -> Pushed:
     for what is to be private."""
     token = _token()
     with _told(repo), _patient():
-        disable_progress_bars()
+        if not sys.stderr.isatty():
+            disable_progress_bars()
         api = HfApi(token=token)
         full = api.create_repo(repo, private=private or None, exist_ok=True).repo_id
         about = api.repo_info(full)
