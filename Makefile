@@ -9,6 +9,7 @@
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read rightly
+# make docs   the pages of docs/ as a site in build/site, every link checked
 # make lint   ruff, mypy, shellcheck and hadolint
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster test-docker test-browser lock audit reshard storm fuzz lint format clean
+.PHONY: env demo test test-cluster test-docker test-browser lock audit reshard storm fuzz docs lint format clean
 
 env: $(STAMP)
 
@@ -30,7 +31,7 @@ $(STAMP): pyproject.toml Makefile
 	@$(PIP) install "$(TORCH_SPEC)"
 	@# torch is pinned to what the line above chose, so that no other package can pull another one
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
-	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev,dask,s3]"
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev,docs,dask,s3]"
 	@rm -f $(VENV)/.ready-* && touch $@
 
 DEMO_BLANKS := "He opened the [MASK] and went out." "She was the [MASK] of the king." "They sailed across the [MASK] for many days."
@@ -90,6 +91,9 @@ CASES ?= 120000
 fuzz: env
 	@$(BIN)/python tests/faults/fuzz.py --cases $(CASES)
 	@MASKMILL_FUZZ=60 $(BIN)/python -m pytest -s tests/unit/test_fuzz_sources.py tests/unit/test_data_format.py
+docs: env
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "the site: build/site/index.html"
 
 lint: env
 	@$(BIN)/ruff check .

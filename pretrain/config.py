@@ -181,6 +181,13 @@ class MonitorSettings:
 
 
 @dataclass
+class ExportSettings:
+    licence: str = ""
+    """Licence that the model card states, by the hub's identifier where it has one (apache-2.0, mit, cc-by-sa-4.0);
+    empty: not stated. `maskmill export --licence` states another."""
+
+
+@dataclass
 class RunConfig:
     """One complete run, from sources to model."""
 
@@ -195,6 +202,7 @@ class RunConfig:
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
     init_from: str = ""
     """A run, checkpoint or Hugging Face folder whose weights to start from; its schedule starts anew."""
     init_moments: bool = False

@@ -1,8 +1,7 @@
 """A run or checkpoint folder in; a Hugging Face folder out, with what its model card says and the proof it passed."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -14,27 +13,30 @@ from data_pipeline.records import Examples
 from data_pipeline.shards import BlockReader
 from data_pipeline.storage import read_bytes
 from pretrain.bounded_yaml import load_yaml
-from pretrain.checkpoint import Checkpoint, find_checkpoint
+from pretrain.checkpoint import find_checkpoint
 from pretrain.config import RunConfig
-from pretrain.export.card import Facts
+from pretrain.export.facts import card_of
+from pretrain.export.hub import EXPORT
 from pretrain.export.huggingface import export
-from pretrain.monitor import read_metrics
 from pretrain.objectives import load
 from pretrain.phases import phase_at
-from pretrain.run_folder import CONFIG, read_run, read_summary
+from pretrain.run_folder import CONFIG, read_run
 
 
-def export_run(source: Path, out: str) -> tuple[Path, str]:
-    """Exports the newest checkpoint of a run, or the checkpoint in `source`. Returns the folder and a line that
-    says what the proof found. Raises UserError, and leaves nothing, where the two models differ."""
+def export_run(source: Path, out: str, licence: str = "") -> tuple[Path, str]:
+    """Exports the newest checkpoint of a run, or the checkpoint in `source`. `licence`: for the model card, in place of
+    export.licence. Returns the folder and a line that says what the proof found. Raises UserError, and leaves
+    nothing, where the two models differ."""
     checkpoint = find_checkpoint(source)
     run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent
-    config = phase_at(read_config(run), checkpoint.state).config
+    whole = read_config(run)
+    config = phase_at(whole, checkpoint.state).config
     index = Index.load(config.train.shards or config.data.out)
     known = read_run(run)
     if known is None or known["identity"]["vocabulary"] != index.vocabulary.sha256:
         raise UserError("its vocabulary is not that of its shards", where=run, expected=index.folder)
-    target = Path(out) if out else run / "export"
+    target = Path(out) if out else run / EXPORT
+    card = card_of(run, checkpoint, index, whole, config)
     parity = export(
         {name: checkpoint.tensor(name) for name in checkpoint.shapes},
         config.encoder,
@@ -42,7 +44,7 @@ def export_run(source: Path, out: str) -> tuple[Path, str]:
         read_bytes(index.path(TOKENIZER)).decode("utf-8"),
         target,
         proof_examples(index),
-        card_facts(run, checkpoint, index, config),
+        replace(card, licence=licence) if licence else card,
         overwrite=not out,  # the run's own export may be renewed; what the user names must be new
     )
     heads = ", ".join(
@@ -70,44 +72,3 @@ def proof_examples(index: Index) -> Examples:
     """Real examples, short and long: the first held-out block, or a training one where none was set aside."""
     split = index.held_out if index.held_out.examples else index.train
     return next(BlockReader(index, split).read([(0, 0)]))
-
-
-def _phases(phases: list[dict[str, Any]]) -> str:
-    return "; ".join(
-        f"{p['name']}, up to step {p['last']}: batch {p['global_batch']}, length {p['sequence_length']}, rate {p['lr']}"
-        for p in phases
-    )
-
-
-def card_facts(run: Path, checkpoint: Checkpoint, index: Index, config: RunConfig) -> Facts:
-    """What the model card says: data, recipe, scores."""
-    summary = read_summary(run)
-    here = [
-        line
-        for line in read_metrics(run)
-        if line.get("kind") == "eval" and line.get("step") == checkpoint.step
-    ]
-    scores = {key: value for line in here for key, value in line.items() if key not in ("kind", "step")}
-    encoder, optim, schedule = asdict(config.encoder), asdict(config.optim), asdict(config.schedule)
-    return {
-        "Data": {
-            "training examples": index.train.examples,
-            "training tokens": index.train.tokens,
-            "held-out examples": index.held_out.examples,
-            "SHA-256 of index.json": index.identity,
-            "SHA-256 of the vocabulary": index.vocabulary.sha256,
-            **index.settings,
-        },
-        "Recipe": {
-            "objective.name": config.objective.name,
-            "steps done": f"{checkpoint.step} of {summary.get('steps', config.train.steps)}",
-            **({"phases": _phases(summary["phases"])} if "phases" in summary else {}),
-            "train.global_batch": config.train.global_batch,
-            "train.clip": config.train.clip,
-            **{f"optim.{key}": value for key, value in optim.items()},
-            **{f"schedule.{key}": value for key, value in schedule.items()},
-            **{f"encoder.{key}": value for key, value in encoder.items()},
-        },
-        "Hardware": {name: summary[name] for name in ("device", "ranks", "seconds") if name in summary},
-        "Scores on held-out text": scores or "The run was not evaluated at this step.",
-    }

@@ -3,7 +3,6 @@
 Every hash is verified on the way: what is shown has the bytes that were written. Shards are data_pipeline/lint.py's.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from rich.table import Table
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
+from pretrain.evaluate.baselines import majority_share
+from pretrain.export.hub import CARD, CHANGED, NOTE, changed
 from pretrain.monitor import is_number, read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
 from pretrain.world import World
@@ -118,20 +119,18 @@ def _model(path: Path) -> dict[str, Any]:
 
 def _model_hashes(path: Path) -> str:
     """Raises UserError for the first file of an exported model whose bytes are not those that were written."""
-    note = path / "maskmill.json"
+    note = path / NOTE
     if not note.is_file():
         return "none: not exported by Maskmill"
     try:
         hashes = dict(json.loads(note.read_text(encoding="utf-8"))["sha256"])
     except (ValueError, KeyError, TypeError):
         raise UserError("malformed", where=note, expected="the SHA-256 of each file") from None
-    for name, expected in hashes.items():
-        file = path / Path(str(name)).name
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != expected:
-            raise UserError(
-                "is missing or its bytes changed since the export", where=file, remedy="export again"
-            )
-    return "all hold"
+    different = changed(path, hashes)
+    for name in different:
+        if name != CARD or not (path / CARD).is_file():
+            raise UserError(CHANGED, where=path / name, remedy="export again")
+    return "all hold, but for README.md, which was edited" if different else "all hold"
 
 
 def _show(facts: dict[str, Any], console: Console) -> None:
@@ -172,10 +171,7 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
             )
         )
     if (accuracy := facts.get("held_out_nsp_accuracy")) is not None:
-        counts = facts.get("data", {}).get("held_out", {})
-        most = max(counts.get("pairs_is_next", 0), counts.get("pairs_random", 0)) / max(
-            counts.get("examples", 0), 1
-        )
+        most = majority_share(facts.get("data", {}).get("held_out", {})) or 0.0
         rows.append(("held-out NSP accuracy", f"{accuracy:.1%} (always the same answer: {most:.1%})"))
     speeds = sorted(line["tokens_per_s"] for line in lines if is_number(line.get("tokens_per_s")))
     if speeds:

@@ -38,6 +38,8 @@ from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.terminal import opened
 from pretrain.throughput import peak_flops, peak_source, training_flops
+from pretrain.usage import KEY as USAGE
+from pretrain.usage import Life, as_values, recorded
 from pretrain.world import World
 
 EVENTS = "events.jsonl"
@@ -70,9 +72,11 @@ class Journal:
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, blotted(asdict(config)), world.rank == 0
         )
-        self._left = read_summary(self._folder)  # by the life before
+        self._left, machine = read_summary(self._folder), _machine(world)  # the first: by the life before
         self._crashed = self._left.get("status") in ("running", "failed")  # it did not end as it should
-        self._summary = {"started": self._left.get("started", _now()), **_machine(world)}
+        self._summary = {"started": self._left.get("started", _now()), **machine}
+        here = Life(machine["device"], world.device.type, world.size, machine["threads"])
+        self._lives = [*recorded(self._left), here]
         self._lines = read_metrics(self._folder)  # what survives of earlier lives
         for line in self._lines:
             if line.get("kind") == TRUST:
@@ -283,6 +287,8 @@ class Journal:
     def _write_summary(self) -> None:
         if self._world.rank != 0:
             return
+        self._lives[-1].seconds = time.perf_counter() - self._started
+        self._summary[USAGE] = as_values(self._lives)
         try:
             write_summary(self._folder, self._summary)
         except (

@@ -1,5 +1,5 @@
 """The verbs, a module for each subject. Importing this package registers all; the order here is that of `--help`."""
 
-from launch.verbs import data, training, slurm, status, models, looking, dashboard, doctor  # noqa: I001
+from launch.verbs import data, training, slurm, status, models, publishing, looking, dashboard, doctor  # noqa: I001
 
-__all__ = ["dashboard", "data", "doctor", "looking", "models", "slurm", "status", "training"]
+__all__ = ["dashboard", "data", "doctor", "looking", "models", "publishing", "slurm", "status", "training"]

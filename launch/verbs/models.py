@@ -21,6 +21,10 @@ def export(
     ],
     overrides: Overrides = None,
     out: Annotated[str, typer.Option(help="Folder of the model; default: `export` in the run folder.")] = "",
+    licence: Annotated[
+        str,
+        typer.Option(help="What the model card states, as apache-2.0; default: export.licence of the run."),
+    ] = "",
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, after a proof that both models give the same logits.
 
@@ -32,7 +36,7 @@ def export(
         from pretrain.exporting import export_run
         from pretrain.monitoring.lineage import record_export
 
-        path, proof = export_run(folder, out)
+        path, proof = export_run(folder, out, licence)
     say(proof)
     say(f"exported to {path}")
     record_export(folder, path)

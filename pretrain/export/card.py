@@ -1,54 +1,121 @@
-"""The model card: facts about data, recipe and scores in; README.md out."""
+"""The model card: what a run knows of itself in; README.md of the exported folder out."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pretrain.export.hub import PLACEHOLDER, front_matter
 from pretrain.export.parity import Parity
 from pretrain.objectives.base import Objective
 
 Facts = Mapping[str, "str | Mapping[str, object]"]
 """Section title -> a paragraph, or a table of names and values."""
 
-_HEAD = """---
-library_name: transformers
-pipeline_tag: fill-mask
-tags: [bert, masked-lm, maskmill]
----
 
+@dataclass(frozen=True)
+class Card:
+    """What the card says beside what the export itself knows."""
+
+    facts: Facts
+    title: str = ""
+    """Empty: the name of the folder."""
+    languages: tuple[str, ...] = ()
+    """ISO 639 codes, where they were stated."""
+    licence: str = ""
+    """Empty: not stated."""
+    step: int = 0
+    """Of the run, at which its checkpoint was saved."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Name of a figure -> its value on held-out text, for the card's metadata."""
+
+
+_USE = """
 # {title}
 
-A BERT encoder pretrained from raw text with Maskmill. Load it with `transformers`:
+{what} It was pretrained from raw text with Maskmill and is a plain `transformers` model; no code of its own is needed.
+
+## How to use it
+
+`{placeholder}` is this folder, or the model's name on the hub. Fill a blank:
 
 ```python
-from transformers import AutoTokenizer, {export_class}
+from transformers import pipeline
 
-tokenizer = AutoTokenizer.from_pretrained("PATH")
-model = {export_class}.from_pretrained("PATH")
+fill = pipeline("fill-mask", model="{placeholder}")
+guesses = fill(f"She opened the {{fill.tokenizer.mask_token}} and went out.")
+```
+
+Vectors of a text's tokens, to fine-tune or to look at; and the model with all its heads:
+
+```python
+from transformers import AutoModel, AutoTokenizer, {export_class}
+
+tokenizer = AutoTokenizer.from_pretrained("{placeholder}")
+encoder = AutoModel.from_pretrained("{placeholder}")
+vectors = encoder(**tokenizer("A sentence to encode.", return_tensors="pt")).last_hidden_state
+model = {export_class}.from_pretrained("{placeholder}")
 ```
 """
-_NO_POOLER = """
-The model was trained without sentence pairs, so it has no pooler: `BertModel` starts one at random, which
-fine-tuning has to train.
-"""
+_PAIRS = (
+    "An encoder of the BERT family with a masked-language-model head and a head that tells whether two segments"
+    " follow one another."
+)
+_STREAMS = (
+    "An encoder of the BERT family with a masked-language-model head. It was trained without sentence pairs, so it"
+    " has no pooler: `AutoModel` starts one at random, which fine-tuning has to train."
+)
+LIMITS = """\
+A pretrained encoder is a starting point: fine-tune it for a task and measure it there. Beyond the figures above
+nothing was measured: no downstream task, no robustness, no bias.
+
+It has learnt which words are usual in its text, and with them the views, the stereotypes and the gaps of those who
+wrote it: what it fills into a blank about people says something of the text, not of the world. It is no source of
+facts and knows nothing that came after its text; where the text hardly has a language, a subject or a time, it is
+poor. Passages of the text, personal data among them, may show through in what it fills in. Do not let it decide about
+people without a measurement of your own of what that does to each group."""
+CITATION = """```bibtex
+@software{maskmill,
+  title  = {Maskmill: pretraining BERT-family encoders from raw text, on a laptop or a cluster},
+  author = {{The Maskmill authors}}
+}
+```"""
 
 
 def write_card(
-    folder: Path, title: str, facts: Facts, objective: type[Objective], parity: Mapping[str, Parity]
+    folder: Path, title: str, card: Card, objective: type[Objective], parity: Mapping[str, Parity]
 ) -> None:
-    """Writes README.md with one section for each of `facts`, and what the parity check found."""
-    parts = [_HEAD.format(title=title, export_class=objective.export_class)]
-    if not objective.pairs:
-        parts.append(_NO_POOLER)
-    parts += [_section(name, value) for name, value in facts.items()]
-    parts.append(_section("Parity", {f"{head} logits": _finding(found) for head, found in parity.items()}))
+    """Writes README.md: metadata for the hub, how to use the model, a section for each of the card's facts, what the
+    parity check found, limits, licence, citation."""
+    title = card.title or title
+    use = _USE.format(
+        title=title,
+        what=_PAIRS if objective.pairs else _STREAMS,
+        export_class=objective.export_class,
+        placeholder=PLACEHOLDER,
+    )
+    licence = f"`{card.licence}`, as whoever trained it states." if card.licence else NOT_STATED
+    parts = [
+        front_matter(title, card.languages, card.licence, card.scores),
+        use,
+        *(_section(name, value) for name, value in card.facts.items()),
+        _section("Proof of the export", _proof(parity)),
+        _section("Limits and bias", LIMITS),
+        _section("Licence", licence),
+        _section("Citation", CITATION),
+    ]
     (folder / "README.md").write_text("".join(parts), "utf-8")
 
 
-def _finding(parity: Parity) -> str:
-    return (
-        f"largest difference from the trainer's own model {parity.difference:.1e} in float64 (at most"
-        f" {parity.allowed:.1e} allowed), {parity.difference_float32:.1e} in float32"
-    )
+NOT_STATED = "Not stated. Without a licence nobody else may use the model: ask whoever trained it."
+
+
+def _proof(parity: Mapping[str, Parity]) -> dict[str, str]:
+    return {
+        f"{head} logits": f"largest difference between transformers' model and the trainer's own on real text"
+        f" {found.difference:.1e} in float64 (at most {found.allowed:.1e} allowed), {found.difference_float32:.1e}"
+        " in float32"
+        for head, found in parity.items()
+    }
 
 
 def _section(name: str, value: "str | Mapping[str, object]") -> str:
@@ -59,5 +126,8 @@ def _section(name: str, value: "str | Mapping[str, object]") -> str:
 
 
 def _cell(value: object) -> str:
-    shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        shown = f"{value:.6g}"
+    else:
+        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return " ".join(shown.split()).replace("|", "\\|")

@@ -7,6 +7,8 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -23,13 +25,12 @@ from pretrain.config import EncoderSettings
 from pretrain.encoder.embeddings import SEGMENTS
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.initialize import load_parameters, without_padding
-from pretrain.export.card import Facts, write_card
+from pretrain.export.card import Card, write_card
+from pretrain.export.hub import NOTE
 from pretrain.export.names import ACTIVATIONS, CONFIG, to_hugging_face
 from pretrain.export.parity import Parity, check_parity, quiet
 from pretrain.export.tokenizer import size_and_pad, write_tokenizer
 from pretrain.objectives.base import Model, Objective
-
-HASHES = "maskmill.json"
 
 
 def export(
@@ -39,10 +40,10 @@ def export(
     tokenizer_json: str,
     out: str | Path,
     held_out: Examples,
-    facts: Facts,
+    card: Card,
     overwrite: bool = False,
 ) -> dict[str, Parity]:
-    """Writes config.json, model.safetensors, tokenizer files and README.md (from `facts`) to the folder `out`.
+    """Writes config.json, model.safetensors, tokenizer files and README.md (from `card`) to the folder `out`.
 
     `state` maps our parameter names to float32 tensors, with or without vocabulary padding. The folder appears
     under its name only after transformers has loaded it and computed, for real examples of `held_out`, the
@@ -56,8 +57,8 @@ def export(
         write_weights(model, folder)
         write_tokenizer(tokenizer_json, folder, settings.max_positions)
         parity = check_parity(model, folder, objective.export_class, held_out, pad)
-        write_card(folder, Path(out).name, facts, objective, parity)
-        write_hashes(folder)
+        write_card(folder, Path(out).name, card, objective, parity)
+        write_hashes(folder, parity, card.step)
     return parity
 
 
@@ -90,10 +91,13 @@ def write_weights(model: Model, folder: Path) -> None:
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
-def write_hashes(folder: Path) -> None:
-    """Writes maskmill.json: the SHA-256 of every other file, which `maskmill inspect` verifies."""
+def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
+    """Writes maskmill.json: the SHA-256 of every other file, which `maskmill inspect` and `maskmill push` verify, the
+    proof that was passed, and the step of the run."""
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-    (folder / HASHES).write_bytes(canonical_json({"sha256": hashes}, indent=1))
+    proof = {head: asdict(found) for head, found in parity.items()}
+    note = {"maskmill": version("maskmill"), "proof": proof, "sha256": hashes, "step": step}
+    (folder / NOTE).write_bytes(canonical_json(note, indent=1))
 
 
 @contextmanager

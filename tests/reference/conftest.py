@@ -102,7 +102,7 @@ def masked_examples(count: int, vocabulary: int = 85, longest: int = 48, pairs: 
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def examples() -> Examples:
     """Twenty pairs."""
     return masked_examples(20)

@@ -16,17 +16,20 @@ from data_pipeline.records import Examples
 from pretrain.config import EncoderSettings
 from pretrain.encoder.initialize import load_parameters, without_padding
 from pretrain.export import names, parity
+from pretrain.export.card import Card
 from pretrain.export.huggingface import export
 from pretrain.export.names import from_hugging_face, from_hugging_face_name, to_hugging_face
 from pretrain.export.tokenizer import write_tokenizer
 from pretrain.objectives import OBJECTIVES, load
 from pretrain.objectives.base import build
 
-FACTS = {
-    "Data": {"documents": 12, "held-out | share": 0.05},
-    "Recipe": {"optim.lr": 1e-3},
-    "Notes": "A test.",
-}
+FACTS = Card(
+    {
+        "Data": {"documents": 12, "held-out | share": 0.05},
+        "Recipe": {"optim.lr": 1e-3},
+        "Notes": "A test.",
+    }
+)
 
 
 def weights(settings: EncoderSettings, name: str = "bert") -> dict[str, Tensor]:
@@ -103,14 +106,14 @@ def test_card_states_data_recipe_and_parity(
         weights(settings, "mlm"), settings, load("mlm"), tokenizer_json, tmp_path / "my.model", streams, FACTS
     )
     card = (tmp_path / "my.model" / "README.md").read_text("utf-8")
-    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "\nlibrary_name: transformers\n" in card.partition("\n---\n")[0]
     for line in (
         "# my.model",
         "## Data",
         "| held-out \\| share | 0.05 |",
         "| optim.lr | 0.001 |",
         "A test.",
-        "## Parity",
+        "## Proof of the export",
     ):
         assert line in card
     assert "no pooler" in card

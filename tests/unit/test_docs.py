@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,9 +21,9 @@ DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
-    """(line, code) of the Python blocks of a page."""
+    """(line, code) of the Python blocks of a page, but those that need a model: tests/smoke/test_readme.py has one."""
     text = page.read_text(encoding="utf-8")
-    found = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    found = re.finditer(r"(?<!test_readme\.py\. -->\n)^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [(text[: match.start()].count("\n") + 1, match[1]) for match in found]
 
 
@@ -35,6 +37,25 @@ def test_python_blocks_run(
     names: dict = {}
     for line, code in blocks(page):
         exec(compile("\n" * line + code, str(page), "exec"), names)
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """As `make docs` does: each link and anchor that does not hold is an error."""
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert {f"{page.stem}.html" for page in PAGES} <= {path.name for path in (tmp_path / "site").iterdir()}
+    front = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "fonts.googleapis" not in front
 
 
 def section(heading: str) -> str:

@@ -1,0 +1,66 @@
+"""Device-hours by name in; a range of energy out, and in words what it rests on.
+
+kWh = device-hours x highest power of the device x load x PUE. Nothing was measured, so the load and the overhead of
+the machine room are ranges, and so is the result. Of a device that is not in the table nothing is said.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pretrain.usage import Life
+
+WATTS = (
+    (r"B200", 1000),
+    (r"H200 NVL", 600),
+    (r"H200", 700),
+    (r"H100 NVL", 400),
+    (r"H100 PCIe", 350),
+    (r"H100", 700),
+    (r"A100-SXM\d", 400),
+    (r"A100 80GB PCIe", 300),
+    (r"A100-PCIE", 250),
+    (r"V100-SXM\d", 300),
+    (r"V100-PCIE", 250),
+    (r"L40S", 350),
+    (r"L4", 72),
+    (r"A40", 300),
+    (r"A10", 150),
+    (r"T4", 70),
+)
+"""Highest power of NVIDIA's GPUs (TDP, in the data sheet of each), by a part of the name that CUDA gives them; the
+first that fits counts."""
+LOAD = (0.5, 1.0)
+"""Share of that power which a training device draws."""
+PUE = (1.1, 1.58)
+"""Power of the whole room for each watt in the machines: from a cloud's fleet (Patterson et al. 2021) to the world's
+average of 2018 (Strubell et al. 2019, section 2)."""
+FORMULA = (
+    "kWh = GPU-hours x highest power of the GPU (its data sheet) x load x PUE / 1000, with a load of"
+    f" {LOAD[0]} to {LOAD[1]:.0f} and a PUE of {PUE[0]} (Patterson et al. 2021) to {PUE[1]} (Strubell et al. 2019)."
+    " Nothing was metered. GPUs alone, without the processors, memory and network around them and without the trials"
+    " before this run"
+)
+
+
+class Energy(NamedTuple):
+    """From the least to the most, in kWh."""
+
+    least: float
+    most: float
+
+
+def watts(device: str) -> int | None:
+    """Highest power of the GPU that CUDA calls `device`; None where it is not known."""
+    return next((power for part, power in WATTS if re.search(rf"\b{part}\b", device)), None)
+
+
+def estimate(lives: Iterable[Life]) -> Energy | None:
+    """What these lives took; None where a device is not known, since half of a sum misleads."""
+    hours = 0.0  # kW x h, before load and overhead
+    for life in lives:
+        power = watts(life.device) if life.kind == "cuda" else None
+        if power is None:
+            return None
+        hours += life.device_hours * power / 1000
+    return Energy(hours * LOAD[0] * PUE[0], hours * LOAD[1] * PUE[1])

@@ -1,0 +1,262 @@
+"""A run folder and its checkpoint in; what the model card says of data, recipe, training, hardware and scores out.
+
+A card is published: of files and folders it has the last name only, of URIs nothing that could be secret, and of the
+settings those that decide the result.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data_pipeline.blotting import blot, blotted
+from data_pipeline.index import Index
+from pretrain.checkpoint import Checkpoint
+from pretrain.config import RunConfig
+from pretrain.evaluate.baselines import majority_share
+from pretrain.export.card import Card
+from pretrain.export.energy import FORMULA, estimate, watts
+from pretrain.monitor import read_metrics
+from pretrain.run_folder import read_run, read_summary
+from pretrain.usage import Life, recorded
+
+PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")
+"""Settings that name files or folders."""
+NO_PART_OF_A_RECIPE = {
+    "data": ("workers", "executor", "scheduler", "work", "tokens", "verify", "on_damage"),
+    "run": ("dir", "ranks", "threads", "stop_after", "restarts", "restart_delay", "step_limit"),
+    "checkpoint": None,
+    "monitor": None,
+    "export": None,
+}
+"""Groups, or settings of them, that say where and how a run is carried out, not what it learns."""
+
+
+def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, config: RunConfig) -> Card:
+    """The card of the model in `checkpoint`. `whole`: the run's settings; `config`: those of the phase it is in."""
+    summary, about = read_summary(run), read_run(run) or {}
+    figures = _figures(run, checkpoint.step)
+    facts: dict[str, str | Mapping[str, object]] = {
+        "Data": _data(index, config),
+        "Recipe": _recipe(config),
+        "Training": _training(checkpoint, index, config, summary),
+        "Hardware, time and energy": _hardware(recorded(summary), int(about.get("lives", 0))),
+        "Scores on held-out text": _scores(figures, index),
+        "How to reproduce it": _reproduce(whole, index, summary),
+    }
+    return Card(
+        facts,
+        title=run.resolve().name,
+        languages=tuple(dict.fromkeys(config.data.languages)),
+        licence=whole.export.licence,
+        step=checkpoint.step,
+        scores={key: figures[key] for key in METRICS if key in figures},
+    )
+
+
+METRICS = ("held_out_mlm_loss", "held_out_mlm_accuracy", "held_out_nsp_accuracy")
+"""Held-out figures that go into the card's metadata."""
+
+
+def name_only(place: str) -> str:
+    """The last name of a path or URI, without folders, credentials and queries."""
+    cleaned = re.sub(r"[?#].*$", "", blot(place)) if "://" in place else place
+    return cleaned.rstrip("/").rpartition("/")[2] or "***"
+
+
+def _data(index: Index, config: RunConfig) -> dict[str, object]:
+    reading = dict(index.statistics.get("reading") or {})
+    counted = {name.replace("_", " "): count for name, count in reading.items() if count}
+    languages = ", ".join(dict.fromkeys(config.data.languages))
+    return {
+        "sources, by name": ", ".join(name_only(source) for source in config.data.sources) or "not stated",
+        "languages": languages or "not stated; sentences were found by the rules of English",
+        **{f"read: {name}": count for name, count in counted.items()},
+        "training examples": index.train.examples,
+        "training tokens": index.train.tokens,
+        "held-out examples": index.held_out.examples,
+        "vocabulary": f"{index.vocabulary.size:,} entries",
+        **{f"data.{key}": _shown(value) for key, value in index.settings.items()},
+        "SHA-256 of index.json": index.identity,
+        "SHA-256 of the vocabulary": index.vocabulary.sha256,
+    }
+
+
+def _recipe(config: RunConfig) -> dict[str, object]:
+    groups = {name: asdict(config)[name] for name in ("encoder", "optim", "schedule")}
+    start = {"init_from": name_only(config.init_from)} if config.init_from else {}
+    return {
+        "objective.name": config.objective.name,
+        **{f"{name}.{key}": _shown(value) for name, group in groups.items() for key, value in group.items()},
+        **start,
+    }
+
+
+def _training(
+    checkpoint: Checkpoint, index: Index, config: RunConfig, summary: Mapping[str, Any]
+) -> dict[str, object]:
+    state, position = checkpoint.state, checkpoint.state.get("position", {})
+    examples = int(position.get("examples", 0))
+    in_phase = examples - int(position.get("phase_examples", 0))
+    phases = summary.get("phases") or []
+    return {
+        "steps done (accepted updates)": f"{checkpoint.step:,} of {summary.get('steps', config.train.steps):,}",
+        **({"phases": _phases(phases)} if phases else {}),
+        "batches skipped": len(position.get("skipped", ())),
+        "examples seen": examples,
+        "tokens seen, none of them padding": int(position.get("tokens", 0)),
+        "passes over the data" + (" of the last phase" if phases else ""): in_phase
+        / max(index.train.examples, 1),
+        "global batch, in examples": config.train.global_batch,
+        "sequence length": index.settings["sequence_length"],
+        "peak learning rate": config.optim.lr,
+        "schedule": f"{config.schedule.name}, warm-up {config.schedule.warmup:g}",
+        "clipping of the global gradient norm": config.train.clip or "none",
+        "precision (masters, moments and reduction in fp32)": state.get("identity", {}).get(
+            "train.precision", config.train.precision
+        ),
+        "parameters": summary.get("parameters", "unknown"),
+    }
+
+
+def _phases(phases: Iterable[Mapping[str, Any]]) -> str:
+    return "; ".join(
+        f"{p['name']}, up to step {p['last']:,}: batch {p['global_batch']:,}, length {p['sequence_length']},"
+        f" rate {p['lr']}"
+        for p in phases
+    )
+
+
+def _hardware(lives: list[Life], started: int) -> dict[str, object]:
+    if not lives:
+        return {"hardware": "not recorded", "energy": "not estimated: the run kept no record of its devices"}
+    places = dict.fromkeys(f"{life.ranks} x {life.device}" for life in lives)
+    hours = {kind: sum(life.device_hours for life in lives if life.kind == kind) for kind in ("cuda", "cpu")}
+    missing = f"; of {started - len(lives)} more nothing is recorded" if started > len(lives) else ""
+    return {
+        "hardware, by rank": "; ".join(places),
+        "times it was started": f"{len(lives)}{missing}",
+        **({"GPU-hours, all lives": _rounded(hours["cuda"])} if hours["cuda"] else {}),
+        **({"CPU-hours (threads x hours), all lives": _rounded(hours["cpu"])} if hours["cpu"] else {}),
+        "wall-clock hours, all lives": _rounded(sum(life.seconds for life in lives) / 3600),
+        "energy": _energy(lives),
+    }
+
+
+def _energy(lives: list[Life]) -> str:
+    found = estimate(lives)
+    if found is None:
+        unknown = dict.fromkeys(x.device for x in lives if x.kind != "cuda" or watts(x.device) is None)
+        return f"not estimated: no highest power is known of {', '.join(unknown)} as it was used here"
+    return f"{_rounded(found.least)} to {_rounded(found.most)} kWh. {FORMULA}"
+
+
+def _scores(figures: Mapping[str, float], index: Index) -> "str | dict[str, object]":
+    if not figures:
+        return "The run was not evaluated at this step."
+    entropy, loss = figures.get("unigram_entropy"), figures.get("held_out_mlm_loss")
+    majority = majority_share(index.statistics.get("held_out") or {})
+    baselines = {
+        "held_out_mlm_loss": f" nats a masked token; guessing by frequency alone, the unigram entropy: {entropy:.3f}"
+        if entropy is not None
+        else "",
+        "held_out_nsp_accuracy": f"; always the same answer: {majority:.1%}" if majority else "",
+    }
+    rows: dict[str, object] = {
+        key: f"{value:.1%}{baselines.get(key, '')}"
+        if "accuracy" in key
+        else f"{value:.4g}{baselines.get(key, '')}"
+        for key, value in figures.items()
+        if key != "unigram_entropy"
+    }
+    if loss is not None and entropy is not None:
+        rows["below the unigram entropy by"] = f"{entropy - loss:.3f} nats a masked token"
+    return rows
+
+
+def _figures(run: Path, step: int) -> dict[str, float]:
+    """The held-out figures of this very step."""
+    here = [line for line in read_metrics(run) if line.get("kind") == "eval" and line.get("step") == step]
+    figures = {key: value for line in here for key, value in line.items() if key not in ("kind", "step")}
+    return {key: float(value) for key, value in figures.items() if isinstance(value, int | float)}
+
+
+def _reproduce(whole: RunConfig, index: Index, summary: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in dict(summary.get("versions") or {}).items())
+    return _REPRODUCE.format(
+        recipe=recipe_yaml(whole), index=index.identity, versions=versions or "not recorded"
+    )
+
+
+_REPRODUCE = """\
+Save these settings as `recipe.yaml` and put your own folders in: of files and folders only the last name is given.
+
+```yaml
+{recipe}```
+
+```
+maskmill vocab recipe.yaml      # or the tokenizer.json of this model as data.vocab
+maskmill prepare recipe.yaml    # its index.json has the SHA-256 {index}
+maskmill train recipe.yaml
+maskmill export recipe.yaml
+```
+
+The same text gives the same shards, byte for byte. On the same build, kind of device, number of ranks and threads
+the weights are the same bit for bit; elsewhere within rounding, with other draws of dropout. Versions: {versions}."""
+
+
+def recipe_yaml(config: RunConfig) -> str:
+    """The settings that differ from the defaults and decide what is learnt, as a recipe; of files and folders their
+    last names."""
+    differing = _differing(asdict(config), asdict(RunConfig()))
+    return yaml.safe_dump(blotted(_named(differing)), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    left_out = NO_PART_OF_A_RECIPE.get(group) or ()
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if (not group and NO_PART_OF_A_RECIPE.get(key, ()) is None) or key in left_out:
+            continue
+        if isinstance(value, dict):
+            if inner := _differing(value, defaults[key], key):
+                found[key] = inner
+        elif value != defaults[key]:
+            found[key] = value if key != "phases" else [_learnt(phase) for phase in value]
+    return found
+
+
+def _learnt(phase: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: {k: v for k, v in value.items() if k not in (NO_PART_OF_A_RECIPE.get(key) or ())}
+        if isinstance(value, dict)
+        else value
+        for key, value in phase.items()
+    }
+
+
+def _named(values: Any) -> Any:
+    """With every file and folder by its last name."""
+    if isinstance(values, list):
+        return [_named(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    return {key: _places(value) if key in PLACES else _named(value) for key, value in values.items()}
+
+
+def _places(value: Any) -> Any:
+    return [name_only(str(v)) for v in value] if isinstance(value, list) else name_only(str(value))
+
+
+def _shown(value: Any) -> object:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value == "" else value if isinstance(value, float) else str(value)
+
+
+def _rounded(value: float) -> str:
+    """Two figures: more would be a claim."""
+    return f"{float(f'{value:.2g}'):,g}"

@@ -1,0 +1,183 @@
+"""The model card of a real run of two lives: complete, accepted by the hub's parser, and it tells no secrets."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from data_pipeline.settings import deciding_values
+from launch.recipe import load_config
+from pretrain.export.energy import LOAD, PUE, estimate, watts
+from pretrain.export.facts import name_only, recipe_yaml
+from pretrain.export.hub import PLACEHOLDER
+from pretrain.usage import Life
+from tests.command_line import Maskmill, setting
+
+SECTIONS = [
+    "How to use it",
+    "Data",
+    "Recipe",
+    "Training",
+    "Hardware, time and energy",
+    "Scores on held-out text",
+    "How to reproduce it",
+    "Proof of the export",
+    "Limits and bias",
+    "Licence",
+    "Citation",
+]
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose name nobody else is to learn."""
+    return tmp_path_factory.mktemp("secret_client")
+
+
+@pytest.fixture(scope="module")
+def settings(tiny: list[str], private: Path) -> list[str]:
+    shutil.copy(setting(tiny, "data.sources"), private / "minutes.txt")
+    shutil.copytree(setting(tiny, "data.out"), private / "shards")
+    changed = {
+        "data.sources": private / "minutes.txt",
+        "data.out": private / "shards",
+        "run.dir": private / "run",
+    }
+    kept = [pair for pair in tiny if pair.partition("=")[0] not in changed]
+    return [*kept, *(f"{key}={value}" for key, value in changed.items()), "export.licence=cc-by-4.0"]
+
+
+@pytest.fixture(scope="module")
+def run(settings: list[str], private: Path, maskmill: Maskmill) -> Path:
+    maskmill("train", "demo", *settings, "run.ranks=1", "run.stop_after=2")
+    maskmill("train", "demo", *settings, "run.ranks=2")
+    maskmill("export", str(private / "run"))
+    return private / "run"
+
+
+@pytest.fixture(scope="module")
+def card(run: Path) -> ModelCard:
+    return ModelCard.load(run / "export" / "README.md")
+
+
+def table(card: ModelCard, section: str) -> dict[str, str]:
+    text = card.text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| (.+?) \| (.*) \|$", text, re.MULTILINE))
+
+
+def test_the_hub_reads_its_metadata(card: ModelCard) -> None:
+    data = card.data
+    assert (data.license, data.library_name, data.pipeline_tag) == ("cc-by-4.0", "transformers", "fill-mask")
+    assert data.language is None  # nobody stated one
+    assert {result.metric_name for result in data.eval_results or []} == {
+        "held_out_mlm_loss",
+        "held_out_mlm_accuracy",
+        "held_out_nsp_accuracy",
+    }
+    assert re.findall(r"^## (.*)$", card.text, re.MULTILINE) == SECTIONS
+
+
+def test_figures_are_those_of_the_run(card: ModelCard, run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    lives = summary["usage"]
+    assert [life["ranks"] for life in lives] == [1, 2]
+    assert all(life["seconds"] > 0 for life in lives)
+    told, training = table(card, "Hardware, time and energy"), table(card, "Training")
+    hours = sum(life["seconds"] * life["ranks"] * life["threads"] for life in lives) / 3600
+    assert float(told["CPU-hours (threads x hours), all lives"]) == pytest.approx(hours, rel=0.06)
+    assert told["hardware, by rank"] == f"1 x {summary['device']}; 2 x {summary['device']}"
+    assert told["times it was started"] == "2"
+    assert told["energy"].startswith("not estimated: no highest power is known of ")
+    assert training["steps done (accepted updates)"] == "4 of 4"
+    assert training["examples seen"] == "48"
+    assert training["parameters"] == f"{summary['parameters']:,}"
+    scores = table(card, "Scores on held-out text")
+    assert scores["held_out_mlm_loss"].startswith(f"{summary['held_out_mlm_loss']:.4g} nats")
+    assert f"{summary['unigram_entropy']:.3f}" in scores["held_out_mlm_loss"]
+    assert "always the same answer" in scores["held_out_nsp_accuracy"]
+    assert (
+        "2.2e-16 in float64" in (proof := table(card, "Proof of the export")["mlm logits"])
+        or "allowed" in proof
+    )
+
+
+def test_it_tells_no_folders(card: ModelCard, private: Path) -> None:
+    assert table(card, "Data")["sources, by name"] == "minutes.txt"
+    assert "secret" not in card.content
+    assert str(private.parent) not in card.content
+
+
+def test_its_recipe_is_the_run(card: ModelCard, settings: list[str], tmp_path: Path) -> None:
+    """What decides shards and weights, read back from the card, is what the run had."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(re.search(r"```yaml\n(.*?)```", card.text, re.DOTALL).group(1))  # type: ignore[union-attr]
+    ours, told = load_config("demo", settings), load_config(str(recipe), [])
+    assert deciding_values(told.data) == deciding_values(ours.data)
+    for group in ("vocabulary", "encoder", "optim", "schedule", "objective"):
+        assert getattr(told, group) == getattr(ours, group)
+    assert told.train.steps == 4
+    assert told.train.global_batch == 12
+
+
+def test_a_recipe_with_phases_is_told_whole(tmp_path: Path) -> None:
+    ours = load_config("bert_large", [])
+    ours.data.sources = ["s3://key:pw@bucket/folder/wiki.jsonl.zst?sig=abc", "/home/me/books"]
+    text = recipe_yaml(ours)
+    assert not re.search(r"pw|abc|/home|bucket", text)
+    (tmp_path / "recipe.yaml").write_text(text)
+    told = load_config(str(tmp_path / "recipe.yaml"), [])
+    assert told.data.sources == ["wiki.jsonl.zst", "books"]
+    for ours_now, told_now in zip(ours.phases, told.phases, strict=True):
+        assert told_now["train"] == ours_now["train"]
+        assert told_now["data"]["sequence_length"] == ours_now["data"]["sequence_length"]
+
+
+def test_its_snippets_run(card: ModelCard, run: Path) -> None:
+    names: dict = {}
+    blocks = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(compile(code.replace(PLACEHOLDER, str(run / "export")), "card", "exec"), names)
+    assert len(names["guesses"]) == 5
+    assert names["vectors"].shape[2] == 32
+
+
+def test_the_licence_is_the_settings_the_options_or_not_stated(
+    run: Path, tmp_path: Path, maskmill: Maskmill
+) -> None:
+    maskmill("export", str(run), "--out", str(tmp_path / "mit"), "--licence", "mit")
+    assert ModelCard.load(tmp_path / "mit" / "README.md").data.license == "mit"
+    config = run / "config.yaml"
+    told = config.read_text()
+    try:
+        config.write_text(told.replace("licence: cc-by-4.0", "licence: ''"))
+        maskmill("export", str(run), "--out", str(tmp_path / "none"))
+    finally:
+        config.write_text(told)
+    card = ModelCard.load(tmp_path / "none" / "README.md")
+    assert card.data.license is None
+    assert "## Licence\n\nNot stated." in card.text
+
+
+def test_sources_by_name() -> None:
+    assert name_only("/home/me/client x/books.jsonl.zst") == "books.jsonl.zst"
+    assert name_only("s3://key:secret@bucket/a/b.parquet?token=abc#x") == "b.parquet"
+    assert name_only("corpus/") == "corpus"
+    assert name_only("https://user:pw@host") == "***@host"
+
+
+def test_energy_is_a_range_or_nothing() -> None:
+    h100 = Life("NVIDIA H100 80GB HBM3", "cuda", ranks=8, threads=4, seconds=3600)
+    found = estimate([h100, Life("NVIDIA A100-SXM4-40GB", "cuda", ranks=4, threads=4, seconds=1800)])
+    assert found is not None
+    assert found.least == pytest.approx((8 * 0.7 + 2 * 0.4) * LOAD[0] * PUE[0])
+    assert found.most == pytest.approx((8 * 0.7 + 2 * 0.4) * LOAD[1] * PUE[1])
+    assert estimate([h100, Life("Tomorrow's GPU", "cuda", 8, 4, 3600)]) is None
+    assert estimate([h100, Life("AMD EPYC", "cpu", 8, 4, 3600)]) is None
+    names = {"NVIDIA H100 PCIe": 350, "NVIDIA H200": 700, "NVIDIA A100 80GB PCIe": 300, "NVIDIA L40S": 350}
+    assert {name: watts(name) for name in names} == names
+    assert watts("NVIDIA A10G") is None
+    assert watts("NVIDIA L40") is None
