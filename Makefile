@@ -4,6 +4,8 @@
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
+# make study-mini SOURCE=TEXT          twenty minutes of training, ours and transformers' Trainer's: docs/studies.md
+# make study-large-batch SOURCE=TEXT   three arms at equal examples, half an hour on two cores; SEEDS=3 the long form
 # make lint   ruff and mypy
 
 PYTHON ?= python3
@@ -14,7 +16,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster reshard storm lint format clean
+.PHONY: env demo test test-cluster reshard storm study-mini study-large-batch lint format clean
 
 env: $(STAMP)
 
@@ -55,6 +57,15 @@ RUNS ?= 50
 
 storm: env
 	@$(BIN)/python tests/faults/storm.py --runs $(RUNS)
+
+SEEDS ?= 1
+MINUTES ?= 20
+
+study-mini: env
+	@$(BIN)/python -m tests.benchmarks.study_mini --source "$(SOURCE)" --minutes $(MINUTES)
+
+study-large-batch: env
+	@$(BIN)/python -m tests.benchmarks.study_large_batch --source "$(SOURCE)" --seeds $(SEEDS)
 
 lint: env
 	@$(BIN)/ruff check .
