@@ -84,8 +84,9 @@ class _Axes:
         ys += panel.levels.values()
         margin = 0.06 * (max(ys) - min(ys)) or 1.0
         self.low, self.high = min(ys) - margin, max(ys) + margin
-        room = 0.04 * (max(xs) - min(xs)) or 1.0
-        self.first, self.last = min(xs) - (room if panel.log_x else 0), max(xs) + room
+        start = min(xs) if panel.log_x else min(0.0, *xs)
+        room = 0.04 * (max(xs) - start) or 1.0
+        self.first, self.last = start - (room if panel.log_x else 0), max(xs) + room
         self.left, self.right, self.top, self.bottom = LEFT, width - RIGHT, top, bottom
         self._panel = panel
 
