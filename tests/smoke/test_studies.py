@@ -69,7 +69,7 @@ def test_the_mini_model_beside_the_trainer(tmp_path: Path, study: Callable[..., 
 def test_arms_at_equal_examples_after_an_interruption(tmp_path: Path, study: Callable[..., str]) -> None:
     write_text(tmp_path / "text.txt", documents=60)
     sizes = (
-        "--examples=192 --batch=2 --vocabulary=300 --length=32 --layers=1 --hidden=32 --held-out=0.2 --jobs=1"
+        "--examples=256 --batch=2 --vocabulary=300 --length=32 --layers=1 --hidden=32 --held-out=0.2 --jobs=1"
     )
     given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", f"--picture={tmp_path}/a.svg"]
     given += [*sizes.split(), "--rates", "1e-3"]
@@ -85,11 +85,11 @@ def test_arms_at_equal_examples_after_an_interruption(tmp_path: Path, study: Cal
     assert not (tmp_path / "runs/adamw-0.001-1").exists()
     assert set(measured) == {"small-0.001-1", "lamb-0.001-1"}
     for found in measured.values():
-        assert found["examples"] == [32 * n for n in range(1, 7)]
+        assert found["examples"] == [32 * n for n in range(1, 9)]
         assert found["loss"] == found["losses"][-1] < found["unigram_entropy"] + 3
     for name, lines in {
-        "small-0.001-1": ["name: adamw", "global_batch: 2\n", "steps: 96\n", "warmup: 0.02\n"],
-        "lamb-0.001-1": ["name: lamb", "global_batch: 32\n", "steps: 6\n", "warmup: 0.32\n"],
+        "small-0.001-1": ["name: adamw", "global_batch: 2\n", "steps: 128\n", "warmup: 0.02\n"],
+        "lamb-0.001-1": ["name: lamb", "global_batch: 32\n", "steps: 8\n", "warmup: 0.32\n"],
     }.items():
         config = (tmp_path / "runs" / name / "config.yaml").read_text()
         assert all(line in config for line in lines)
