@@ -9,6 +9,8 @@
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read rightly
+# make study-mini SOURCE=TEXT          twenty minutes of training, ours and transformers' Trainer's: docs/studies.md
+# make study-large-batch SOURCE=TEXT   three arms at equal examples, half an hour on two cores; SEEDS=3 the long form
 # make docs   the pages of docs/ as a site in build/site, every link checked
 # make lint   ruff, mypy, shellcheck and hadolint
 
@@ -20,7 +22,8 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster test-docker test-browser lock audit reshard storm fuzz docs lint format clean
+.PHONY: env demo test test-cluster test-docker test-browser lock audit reshard storm fuzz study-mini study-large-batch docs \
+  lint format clean
 
 env: $(STAMP)
 
@@ -91,9 +94,19 @@ CASES ?= 120000
 fuzz: env
 	@$(BIN)/python tests/faults/fuzz.py --cases $(CASES)
 	@MASKMILL_FUZZ=60 $(BIN)/python -m pytest -s tests/unit/test_fuzz_sources.py tests/unit/test_data_format.py
+
 docs: env
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "the site: build/site/index.html"
+
+SEEDS ?= 1
+MINUTES ?= 20
+
+study-mini: env
+	@$(BIN)/python -m tests.benchmarks.study_mini --source "$(SOURCE)" --minutes $(MINUTES)
+
+study-large-batch: env
+	@$(BIN)/python -m tests.benchmarks.study_large_batch --source "$(SOURCE)" --seeds $(SEEDS)
 
 lint: env
 	@$(BIN)/ruff check .

@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,25 @@ def run_settings(shards: str, sizes: dict[str, Any]) -> list[str]:
 
 
 def transformers_trainer(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
+    """transformers' Trainer, as `trainer` has it."""
+    import transformers
+
+    class Turns(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            gate(0)
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"max_steps": 100_000, "learning_rate": 1e-4, "save_strategy": "no"}
+        settings["bf16"] = "train.precision=bf16" in sizes.get("settings", [])
+        trainer(shards, sizes, folder, settings, [Turns()]).train()
+
+
+def trainer(
+    shards: str, sizes: dict[str, Any], folder: str, settings: dict[str, Any], callbacks: Sequence[Any] = ()
+) -> Any:
     """transformers' BertForPreTraining under its Trainer as it comes (fused AdamW, gradients clipped to 1), on the
-    same batches in the same order; its collator pads each batch to its longest example."""
+    same batches as ours in the same order; its collator pads each batch to its longest example. `settings` are
+    further TrainingArguments."""
     import torch
     import transformers
 
@@ -129,29 +146,21 @@ def transformers_trainer(shards: str, sizes: dict[str, Any], gate: Gate) -> None
         def __iter__(self) -> Iterator[dict[str, Any]]:
             return trainer_examples(shards, sizes)
 
-    class Turns(transformers.TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            gate(0)
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            output_dir=folder,
-            max_steps=100_000,
-            per_device_train_batch_size=sizes["examples"],
-            learning_rate=1e-4,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            bf16="train.precision=bf16" in sizes.get("settings", []),
-            disable_tqdm=True,
-        )
-        transformers.Trainer(
-            transformers.BertForPreTraining(config),
-            arguments,
-            data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
-            train_dataset=Examples(),
-            callbacks=[Turns()],
-        ).train()
+    arguments = transformers.TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=sizes["examples"],
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **settings,
+    )
+    return transformers.Trainer(
+        transformers.BertForPreTraining(config),
+        arguments,
+        data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
+        train_dataset=Examples(),
+        callbacks=list(callbacks),
+    )
 
 
 def trainer_examples(shards: str, sizes: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,93 @@
+"""What the studies share: a text file in, shards out; runs of `maskmill`; results that outlive an interruption."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.storage import write_whole
+
+ROOT = Path(__file__).parents[2]
+VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
+
+
+class Failed(RuntimeError):
+    """A run ended with an error; `output` is what it wrote."""
+
+    def __init__(self, command: list[str], code: int, output: str) -> None:
+        super().__init__(f"exit code {code}: {' '.join(command)}\n{output[-2000:]}")
+        self.output = output
+
+
+def run(
+    command: list[str], log: Path, environment: dict[str, str] | None = None, wait: float | None = None
+) -> None:
+    """Runs `command` to its end, what it writes into the file `log`. Raises Failed where it does not end well."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begins = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as file:
+        done = subprocess.run(
+            command,
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
+            timeout=wait,
+            check=False,
+        )
+    if done.returncode:
+        with log.open("rb") as file:
+            file.seek(begins)
+            raise Failed(command, done.returncode, file.read().decode(errors="replace"))
+
+
+def maskmill(*arguments: str) -> list[str]:
+    """The command line of `maskmill ARGUMENTS`, of this very checkout."""
+    return [sys.executable, "-m", "launch.cli", *arguments]
+
+
+def prepare(folder: Path, recipe: str, settings: list[str], vocabulary_size: int = 0) -> None:
+    """Shards, and before them a vocabulary of the same text where one of `vocabulary_size` is asked for; what is there
+    already stays."""
+    log = folder / "prepare.log"
+    size = [f"vocabulary.size={vocabulary_size}"] if vocabulary_size else []
+    if size and not (folder / "vocabulary/tokenizer.json").is_file():
+        run(maskmill("vocab", recipe, *settings, *size), log)
+    run(maskmill("prepare", recipe, *settings), log)
+
+
+class Results:
+    """A JSON file with the set-up of a study and what was measured so far, by name."""
+
+    def __init__(self, path: Path, setup: dict[str, Any]) -> None:
+        """Goes on with what the file holds. Raises SystemExit where that was measured with another set-up."""
+        self._path = path
+        self.values: dict[str, Any] = {"setup": setup, "measured": {}}
+        if path.is_file():
+            self.values = load(path)
+            differing = [key for key in setup if self.values["setup"].get(key) != setup[key]]
+            if differing:
+                raise SystemExit(f"{path}: measured with other {', '.join(differing)}: take another --folder")
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        return self.values["measured"]
+
+    def add(self, name: str, value: dict[str, Any]) -> None:
+        """Keeps `value`; the file is whole at any time."""
+        self.measured[name] = value
+        write_whole(self._path, json.dumps(self.values, indent=1).encode())
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What a Results file holds."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table as Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

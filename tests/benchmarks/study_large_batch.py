@@ -1,0 +1,267 @@
+"""Large batches: three arms at equal examples, each at the best of one grid of learning rates. Text in, a picture out.
+
+    python -m tests.benchmarks.study_large_batch --source BOOKS.jsonl.zst --folder FOLDER [--seeds 3]
+    python -m tests.benchmarks.study_large_batch --draw FOLDER/result.json
+
+AdamW on small batches, LAMB and AdamW on batches 16 times as large: the same model, text, order of the examples and
+number of examples, `maskmill train` in each; what is compared is the held-out masked loss at the end, on the same
+held-out examples. The grid is one for all arms, and fixed here before anything is run.
+
+Warm-up is each arm's own, by the rule of You et al. 2020 (appendix, linear-epoch warm-up): its share of the run grows
+as the batch does, which makes it as many updates in all arms. Then the rate falls in a straight line to 0.
+
+Examples are equal, not time: a machine that does something else as well makes the study slower and changes nothing.
+Each finished run is kept in FOLDER/result.json; the same command after an interruption goes on with the rest.
+"""
+
+import argparse
+import math
+import os
+import shutil
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pretrain.monitor import read_metrics
+from tests.benchmarks.pictures import Line, Panel, svg
+from tests.benchmarks.studies import ROOT, Failed, Results, load, markdown, maskmill, prepare, run
+
+RATES = (1.2e-3, 5e-3, 2e-2, 3e-4, 8e-2)
+"""The grid: from below where AdamW is in bert_tiny (1e-3) to beyond where LAMB is in the demo (2e-2). Its middle goes
+first, so that an unfinished study has what it most likely needs."""
+LARGE = 16
+"""Times the small batch."""
+WARMUP = 0.02
+"""Share of the run at the small batch; LARGE times that at the large one."""
+EVALUATIONS = 8
+PICTURE = ROOT / "docs/images/study_large_batch.svg"
+
+
+class Arm(NamedTuple):
+    """What is compared."""
+
+    optimizer: str
+    times: int
+    """The small batch."""
+
+    def label(self, batch: int) -> str:
+        return f"{ {'adamw': 'AdamW', 'lamb': 'LAMB'}[self.optimizer] }, batch {batch * self.times}"
+
+
+ARMS = {
+    "small": Arm("adamw", 1),
+    "lamb": Arm("lamb", LARGE),
+    "adamw": Arm("adamw", LARGE),
+}
+
+
+class Cell(NamedTuple):
+    """One run of the study."""
+
+    arm: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-{self.rate:g}-{self.seed}"
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.draw:
+        report(load(arguments.draw), arguments.picture)
+        return
+    folder = arguments.folder.resolve()
+    shared = data_settings(arguments, folder)
+    prepare(folder, "bert_tiny", shared, arguments.vocabulary)
+    results = Results(folder / "result.json", setup(arguments))
+    cells = [c for c in grid(arguments.seeds, arguments.rates) if c.name not in results.measured]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = {pool.submit(measured, c, arguments, folder, shared): c for c in cells}
+        for future in as_completed(found):
+            results.add(found[future].name, future.result())
+            print(f"{found[future].name}: {future.result()['loss']:.3f}", flush=True)
+    report(results.values, arguments.picture)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--source", default="", help="the text: what data.sources may name")
+    parser.add_argument("--folder", type=Path, default=Path("runs/study_large_batch"))
+    parser.add_argument("--draw", type=Path, help="a result.json: print its table and draw its picture again")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the SVG goes")
+    parser.add_argument("--seeds", type=int, default=1, help="of weights and order; 3 is the long form")
+    parser.add_argument("--examples", type=int, default=40_960, help="each run learns from")
+    parser.add_argument("--batch", type=int, default=8, help="the small one, in examples")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time, one thread each")
+    parser.add_argument("--vocabulary", type=int, default=1000, help="entries, learnt from the text")
+    parser.add_argument("--length", type=int, default=64, help="tokens of the longest sequence")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--held-out", type=float, default=0.01, help="share of the documents")
+    return parser.parse_args()
+
+
+def setup(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What decides the figures, but for the seeds and rates, of which more may be measured later."""
+    names = ("examples", "batch", "vocabulary", "length", "layers", "hidden", "held_out")
+    source = Path(arguments.source).name
+    return {"source": source, "warmup": WARMUP, **{name: getattr(arguments, name) for name in names}}
+
+
+def grid(seeds: int, rates: list[float]) -> Iterator[Cell]:
+    """All runs, those of one seed and rate together, so that an unfinished study has all arms."""
+    for seed in range(1, seeds + 1):
+        for rate in rates:
+            yield from (Cell(arm, rate, seed) for arm in ARMS)
+
+
+def data_settings(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    """Settings of the data, which preparation and training have in common."""
+    source = arguments.source
+    return [
+        f"data.sources={source if '://' in source else Path(source).resolve()}",
+        f"data.vocab={folder}/vocabulary",
+        f"data.out={folder}/shards",
+        f"data.held_out={arguments.held_out}",
+        f"data.sequence_length={arguments.length}",
+        f"data.max_predictions={round(arguments.length * 0.15) + 1}",
+    ]
+
+
+def run_settings(cell: Cell, arguments: argparse.Namespace) -> list[str]:
+    """Settings of one run of bert_tiny."""
+    arm, hidden = ARMS[cell.arm], arguments.hidden
+    batch = arguments.batch * arm.times
+    steps = max(EVALUATIONS, arguments.examples // batch)
+    return [
+        f"encoder.layers={arguments.layers}",
+        f"encoder.hidden={hidden}",
+        f"encoder.heads={max(1, hidden // 64)}",
+        f"encoder.intermediate={4 * hidden}",
+        f"encoder.max_positions={arguments.length}",
+        f"train.steps={steps}",
+        f"train.global_batch={batch}",
+        f"train.micro_batch={min(batch, 64)}",
+        f"train.eval_every={steps // EVALUATIONS}",
+        "train.eval_examples=1024",
+        f"train.checkpoint_every={max(1, steps // 4)}",
+        f"train.log_every={max(1, steps // 40)}",
+        "train.compile=off",
+        f"optim.name={arm.optimizer}",
+        f"optim.lr={cell.rate:g}",
+        f"schedule.warmup={WARMUP * arm.times:g}",
+        f"run.seed={cell.seed}",
+        "run.threads=1",
+        "run.restarts=0",
+        "checkpoint.keep_best=false",
+    ]
+
+
+def measured(cell: Cell, arguments: argparse.Namespace, folder: Path, shared: list[str]) -> dict[str, Any]:
+    """Trains; the held-out figures of the run at each evaluation. One that does not stay finite has infinite loss."""
+    where = folder / "runs" / cell.name
+    command = maskmill("train", "bert_tiny", *shared, *run_settings(cell, arguments), f"run.dir={where}")
+    finite = True
+    try:
+        run(command, folder / "logs" / f"{cell.name}.log", {"OMP_NUM_THREADS": "1"})
+    except Failed as failed:
+        if "batch in a row that was skipped" not in failed.output:
+            raise
+        finite = False
+    lines = read_metrics(where)
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    batch = arguments.batch * ARMS[cell.arm].times
+    losses = [loss_of(line) for line in evaluations]
+    shutil.rmtree(where / "checkpoints", ignore_errors=True)
+    return {
+        **cell._asdict(),
+        "examples": [line["step"] * batch for line in evaluations],
+        "losses": losses,
+        "loss": losses[-1] if finite and losses else math.inf,
+        "accuracies": [line.get("held_out_mlm_accuracy") for line in evaluations],
+        "unigram_entropy": evaluations[-1]["unigram_entropy"] if evaluations else None,
+        "seconds": next((line["seconds"] for line in reversed(lines) if "seconds" in line), None),
+    }
+
+
+def loss_of(line: dict[str, Any]) -> float:
+    loss = line.get("held_out_mlm_loss")  # metrics.jsonl has nothing in place of what is not finite
+    return math.inf if loss is None else loss
+
+
+def report(result: dict[str, Any], picture: Path) -> None:
+    """Prints the tables and draws the picture of what has been measured so far."""
+    cells = list(result["measured"].values())
+    batch = result["setup"]["batch"]
+    rates = sorted({cell["rate"] for cell in cells})
+    means = {
+        (arm, rate): statistics.fmean(losses)
+        for arm in ARMS
+        for rate in rates
+        if (losses := [c["loss"] for c in cells if (c["arm"], c["rate"]) == (arm, rate)])
+    }
+    print(markdown(["learning rate", *(arm.label(batch) for arm in ARMS.values())], by_rate(rates, means)))
+    best = {arm: min((r for a, r in means if a == arm), key=lambda r: means[arm, r]) for arm in ARMS}
+    rows = [best_row(arm, best[arm], rates, cells, batch) for arm in ARMS]
+    print("\n" + markdown(["arm", "best rate", "held-out masked loss", "masked accuracy", "runs"], rows))
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_text(drawn(result, cells, means, best), encoding="utf-8")
+    print(f"\n{len(cells)} runs; picture: {picture}")
+
+
+def by_rate(rates: list[float], means: dict[tuple[str, float], float]) -> list[list[str]]:
+    return [
+        [f"{rate:g}", *(f"{means[arm, rate]:.3f}" if (arm, rate) in means else "not run" for arm in ARMS)]
+        for rate in rates
+    ]
+
+
+def best_row(arm: str, rate: float, rates: list[float], cells: list[dict[str, Any]], batch: int) -> list[str]:
+    """An arm at its best rate: mean and range over the seeds; said where the rate is the grid's first or last."""
+    runs = [cell for cell in cells if (cell["arm"], cell["rate"]) == (arm, rate)]
+    losses = [cell["loss"] for cell in runs]
+    spread = f" ({min(losses):.3f} to {max(losses):.3f})" if len(losses) > 1 else ""
+    edge = ", at the edge of the grid" if rate in (rates[0], rates[-1]) else ""
+    accuracy = statistics.fmean(cell["accuracies"][-1] for cell in runs)
+    loss = f"{statistics.fmean(losses):.3f}{spread}"
+    return [ARMS[arm].label(batch), f"{rate:g}{edge}", loss, f"{accuracy:.1%}", str(len(runs))]
+
+
+def drawn(
+    result: dict[str, Any],
+    cells: list[dict[str, Any]],
+    means: dict[tuple[str, float], float],
+    best: dict[str, float],
+) -> str:
+    """Two panels: the best of each arm on its way, and the end of all."""
+    batch, entropy = result["setup"]["batch"], cells[0]["unigram_entropy"]
+    ways, ends = [], []
+    for colour, (name, arm) in enumerate(ARMS.items()):
+        runs = [cell for cell in cells if (cell["arm"], cell["rate"]) == (name, best[name])]
+        columns = zip(*(cell["losses"] for cell in runs), strict=True)
+        mean = list(zip(runs[0]["examples"], map(statistics.fmean, columns), strict=True))
+        label = arm.label(batch)
+        ways.append(Line(f"{label}, rate {best[name]:g}", mean, colour))
+        if len(runs) > 1:
+            each = (list(zip(c["examples"], c["losses"], strict=True)) for c in runs)
+            ways += [Line(label, points, colour, faint=True) for points in each]
+        ends.append(Line(label, [(r, means[a, r]) for a, r in sorted(means) if a == name], colour))
+    levels = {"frequencies of words alone": entropy}
+    loss, ceiling = "held-out masked loss (nats)", entropy + 0.5
+    panels = [
+        Panel("The best of each arm", "examples", loss, ways, levels, ceiling=ceiling),
+        Panel(
+            "At the end, by learning rate", "learning rate", loss, ends, levels, log_x=True, ceiling=ceiling
+        ),
+    ]
+    words = "; ".join(f"{ARMS[a].label(batch)}: {means[a, r]:.3f} at rate {r:g}" for a, r in best.items())
+    return svg(panels, f"Held-out masked loss over examples and by learning rate. {words}.")
+
+
+if __name__ == "__main__":
+    main()

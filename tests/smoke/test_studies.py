@@ -1,0 +1,163 @@
+"""The studies run as their help says, on next to nothing, go on after an interruption, and draw what they measured."""
+
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.benchmarks import study_large_batch, study_mini
+from tests.benchmarks.pictures import Line, Panel, svg
+from tests.benchmarks.studies import Failed, Results, load, run
+from tests.command_line import write_text
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def study(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
+    """Runs a study in this process; what it prints."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+
+    def run_study(module: ModuleType, *arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", ["study", *arguments])
+        module.main()
+        return capsys.readouterr().out
+
+    yield run_study
+    torch.set_num_threads(threads)
+
+
+def test_the_mini_model_beside_the_trainer(tmp_path: Path, study: Callable[..., str]) -> None:
+    write_text(tmp_path / "text.txt", documents=60)
+    sizes = "--minutes=0.01 --calibrate=4 --threads=1 --examples=4 --length=32 --layers=1 --hidden=32 --held-out=0.2"
+    given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", *sizes.split()]
+    printed = study(study_mini, *given, f"--picture={tmp_path}/mini.svg")
+    result = load(tmp_path / "result.json")
+    for name in ("ours", "trainer"):
+        found = result["measured"][name]
+        points = found["points"]
+        # no time for more than a step a checkpoint
+        assert [p["step"] for p in points] == list(range(1, study_mini.SNAPSHOTS + 1))
+        assert [p["seconds"] for p in points] == sorted(p["seconds"] for p in points)
+        assert points[0]["seconds"] > 0.5  # the start of the process counts
+        assert points[-1]["mlm_loss"] < points[0]["mlm_loss"]
+        assert f"| {found['label']} | 10 |" in printed
+        assert not (tmp_path / name / "run").exists()
+    # ours saw the same examples in the same order from weights of the same distribution
+    ours, peer = (result["measured"][name]["points"][-1] for name in ("ours", "trainer"))
+    assert ours["unigram_entropy"] == peer["unigram_entropy"]
+    assert ours["mlm_loss"] == pytest.approx(peer["mlm_loss"], abs=0.3)
+
+    again = study(study_mini, *given, f"--picture={tmp_path}/again.svg")  # nothing is left to train
+    assert "s to start" not in again
+    drawn = study(study_mini, f"--draw={tmp_path}/result.json", f"--picture={tmp_path}/drawn.svg")
+    assert drawn.partition("picture:")[0] == again.partition("picture:")[0]
+    pictures = [(tmp_path / f"{name}.svg").read_text() for name in ("mini", "again", "drawn")]
+    assert len(set(pictures)) == 1
+    assert len(ET.fromstring(pictures[0]).findall(f".//{SVG}circle")) == 2 * study_mini.SNAPSHOTS
+    with pytest.raises(SystemExit, match="measured with other rate"):
+        study(study_mini, *given, "--rate=1")
+
+
+def test_arms_at_equal_examples_after_an_interruption(tmp_path: Path, study: Callable[..., str]) -> None:
+    write_text(tmp_path / "text.txt", documents=60)
+    sizes = (
+        "--examples=256 --batch=2 --vocabulary=300 --length=32 --layers=1 --hidden=32 --held-out=0.2 --jobs=1"
+    )
+    given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", f"--picture={tmp_path}/a.svg"]
+    given += [*sizes.split(), "--rates", "1e-3"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["study", *given])
+        arguments = study_large_batch.parse()
+    kept = cell("adamw", 1e-3, 1, 4.5)
+    Results(tmp_path / "result.json", study_large_batch.setup(arguments)).add("adamw-0.001-1", kept)
+
+    printed = study(study_large_batch, *given)
+    measured = load(tmp_path / "result.json")["measured"]
+    assert measured.pop("adamw-0.001-1") == kept
+    assert not (tmp_path / "runs/adamw-0.001-1").exists()
+    assert set(measured) == {"small-0.001-1", "lamb-0.001-1"}
+    for found in measured.values():
+        assert found["examples"] == [32 * n for n in range(1, 9)]
+        assert found["loss"] == found["losses"][-1] < found["unigram_entropy"] + 3
+    for name, lines in {
+        "small-0.001-1": ["name: adamw", "global_batch: 2\n", "steps: 128\n", "warmup: 0.02\n"],
+        "lamb-0.001-1": ["name: lamb", "global_batch: 32\n", "steps: 8\n", "warmup: 0.32\n"],
+    }.items():
+        config = (tmp_path / "runs" / name / "config.yaml").read_text()
+        assert all(line in config for line in lines)
+    large = [
+        study_large_batch.run_settings(study_large_batch.Cell(a, 1e-3, 1), arguments)
+        for a in ("lamb", "adamw")
+    ]
+    assert set(large[0]) ^ set(large[1]) == {"optim.name=lamb", "optim.name=adamw"}
+    assert "0.001, at the edge of the grid" in printed
+
+
+def cell(arm: str, rate: float, seed: int, loss: float) -> dict:
+    """An entry of the large-batch study."""
+    losses = [9.0, loss]
+    return {"arm": arm, "rate": rate, "seed": seed, "examples": [1, 2], "losses": losses, "loss": loss,
+            "accuracies": [0.0, 0.1], "unigram_entropy": 6.0}  # fmt: skip
+
+
+def test_an_arm_is_shown_at_its_own_best_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inf = float("inf")
+    losses = {"small": (4.0, 3.0, inf), "lamb": (5.0, 4.0, 3.5), "adamw": (3.75, 4.5, inf)}
+    cells = {
+        f"{arm}{rate}{seed}": cell(arm, rate, seed, loss + seed / 10)
+        for arm, row in losses.items()
+        for rate, loss in zip((0.1, 0.2, 0.4), row, strict=True)
+        for seed in (1, 2)
+    }
+    result = {"setup": {"batch": 16}, "measured": cells}
+    study_large_batch.report(result, tmp_path / "picture.svg")
+    printed = capsys.readouterr().out
+    assert "| AdamW, batch 16 | 0.2 | 3.150 (3.100 to 3.200) | 10.0% | 2 |" in printed
+    assert (
+        "| LAMB, batch 256 | 0.4, at the edge of the grid | 3.650 (3.600 to 3.700) | 10.0% | 2 |" in printed
+    )
+    assert (
+        "| AdamW, batch 256 | 0.1, at the edge of the grid | 3.900 (3.850 to 3.950) | 10.0% | 2 |" in printed
+    )
+    assert "| 0.4 | inf | 3.650 | inf |" in printed
+    names = [text.text for text in ET.parse(tmp_path / "picture.svg").findall(f".//{SVG}text")]
+    assert "LAMB, batch 256, rate 0.4" in names
+
+
+def test_a_picture_lifts_its_pen_over_what_lies_outside() -> None:
+    inside = [(1.0, 2.0), (2.0, 1.0), (3.0, float("inf")), (4.0, 9.0), (5.0, 1.0)]
+    panel = Panel("a < b", "x", "y", [Line("one", inside)], {"level": 1.5}, ceiling=3.0)
+    root = ET.fromstring(svg([panel], "words"))
+    assert root.find(f"{SVG}title").text == "a < b"
+    line = next(p for p in root.iter(f"{SVG}path") if p.get("class") == "line" and p.get("d").count("L") == 1)
+    assert line.get("d").count("M") == 2
+    assert len([p for p in root.iter(f"{SVG}path") if p.get("fill")]) == 2  # arrows at the top
+    assert len(list(root.iter(f"{SVG}circle"))) == 3
+
+
+def test_steps_fill_the_time_but_for_the_start() -> None:
+    assert study_mini.Speed(start=10.0, step=0.5).steps(100.0) == 176  # (98 - 10) / 0.5
+    assert study_mini.Speed(start=200.0, step=0.5).steps(100.0) == study_mini.SNAPSHOTS
+
+
+def test_a_failing_run_is_told(tmp_path: Path) -> None:
+    run([sys.executable, "-c", "print('an earlier one')"], tmp_path / "log")
+    with pytest.raises(Failed, match="no room") as failed:
+        run([sys.executable, "-c", "raise SystemExit('no room')"], tmp_path / "log")
+    assert failed.value.output == "no room\n"
+    assert (tmp_path / "log").read_text() == "an earlier one\nno room\n"
+
+
+def test_results_outlive_an_interruption_and_keep_to_their_set_up(tmp_path: Path) -> None:
+    Results(tmp_path / "result.json", {"a": 1}).add("one", {"loss": float("inf")})
+    assert Results(tmp_path / "result.json", {"a": 1}).measured == {"one": {"loss": float("inf")}}
+    with pytest.raises(SystemExit, match="measured with other a"):
+        Results(tmp_path / "result.json", {"a": 2})
