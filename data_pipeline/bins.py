@@ -1,6 +1,7 @@
 """Lengths and caps in, who shares a micro-batch with whom out: bin packing with three caps."""
 
-from math import ceil
+from collections.abc import Sequence
+from math import ceil, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from data_pipeline.masking import Masker
 
 
+GAP = 20
+"""A packed micro-batch leaves about this part of a sequence empty, since examples are no sand."""
+
+
 class Caps(NamedTuple):
     """The most that a micro-batch may hold."""
 
@@ -23,16 +28,22 @@ class Caps(NamedTuple):
     """Masked rows."""
 
 
-def caps_for(split: "Split", micro_batch: int, sequence_length: int, masker: "Masker | None" = None) -> Caps:
+def caps_for(
+    split: "Split",
+    micro_batch: int,
+    sequence_length: int,
+    masker: "Masker | None" = None,
+    most_tokens: int | None = None,
+) -> Caps:
     """The caps of a micro-batch of `micro_batch` x `sequence_length` tokens; `masker`: the one that masks the split's
-    examples anew.
+    examples anew; `most_tokens`: fewer tokens than that, as `fitting_tokens` has them.
 
     Tokens: exactly that. Examples: twice as many as would fill it at the split's mean length, and 8. Masked
     rows: 4 % more than so many tokens have at the split's mean rate, and the most that one example has; packing
     spreads long and short examples evenly, so that these two rarely bind. Both are rounded up to a
     multiple of 8. Where a masker is to mask, its counts take the place of what the shards have. Raises UserError
     where an example would not fit."""
-    tokens = micro_batch * sequence_length
+    tokens = min(micro_batch * sequence_length, most_tokens or micro_batch * sequence_length)
     if split.longest > tokens:
         raise UserError(
             f"an example of {split.longest} tokens does not fit a micro-batch of {tokens}",
@@ -47,6 +58,22 @@ def caps_for(split: "Split", micro_batch: int, sequence_length: int, masker: "Ma
         most = int(masker.counts(np.array([split.longest]))[0])
     rows = tokens * masked * 26 // (max(split.tokens, 1) * 25)
     return Caps(tokens, _round_up(2 * filled + 8), _round_up(rows + most))
+
+
+def fitting_tokens(histogram: Sequence[int], sequence_length: int, share: int, most: int) -> int:
+    """Tokens of a micro-batch, at most `most`, that leave micro-batches of one shape full: so many that `share`
+    examples, and twice the standard deviation of their sum, fill whole ones. `histogram`: lengths in even bins up to
+    `sequence_length`.
+
+    With `most` tokens a share of 7.5 micro-batches takes 8, a sixteenth of them empty. One share in forty is larger,
+    and takes a micro-batch more."""
+    counts = np.asarray(histogram, np.float64)
+    lengths = (np.arange(len(counts)) + 0.5) * (sequence_length / len(counts))
+    mean = float(counts @ lengths / counts.sum())
+    variance = float(counts @ (lengths - mean) ** 2 / counts.sum())
+    needed = share * mean + 2 * sqrt(share * variance)
+    tokens = ceil(needed / ceil(needed / most)) + sequence_length // GAP
+    return min(most, max(_round_up(tokens), sequence_length))
 
 
 def assign(

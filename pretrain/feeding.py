@@ -30,6 +30,11 @@ class Feed:
         self._empty = self._on_host(MicroBatch.empty(cls, sep))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether all micro-batches are padded to one shape."""
+        return self._shape is not None
+
     def ahead(self, shares: Iterator[StepShare]) -> Prefetch[HostShare]:
         """The shares with their tensors, one of them made before it is asked for."""
         return Prefetch(map(self.on_host, shares), 1)

@@ -3,15 +3,16 @@
 What can be wrong is found here, in seconds, before the first rank starts: shards, vocabulary, lengths, batch.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from data_pipeline.bins import Caps, caps_for
+from data_pipeline.bins import Caps, caps_for, fitting_tokens
 from data_pipeline.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index, Split
+from data_pipeline.index import TRAIN, Index, Split
 from data_pipeline.loader import order_of
 from data_pipeline.order import SEQUENTIAL, Order, default_streams
 from data_pipeline.settings import deciding_values
@@ -57,8 +58,20 @@ class Plan:
 
     def caps(self, split: Split, config: RunConfig) -> Caps:
         """The most that a micro-batch of this split's examples may hold."""
+        return self._caps(split, config, None)
+
+    def caps_of_one_shape(self, config: RunConfig, ranks: int) -> Caps:
+        """The same of training examples, smaller, so that micro-batches that are padded to the caps are full."""
+        histogram = self.index.statistics.get(TRAIN, {}).get("length_histogram")
+        length, share = self.index.settings["sequence_length"], math.ceil(config.train.global_batch / ranks)
+        most = config.train.micro_batch * length
+        tokens = fitting_tokens(histogram, length, share, most) if histogram else None
+        return self._caps(self.index.train, config, tokens)
+
+    def _caps(self, split: Split, config: RunConfig, tokens: int | None) -> Caps:
         masker = self.masking.masker(0) if self.masking and split is self.index.train else None
-        return caps_for(split, config.train.micro_batch, self.index.settings["sequence_length"], masker)
+        length = self.index.settings["sequence_length"]
+        return caps_for(split, config.train.micro_batch, length, masker, tokens)
 
 
 def check_run(config: RunConfig, ranks: int) -> list[Plan]:

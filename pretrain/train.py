@@ -253,9 +253,8 @@ def model_feed(plan: Plan, engine: Engine, world: World, console: Console) -> Fe
     config, vocabulary, split = plan.phase.config, plan.index.vocabulary, plan.index.train
     if not compiling.wanted(config, world.device, engine.precision, plan.step_flops(config)):
         return Feed(world.device, vocabulary.cls, vocabulary.sep)
-    feed = Feed(
-        world.device, vocabulary.cls, vocabulary.sep, Shape.of(plan.caps(split, config), split.longest)
-    )
+    shape = Shape.of(plan.caps_of_one_shape(config, world.size), split.longest)
+    feed = Feed(world.device, vocabulary.cls, vocabulary.sep, shape)
     compiling.compile_model(engine.module, feed.empty, console)
     return feed
 
@@ -263,7 +262,8 @@ def model_feed(plan: Plan, engine: Engine, world: World, console: Console) -> Fe
 def training_loader(run: Run) -> Loader:
     """This rank's shares, from the first global batch that the phase has not seen."""
     config, plan, world = run.config, run.plan, run.world
-    caps = plan.caps(plan.index.train, config)
+    full = run.feed.has_one_shape
+    caps = plan.caps_of_one_shape(config, world.size) if full else plan.caps(plan.index.train, config)
     start = run.position.batch_of_phase
     return Loader(
         plan.index,

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_material import blocks_of, random_examples, shard_folder
 
-from data_pipeline.bins import Caps, assign, caps_for
+from data_pipeline.bins import Caps, assign, caps_for, fitting_tokens
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.loader import Loader, Shares, held_out, loader_state, order_of, resumed_batch
@@ -370,3 +370,25 @@ def test_a_process_ends_while_the_thread_is_busy(data: tuple[Index, Examples]) -
         command = [sys.executable, "-c", code, index_folder := data[0].folder, *extra]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", status), index_folder
+
+
+@pytest.mark.parametrize("share", [32, 64, 256, 1000])
+@pytest.mark.parametrize("low", [100, 16])
+def test_micro_batches_of_one_shape_are_full(share: int, low: int) -> None:
+    """At a share of 7.5 micro-batches, say: not 8 of which one is half empty."""
+    generator = np.random.default_rng(share)
+    draws = generator.integers(low, 129, (40, share))
+    histogram = np.bincount((draws.ravel() - 1) // 8, minlength=16)
+    most = 32 * 128
+    tokens = fitting_tokens(histogram.tolist(), 128, share, most)
+    assert 128 <= tokens <= most
+
+    def filled(tokens: int) -> tuple[float, float]:
+        bins = [assign(x, np.zeros(share, np.int64), Caps(tokens, 10**6, 1))[1] for x in draws]
+        counts = np.array([len(b) - 1 for b in bins])
+        return draws.sum() / (counts.sum() * tokens), (counts > counts.min()).mean()
+
+    (plain, _), (fitted, larger) = filled(most), filled(tokens)
+    expected = {32: 0.88, 64: 0.88, 256: 0.93, 1000: 0.96}[share]
+    assert fitted >= max(expected if low == 100 else expected - 0.06, plain - 0.01)
+    assert larger <= 0.15
