@@ -20,8 +20,10 @@ PAGES = [
     *sorted((ROOT / "slurm").glob("*.sbatch")),
     *sorted(RECIPES.glob("*.yaml")),
 ]
+OTHERS = {"vocabulary.sha256"}  # of index.json
+FILES = "py|md|json|jsonl|yaml|sbatch|tar|npy|txt|html|log|svg"
 GROUPS = [f.name for f in fields(RunConfig) if f.name not in ("init_from", "init_moments", "phases")]
-VERBS = {name: command for name, command in typer.main.get_command(app).commands.items()}  # type: ignore[attr-defined]
+VERBS = dict(typer.main.get_command(app).commands.items())  # type: ignore[attr-defined]
 
 
 def text_of(page: Path) -> str:
@@ -34,17 +36,8 @@ def text_of(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_keys_and_verbs_are_those_of_the_command_line(page: Path) -> None:
     text = text_of(page)
-    keys = re.findall(rf"(?<![\w./-])((?:{'|'.join(GROUPS)})\.[a-z]\w*)(?!\w*[/(])", text)
-    files = (
-        "data.md",
-        "train.sbatch",
-        "train.py",
-        "run.json",
-        "checkpoint.json",
-        "checkpoint.py",
-        "train.tar",
-    )
-    unknown = {key for key in keys if key not in setting_names() and key not in files}
+    keys = re.findall(rf"(?<![\w./-])((?:{'|'.join(GROUPS)})\.(?!(?:{FILES})\b)[a-z]\w*)(?!\w*[/(<])", text)
+    unknown = {key for key in keys if key not in setting_names() and key not in OTHERS}
     assert not unknown
     for verb, rest in re.findall(r"(?:^|[`>\"] ?|^ +)maskmill ([a-z]+)\b([^`\n]*)", text, re.MULTILINE):
         assert verb in VERBS, f"{page.name} speaks of maskmill {verb}"

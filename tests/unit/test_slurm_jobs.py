@@ -29,7 +29,7 @@ class Cluster:
         words = '"${0##*/}" "$@" "MASKMILL_STAGE=${MASKMILL_STAGE:-}"'
         note = f'printf "%s\\0" {words} >>{folder}/told; echo >>{folder}/told'
         count = f"n=$(wc -l <{folder}/number); echo >>{folder}/number"
-        refuse = 'if [[ "$*" == *refused* ]]; then echo "invalid partition" >&2; exit 1; fi'
+        refuse = 'if [[ "$*" == *partition=refused* ]]; then echo "invalid partition" >&2; exit 1; fi'
         self._write("sbatch", f"{note}; {refuse}; {count}; echo $((n + 100))")
         self._write("scancel", note)
         (folder / "number").write_text("")
