@@ -22,8 +22,10 @@ A run is described by a RECIPE (a shipped name or a YAML path) and key=value pai
     maskmill prepare demo                     text -> shards
     maskmill train demo train.steps=500       shards -> checkpoints in run.dir
     maskmill export runs/demo                 newest checkpoint -> runs/demo/export, a Hugging Face model
+    maskmill slurm demo --nodes 2             all of these as jobs of a Slurm cluster
 
-`maskmill settings` lists every key with its meaning and default."""
+`maskmill settings` lists every key with its meaning and default, `maskmill status RUN` says how a run is, and
+`maskmill doctor` what this machine lacks."""
 
 app = typer.Typer(
     help=HELP,

@@ -28,9 +28,11 @@ def stages(console: Console) -> Stage:
     return _bars(console) if console.is_terminal else _lines(console)
 
 
-def late_stages(console: Console, seconds: float = LATE) -> Stage:
-    """As `stages`, for what is mostly quick: nothing is shown of a stage that ends within so many seconds."""
-    shown = stages(console)
+def late_stages(console: Console, seconds: float | None = None) -> Stage:
+    """As `stages`, for what is mostly quick: nothing is shown of a stage that ends within so many seconds (two on a
+    terminal; in a batch log as many as there are between two lines)."""
+    shown, patience = stages(console), LATE if console.is_terminal else LINES_APART
+    patience = patience if seconds is None else seconds
 
     @contextmanager
     def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -40,7 +42,7 @@ def late_stages(console: Console, seconds: float = LATE) -> Stage:
             def advance(n: int) -> None:
                 nonlocal waiting, show
                 waiting += n
-                if show is None and time.monotonic() - started > seconds:
+                if show is None and time.monotonic() - started > patience:
                     show = stack.enter_context(shown(name, total))
                 if show is not None:
                     show(waiting)

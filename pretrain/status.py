@@ -90,7 +90,7 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     status.lives = int(_number(run.get("lives")) or 0)
     submitted = _json(folder / SUBMITTED)
     status.jobs = _tables(submitted.get("jobs"))
-    status.command = status.command or str(submitted.get("command") or "")
+    status.command = str(submitted.get("command") or "") or status.command
     _health(status, summary, pulse, now)
     return status
 

@@ -40,4 +40,4 @@ def doctor(
             line = f"{MARKS[finding.level]} {finding.subject}: {escape(finding.text)}{remedy}"
             console.print(line, soft_wrap=True)
     if any(finding.essential and finding.level == MISSING for finding in found):
-        raise typer.Exit(2)
+        raise SystemExit(2)

@@ -29,7 +29,7 @@ class Cluster:
         words = '"${0##*/}" "$@" "MASKMILL_STAGE=${MASKMILL_STAGE:-}"'
         note = f'printf "%s\\0" {words} >>{folder}/told; echo >>{folder}/told'
         count = f"n=$(wc -l <{folder}/number); echo >>{folder}/number"
-        refuse = 'if [[ "$*" == *refused* ]]; then echo "invalid partition" >&2; exit 1; fi'
+        refuse = 'if [[ "$*" == *partition=refused* ]]; then echo "invalid partition" >&2; exit 1; fi'
         self._write("sbatch", f"{note}; {refuse}; {count}; echo $((n + 100))")
         self._write("scancel", note)
         (folder / "number").write_text("")
@@ -266,3 +266,10 @@ def test_verb_sbatch_runs_a_verb(tmp_path: Path) -> None:
     assert (
         subprocess.run([*script, "export"], env=environment, capture_output=True, check=False).returncode == 2
     )
+
+
+def test_the_batch_script_can_ask_for_the_run_folder(maskmill: Maskmill) -> None:
+    """slurm/train.sbatch puts the ranks' logs there."""
+    said = maskmill("settings", "run.dir", "--recipe", "demo", "train.steps=3", "run.dir=a 50% [b]").stdout
+    assert said.splitlines()[0] == "run.dir = a 50% [b]"
+    assert "--recipe RECIPE beside it" in maskmill("settings", "run.", "run.dir=x", code=2).stderr

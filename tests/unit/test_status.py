@@ -59,6 +59,7 @@ class Folder:
             }
             for step in range(1, 21)
         ]
+        lines = [line | ({"phase": more["phase"]} if "phase" in more else {}) for line in lines]
         lines.insert(10, {"kind": "eval", "step": 10, "held_out_loss": 8.25, "held_out_mlm_loss": 7.5})
         text = "".join(json.dumps(line) + "\n" for line in lines)
         self.write("metrics.jsonl", text + '{"kind": "train", "step": 21, "lo', ago)  # half-written

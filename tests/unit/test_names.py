@@ -1,0 +1,53 @@
+"""One thing has one name: keys, recipes, verbs and options that the pages, the recipes' comments and the batch scripts
+speak of are those of the command line."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from launch.cli import app
+from launch.recipe import RECIPES, recipe_names, setting_names
+from pretrain.config import RunConfig
+from tests.command_line import ROOT
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "slurm").glob("*.sbatch")),
+    *sorted(RECIPES.glob("*.yaml")),
+]
+OTHERS = {"vocabulary.sha256"}  # of index.json
+FILES = "py|md|json|jsonl|yaml|sbatch|tar|npy|txt|html|log|svg"
+GROUPS = [f.name for f in fields(RunConfig) if f.name not in ("init_from", "init_moments", "phases")]
+VERBS = dict(typer.main.get_command(app).commands.items())  # type: ignore[attr-defined]
+
+
+def text_of(page: Path) -> str:
+    """Without Python, in which `data.out` may be anything."""
+    return re.sub(
+        r"^```python\n.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_keys_and_verbs_are_those_of_the_command_line(page: Path) -> None:
+    text = text_of(page)
+    keys = re.findall(rf"(?<![\w./-])((?:{'|'.join(GROUPS)})\.(?!(?:{FILES})\b)[a-z]\w*)(?!\w*[/(<])", text)
+    unknown = {key for key in keys if key not in setting_names() and key not in OTHERS}
+    assert not unknown
+    for verb, rest in re.findall(r"(?:^|[`>\"] ?|^ +)maskmill ([a-z]+)\b([^`\n]*)", text, re.MULTILINE):
+        assert verb in VERBS, f"{page.name} speaks of maskmill {verb}"
+        known = {option for parameter in VERBS[verb].params for option in parameter.opts} | {"--help"}
+        assert set(re.findall(r"(?<!\S)(--[a-z-]+)", rest.partition("#")[0])) <= known, (
+            f"maskmill {verb}{rest}"
+        )
+
+
+def test_recipes_of_the_readme_are_those_that_ship() -> None:
+    listed = re.search(r"^Recipes: (.*?);", text_of(ROOT / "README.md"), re.MULTILINE | re.DOTALL)
+    assert listed
+    assert sorted(re.findall(r"`(\w+)`", listed[1])) == recipe_names()
