@@ -7,6 +7,7 @@ Dashboards are code: what they show is layout.py's table, and calling this again
 import importlib
 import importlib.util
 import os
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,9 @@ def _entity(given: str) -> str:
 
 def _need_library() -> None:
     if importlib.util.find_spec("wandb_workspaces") is None:
-        raise UserError(
-            "needs wandb-workspaces", where="dashboard", remedy="pip install 'maskmill[dashboard]'"
-        )
+        remedy = "pip install 'maskmill[dashboard]'"
+        raise UserError("needs wandb-workspaces", where="dashboard", remedy=remedy)
+    with warnings.catch_warnings():  # it still declares its types in an older way of pydantic's
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("wandb_workspaces.workspaces")
+        importlib.import_module("wandb_workspaces.reports.v2")

@@ -98,6 +98,7 @@ def begin(stage: Stage) -> Session:
         return start(stage, online=True)
     except Exception as error:  # a firewall, a server that is down: the run goes on, `maskmill sync` sends it
         say(f"W&B cannot be reached, going on offline: {first_line(error)}")
+        _wandb().teardown()  # W&B's own process still holds the run's id for the attempt that failed
         return start(stage, online=False)
 
 

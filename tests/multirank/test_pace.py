@@ -77,6 +77,11 @@ def test_what_held_the_run_up_in_words(rows: list[RankPace], words: list[str]) -
 
 def test_figures_of_the_log() -> None:
     found = figures([rank_pace(), rank_pace(step=0.2, worst=Lap(7, 0.3, 0, 0, 1)), rank_pace(**SLOW)])
+    by_rank = {name: found.pop(f"{name}_ms_by_rank") for name in ("step", "forward")}
+    assert by_rank["step"] == pytest.approx([100, 200, 1e3 * rank_pace(**SLOW).step])
+    assert by_rank["forward"] == pytest.approx(
+        [1e3 * row.forward for row in (rank_pace(), rank_pace(), rank_pace(**SLOW))]
+    )
     assert found == pytest.approx(
         {
             "step_ms": 200,
@@ -86,7 +91,8 @@ def test_figures_of_the_log() -> None:
             "slowest_rank_ratio": 2.0,
         }
     )
-    assert set(figures([rank_pace()])) == {"step_ms", "slowest_step_ms", "forward_ms"}
+    by_rank_names = {"step_ms_by_rank", "forward_ms_by_rank"}
+    assert set(figures([rank_pace()])) == {"step_ms", "slowest_step_ms", "forward_ms"} | by_rank_names
 
 
 class Counter:

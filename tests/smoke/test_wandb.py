@@ -3,7 +3,6 @@ not there, or goes away."""
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import wandb
+from omegaconf import OmegaConf
 
+import wandb
 from pretrain import monitor
 from pretrain.checkpoint import MARKER
-from pretrain.config import MonitorSettings
+from pretrain.config import MonitorSettings, RunConfig
 from pretrain.monitoring.layout import keys_of, sections
 from pretrain.monitoring.points import point_of
 from tests.command_line import ROOT, Maskmill
@@ -153,20 +153,21 @@ def test_a_server_that_goes_away_half_way(
     monkeypatch.delenv("WANDB_FINISH_TIMEOUT")
     with serving(state):
         reach(state, monkeypatch)
-        assert "sent 4 lines" in maskmill("sync", str(run)).stdout
+        assert "sent 5 lines" in maskmill("sync", str(run)).stdout
         assert "sent 0 lines" in maskmill("sync", str(run)).stdout
-    assert [p["step"] for p in state.points(next(iter(state.runs)))] == [1, 2, 3, 4]
+    steps = [point["step"] for point in state.points(next(iter(state.runs)))]
+    assert steps == [1, 2, 3, 4, 4], "and the evaluation at the end"
 
 
 def test_a_firewall_that_drops_packets(
-    tracked: tuple[Standin, Path, str],
+    elsewhere: Path,
     maskmill: Maskmill,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Nothing hangs, nothing is lost: an offline run, which `wandb leet` shows and `wandb sync` sends."""
-    run, state = copied(tracked[1], tmp_path), Standin()
+    run, state = fresh_run(tmp_path / "run"), Standin()
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never says a word
         state.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         reach(state, monkeypatch)
@@ -186,11 +187,12 @@ def test_a_firewall_that_drops_packets(
     assert (state.runs["abc"].settings["groupName"], state.errors) == ("run", [])
 
 
-def test_a_machine_without_a_network(tracked: tuple[Standin, Path, str], tmp_path: Path) -> None:
+def test_a_machine_without_a_network(elsewhere: Path, tmp_path: Path) -> None:
     """With a key, and not even an interface: the same."""
     if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
         pytest.skip("may not take a process off the network")
-    run = copied(tracked[1], tmp_path)
+    run = fresh_run(tmp_path / "run")
+    wandb.teardown()  # or the other process would take ours for its own
     code = "import sys; from pathlib import Path; from tests.smoke.test_wandb import *; log_steps(Path(sys.argv[1]))"
     environment = os.environ | {
         "WANDB_INIT_TIMEOUT": "3",
@@ -210,14 +212,12 @@ def test_a_machine_without_a_network(tracked: tuple[Standin, Path, str], tmp_pat
     assert len(list((run / "wandb").glob("offline-run-*/run-abc.wandb"))) == 1
 
 
-def copied(run: Path, folder: Path) -> Path:
+def fresh_run(folder: Path) -> Path:
     """A run folder as it is before its first step."""
-    to = folder / "run"
-    to.mkdir()
-    shutil.copy(run / "config.yaml", to)
-    known = json.loads((run / "run.json").read_text())
-    (to / "run.json").write_text(json.dumps(known | {"id": "abc"}))
-    return to
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"identity": {}, "id": "abc", "lives": 1}))
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(RunConfig)))
+    return folder
 
 
 def log_steps(run: Path) -> None:
@@ -260,14 +260,14 @@ def test_the_dashboard_on_the_server(
 def test_the_dashboard_without_a_network(
     maskmill: Maskmill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wandb_workspaces.reports.v2.internal import Spec
-    from wandb_workspaces.workspaces.internal import WorkspaceViewspec
-
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     file = tmp_path / "spec.json"
     said = maskmill("dashboard", "team/project", "--json", str(file), "--dry-run").stdout
     assert "Trust ratio by layer" in said
+    from wandb_workspaces.reports.v2.internal import Spec
+    from wandb_workspaces.workspaces.internal import WorkspaceViewspec
+
     spec = json.loads(file.read_text())
     assert WorkspaceViewspec.model_validate(spec["workspace"])
     assert Spec.model_validate(spec["report"])
