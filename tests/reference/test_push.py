@@ -20,6 +20,7 @@ from pretrain.export import hub as door
 from pretrain.export.card import Card
 from pretrain.export.hub import BELONGS, PLACEHOLDER, exported_folder, gather, push
 from pretrain.export.huggingface import export
+from pretrain.inspection import describe
 from pretrain.objectives import load
 from pretrain.objectives.base import build
 from tests.command_line import Maskmill
@@ -125,6 +126,7 @@ def test_a_card_that_people_wrote_on_goes_as_it_is(hub: Hub, model: Path, tmp_pa
     card = model / "README.md"
     card.write_text(card.read_text("utf-8") + "\nThanks to everyone.\n", "utf-8")
     assert gather(model, REPO).edited
+    assert describe(model)["hashes"] == "all hold, but for README.md, which was edited"
     send(model)
     sent = hub.repositories[REPO].files
     assert b"Thanks to everyone." in sent["README.md"]
@@ -206,8 +208,9 @@ def test_a_hub_that_never_answers_is_given_up(model: Path, monkeypatch: pytest.M
 
     def keep_waiting(listening: socket.socket) -> None:
         taken, _ = listening.accept()
-        over.wait(30)
+        over.wait(15)
         taken.close()  # in the end, so that this test fails rather than hangs where there is no limit
+        listening.close()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         waiter = threading.Thread(target=keep_waiting, args=(listening,), daemon=True)
@@ -284,6 +287,9 @@ def spoil(folder: Path, change: str) -> str:
 )
 def test_what_is_no_whole_export_is_not_sent(change: str, hub: Hub, model: Path) -> None:
     said = spoil(model, change)
+    if change in ("weights", "missing"):
+        with pytest.raises(UserError):
+            describe(model)
     with pytest.raises(UserError) as error:
         send(model)
     assert said in str(error.value)
