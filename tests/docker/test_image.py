@@ -174,16 +174,12 @@ def until(process: subprocess.Popen[str], holds, seconds: float = 300) -> None: 
 
 def test_a_verb_that_knows_no_signals_ends_by_one(images: Images) -> None:
     """As the first process of a container it would not, and `docker stop` would wait in vain."""
-    process = images.start(
-        IMAGE, "-c", "exec tini -- sleep 600", options=["--name=deaf", "--entrypoint=bash", "--network=none"]
-    )
+    process = images.start(IMAGE, "vocab", "demo", options=["--name=deaf", "--network=none"])
     until(process, lambda: "deaf" in images.tell("ps", "--format={{.Names}}").stdout)
     time.sleep(1)
-    started = time.monotonic()
     images.tell("stop", "--time=60", "deaf", code=None)
     process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert time.monotonic() - started < 60
+    assert process.returncode == 128 + signal.SIGTERM, "not SIGKILL, at the end of the minute"
 
 
 def test_it_runs_as_launchers_of_clusters_run_it(images: Images, work: Path, tmp_path: Path) -> None:
