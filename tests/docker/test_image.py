@@ -144,6 +144,14 @@ def test_two_containers_are_as_good_as_one(images: Images, work: Path) -> None:
     assert same(one, two)
 
 
+def test_torchrun_starts_the_ranks(images: Images, work: Path) -> None:
+    """As docs/cloud.md does on several machines, here on one."""
+    command = ["--standalone", "--nproc-per-node=2", "--no-python", "maskmill", "train", "demo", *RUN]
+    options = [*mounted(work), "--entrypoint=torchrun"]
+    images.run(IMAGE, *command, "train.steps=2", "run.dir=torchrun", options=options)
+    assert len(list((work / "torchrun/checkpoints/step-00000002").glob("fragments-*"))) == 2
+
+
 def test_a_stopped_container_saves_and_the_same_command_goes_on(images: Images, work: Path) -> None:
     """What a spot machine's notice comes down to: SIGTERM to the container."""
     command = ["train", "demo", *RUN, "run.ranks=2", "train.steps=400", "train.checkpoint_every=1000"]
