@@ -245,7 +245,7 @@ def test_the_build_context_is_what_a_wheel_is_built_from() -> None:
         for word in text.split()[:-1]
         if not word.startswith("--") and word not in (".", "/opt/maskmill")
     }
-    packages = {"launch", "pretrain", "data_pipeline"}
+    packages = {"launch", "pretrain", "data_pipeline", "slurm"}  # slurm: the wheel's batch scripts
     assert copied | packages | {"pyproject.toml", "README.md", "LICENSE"} == let_in
 
 
