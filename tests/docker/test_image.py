@@ -41,6 +41,7 @@ def images() -> Iterator[Images]:
 def work(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Path:
     """A folder of the container's user, with a text, its vocabulary and its shards."""
     folder = tmp_path_factory.mktemp("work")
+    folder.chmod(0o755)
     os.chown(folder, USER, USER)
     write_text(folder / "text.txt")
     for verb in ("vocab", "prepare"):
