@@ -24,7 +24,7 @@ IMAGE = "maskmill:cpu"
 USER = 1000
 RUN = ["data.sources=text.txt", "data.vocab=vocabulary", "data.out=shards", "train.checkpoint_every=2", *TINY]
 """A tiny run in /work."""
-FULL_DEMO = "MASKMILL_DEMO_STEPS" not in os.environ
+FULL_DEMO = "MASKMILL_DEMO_STEPS" not in os.environ  # else so many steps, at least 20: two lines of the log
 
 
 @pytest.fixture(scope="module")
