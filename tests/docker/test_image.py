@@ -24,7 +24,7 @@ IMAGE = "maskmill:cpu"
 USER = 1000
 RUN = ["data.sources=text.txt", "data.vocab=vocabulary", "data.out=shards", "train.checkpoint_every=2", *TINY]
 """A tiny run in /work."""
-FULL_DEMO = "MASKMILL_DEMO_STEPS" not in os.environ
+FULL_DEMO = "MASKMILL_DEMO_STEPS" not in os.environ  # else so many steps, at least 20: two lines of the log
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,7 @@ def images() -> Iterator[Images]:
 def work(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Path:
     """A folder of the container's user, with a text, its vocabulary and its shards."""
     folder = tmp_path_factory.mktemp("work")
+    folder.chmod(0o755)
     os.chown(folder, USER, USER)
     write_text(folder / "text.txt")
     for verb in ("vocab", "prepare"):
@@ -144,6 +145,14 @@ def test_two_containers_are_as_good_as_one(images: Images, work: Path) -> None:
     assert same(one, two)
 
 
+def test_torchrun_starts_the_ranks(images: Images, work: Path) -> None:
+    """As docs/cloud.md does on several machines, here on one."""
+    command = ["--standalone", "--nproc-per-node=2", "--no-python", "maskmill", "train", "demo", *RUN]
+    options = [*mounted(work), "--entrypoint=torchrun"]
+    images.run(IMAGE, *command, "train.steps=2", "run.dir=torchrun", options=options)
+    assert len(list((work / "torchrun/checkpoints/step-00000002").glob("fragments-*"))) == 2
+
+
 def test_a_stopped_container_saves_and_the_same_command_goes_on(images: Images, work: Path) -> None:
     """What a spot machine's notice comes down to: SIGTERM to the container."""
     command = ["train", "demo", *RUN, "run.ranks=2", "train.steps=400", "train.checkpoint_every=1000"]
@@ -174,16 +183,12 @@ def until(process: subprocess.Popen[str], holds, seconds: float = 300) -> None: 
 
 def test_a_verb_that_knows_no_signals_ends_by_one(images: Images) -> None:
     """As the first process of a container it would not, and `docker stop` would wait in vain."""
-    process = images.start(
-        IMAGE, "-c", "exec tini -- sleep 600", options=["--name=deaf", "--entrypoint=bash", "--network=none"]
-    )
+    process = images.start(IMAGE, "vocab", "demo", options=["--name=deaf", "--network=none"])
     until(process, lambda: "deaf" in images.tell("ps", "--format={{.Names}}").stdout)
     time.sleep(1)
-    started = time.monotonic()
     images.tell("stop", "--time=60", "deaf", code=None)
     process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert time.monotonic() - started < 60
+    assert process.returncode == 128 + signal.SIGTERM, "not SIGKILL, at the end of the minute"
 
 
 def test_it_runs_as_launchers_of_clusters_run_it(images: Images, work: Path, tmp_path: Path) -> None:

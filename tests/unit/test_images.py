@@ -78,6 +78,10 @@ def test_both_images_are_of_one_script_and_one_lock() -> None:
         spec = defaults(build.instructions)["TORCH_SPEC"]
         (torch,) = (Requirement(r) for r in PROJECT["dependencies"] if r.startswith("torch"))
         assert Version(spec.removeprefix("torch==")) in torch.specifier
+    for path in ("Makefile", "docker/install.sh", "docker/lock.sh"):
+        assert re.findall(r"torch==[\d.]+", (ROOT / path).read_text())[0] == spec, (
+            f"{path}: another torch by default"
+        )
     assert steps["Dockerfile"] == steps["Dockerfile.cpu"]
     assert set(steps["Dockerfile"]) == {"system", "environment", "maskmill", "user"}
 
@@ -241,7 +245,7 @@ def test_the_build_context_is_what_a_wheel_is_built_from() -> None:
         for word in text.split()[:-1]
         if not word.startswith("--") and word not in (".", "/opt/maskmill")
     }
-    packages = {"launch", "pretrain", "data_pipeline"}
+    packages = {"launch", "pretrain", "data_pipeline", "slurm"}  # slurm: the wheel's batch scripts
     assert copied | packages | {"pyproject.toml", "README.md", "LICENSE"} == let_in
 
 

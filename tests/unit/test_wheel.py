@@ -2,6 +2,7 @@
 file of the packages and work from any folder."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,14 @@ BUILD = "import sys; from setuptools import build_meta as b; getattr(b, f'build_
 def tracked(*paths: str) -> set[str]:
     listed = subprocess.run(["git", "ls-files", *paths], cwd=ROOT, capture_output=True, text=True, check=True)
     return {line for line in listed.stdout.splitlines() if (ROOT / line).exists()}
+
+
+def files_at(path: str) -> set[str]:
+    """The file itself, or, where it leads to a folder elsewhere in the repository, that folder's files."""
+    if not (ROOT / path).is_dir():
+        return {path}
+    target = os.path.relpath((ROOT / path).resolve(), ROOT)
+    return {path + name.removeprefix(target) for name in tracked(target)}
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
@@ -40,9 +49,9 @@ def build(kind: str, source: Path, out: Path) -> Path:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source archive, of the files that git knows, in a folder of their own: nothing else gets in."""
     source = tmp_path_factory.mktemp("source")
-    for name in tracked("pyproject.toml", "README.md", "LICENSE", *PACKAGES):
+    for name in tracked("pyproject.toml", "README.md", "LICENSE", "slurm", *PACKAGES):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((ROOT / name).read_bytes())
+        shutil.copyfile(ROOT / name, source / name, follow_symlinks=False)
     return build("sdist", source, tmp_path_factory.mktemp("sdist") / "out")
 
 
@@ -60,7 +69,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: Path) ->
     with zipfile.ZipFile(wheel) as zipped:
         held = {name for name in zipped.namelist() if ".dist-info/" not in name}
         information = [name for name in zipped.namelist() if name not in held]
-    assert held == tracked(*PACKAGES)
+    assert held == {name for path in tracked(*PACKAGES) for name in files_at(path)}
     assert {"launch/recipes/demo.yaml", "launch/recipes/corpus/demo.jsonl.zst"} <= held
     assert any(name.endswith("/LICENSE") for name in information)
 
