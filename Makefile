@@ -76,7 +76,7 @@ audit: env
 	@$(BIN)/pip-audit --requirement docker/requirements.lock --require-hashes --disable-pip --strict
 # installs Chromium where it is missing (as root, Debian or Ubuntu); fails, never skips, where it cannot start
 test-browser: env
-	@command -v chromium >/dev/null || { \
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y chromium >/dev/null; }
 	@$(BIN)/python -m pytest tests/browser -m browser

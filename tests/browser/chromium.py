@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+NAMES = ("chromium", "google-chrome")
 FLAGS = (
     "--headless=new",
     "--no-sandbox",  # root, in a container
@@ -34,7 +35,7 @@ class Chromium:
     """One browser with one page. What its console says, what it throws and what it asks for is kept."""
 
     def __init__(self, profile: Path) -> None:
-        path = shutil.which("chromium")
+        path = next(filter(None, map(shutil.which, NAMES)), None)
         assert path is not None, "chromium is not installed: apt-get install chromium"
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
