@@ -199,6 +199,8 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
             raise UserError(f"{full} is one setting, not a group", where=where, expected=f"{full}=value")
         elif str(hints[key]).startswith("list") and isinstance(value, str):
             value = [value] if value else []
+        elif full != "phases" and isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
+            raise UserError(f"{full} is a list of values", where=where, expected=f"{full}=[a, b]")
         elif value is None:
             raise UserError(f"{full} has no value", where=where, expected=f"{full}=value")
         result[key] = value

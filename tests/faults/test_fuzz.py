@@ -21,7 +21,7 @@ def test_what_is_changed_at_random_is_refused_or_read_rightly(name: str, tmp_pat
     cases = SLICE * PARSERS[name][2] // sum(share for _, _, share in PARSERS.values())
     found = fuzz(name, cases, 1, tmp_path / "fuzz")
     assert found.wrong == []
-    assert 0 < found.refused < found.cases == cases
+    assert 0 < found.refused <= found.cases == cases
 
 
 @pytest.mark.parametrize(
@@ -31,16 +31,19 @@ def test_what_is_changed_at_random_is_refused_or_read_rightly(name: str, tmp_pat
         ("a: " + "{b: " * 60_000, "nested deeper"),
         (DOUBLED, "values"),
         ("a: &a [*a]", "an alias within itself"),
-        ("run: {dir: 2001-99-99}", "month must be in"),
+        ("optim: {betas: [0.9, {a: 1}]}", "optim.betas is a list of values"),
+        ("extends: demo\nphases: [{name: a, optim: {betas: [[0.9], 0.9]}}]", "optim.betas is a list of values"),
+        ("extends: " + "x" * 5000, "no such recipe"),
         ("run: {dir: " + "1" * 5000 + "}", "4300 digits"),
     ],
-    ids=["deep list", "deep table", "aliases of aliases", "circle", "no date", "no number"],
+    ids=str.split("deep-list deep-table aliases-of-aliases circle table-in-list list-in-list long-name no-number"),
 )  # fmt: skip
 def test_a_recipe_beyond_reason_is_one_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=says) as caught:
         load_config(str(tmp_path / "recipe.yaml"), [])
-    assert "recipe.yaml" in str(caught.value)
+    assert "recipe.yaml" in str(caught.value) or "x" * 100 in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_deep_override_is_one_line() -> None:

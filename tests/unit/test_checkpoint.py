@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import (
     checkpoints,
+    drop,
     find_checkpoint,
     newest_checkpoint,
     newest_whole,
@@ -274,6 +275,15 @@ def test_old_ones_go(tmp_path: Path) -> None:
         "step-00000002",
         "step-00000005",
     ]
+
+
+def test_the_marker_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are emptied in no known order: killed in between, one would lack a part and look whole."""
+    folder, found = save(tmp_path), list[bool]()
+    monkeypatch.setattr("shutil.rmtree", lambda path, **_: found.append((path / "checkpoint.json").exists()))
+    assert (folder / "checkpoint.json").exists()
+    drop(folder)
+    assert found == [False]
 
 
 def test_copies_are_made_in_the_same_memory() -> None:
