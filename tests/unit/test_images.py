@@ -86,15 +86,12 @@ def test_both_images_are_of_one_script_and_one_lock() -> None:
     assert set(steps["Dockerfile"]) == {"system", "environment", "maskmill", "user"}
 
 
-def test_the_cuda_image_compiles_for_ampere_and_hopper_with_the_version_of_its_torch() -> None:
-    before, (build, last) = stages(DOCKER / "Dockerfile")
+def test_the_cuda_image_compiles_for_ampere_and_hopper() -> None:
+    _, (build, last) = stages(DOCKER / "Dockerfile")
     arguments = defaults(build.instructions)
     assert {"8.0", "8.6", "9.0"} <= set(arguments["TORCH_CUDA_ARCH_LIST"].split(";"))
     assert {f"DS_BUILD_{op}" for op in arguments["DS_OPS"].split()} <= operators_of_deepspeed()
-    major, minor, _ = defaults(before)["CUDA"].split(
-        "."
-    )  # DeepSpeed refuses to compile with another minor version
-    assert arguments["TORCH_INDEX"].endswith(f"/cu{major}{minor}")
+    assert not arguments["TORCH_INDEX"].strip('"'), "whose builds fit CUDA is for who builds the image to say"
     assert "-devel-" in build.base
     assert "-base-" in last.base
     assert not [text for text in last.all("ENV") if "NCCL" in text], "what suits one cloud slows down another"
