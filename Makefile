@@ -22,8 +22,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster test-docker test-browser lock audit reshard storm fuzz study-mini study-large-batch docs \
-  lint format clean
+.PHONY: env demo test test-cluster test-docker test-browser lock audit reshard storm fuzz study-mini study-large-batch docs lint format clean
 
 env: $(STAMP)
 

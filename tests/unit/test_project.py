@@ -17,7 +17,7 @@ def test_pre_commit_runs_the_linters_of_make_lint() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     before_a_commit = {hook["entry"].removeprefix(".venv/bin/") for hook in hooks}
     lint = re.findall(r"@\$\(BIN\)/(.*)", recipe_of("lint"))
-    named = {re.sub(r" (\.|slurm/.*)$", "", command) for command in lint}
+    named = {re.sub(r" (\.|slurm/.*|docker/.*)$", "", command) for command in lint}
     assert before_a_commit == named
     assert all(hook["language"] == "system" for hook in hooks)  # the environment's own, not another version
 
