@@ -13,6 +13,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -37,15 +38,20 @@ NEEDED = ("deepspeed", "webdataset", "tokenizers", "transformers", "safetensors"
 """Packages without which training, or what comes before and after it, does not work."""
 
 
-def examine(folder: Path, tell: Callable[[str], None], run: Run = run_command) -> list[Finding]:
+def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
     """All findings; `tell` hears what is being looked at. `folder`: where shards and runs are to be."""
+    run = run_command
+    patient = partial(run_command, seconds=IMPORTED)
     probes: list[tuple[str, Callable[[], list[Finding]]]] = [
         (
             "processor and memory",
-            lambda: [*processor(), *memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))],
+            lambda: [
+                *processor(Path("/proc/cpuinfo")),
+                *memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup")),
+            ],
         ),
         ("GPUs", lambda: gpus(run)),
-        ("torch", lambda: torch_build(run)),
+        ("torch", lambda: torch_build(patient)),
         ("packages", packages),
         ("compilers", lambda: compilers(run)),
         ("disk", lambda: disk(folder)),
@@ -65,6 +71,10 @@ TRY_TORCH = (
     " 'cuda': torch.version.cuda, 'gpus': n if torch.cuda.is_available() else 0, 'nccl': torch.distributed."
     "is_nccl_available(), 'gloo': torch.distributed.is_gloo_available(), 'sum': float(torch.ones(3).sum())}))"
 )
+
+
+IMPORTED = 180.0
+"""Seconds that importing torch may take, from a busy shared folder."""
 
 
 def torch_build(run: Run) -> list[Finding]:

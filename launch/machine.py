@@ -57,16 +57,16 @@ def run_command(command: list[str], seconds: float = ANSWER) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def processor() -> list[Finding]:
-    """Model and cores, as this process may use them."""
-    name = platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        named = re.search(r"^model name\s*: (.*)$", info.read_text(errors="replace"), re.MULTILINE)
-        name = named[1].strip() if named else name
+def processor(info: Path) -> list[Finding]:
+    """Model and cores, as this process may use them, and whether they multiply bf16; `info`: /proc/cpuinfo."""
+    words = info.read_text(errors="replace") if info.is_file() else ""
+    named = re.search(r"^model name\s*: (.*)$", words, re.MULTILINE)
+    name = named[1].strip() if named else platform.machine()
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     share = f", of {there}" if usable < there else ""
-    return [Finding("cpu", OK, f"{name}, {usable} cores{share}")]
+    half = re.search(r"\b(avx512_bf16|amx_bf16)\b", words)
+    faster = f"; has {half[1]}: train.precision=bf16 may be faster than fp32 here" if half else ""
+    return [Finding("cpu", OK, f"{name}, {usable} cores{share}{faster}")]
 
 
 def memory(info: Path, groups: Path) -> list[Finding]:

@@ -5,14 +5,10 @@ Figures are those of the whole global batch, averaged over the steps since the l
 
 import json
 import math
-import platform
-import resource
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +21,8 @@ from data_pipeline.errors import UserError
 from pretrain.agreement import Agreed
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
-from pretrain.lives import Diary
+from pretrain.lives import SPENT, Diary
+from pretrain.machine import machine, peak_memory
 from pretrain.meters import Meter
 from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
 from pretrain.monitoring.alerts import cause_of, disk_nearly_full
@@ -38,8 +35,6 @@ from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.terminal import opened
 from pretrain.throughput import peak_flops, peak_source, training_flops
-from pretrain.usage import KEY as USAGE
-from pretrain.usage import Life, as_values, recorded
 from pretrain.world import World
 
 EVENTS = "events.jsonl"
@@ -72,11 +67,9 @@ class Journal:
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, blotted(asdict(config)), world.rank == 0
         )
-        self._left, machine = read_summary(self._folder), _machine(world)  # the first: by the life before
+        self._left = read_summary(self._folder)  # by the life before
         self._crashed = self._left.get("status") in ("running", "failed")  # it did not end as it should
-        self._summary = {"started": self._left.get("started", _now()), **machine}
-        here = Life(machine["device"], world.device.type, world.size, machine["threads"])
-        self._lives = [*recorded(self._left), here]
+        self._summary = {"started": self._left.get("started", _now()), **machine(world)}
         self._lines = read_metrics(self._folder)  # what survives of earlier lives
         for line in self._lines:
             if line.get("kind") == TRUST:
@@ -119,7 +112,7 @@ class Journal:
         self._summary["finished"] = _now()
         self._write_summary()
         if self._step is not None:
-            self._diary.ended(self._summary["status"], self._step, self._summary.get("error", ""))
+            self._diary.ended(self._step, self._summary)
         self._tracker.close(self._summary["status"])
 
     def enter(self, plan: Plan, position: Position) -> None:
@@ -216,7 +209,7 @@ class Journal:
         here = (
             time.perf_counter() - self._since,
             sum(c.waited for c in self._counts),
-            _peak_memory(self._world.device),
+            peak_memory(self._world.device),
         )
         seconds, waited, memory = (max(values) for values in zip(*self._world.gather(here), strict=True))
         paces, held_up = self.pace.read(self._world)
@@ -287,8 +280,7 @@ class Journal:
     def _write_summary(self) -> None:
         if self._world.rank != 0:
             return
-        self._lives[-1].seconds = time.perf_counter() - self._started
-        self._summary[USAGE] = as_values(self._lives)
+        self._summary[SPENT] = round(time.perf_counter() - self._started, 1)
         try:
             write_summary(self._folder, self._summary)
         except (
@@ -314,32 +306,6 @@ def _finite(line: dict[str, Any]) -> dict[str, Any]:
     return {
         k: v for k, v in line.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))
     }
-
-
-def _peak_memory(device: torch.device) -> float:
-    """GB of this rank at its peak: of the GPU, or of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-
-
-def _machine(world: World) -> dict[str, Any]:
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else _cpu_name()
-    names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
-    return {
-        "device": device,
-        "hosts": sorted(set(world.gather(socket.gethostname()))),
-        "ranks": world.size,
-        "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _now() -> str:

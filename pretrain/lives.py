@@ -5,7 +5,7 @@ summary.json last said. No life cuts the file, so that it tells of work that was
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LIVES = "lives.jsonl"
+SPENT = "life_seconds"
+"""Key of summary.json: seconds of the newest life. What a kill made undone was paid for, and is in here."""
 LOST = "lost"
 """Status of a life that ended without a word: killed, crashed, or its machine is gone."""
 
@@ -42,7 +44,19 @@ class Life:
     ranks: int = 0
     hosts: tuple[str, ...] = ()
     device: str = ""
+    """Name of the first rank's GPU or processor."""
+    kind: str = ""
+    """cuda or cpu."""
+    threads: int = 0
+    """CPU threads of each rank."""
+    spent: float = 0.0
+    """Seconds from the moment its engine stood to its last sign."""
     saves: list[Save] = field(default_factory=list)
+
+    @property
+    def device_hours(self) -> float:
+        """GPU-hours; on CPUs the hours of all threads."""
+        return self.spent * self.ranks * (1 if self.kind == "cuda" else self.threads) / 3600
 
     def moment(self, seconds: float) -> datetime:
         """When the run had trained for so many seconds, all lives together, in this life."""
@@ -59,12 +73,14 @@ class Diary:
     def started(self, step: int, summary: dict[str, Any], before: dict[str, Any]) -> None:
         """A life begins at `step`. `summary`: what it will write; `before`: what the life before last wrote."""
         lives = read_lives(self._path.parent) if self._writes else []
+        self._end_torn_line()
         if lives and lives[-1].ended is None:
             seconds = float(before.get("seconds", lives[-1].seconds))
             at = lives[-1].moment(seconds).isoformat(timespec="seconds")
             reached = max(int(before.get("step", 0)), lives[-1].first)
-            self._write({"event": "ended", "at": at, "status": LOST, "step": reached})
-        where = {name: summary.get(name) for name in ("ranks", "hosts", "device")}
+            spent = before.get(SPENT, 0.0)
+            self._write({"event": "ended", "at": at, "status": LOST, "step": reached, "spent": spent})
+        where = {name: summary.get(name) for name in ("ranks", "hosts", "device", "kind", "threads")}
         self._write(
             {"event": "started", "at": _now(), "step": step, "seconds": summary.get("seconds", 0.0)} | where
         )
@@ -75,9 +91,17 @@ class Diary:
             {"event": "saved", "at": _now(), "step": step, "seconds": seconds, "held": held, "bytes": size}
         )
 
-    def ended(self, status: str, step: int, error: str) -> None:
+    def ended(self, step: int, summary: dict[str, Any]) -> None:
         """This life ends, in its own words."""
-        self._write({"event": "ended", "at": _now(), "status": status, "step": step, "error": error})
+        words = {"status": summary["status"], "error": summary.get("error", ""), "spent": summary[SPENT]}
+        self._write({"event": "ended", "at": _now(), "step": step, **words})
+
+    def _end_torn_line(self) -> None:
+        """What a kill left of a line must not take the next one with it."""
+        with suppress(OSError):
+            if self._writes and not self._path.read_bytes().endswith(b"\n"):
+                with self._path.open("ab") as file:
+                    file.write(b"\n")
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._writes:
@@ -85,12 +109,16 @@ class Diary:
                 file.write(json.dumps(line) + "\n")
 
 
-def read_lives(folder: Path) -> list[Life]:
-    """The lives of the run in `folder`, oldest first; lines that are torn or make no sense are passed over."""
+def read_lives(folder: Path, summary: Mapping[str, Any] | None = None) -> list[Life]:
+    """The lives of the run in `folder`, oldest first; lines that are torn or make no sense are passed over. `summary`:
+    what summary.json says, which knows what a life has spent that goes on, or was killed."""
     lives: list[Life] = []
     for line in json_lines(folder / LIVES):
         with suppress(KeyError, ValueError, TypeError, OverflowError):
             _take(lives, line, datetime.fromisoformat(line["at"]))
+    if lives and lives[-1].ended is None:
+        with suppress(ValueError, TypeError):
+            lives[-1] = replace(lives[-1], spent=float((summary or {}).get(SPENT, 0.0)))
     return lives
 
 
@@ -102,14 +130,23 @@ def _take(lives: list[Life], line: dict[str, Any], at: datetime) -> None:
         hosts = tuple(str(host) for host in line.get("hosts") or ())
         device, ranks = str(line.get("device") or ""), int(line.get("ranks") or 0)
         seconds = float(line.get("seconds") or 0.0)
-        lives.append(Life(len(lives) + 1, at, step, seconds, ranks=ranks, hosts=hosts, device=device))
+        kind, threads = str(line.get("kind") or ""), int(line.get("threads") or 0)
+        where: dict[str, Any] = {
+            "ranks": ranks,
+            "hosts": hosts,
+            "device": device,
+            "kind": kind,
+            "threads": threads,
+        }
+        lives.append(Life(len(lives) + 1, at, step, seconds, **where))
     elif line["event"] == "saved" and lives:
         lives[-1].saves.append(
             Save(step, at, float(line["seconds"]), float(line["held"]), int(line["bytes"]))
         )
     elif line["event"] == "ended" and lives:
         status, error = str(line["status"]), str(line.get("error") or "")
-        lives[-1] = replace(lives[-1], ended=at, status=status, last=step, error=error)
+        spent = float(line.get("spent") or 0.0)
+        lives[-1] = replace(lives[-1], ended=at, status=status, last=step, error=error, spent=spent)
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:

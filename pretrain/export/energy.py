@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pretrain.usage import Life
+from pretrain.lives import Life
 
 WATTS = (
     (r"B200", 1000),

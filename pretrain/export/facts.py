@@ -19,9 +19,9 @@ from pretrain.config import RunConfig
 from pretrain.evaluate.baselines import majority_share
 from pretrain.export.card import Card
 from pretrain.export.energy import FORMULA, estimate, watts
+from pretrain.lives import Life, read_lives
 from pretrain.monitor import read_metrics
 from pretrain.run_folder import read_run, read_summary
-from pretrain.usage import Life, recorded
 
 PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")
 """Settings that name files or folders."""
@@ -43,7 +43,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         "Data": _data(index, config),
         "Recipe": _recipe(config),
         "Training": _training(checkpoint, index, config, summary),
-        "Hardware, time and energy": _hardware(recorded(summary), int(about.get("lives", 0))),
+        "Hardware, time and energy": _hardware(read_lives(run, summary), int(about.get("lives", 0))),
         "Scores on held-out text": _scores(figures, index),
         "How to reproduce it": _reproduce(whole, index, summary),
     }
@@ -141,7 +141,7 @@ def _hardware(lives: list[Life], started: int) -> dict[str, object]:
         "times it was started": f"{len(lives)}{missing}",
         **({"GPU-hours, all lives": _rounded(hours["cuda"])} if hours["cuda"] else {}),
         **({"CPU-hours (threads x hours), all lives": _rounded(hours["cpu"])} if hours["cpu"] else {}),
-        "wall-clock hours, all lives": _rounded(sum(life.seconds for life in lives) / 3600),
+        "wall-clock hours, all lives": _rounded(sum(life.spent for life in lives) / 3600),
         "energy": _energy(lives),
     }
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from launch.recipe import load_config
 from pretrain.export.energy import LOAD, PUE, estimate, watts
 from pretrain.export.facts import name_only, recipe_yaml
 from pretrain.export.hub import PLACEHOLDER
-from pretrain.usage import Life
+from pretrain.lives import Life, read_lives
 from tests.command_line import Maskmill, setting
 
 SECTIONS = [
@@ -82,11 +83,11 @@ def test_the_hub_reads_its_metadata(card: ModelCard) -> None:
 
 def test_figures_are_those_of_the_run(card: ModelCard, run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    lives = summary["usage"]
-    assert [life["ranks"] for life in lives] == [1, 2]
-    assert all(life["seconds"] > 0 for life in lives)
+    lives = read_lives(run, summary)
+    assert [life.ranks for life in lives] == [1, 2]
+    assert all(life.spent > 0 for life in lives)
     told, training = table(card, "Hardware, time and energy"), table(card, "Training")
-    hours = sum(life["seconds"] * life["ranks"] * life["threads"] for life in lives) / 3600
+    hours = sum(life.spent * life.ranks * life.threads for life in lives) / 3600
     assert float(told["CPU-hours (threads x hours), all lives"]) == pytest.approx(hours, rel=0.06)
     assert told["hardware, by rank"] == f"1 x {summary['device']}; 2 x {summary['device']}"
     assert told["times it was started"] == "2"
@@ -169,14 +170,18 @@ def test_sources_by_name() -> None:
     assert name_only("https://user:pw@host") == "***@host"
 
 
+def life(device: str, kind: str, ranks: int, seconds: float) -> Life:
+    return Life(1, datetime.now(UTC), 0, ranks=ranks, device=device, kind=kind, threads=4, spent=seconds)
+
+
 def test_energy_is_a_range_or_nothing() -> None:
-    h100 = Life("NVIDIA H100 80GB HBM3", "cuda", ranks=8, threads=4, seconds=3600)
-    found = estimate([h100, Life("NVIDIA A100-SXM4-40GB", "cuda", ranks=4, threads=4, seconds=1800)])
+    h100 = life("NVIDIA H100 80GB HBM3", "cuda", 8, 3600)
+    found = estimate([h100, life("NVIDIA A100-SXM4-40GB", "cuda", 4, 1800)])
     assert found is not None
     assert found.least == pytest.approx((8 * 0.7 + 2 * 0.4) * LOAD[0] * PUE[0])
     assert found.most == pytest.approx((8 * 0.7 + 2 * 0.4) * LOAD[1] * PUE[1])
-    assert estimate([h100, Life("Tomorrow's GPU", "cuda", 8, 4, 3600)]) is None
-    assert estimate([h100, Life("AMD EPYC", "cpu", 8, 4, 3600)]) is None
+    assert estimate([h100, life("Tomorrow's GPU", "cuda", 8, 3600)]) is None
+    assert estimate([h100, life("AMD EPYC", "cpu", 8, 3600)]) is None
     names = {"NVIDIA H100 PCIe": 350, "NVIDIA H200": 700, "NVIDIA A100 80GB PCIe": 300, "NVIDIA L40S": 350}
     assert {name: watts(name) for name in names} == names
     assert watts("NVIDIA A10G") is None

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from launch.doctor import conclusions, keys, packages, slurm, torch_build
-from launch.machine import MISSING, NOTE, OK, Finding, disk, gpus, limits, memory, run_command, shared_memory
+from launch.machine import (
+    MISSING,
+    NOTE,
+    OK,
+    Finding,
+    disk,
+    gpus,
+    limits,
+    memory,
+    processor,
+    run_command,
+    shared_memory,
+)
 from tests.command_line import Maskmill
 
 H100 = "NVIDIA H100 80GB HBM3, 81559, 550.54.15, 9.0\n"
@@ -48,6 +60,16 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 def levels(found: list[Finding]) -> list[tuple[str, str]]:
     return [(finding.subject, finding.level) for finding in found]
+
+
+def test_a_processor_that_multiplies_bf16_is_worth_a_word(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("model name\t: Some CPU\nflags\t\t: fpu avx512f avx512_bf16 sse\n")
+    assert "Some CPU" in processor(info)[0].text
+    assert "train.precision=bf16" in processor(info)[0].text
+    info.write_text("model name\t: Some CPU\nflags\t\t: fpu avx512f sse\n")
+    assert "bf16" not in processor(info)[0].text
+    assert processor(tmp_path / "none")[0].level == OK
 
 
 def test_gpus_and_links(programs: Programs) -> None:

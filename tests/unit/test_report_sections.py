@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_report import CONFIG, DATA, EVALUATION, HOSTILE, SUMMARY, Page, make_run, page_of, train_line
 
-from pretrain.lives import LIVES, LOST, Diary, read_lives
+from pretrain.lives import LIVES, LOST, SPENT, Diary, read_lives
 from pretrain.report.advice import advice
 from pretrain.report.curves import PICTURES
 from pretrain.report.heat import COLUMNS, binned, by_layer
@@ -78,16 +78,17 @@ def test_a_diary_closes_the_life_that_was_killed(tmp_path: Path) -> None:
     with (tmp_path / LIVES).open("a") as file:
         file.write('{"event": "sav')  # the kill
     assert read_lives(tmp_path)[0].ended is None
-    with (tmp_path / LIVES).open("a") as file:
-        file.write("\n")
-    Diary(tmp_path, writes=True).started(10, {"ranks": 1, "seconds": 60.0}, {"step": 17, "seconds": 90.0})
+    before = {"step": 17, "seconds": 90.0, SPENT: 95.0}
+    assert read_lives(tmp_path, before)[0].spent == 95
+    Diary(tmp_path, writes=True).started(10, {"ranks": 1, "seconds": 60.0}, before)
     first, second = read_lives(tmp_path)
+    assert (first.spent, second.spent, read_lives(tmp_path, {SPENT: 4})[1].spent) == (95, 0, 4)
     assert (first.status, first.last, first.saves[0].bytes) == (LOST, 17, 99)
     assert first.ended == first.started + timedelta(seconds=90)
     assert (second.first, second.ended, second.ranks, second.seconds) == (10, None, 1, 60.0)
     (tmp_path / LIVES).unlink()
     (tmp_path / LIVES).mkdir()  # cannot be written: the run goes on
-    diary.ended("failed", 3, "")
+    diary.ended(3, {"status": "failed", SPENT: 1.0})
     assert read_lives(tmp_path) == []
 
 

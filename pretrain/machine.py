@@ -1,0 +1,40 @@
+"""The ranks' machines in; what a run says of them out: devices, hosts, versions, memory."""
+
+import platform
+import resource
+import socket
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.world import World
+
+
+def peak_memory(device: torch.device) -> float:
+    """GB of this rank at its peak: of the GPU, or of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def machine(world: World) -> dict[str, Any]:
+    """Device of the first rank, hosts, ranks, threads of a rank and versions, for summary.json. All ranks call this."""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else _cpu_name()
+    names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
+    return {
+        "device": device,
+        "kind": world.device.type,
+        "hosts": sorted(set(world.gather(socket.gethostname()))),
+        "ranks": world.size,
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
