@@ -93,7 +93,7 @@ class Diary:
 
     def ended(self, step: int, summary: dict[str, Any]) -> None:
         """This life ends, in its own words."""
-        words = {"status": summary["status"], "error": summary.get("error", ""), "spent": summary[SPENT]}
+        words = {"status": summary["status"], "error": summary.get("error", ""), "spent": summary.get(SPENT, 0.0)}
         self._write({"event": "ended", "at": _now(), "step": step, **words})
 
     def _end_torn_line(self) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from data_pipeline.index import Index
 from launch.recipe import load_config
-from pretrain.checkpoint import Checkpoint, newest_checkpoint, open_checkpoint
+from pretrain.checkpoint import open_checkpoint
 from pretrain.optim.schedule import learning_rate
 from pretrain.phases import phases_of
 from tests.command_line import ROOT, Maskmill, described
-from tests.smoke.test_resume import assert_bit_equal, wait_for
+from tests.run_ends import assert_bit_equal, final
+from tests.smoke.test_resume import wait_for
 
 RECIPE = """
 extends: demo
@@ -65,12 +66,6 @@ def lines(run: Path) -> Iterator[dict]:
     return map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
 
 
-def last(run: Path) -> Checkpoint:
-    checkpoint = newest_checkpoint(run)
-    assert checkpoint is not None
-    return checkpoint
-
-
 @pytest.mark.multirank
 def test_steps_go_on_and_the_schedule_starts_anew(
     phased: list[str], undisturbed: Path, maskmill: Maskmill
@@ -117,12 +112,12 @@ def test_killed_in_a_phase_and_stopped_at_the_border_is_bit_equal(
     process.wait()
     assert not (run / "checkpoints" / "step-00000008").exists(), "too late to show anything"
     maskmill("train", *command, "run.stop_after=4")
-    assert last(run).state["phase"]["name"] == "short", "between the phases"
+    assert final(run).state["phase"]["name"] == "short", "between the phases"
     assert described(maskmill, run)["status"] == "stopped"
     maskmill("train", *command, "run.stop_after=6")
     resumed = maskmill("train", *command).stdout
     assert "going on from step 6 of phase long (bit-equal" in resumed
-    assert_bit_equal(last(undisturbed), last(run))
+    assert_bit_equal(undisturbed, run)
     assert [line["step"] for line in lines(run) if line["kind"] == "train"] == [2, 4, 6, 8]
     assert "nothing to do" in maskmill("train", *command).stdout
 
@@ -151,7 +146,7 @@ def test_moments_are_kept_and_bias_correction_starts_anew(
         start = [f"init_from={tmp_path}/short", "init_moments=true"] if phase.number else []
         shared = phased[1:]
         maskmill("train", "demo", *shared, *settings, *start, *PLAIN, f"run.dir={tmp_path}/{name}")
-    both, second = last(tmp_path / "both"), last(tmp_path / "long")
+    both, second = final(tmp_path / "both"), final(tmp_path / "long")
     for name in both.shapes:
         for kind in ("master", "exp_avg", "exp_avg_sq"):
             assert both.tensor(name, kind).equal(second.tensor(name, kind)), f"{kind} of {name}"
