@@ -45,7 +45,7 @@ class Life:
     hosts: tuple[str, ...] = ()
     device: str = ""
     """Name of the first rank's GPU or processor."""
-    kind: str = ""
+    device_type: str = ""
     """cuda or cpu."""
     threads: int = 0
     """CPU threads of each rank."""
@@ -56,7 +56,7 @@ class Life:
     @property
     def device_hours(self) -> float:
         """GPU-hours; on CPUs the hours of all threads."""
-        return self.spent * self.ranks * (1 if self.kind == "cuda" else self.threads) / 3600
+        return self.spent * self.ranks * (1 if self.device_type == "cuda" else self.threads) / 3600
 
     def moment(self, seconds: float) -> datetime:
         """When the run had trained for so many seconds, all lives together, in this life."""
@@ -80,7 +80,7 @@ class Diary:
             reached = max(int(before.get("step", 0)), lives[-1].first)
             spent = before.get(SPENT, 0.0)
             self._write({"event": "ended", "at": at, "status": LOST, "step": reached, "spent": spent})
-        where = {name: summary.get(name) for name in ("ranks", "hosts", "device", "kind", "threads")}
+        where = {name: summary.get(name) for name in ("ranks", "hosts", "device", "device_type", "threads")}
         self._write(
             {"event": "started", "at": _now(), "step": step, "seconds": summary.get("seconds", 0.0)} | where
         )
@@ -93,7 +93,11 @@ class Diary:
 
     def ended(self, step: int, summary: dict[str, Any]) -> None:
         """This life ends, in its own words."""
-        words = {"status": summary["status"], "error": summary.get("error", ""), "spent": summary.get(SPENT, 0.0)}
+        words = {
+            "status": summary["status"],
+            "error": summary.get("error", ""),
+            "spent": summary.get(SPENT, 0.0),
+        }
         self._write({"event": "ended", "at": _now(), "step": step, **words})
 
     def _end_torn_line(self) -> None:
@@ -130,12 +134,12 @@ def _take(lives: list[Life], line: dict[str, Any], at: datetime) -> None:
         hosts = tuple(str(host) for host in line.get("hosts") or ())
         device, ranks = str(line.get("device") or ""), int(line.get("ranks") or 0)
         seconds = float(line.get("seconds") or 0.0)
-        kind, threads = str(line.get("kind") or ""), int(line.get("threads") or 0)
+        kind, threads = str(line.get("device_type") or ""), int(line.get("threads") or 0)
         where: dict[str, Any] = {
             "ranks": ranks,
             "hosts": hosts,
             "device": device,
-            "kind": kind,
+            "device_type": kind,
             "threads": threads,
         }
         lives.append(Life(len(lives) + 1, at, step, seconds, **where))

@@ -25,7 +25,7 @@ def machine(world: World) -> dict[str, Any]:
     names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
     return {
         "device": device,
-        "kind": world.device.type,
+        "device_type": world.device.type,
         "hosts": sorted(set(world.gather(socket.gethostname()))),
         "ranks": world.size,
         "threads": torch.get_num_threads(),

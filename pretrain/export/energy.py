@@ -59,7 +59,7 @@ def estimate(lives: Iterable[Life]) -> Energy | None:
     """What these lives took; None where a device is not known, since half of a sum misleads."""
     hours = 0.0  # kW x h, before load and overhead
     for life in lives:
-        power = watts(life.device) if life.kind == "cuda" else None
+        power = watts(life.device) if life.device_type == "cuda" else None
         if power is None:
             return None
         hours += life.device_hours * power / 1000

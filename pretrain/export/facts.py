@@ -134,7 +134,9 @@ def _hardware(lives: list[Life], started: int) -> dict[str, object]:
     if not lives:
         return {"hardware": "not recorded", "energy": "not estimated: the run kept no record of its devices"}
     places = dict.fromkeys(f"{life.ranks} x {life.device}" for life in lives)
-    hours = {kind: sum(life.device_hours for life in lives if life.kind == kind) for kind in ("cuda", "cpu")}
+    hours = {
+        kind: sum(life.device_hours for life in lives if life.device_type == kind) for kind in ("cuda", "cpu")
+    }
     missing = f"; of {started - len(lives)} more nothing is recorded" if started > len(lives) else ""
     return {
         "hardware, by rank": "; ".join(places),
@@ -149,7 +151,7 @@ def _hardware(lives: list[Life], started: int) -> dict[str, object]:
 def _energy(lives: list[Life]) -> str:
     found = estimate(lives)
     if found is None:
-        unknown = dict.fromkeys(x.device for x in lives if x.kind != "cuda" or watts(x.device) is None)
+        unknown = dict.fromkeys(x.device for x in lives if x.device_type != "cuda" or watts(x.device) is None)
         return f"not estimated: no highest power is known of {', '.join(unknown)} as it was used here"
     return f"{_rounded(found.least)} to {_rounded(found.most)} kWh. {FORMULA}"
 

@@ -171,7 +171,9 @@ def test_sources_by_name() -> None:
 
 
 def life(device: str, kind: str, ranks: int, seconds: float) -> Life:
-    return Life(1, datetime.now(UTC), 0, ranks=ranks, device=device, kind=kind, threads=4, spent=seconds)
+    return Life(
+        1, datetime.now(UTC), 0, ranks=ranks, device=device, device_type=kind, threads=4, spent=seconds
+    )
 
 
 def test_energy_is_a_range_or_nothing() -> None:
