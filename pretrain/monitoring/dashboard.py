@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
+from pretrain.monitoring.connection import default_entity, first_line, has_key, make_project
 from pretrain.monitoring.layout import Panel, sections
 from pretrain.monitoring.lineage import settings_of
-from pretrain.monitoring.session import default_entity, first_line, has_key, make_project
 from pretrain.monitoring.stages import group_of
 
 TITLE, X_AXIS = "Maskmill", "step"

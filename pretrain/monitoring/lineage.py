@@ -16,7 +16,7 @@ from data_pipeline.index import INDEX, TOKENIZER, Index
 from data_pipeline.storage import read_bytes
 from pretrain.checkpoint import MARKER, Checkpoint, checkpoints, open_checkpoint
 from pretrain.config import RunConfig
-from pretrain.monitoring.session import Session, begin, first_line, say
+from pretrain.monitoring.connection import Connection, begin, first_line, say
 from pretrain.monitoring.stages import Stage, export_stage, folder_name, prepare_stage
 from pretrain.phases import phases_of
 from pretrain.run_folder import CONFIG, read_run
@@ -47,21 +47,21 @@ def checkpoint_artifact(checkpoint: Checkpoint, run_id: str) -> ArtifactOf:
     return f"checkpoint-{run_id}", "checkpoint", files, {"step": checkpoint.step, "run": run_id}
 
 
-def inputs_of_training(session: Session, config: RunConfig) -> None:
+def inputs_of_training(connection: Connection, config: RunConfig) -> None:
     """Links the index of each phase as an input of the run."""
-    if config.monitor.artifacts == NONE or not session.online:
+    if config.monitor.artifacts == NONE or not connection.online:
         return
     for phase in phases_of(config):
         index = Index.load(phase.config.train.shards or phase.config.data.out)
-        session.uses(*index_artifact(index))
+        connection.uses(*index_artifact(index))
 
 
-def outputs_of_training(session: Session, config: RunConfig, run_id: str) -> None:
+def outputs_of_training(connection: Connection, config: RunConfig, run_id: str) -> None:
     """Sends the marker of the newest checkpoint as an output of the run."""
     whole = checkpoints(Path(config.run.dir))
-    if config.monitor.artifacts != NONE and session.online and whole:
+    if config.monitor.artifacts != NONE and connection.online and whole:
         checkpoint = open_checkpoint(whole[-1])
-        session.makes(*checkpoint_artifact(checkpoint, run_id), alias=f"step-{checkpoint.step}")
+        connection.makes(*checkpoint_artifact(checkpoint, run_id), alias=f"step-{checkpoint.step}")
 
 
 def record_prepare(config: RunConfig, index: Index) -> None:
@@ -69,11 +69,11 @@ def record_prepare(config: RunConfig, index: Index) -> None:
     if config.monitor.tracker != "wandb":
         return
 
-    def record(session: Session) -> None:
+    def record(connection: Connection) -> None:
         name, kind, files, facts = index_artifact(index)
-        session.summarize(facts)
+        connection.summarize(facts)
         if config.monitor.artifacts != NONE:
-            session.makes(name, kind, files, facts, alias=index.identity[:12])
+            connection.makes(name, kind, files, facts, alias=index.identity[:12])
 
     _recorded(prepare_stage(config, index), record)
 
@@ -88,26 +88,26 @@ def record_export(source: Path, model: Path) -> None:
         return
     artifacts, run_id = config.monitor.artifacts, known["id"]
 
-    def record(session: Session) -> None:
+    def record(connection: Connection) -> None:
         files = {str(path.relative_to(model)): path for path in sorted(model.rglob("*")) if path.is_file()}
         facts = {"step": checkpoint.step, "bytes": sum(path.stat().st_size for path in files.values())}
-        session.summarize(facts)
+        connection.summarize(facts)
         if artifacts != NONE:
-            session.uses(*checkpoint_artifact(checkpoint, run_id))
+            connection.uses(*checkpoint_artifact(checkpoint, run_id))
         if artifacts == ALL:
-            session.makes(
+            connection.makes(
                 f"model-{run_id}", "model", files, {**facts, "run": run_id}, f"step-{checkpoint.step}"
             )
 
     _recorded(export_stage(run, config, run_id, checkpoint.step), record)
 
 
-def _recorded(stage: Stage, record: Callable[[Session], None]) -> None:
+def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
     """A whole run on W&B; what goes wrong with it is told and does no harm to what was made."""
     try:
-        session = begin(stage)
-        record(session)
-        if not session.finish() and session.online:
+        connection = begin(stage)
+        record(connection)
+        if not connection.finish() and connection.online:
             say(f"W&B did not take all of {stage.name} in time")
     except Exception as error:
         say(f"{stage.name} is not on W&B: {first_line(error)}")

@@ -11,8 +11,8 @@ from data_pipeline.blotting import blotted
 from data_pipeline.errors import UserError
 from pretrain.monitor import read_metrics
 from pretrain.monitoring import lineage
+from pretrain.monitoring.connection import first_line, has_key, start
 from pretrain.monitoring.points import point_of
-from pretrain.monitoring.session import first_line, has_key, start
 from pretrain.monitoring.tracker import stage_of
 from pretrain.monitoring.uploaded import Uploaded, agreed
 from pretrain.run_folder import RUN, read_run
@@ -31,15 +31,17 @@ def sync_run(folder: Path) -> int:
     if before is not None and before.settled and before.lines == len(lines):
         return 0
     try:
-        session = start(stage_of(folder, config.monitor, known["id"], blotted(asdict(config))), online=True)
-        uploaded = agreed(before, session.points, len(lines))
+        connection = start(
+            stage_of(folder, config.monitor, known["id"], blotted(asdict(config))), online=True
+        )
+        uploaded = agreed(before, connection.points, len(lines))
         missing = lines[uploaded.lines :]
         for line in missing:
-            session.log(point_of(line))
+            connection.log(point_of(line))
         config.run.dir = str(folder)  # it may have been moved
-        lineage.inputs_of_training(session, config)
-        lineage.outputs_of_training(session, config, known["id"])
-        settled = session.finish()
+        lineage.inputs_of_training(connection, config)
+        lineage.outputs_of_training(connection, config, known["id"])
+        settled = connection.finish()
     except UserError:
         raise
     except Exception as error:

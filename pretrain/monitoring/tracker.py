@@ -13,8 +13,8 @@ from pretrain.config import MonitorSettings, RunConfig
 from pretrain.monitor import JsonLines, read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.alerts import Alerts
+from pretrain.monitoring.connection import Connection, begin, first_line, say
 from pretrain.monitoring.points import point_of
-from pretrain.monitoring.session import Session, begin, first_line, say
 from pretrain.monitoring.stages import Stage, train_stage
 from pretrain.monitoring.uploaded import Uploaded, agreed
 from pretrain.run_folder import read_run
@@ -31,9 +31,9 @@ class Wandb:
         self._settings = lineage.settings_of(folder)
         self._alerts = Alerts(folder, folder.name, settings.alert_every)
         self._uploaded = Uploaded.read(folder) or Uploaded()
-        self._session: Session | None = None
+        self._connection: Connection | None = None
         try:
-            self._session = begin(stage_of(folder, settings, run_id, config))
+            self._connection = begin(stage_of(folder, settings, run_id, config))
         except Exception as error:
             say(f"W&B cannot write to {folder}, going on without it: {first_line(error)}")
         self._try(self._catch_up)
@@ -42,13 +42,13 @@ class Wandb:
     def log(self, line: dict[str, Any]) -> None:
         """Writes the line to metrics.jsonl first, then hands its numbers to W&B."""
         self._lines.log(line)
-        self._try(lambda session: self._hand_over(session, line))
+        self._try(lambda connection: self._hand_over(connection, line))
 
     def alert(self, cause: str, text: str) -> None:
         """Tells those who watch the project, at most once a cause and interval."""
         if alert := self._alerts.due(cause, text):
             wait = self._alerts.every
-            self._try(lambda session: session.alert(*alert, wait))
+            self._try(lambda connection: connection.alert(*alert, wait))
 
     def cut(self, step: int) -> None:
         """The same for metrics.jsonl; W&B, which takes nothing back, shows the later lines beside the earlier."""
@@ -58,50 +58,50 @@ class Wandb:
     def close(self, status: str = "finished") -> None:
         """Ends both; an online run is then complete on the server, or a line says how to make it so."""
         self._lines.close()
-        self._link(lambda session, known: lineage.outputs_of_training(session, known, self._id))
-        self._try(lambda session: self._finish(session, status))
+        self._link(lambda connection, known: lineage.outputs_of_training(connection, known, self._id))
+        self._try(lambda connection: self._finish(connection, status))
 
-    def _catch_up(self, session: Session) -> None:
+    def _catch_up(self, connection: Connection) -> None:
         """What earlier lives logged offline, or lost on the way, comes first."""
-        if not session.online:
+        if not connection.online:
             return
         lines = read_metrics(self._folder)
-        self._uploaded = agreed(Uploaded.read(self._folder), session.points, len(lines))
+        self._uploaded = agreed(Uploaded.read(self._folder), connection.points, len(lines))
         self._uploaded.settled = False
         for line in lines[self._uploaded.lines :]:
-            self._hand_over(session, line)
+            self._hand_over(connection, line)
 
-    def _hand_over(self, session: Session, line: dict[str, Any]) -> None:
-        session.log(point_of(line))
-        if session.online:
+    def _hand_over(self, connection: Connection, line: dict[str, Any]) -> None:
+        connection.log(point_of(line))
+        if connection.online:
             self._uploaded.lines += 1
             self._uploaded.points += 1
             self._uploaded.write(self._folder)
 
-    def _finish(self, session: Session, status: str) -> None:
-        settled = session.finish(EXIT_CODES.get(status, 1), preempted=status == "stopped")
-        if session.online:
+    def _finish(self, connection: Connection, status: str) -> None:
+        settled = connection.finish(EXIT_CODES.get(status, 1), preempted=status == "stopped")
+        if connection.online:
             self._uploaded.settled = settled
             self._uploaded.write(self._folder)
             if not settled:
                 say(f"W&B did not take all of the run in time: `maskmill sync {self._folder}` sends the rest")
 
-    def _link(self, call: Callable[[Session, RunConfig], None]) -> None:
+    def _link(self, call: Callable[[Connection, RunConfig], None]) -> None:
         """Artifacts, as far as it goes: a run without them is a run."""
-        if self._session is None or self._settings is None:
+        if self._connection is None or self._settings is None:
             return
         try:
-            call(self._session, self._settings)
+            call(self._connection, self._settings)
         except Exception as error:
             say(f"no artifact on W&B: {first_line(error)}")
 
-    def _try(self, call: Callable[[Session], None]) -> None:
-        if self._session is None:
+    def _try(self, call: Callable[[Connection], None]) -> None:
+        if self._connection is None:
             return
         try:
-            call(self._session)
+            call(self._connection)
         except Exception as error:
-            self._session = None
+            self._connection = None
             say(f"W&B failed, going on without it; `maskmill sync` sends the rest: {first_line(error)}")
 
 

@@ -16,7 +16,7 @@ PACKAGES = ("data_pipeline", "pretrain", "launch")
 DOORS = {
     "webdataset": {"data_pipeline/shards.py"},
     "deepspeed": {"pretrain/deepspeed_setup.py", "pretrain/optim/zero_partition.py"},
-    "wandb": {"pretrain/monitoring/session.py"},
+    "wandb": {"pretrain/monitoring/connection.py"},
     "wandb_workspaces": {"pretrain/monitoring/dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
     "triton": {"pretrain/kernels/lamb_triton.py"},

@@ -11,7 +11,7 @@ from data_pipeline.errors import UserError
 from pretrain import monitor
 from pretrain.config import MonitorSettings, RunConfig
 from pretrain.guard import Guard
-from pretrain.monitoring import alerts, session, stages, tracker
+from pretrain.monitoring import alerts, connection, stages, tracker
 from pretrain.monitoring.alerts import ADVICE, Alerts, cause_of, disk_nearly_full
 from pretrain.monitoring.points import by_layer, by_rank, point_of
 from pretrain.monitoring.uploaded import Uploaded, agreed
@@ -33,8 +33,8 @@ class Server:
         return [point["step"] for point in self.points_]
 
 
-class Session:
-    """One life of it, as session.Session."""
+class Connection:
+    """One life of it, as connection.Connection."""
 
     def __init__(self, server: Server, online: bool) -> None:
         self._server, self.online, self.points = server, online, len(server.points_)
@@ -55,7 +55,7 @@ class Session:
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     """W&B, reached online."""
     server = Server()
-    monkeypatch.setattr(tracker, "begin", lambda stage: Session(server, online=True))
+    monkeypatch.setattr(tracker, "begin", lambda stage: Connection(server, online=True))
     return server
 
 
@@ -122,7 +122,7 @@ def test_the_server_says_what_it_has(
 def test_a_failure_of_wandb_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Broken(Session):
+    class Broken(Connection):
         def log(self, point: dict[str, Any]) -> None:
             raise OSError("no more")
 
@@ -135,12 +135,12 @@ def test_a_failure_of_wandb_does_not_end_the_run(
 def test_a_server_out_of_reach_is_an_offline_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def start(stage: stages.Stage, online: bool) -> Session:
+    def start(stage: stages.Stage, online: bool) -> Connection:
         if online:
             raise TimeoutError("no route to host")
-        return Session(Server(), online)
+        return Connection(Server(), online)
 
-    monkeypatch.setattr(session, "start", start)
+    monkeypatch.setattr(connection, "start", start)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     a_life(tmp_path, 1)
@@ -152,11 +152,11 @@ def test_a_key_in_a_file_counts_for_its_host_alone(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert not session.has_key()
+    assert not connection.has_key()
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
-    assert session.has_key()
+    assert connection.has_key()
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
-    assert not session.has_key()
+    assert not connection.has_key()
 
 
 def test_rows_of_the_heat_maps() -> None:

@@ -20,7 +20,7 @@ HOST = "https://api.wandb.ai"
 Point = Mapping[str, float | Bars]
 
 
-class Session:
+class Connection:
     """One life of a run on W&B."""
 
     def __init__(self, run: Any, online: bool) -> None:
@@ -90,7 +90,7 @@ def has_key() -> bool:
     return netrc.is_file() and host in netrc.read_text(errors="replace")
 
 
-def begin(stage: Stage) -> Session:
+def begin(stage: Stage) -> Connection:
     """Online where there is a key and a server, else offline, in the folder of the stage."""
     if not has_key():
         return start(stage, online=False)
@@ -102,7 +102,7 @@ def begin(stage: Stage) -> Session:
         return start(stage, online=False)
 
 
-def start(stage: Stage, online: bool) -> Session:
+def start(stage: Stage, online: bool) -> Connection:
     """One more life of the stage's run. Raises what wandb raises where it cannot be reached."""
     wandb = _wandb()
     run = wandb.init(
@@ -128,7 +128,7 @@ def start(stage: Stage, online: bool) -> Session:
     )
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
-    return Session(run, online)
+    return Connection(run, online)
 
 
 def default_entity() -> str:
