@@ -11,6 +11,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.index import INDEX, Index
 from data_pipeline.storage import is_uri
 from pretrain.config import RunConfig
+from pretrain.deepspeed_setup import resolve_precision
 from pretrain.optim.schedule import learning_rate, warmup_updates
 from pretrain.phases import Phase, phases_of
 from pretrain.planning.memory import RESERVED, States, meta_model, pass_peak, states
@@ -90,7 +91,7 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = UTILISATI
             expected="at least one example a GPU",
         )
     text = text_of(config)
-    precision = "bf16" if config.train.precision == "auto" else config.train.precision
+    precision = resolve_precision(config, "cuda")
     model = meta_model(config, text.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
     memory = memory_by_stage(model, config, precision, cluster)

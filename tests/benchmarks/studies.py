@@ -1,5 +1,6 @@
 """What the studies share: a text file in, shards out; runs of `maskmill`; results that outlive an interruption."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -47,6 +48,35 @@ def run(
 def maskmill(*arguments: str) -> list[str]:
     """The command line of `maskmill ARGUMENTS`, of this very checkout."""
     return [sys.executable, "-m", "launch.cli", *arguments]
+
+
+def study_parser(
+    description: str | None, name: str, picture: Path, *, length: int, layers: int, hidden: int
+) -> argparse.ArgumentParser:
+    """The options that all studies have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--source", default="", help="the text: what data.sources may name")
+    parser.add_argument("--folder", type=Path, default=Path("runs") / name)
+    parser.add_argument("--draw", type=Path, help="a result.json: print its table and draw its picture again")
+    parser.add_argument("--picture", type=Path, default=picture, help="where the SVG goes")
+    parser.add_argument("--length", type=int, default=length, help="tokens of the longest sequence")
+    parser.add_argument("--layers", type=int, default=layers)
+    parser.add_argument("--hidden", type=int, default=hidden)
+    parser.add_argument("--held-out", type=float, default=0.01, help="share of the documents")
+    return parser
+
+
+def data_settings(arguments: argparse.Namespace, folder: Path, vocabulary: Path | str) -> list[str]:
+    """Settings of the data, which preparation and training have in common."""
+    source = arguments.source
+    return [
+        f"data.sources={source if '://' in source else Path(source).resolve()}",
+        f"data.vocab={vocabulary}",
+        f"data.out={folder}/shards",
+        f"data.held_out={arguments.held_out}",
+        f"data.sequence_length={arguments.length}",
+        f"data.max_predictions={round(arguments.length * 0.15) + 1}",
+    ]
 
 
 def prepare(folder: Path, recipe: str, settings: list[str], vocabulary_size: int = 0) -> None:

@@ -26,7 +26,18 @@ from typing import Any, NamedTuple
 
 from pretrain.monitor import read_metrics
 from tests.benchmarks.pictures import Line, Panel, svg
-from tests.benchmarks.studies import ROOT, Failed, Results, load, markdown, maskmill, prepare, run
+from tests.benchmarks.studies import (
+    ROOT,
+    Failed,
+    Results,
+    data_settings,
+    load,
+    markdown,
+    maskmill,
+    prepare,
+    run,
+    study_parser,
+)
 
 RATES = (1.2e-3, 5e-3, 2e-2, 3e-4, 8e-2)
 """The grid: from below where AdamW is in bert_tiny (1e-3) to beyond where LAMB is in the demo (2e-2). Its middle goes
@@ -75,7 +86,7 @@ def main() -> None:
         report(load(arguments.draw), arguments.picture)
         return
     folder = arguments.folder.resolve()
-    shared = data_settings(arguments, folder)
+    shared = data_settings(arguments, folder, f"{folder}/vocabulary")
     prepare(folder, "bert_tiny", shared, arguments.vocabulary)
     results = Results(folder / "result.json", setup(arguments))
     cells = [c for c in grid(arguments.seeds, arguments.rates) if c.name not in results.measured]
@@ -88,21 +99,13 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--source", default="", help="the text: what data.sources may name")
-    parser.add_argument("--folder", type=Path, default=Path("runs/study_large_batch"))
-    parser.add_argument("--draw", type=Path, help="a result.json: print its table and draw its picture again")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the SVG goes")
+    parser = study_parser(__doc__, "study_large_batch", PICTURE, length=64, layers=2, hidden=128)
     parser.add_argument("--seeds", type=int, default=1, help="of weights and order; 3 is the long form")
     parser.add_argument("--examples", type=int, default=40_960, help="each run learns from")
     parser.add_argument("--batch", type=int, default=8, help="the small one, in examples")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time, one thread each")
     parser.add_argument("--vocabulary", type=int, default=1000, help="entries, learnt from the text")
-    parser.add_argument("--length", type=int, default=64, help="tokens of the longest sequence")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--held-out", type=float, default=0.01, help="share of the documents")
     return parser.parse_args()
 
 
@@ -118,19 +121,6 @@ def grid(seeds: int, rates: list[float]) -> Iterator[Cell]:
     for seed in range(1, seeds + 1):
         for rate in rates:
             yield from (Cell(arm, rate, seed) for arm in ARMS)
-
-
-def data_settings(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """Settings of the data, which preparation and training have in common."""
-    source = arguments.source
-    return [
-        f"data.sources={source if '://' in source else Path(source).resolve()}",
-        f"data.vocab={folder}/vocabulary",
-        f"data.out={folder}/shards",
-        f"data.held_out={arguments.held_out}",
-        f"data.sequence_length={arguments.length}",
-        f"data.max_predictions={round(arguments.length * 0.15) + 1}",
-    ]
 
 
 def run_settings(cell: Cell, arguments: argparse.Namespace) -> list[str]:

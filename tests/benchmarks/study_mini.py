@@ -41,7 +41,18 @@ from pretrain.objectives.base import build
 from pretrain.preflight import check_run
 from pretrain.world import World
 from tests.benchmarks.pictures import Line, Panel, svg
-from tests.benchmarks.studies import ROOT, VOCABULARY, Results, load, markdown, maskmill, prepare, run
+from tests.benchmarks.studies import (
+    ROOT,
+    VOCABULARY,
+    Results,
+    data_settings,
+    load,
+    markdown,
+    maskmill,
+    prepare,
+    run,
+    study_parser,
+)
 
 PICTURE = ROOT / "docs/images/study_mini.svg"
 SNAPSHOTS = 10
@@ -86,7 +97,7 @@ def main() -> None:
         return
     folder = arguments.folder.resolve()
     torch.set_num_threads(arguments.threads)
-    data = data_settings(arguments, folder)
+    data = data_settings(arguments, folder, VOCABULARY)
     prepare(folder, "bert_mini", data)
     results = Results(folder / "result.json", setup(arguments))
     for name in arguments.contenders:
@@ -98,11 +109,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--source", default="", help="the text: what data.sources may name")
-    parser.add_argument("--folder", type=Path, default=Path("runs/study_mini"))
-    parser.add_argument("--draw", type=Path, help="a result.json: print its table and draw its picture again")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the SVG goes")
+    parser = study_parser(__doc__, "study_mini", PICTURE, length=128, layers=4, hidden=256)
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["ours", "trainer"])
     parser.add_argument("--minutes", type=float, default=20.0, help="of wall time, for each contender")
     parser.add_argument("--calibrate", type=int, default=48, help="steps of the short run before")
@@ -111,10 +118,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer-rate", type=float, default=1e-3, help="of the Trainer")
     parser.add_argument("--warmup", type=float, default=0.05, help="share of the steps")
     parser.add_argument("--examples", type=int, default=32, help="a step")
-    parser.add_argument("--length", type=int, default=128, help="tokens of the longest sequence")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--held-out", type=float, default=0.01, help="share of the documents")
     parser.add_argument("--eval-examples", type=int, default=2048)
     return parser.parse_args()
 
@@ -124,19 +127,6 @@ def setup(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("minutes", "threads", "rate", "peer_rate", "warmup", "examples", "length", "layers", "hidden")
     values = {name: getattr(arguments, name) for name in (*names, "held_out", "eval_examples")}
     return {"source": Path(arguments.source).name, **values}
-
-
-def data_settings(arguments: argparse.Namespace, folder: Path) -> list[str]:
-    """Settings of the data, which preparation and training have in common."""
-    source = arguments.source
-    return [
-        f"data.sources={source if '://' in source else Path(source).resolve()}",
-        f"data.vocab={VOCABULARY}",
-        f"data.out={folder}/shards",
-        f"data.held_out={arguments.held_out}",
-        f"data.sequence_length={arguments.length}",
-        f"data.max_predictions={round(arguments.length * 0.15) + 1}",
-    ]
 
 
 def run_settings(arguments: argparse.Namespace) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from pair_material import vocabulary
 from shard_material import SIZE, shard_folder
 
-from data_pipeline.bins import caps_for
+from data_pipeline.bins import caps_for, fitting_tokens
 from data_pipeline.draws import DYNAMIC_MASK
 from data_pipeline.dynamic_masking import DynamicMasking, example_keys, shards_vocabulary
 from data_pipeline.errors import UserError
@@ -151,6 +151,21 @@ def test_held_out_examples_keep_their_masks_and_caps(tmp_path: Path) -> None:
     plan = Plan(phases_of(config)[0], index, load("bert"), 4, "fp32", heavy)
     assert plan.caps(index.train, config) == caps_for(index.train, 4, 24, heavy.masker(0))
     assert plan.caps(index.held_out, config) == caps_for(index.held_out, 4, 24)
+
+
+def test_caps_of_one_shape_are_those_of_a_share(tmp_path: Path) -> None:
+    index, _ = shard_folder(tmp_path, [40])
+    config = RunConfig()
+    config.train.micro_batch, config.train.global_batch = 4, 10
+    plan = Plan(phases_of(config)[0], index, load("bert"), 4, "fp32", None)
+    assert plan.caps_of_one_shape(config, 2) == plan.caps(index.train, config), "no lengths are known"
+    histogram = [0, 0, 4, 4, 4, 4, 4, 4]
+    known = replace(index, statistics={"train": {"length_histogram": histogram}})
+    plan = replace(plan, index=known)
+    for ranks, share in ((1, 10), (2, 5), (3, 4)):
+        tokens = fitting_tokens(histogram, 24, share, 4 * 24)
+        assert plan.caps_of_one_shape(config, ranks) == caps_for(known.train, 4, 24, None, tokens)
+    assert tokens < 4 * 24
 
 
 def test_another_masking_at_resume_is_refused(index: Index) -> None:
