@@ -17,7 +17,7 @@ from data_pipeline.storage import exists, join
 from data_pipeline.vocabulary import load_vocabulary
 from pretrain.config import RunConfig
 from pretrain.phases import data_of_phases, phases_of
-from pretrain.status import FINISHED, RUNNING, read_status
+from pretrain.status import FINISHED, RUNNING, STARTING, read_status
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def trained(request: Request) -> str:
                 remedy="fewer nodes or ranks, or a larger batch",
             )
     status = read_status(Path(folder))
-    if status.health == RUNNING:
+    if status.health in (STARTING, RUNNING):
         raise UserError("this run is going on", where=folder, remedy=f"see `maskmill status {folder}`")
     return f"the run is finished: {folder}" if status.health == FINISHED else ""
 

@@ -184,8 +184,9 @@ class Journal:
                 OSError
             ) as error:  # full or gone for a while: the run goes on, and the line is on the terminal
                 self._view.warn(f"{self._folder / EVENTS}: {error.strerror}")
-        if self._engine.precision != "fp16" or kind != "skip":  # skipping is how fp16 finds its loss scale
-            self._tracker.alert("damaged" if kind == "damaged" else cause_of(text), text)
+        cause = "damaged" if kind == "damaged" else cause_of(text)
+        if cause != "nan" or self._engine.precision != "fp16":  # overflows are how fp16 finds its loss scale
+            self._tracker.alert(cause, text)
         self._view.disturbed(kind, text)
 
     def saved(self, step: int, seconds: float, held: float, size: int) -> None:

@@ -5,12 +5,14 @@ summary.json last said. No life cuts the file, so that it tells of work that was
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pretrain.forgiving import tables, text_of
 
 LIVES = "lives.jsonl"
 SPENT = "life_seconds"
@@ -117,7 +119,7 @@ def read_lives(folder: Path, summary: Mapping[str, Any] | None = None) -> list[L
     """The lives of the run in `folder`, oldest first; lines that are torn or make no sense are passed over. `summary`:
     what summary.json says, which knows what a life has spent that goes on, or was killed."""
     lives: list[Life] = []
-    for line in json_lines(folder / LIVES):
+    for line in tables(text_of(folder / LIVES)):
         with suppress(KeyError, ValueError, TypeError, OverflowError):
             _take(lives, line, datetime.fromisoformat(line["at"]))
     if lives and lives[-1].ended is None:
@@ -151,19 +153,6 @@ def _take(lives: list[Life], line: dict[str, Any], at: datetime) -> None:
         status, error = str(line["status"]), str(line.get("error") or "")
         spent = float(line.get("spent") or 0.0)
         lives[-1] = replace(lives[-1], ended=at, status=status, last=step, error=error, spent=spent)
-
-
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file that has one a line; torn lines, and a file that is not there, have none."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    for line in text.splitlines():
-        with suppress(ValueError, RecursionError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                yield found
 
 
 def _now() -> str:

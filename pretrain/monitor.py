@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from data_pipeline.storage import write_whole
 from pretrain.config import MonitorSettings
+from pretrain.forgiving import tables
 from pretrain.monitoring.uploaded import lines_were_cut
 
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
@@ -116,15 +117,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / METRICS
     if not path.is_file():
         return []
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and is_number(line.get("step", 0)) and not wrong_figure(line):
-            lines.append(line)
-    return lines
+    lines = tables(path.read_text(encoding="utf-8", errors="replace"))
+    return [line for line in lines if is_number(line.get("step", 0)) and not wrong_figure(line)]
 
 
 def wrong_figure(values: Mapping[str, Any]) -> str:

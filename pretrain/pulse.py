@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pretrain.forgiving import table
+
 PULSE = ".pulse.json"
 STARTING, TRAINING, EVALUATING, SAVING = "starting", "training", "evaluating", "saving"
 EVERY = 5.0
@@ -26,6 +28,7 @@ class Pulse:
         self._who = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "pids": _numbering(),
             "job": os.environ.get("SLURM_JOB_ID", ""),
         }
         self._last, self._doing = 0.0, ""
@@ -45,15 +48,16 @@ class Pulse:
 def read_pulse(folder: Path) -> dict[str, Any]:
     """The newest beat; empty where there is none, or none that can be read."""
     try:
-        values = json.loads((folder / PULSE).read_text(encoding="utf-8"))
+        values = table(folder / PULSE)
         return {**values, "at": float(values["at"]), "step": int(values["step"]), "pid": int(values["pid"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return {}
 
 
 def is_dead(pulse: dict[str, Any]) -> bool:
-    """Whether the process that beat is known to have ended: it was on this machine, and is no longer there."""
-    if pulse.get("host") != socket.gethostname():
+    """Whether the process that beat is known to have ended: it was on this machine, and is no longer there. In
+    another container, which numbers its processes anew, nothing is known."""
+    if pulse.get("host") != socket.gethostname() or pulse.get("pids") != _numbering():
         return False
     try:
         os.kill(pulse["pid"], 0)
@@ -62,6 +66,13 @@ def is_dead(pulse: dict[str, Any]) -> bool:
     except OSError:
         return False  # another user's
     return _is_zombie(pulse["pid"])
+
+
+def _numbering() -> str:
+    """Names the numbering of processes (Linux's PID namespace) that this one is in."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def _is_zombie(pid: int) -> bool:

@@ -2,7 +2,6 @@
 that it takes no time on a login node; forgiving what a run that is writing, or was killed, leaves half-written.
 """
 
-import json
 import re
 import time
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pretrain.forgiving import number, table, tables, text_of
 from pretrain.monitor import METRICS
 from pretrain.pulse import TRAINING, is_dead, read_pulse
 
@@ -80,16 +80,19 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     """The status of the run in `folder`, which need not be there yet; `now`: seconds since 1970."""
     now = time.time() if now is None else now
     status = Status(folder)
-    summary, run, pulse = _json(folder / "summary.json"), _json(folder / "run.json"), read_pulse(folder)
-    lines = _newest_lines(folder / METRICS)
+    summary, run, pulse = table(folder / "summary.json"), table(folder / "run.json"), read_pulse(folder)
+    lines = list(tables(text_of(folder / METRICS, TAIL)))
     _figures(status, summary, lines, pulse)
     _checkpoint(status, now)
-    events = _text(folder / "events.jsonl").splitlines()
+    events = list(tables(text_of(folder / "events.jsonl")))
     status.events = len(events)
-    status.last_event = next((words for line in reversed(events) if (words := _event(line))), "")
-    status.lives = int(_number(run.get("lives")) or 0)
-    submitted = _json(folder / SUBMITTED)
-    status.jobs = _tables(submitted.get("jobs"))
+    if events:
+        newest = events[-1]
+        step, kind, words = newest.get("step", "?"), newest.get("event", ""), newest.get("text", "")
+        status.last_event = f"step {step}: {kind}: {words}"
+    status.lives = int(number(run.get("lives")) or 0)
+    submitted = table(folder / SUBMITTED)
+    status.jobs = _objects(submitted.get("jobs"))
     status.command = str(submitted.get("command") or "") or status.command
     _health(status, summary, pulse, now)
     return status
@@ -100,17 +103,17 @@ def _figures(
 ) -> None:
     trained = [line for line in lines if line.get("kind", "train") == "train" and "loss" in line]
     newest = summary | (trained[-1] if trained else {})
-    status.step = int(_number(newest.get("step")) or 0)
+    status.step = int(number(newest.get("step")) or 0)
     status.steps = _whole(summary.get("steps"))
     status.phase, status.started = str(newest.get("phase") or ""), str(summary.get("started") or "")
     status.command = str(summary.get("command") or "")
-    status.loss, status.tokens_per_s = _number(newest.get("loss")), _number(newest.get("tokens_per_s"))
+    status.loss, status.tokens_per_s = number(newest.get("loss")), number(newest.get("tokens_per_s"))
     for line in [summary, *(line for line in lines if line.get("kind") == "eval")]:
         for name in ("held_out_loss", "held_out_mlm_loss"):
-            setattr(status, name, _number(line.get(name)) or getattr(status, name))
+            setattr(status, name, number(line.get(name)) or getattr(status, name))
     pace = [line for line in trained if line.get("phase", "") == (status.phase or line.get("phase", ""))]
     pace = pace[-RECENT:]
-    speeds = [speed for line in pace if (speed := _number(line.get("tokens_per_s")))]
+    speeds = [speed for line in pace if (speed := number(line.get("tokens_per_s")))]
     if speeds:
         status.tokens_per_s = median(speeds)
     status.step_seconds = _step_seconds(pace, summary)
@@ -123,16 +126,16 @@ def _figures(
 
 def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
     """Seconds a step, evaluations and saves included: `seconds` of a line is the time that its run has trained."""
-    points = [(_number(line.get("step")), _number(line.get("seconds"))) for line in pace]
+    points = [(number(line.get("step")), number(line.get("seconds"))) for line in pace]
     known = [(step, seconds) for step, seconds in points if step is not None and seconds is not None]
     gaps = [
-        (seconds - before) / (step - last)
+        (seconds - before, step - last)
         for (last, before), (step, seconds) in pairwise(known)
         if step > last and seconds > before
     ]
     if gaps:
-        return sum(gaps) / len(gaps)
-    milliseconds = _number(summary.get("step_ms"))
+        return sum(seconds for seconds, _ in gaps) / sum(steps for _, steps in gaps)
+    milliseconds = number(summary.get("step_ms"))
     return None if milliseconds is None else milliseconds / 1e3
 
 
@@ -140,20 +143,20 @@ def _seconds_left(
     step: int, steps: int, a_step: float, summary: dict[str, Any], newest: dict[str, Any]
 ) -> float:
     """Steps of later phases count by their tokens."""
-    phases = _tables(summary.get("phases"))
+    phases = _objects(summary.get("phases"))
     here = next((phase for phase in phases if phase.get("name") == newest.get("phase")), None)
     if here is None:
         return max(0, steps - step) * a_step
     size = _tokens(here)
-    left = max(0.0, (_number(here.get("last")) or 0) - step) * a_step
+    left = max(0.0, (number(here.get("last")) or 0) - step) * a_step
     for phase in phases[phases.index(here) + 1 :]:
-        count = (_number(phase.get("last")) or 0) - (_number(phase.get("first")) or 0)
+        count = (number(phase.get("last")) or 0) - (number(phase.get("first")) or 0)
         left += count * a_step * (_tokens(phase) / size if size else 1.0)
     return left
 
 
 def _tokens(phase: dict[str, Any]) -> float:
-    return (_number(phase.get("global_batch")) or 0) * (_number(phase.get("sequence_length")) or 0)
+    return (number(phase.get("global_batch")) or 0) * (number(phase.get("sequence_length")) or 0)
 
 
 def _checkpoint(status: Status, now: float) -> None:
@@ -181,14 +184,13 @@ def _health(status: Status, summary: dict[str, Any], pulse: dict[str, Any], now:
         if (at := _changed(folder / SUBMITTED)) is not None and _find_error(status, at):
             status.health, status.why = CRASHED, "a job before the training failed"
         return
-    if said < (begun or 0.0) and pulse.get("at", 0.0) < (
+    told = summary.get("status")
+    if told == "finished":  # no life of it begins any more, whatever a copy made of the files' times
+        status.health, status.why = FINISHED, "all steps are done"
+    elif said < (begun or 0.0) and pulse.get("at", 0.0) < (
         begun or 0.0
     ):  # a life that has not come to training
         _judge(status, STARTING, begun or now, UNKNOWN_SILENCE, "a life of the run began", {}, now)
-        return
-    told = summary.get("status")
-    if told == "finished":
-        status.health, status.why = FINISHED, "all steps are done"
     elif told == "stopped":
         status.health, status.why = STOPPED, "it was asked to stop, or came to run.stop_after"
     elif told == "failed":
@@ -235,7 +237,7 @@ def _find_error(status: Status, since: float) -> bool:
         (at, path) for path in (status.folder / "logs").glob("*.log") if (at := _changed(path)) is not None
     ]
     for _, path in sorted((at, path) for at, path in logs if at >= since):
-        lines = [line.strip() for line in _tail(path).splitlines() if line.strip()]
+        lines = [line.strip() for line in text_of(path, TAIL).splitlines() if line.strip()]
         for line in reversed(lines):
             if _ERROR.match(line):
                 status.error, status.log = line[:500], str(path)
@@ -243,48 +245,7 @@ def _find_error(status: Status, since: float) -> bool:
     return False
 
 
-def _event(line: str) -> str:
-    values = _parsed(line)
-    if not isinstance(values, dict):
-        return ""
-    return f"step {values.get('step', '?')}: {values.get('event', '')}: {values.get('text', '')}"
-
-
-def _newest_lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines at the end of a file of JSON lines."""
-    return [line for text in _tail(path).splitlines() if isinstance(line := _parsed(text), dict)]
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    values = _parsed(_text(path))
-    return values if isinstance(values, dict) else {}
-
-
-def _tables(values: Any) -> list[dict[str, Any]]:
+def _objects(values: Any) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
@@ -295,11 +256,6 @@ def _changed(path: Path) -> float | None:
         return None
 
 
-def _number(value: Any) -> float | None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
-    return float(value) if good else None
-
-
 def _whole(value: Any) -> int | None:
-    found = _number(value)
+    found = number(value)
     return None if found is None else int(found)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from pretrain.forgiving import number, table
+
 SENT = "wandb_alerts.json"
 SERIOUS = ("failed", "disk")
 """Causes that end a run or are going to."""
@@ -97,7 +99,4 @@ def disk_nearly_full(folder: Path, checkpoint_bytes: float) -> str:
 
 
 def _read(path: Path) -> dict[str, float]:
-    try:
-        return {str(cause): float(at) for cause, at in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    return {cause: at for cause, value in table(path).items() if (at := number(value)) is not None}

@@ -97,7 +97,7 @@ def begin(stage: Stage) -> Connection:
     try:
         return start(stage, online=True)
     except Exception as error:  # a firewall, a server that is down: the run goes on, `maskmill sync` sends it
-        say(f"W&B cannot be reached, going on offline: {first_line(error)}")
+        warn(f"W&B cannot be reached, going on offline: {first_line(error)}")
         _wandb().teardown()  # W&B's own process still holds the run's id for the attempt that failed
         return start(stage, online=False)
 
@@ -158,7 +158,7 @@ def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
     thread.join(seconds)
     if thread.is_alive() or wrong:
         why = first_line(wrong[0]) if wrong else f"W&B has not answered for {seconds:g} s"
-        say(f"{otherwise}: {why}")
+        warn(f"{otherwise}: {why}")
 
 
 def first_line(error: Exception) -> str:
@@ -166,9 +166,9 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def say(text: str) -> None:
+def warn(text: str) -> None:
     """A line for the person in front of the run: of a rank, only what goes to stdout is shown there."""
-    print(f"maskmill: {text}", flush=True)
+    print(f"maskmill: WARNING: {text}", flush=True)
 
 
 def _wandb() -> Any:

@@ -16,7 +16,7 @@ from data_pipeline.index import INDEX, TOKENIZER, Index
 from data_pipeline.storage import read_bytes
 from pretrain.checkpoint import MARKER, Checkpoint, checkpoints, open_checkpoint
 from pretrain.config import RunConfig
-from pretrain.monitoring.connection import Connection, begin, first_line, say
+from pretrain.monitoring.connection import Connection, begin, first_line, warn
 from pretrain.monitoring.stages import Stage, export_stage, folder_name, prepare_stage
 from pretrain.phases import phases_of
 from pretrain.run_folder import CONFIG, read_run
@@ -64,6 +64,14 @@ def outputs_of_training(connection: Connection, config: RunConfig, run_id: str) 
         connection.makes(*checkpoint_artifact(checkpoint, run_id), alias=f"step-{checkpoint.step}")
 
 
+def as_far_as_it_goes(call: Callable[..., None], connection: Connection, *others: Any) -> None:
+    """Links or sends artifacts; a run without them is a run: shards may be on another machine."""
+    try:
+        call(connection, *others)
+    except Exception as error:
+        warn(f"no artifact on W&B: {first_line(error)}")
+
+
 def record_prepare(config: RunConfig, index: Index) -> None:
     """A run of the job type `prepare` for shards that were just made, where monitor.tracker is wandb."""
     if config.monitor.tracker != "wandb":
@@ -108,9 +116,9 @@ def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
         connection = begin(stage)
         record(connection)
         if not connection.finish() and connection.online:
-            say(f"W&B did not take all of {stage.name} in time")
+            warn(f"W&B did not take all of {stage.name} in time")
     except Exception as error:
-        say(f"{stage.name} is not on W&B: {first_line(error)}")
+        warn(f"{stage.name} is not on W&B: {first_line(error)}")
 
 
 def settings_of(run: Path) -> RunConfig | None:

@@ -26,7 +26,9 @@ def sync_run(folder: Path) -> int:
     if known is None or config is None:
         raise UserError("not a run folder", where=folder, expected=f"a folder with {RUN}")
     if not has_key():
-        raise UserError("no W&B key", where=folder, remedy="run `wandb login`, or set WANDB_API_KEY")
+        raise UserError(
+            "no W&B key, or WANDB_MODE forbids to send", where=folder, remedy="wandb login; unset WANDB_MODE"
+        )
     lines, before = read_metrics(folder), Uploaded.read(folder)
     if before is not None and before.settled and before.lines == len(lines):
         return 0
@@ -39,8 +41,8 @@ def sync_run(folder: Path) -> int:
         for line in missing:
             connection.log(point_of(line))
         config.run.dir = str(folder)  # it may have been moved
-        lineage.inputs_of_training(connection, config)
-        lineage.outputs_of_training(connection, config, known["id"])
+        lineage.as_far_as_it_goes(lineage.inputs_of_training, connection, config)
+        lineage.as_far_as_it_goes(lineage.outputs_of_training, connection, config, known["id"])
         settled = connection.finish()
     except UserError:
         raise

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import MonitorSettings, RunConfig
+from pretrain.config import MonitorSettings
 from pretrain.monitor import JsonLines, read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.alerts import Alerts
-from pretrain.monitoring.connection import Connection, begin, first_line, say
+from pretrain.monitoring.connection import Connection, begin, first_line, warn
 from pretrain.monitoring.points import point_of
 from pretrain.monitoring.stages import Stage, train_stage
 from pretrain.monitoring.uploaded import Uploaded, agreed
@@ -35,7 +35,7 @@ class Wandb:
         try:
             self._connection = begin(stage_of(folder, settings, run_id, config))
         except Exception as error:
-            say(f"W&B cannot write to {folder}, going on without it: {first_line(error)}")
+            warn(f"W&B cannot write to {folder}, going on without it: {first_line(error)}")
         self._try(self._catch_up)
         self._link(lineage.inputs_of_training)
 
@@ -58,7 +58,7 @@ class Wandb:
     def close(self, status: str = "finished") -> None:
         """Ends both; an online run is then complete on the server, or a line says how to make it so."""
         self._lines.close()
-        self._link(lambda connection, known: lineage.outputs_of_training(connection, known, self._id))
+        self._link(lineage.outputs_of_training, self._id)
         self._try(lambda connection: self._finish(connection, status))
 
     def _catch_up(self, connection: Connection) -> None:
@@ -84,16 +84,13 @@ class Wandb:
             self._uploaded.settled = settled
             self._uploaded.write(self._folder)
             if not settled:
-                say(f"W&B did not take all of the run in time: `maskmill sync {self._folder}` sends the rest")
+                warn(
+                    f"W&B did not take all of the run in time: `maskmill sync {self._folder}` sends the rest"
+                )
 
-    def _link(self, call: Callable[[Connection, RunConfig], None]) -> None:
-        """Artifacts, as far as it goes: a run without them is a run."""
-        if self._connection is None or self._settings is None:
-            return
-        try:
-            call(self._connection, self._settings)
-        except Exception as error:
-            say(f"no artifact on W&B: {first_line(error)}")
+    def _link(self, call: Callable[..., None], *others: str) -> None:
+        if self._connection is not None and self._settings is not None:
+            lineage.as_far_as_it_goes(call, self._connection, self._settings, *others)
 
     def _try(self, call: Callable[[Connection], None]) -> None:
         if self._connection is None:
@@ -102,7 +99,7 @@ class Wandb:
             call(self._connection)
         except Exception as error:
             self._connection = None
-            say(f"W&B failed, going on without it; `maskmill sync` sends the rest: {first_line(error)}")
+            warn(f"W&B failed, going on without it; `maskmill sync` sends the rest: {first_line(error)}")
 
 
 def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:

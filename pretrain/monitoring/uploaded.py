@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pretrain.forgiving import table
+
 UPLOADED = "wandb_uploaded.json"
 
 
@@ -29,12 +31,9 @@ class Uploaded:
     @classmethod
     def read(cls, folder: Path) -> "Uploaded | None":
         """What the folder says; None where W&B never had anything, or the file is torn."""
-        try:
-            values = json.loads((folder / UPLOADED).read_text(encoding="utf-8"))
-            counts = {name: values.get(name, 0) for name in ("lines", "points", "cut")}
-        except (OSError, ValueError, AttributeError, RecursionError):
-            return None
-        if any(type(count) is not int or count < 0 for count in counts.values()):
+        values = table(folder / UPLOADED)
+        counts = {name: values.get(name, 0) for name in ("lines", "points", "cut")}
+        if not values or any(type(count) is not int or count < 0 for count in counts.values()):
             return None
         return cls(**counts, settled=values.get("settled") is True)
 

@@ -6,7 +6,8 @@ from html import escape
 import numpy as np
 
 from data_pipeline.blotting import blot
-from pretrain.report.record import Points, RunRecord, number
+from pretrain.forgiving import number
+from pretrain.report.record import Points, RunRecord
 from pretrain.report.scales import text
 
 FEW, MANY = 0.02, 0.05

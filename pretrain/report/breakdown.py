@@ -6,7 +6,8 @@ from html import escape
 import numpy as np
 
 from pretrain.durations import duration
-from pretrain.report.record import RunRecord, number
+from pretrain.forgiving import number
+from pretrain.report.record import RunRecord
 from pretrain.report.scales import middle, text
 
 MOST_RANKS = 12

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pretrain.forgiving import number
 from pretrain.report.charts import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
 from pretrain.report.figures import Level, Series
-from pretrain.report.record import Points, RunRecord, number
+from pretrain.report.record import Points, RunRecord
 from pretrain.report.scales import text
 from pretrain.report.statistics import not_next_share
 

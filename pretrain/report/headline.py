@@ -6,8 +6,9 @@ from html import escape
 from typing import Any
 
 from pretrain.durations import duration
+from pretrain.forgiving import number
 from pretrain.report.history import last_sign
-from pretrain.report.record import RunRecord, number
+from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
 from pretrain.report.statistics import not_next_share, splits_of
 

@@ -5,8 +5,9 @@ from html import escape
 from typing import Any
 
 from pretrain.durations import duration
+from pretrain.forgiving import number
 from pretrain.lives import LOST, Life
-from pretrain.report.record import RunRecord, number
+from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
 
 MOST_LIVES, MOST_EVENTS = 12, 40

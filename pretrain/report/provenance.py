@@ -10,8 +10,9 @@ from html import escape
 from typing import Any
 
 from data_pipeline.blotting import blot
+from pretrain.forgiving import number
 from pretrain.report.headline import moment
-from pretrain.report.record import RunRecord, number
+from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
 
 TOLD_ELSEWHERE = {"data", "versions", "command", "status", "held_up", "phases"}

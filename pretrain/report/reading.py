@@ -54,15 +54,6 @@ def read_yaml(path: Path) -> Any:
     return OmegaConf.to_container(load_yaml(path), resolve=False)
 
 
-def read_table(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty where there is none."""
-    try:
-        value = read_json(path)
-    except WRONG:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """Checkpoints whose marker is there, oldest first. Sizes are the marker's; nothing else is opened."""
     found = []

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
-from pretrain.lives import LOST, Life, json_lines, read_lives
+from pretrain.forgiving import number, table, tables, text_of
+from pretrain.lives import LOST, Life, read_lives
 from pretrain.monitor import METRICS, TRUST, TRUST_PREFIX, read_metrics
 from pretrain.report.reading import (
     SavedCheckpoint,
     read,
     read_checkpoints,
     read_json,
-    read_table,
     read_yaml,
 )
 
@@ -117,7 +117,7 @@ def read_run(folder: Path) -> RunRecord:
     logged = read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
     lines = [line for line in logged if line.get("kind") != TRUST]
     evaluations = [line for line in lines if _is_evaluation(line)]
-    about = read_table(folder / RUN)
+    about = table(folder / RUN)
     identity, lives = about.get("identity"), number(about.get("lives"))
     return RunRecord(
         folder=folder,
@@ -125,7 +125,7 @@ def read_run(folder: Path) -> RunRecord:
         held_out=points_by_name(evaluations),
         trust=_trust([line for line in logged if line.get("kind") == TRUST]),
         held_up=_held_up(lines),
-        events=list(json_lines(folder / EVENTS)),
+        events=list(tables(text_of(folder / EVENTS))),
         summary=read(folder / SUMMARY, read_json, {}, complaints),
         config=read(folder / CONFIG, read_yaml, {}, complaints),
         identity=identity if isinstance(identity, dict) else {},
@@ -171,17 +171,6 @@ def points_by_name(lines: list[dict[str, Any]]) -> dict[str, Points]:
                 finite = number(value)
                 values.append(math.nan if finite is None else finite)
     return {name: Points(np.array(steps), np.array(values)) for name, (steps, values) in columns.items()}
-
-
-def number(value: Any) -> float | None:
-    """`value` as a finite float; None where it is none: text, truth values, NaN, and what is as good as infinite."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        converted = float(value)
-    except OverflowError:
-        return None
-    return converted if abs(converted) < 1e100 else None  # false for NaN as well
 
 
 def last(points: Points | None) -> float | None:

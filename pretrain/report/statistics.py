@@ -3,7 +3,8 @@
 from html import escape
 from typing import Any
 
-from pretrain.report.record import RunRecord, number
+from pretrain.forgiving import number
+from pretrain.report.record import RunRecord
 from pretrain.report.scales import middle, text
 
 PAIRS = {"pairs_is_next": "IsNext", "pairs_random": "NotNext", "single_streams": "single streams"}

@@ -112,7 +112,7 @@ def parse() -> argparse.Namespace:
     parser = study_parser(__doc__, "study_mini", PICTURE, length=128, layers=4, hidden=256)
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["ours", "trainer"])
     parser.add_argument("--minutes", type=float, default=20.0, help="of wall time, for each contender")
-    parser.add_argument("--calibrate", type=int, default=48, help="steps of the short run before")
+    parser.add_argument("--calibrate", type=int, default=96, help="steps of the short run before")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of ours")
     parser.add_argument("--peer-rate", type=float, default=1e-3, help="of the Trainer")
@@ -189,6 +189,7 @@ def trained(
     started = time.time()
     if CONTENDERS[name].ours:
         settings = [f"train.steps={steps}", f"train.checkpoint_every={every}", f"run.dir={where}"]
+        settings += ["train.eval_every=0", f"train.eval_examples={arguments.examples}"]  # the peer does none
         run(maskmill("train", "bert_mini", *data, *run_settings(arguments), *settings), log)
         for folder in sorted(checkpoints(where), key=step_of):
             yield step_of(folder), folder, (folder / "checkpoint.json").stat().st_mtime - started
