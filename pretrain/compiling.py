@@ -11,16 +11,18 @@ from torch import nn
 from data_pipeline.errors import UserError
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
+from pretrain.encoder.attention import choose_backend
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CPU_FLOPS = 1e11
 """Operations a second that a CPU is taken to do when the length of a run is estimated."""
 LONG = 1800.0
 """Seconds of training from which on compiling pays on a CPU: it takes one to two minutes, and saves a tenth or more."""
 
 
-def wanted(config: RunConfig, device: torch.device, precision: str, step_flops: float) -> bool:
-    """Whether this run compiles its model; `step_flops` are the operations of one step over all ranks. Raises UserError
-    where train.compile=on asks for what cannot be."""
+def wanted(config: RunConfig, device: torch.device, precision: str, run_flops: float) -> bool:
+    """Whether this run compiles its model, in all its phases alike, since a compiled model stays one; `run_flops` are
+    the operations of all its steps over all ranks. Raises UserError where train.compile=on asks for what cannot be."""
     setting = config.train.compile
     obstacle = _obstacle(config, device, precision)
     if setting == "on" and obstacle:
@@ -29,8 +31,12 @@ def wanted(config: RunConfig, device: torch.device, precision: str, step_flops: 
         return setting == "on"
     if device.type == "cuda":
         return not obstacle
-    seconds = config.train.steps * step_flops / CPU_FLOPS
-    return not obstacle and seconds >= LONG
+    return not obstacle and run_flops / CPU_FLOPS >= LONG
+
+
+def allowed(config: RunConfig, device: torch.device, precision: str) -> str:
+    """train.compile, or `off` where this machine has nothing to do it with."""
+    return "off" if _obstacle(config, device, precision) else config.train.compile
 
 
 def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
@@ -38,10 +44,10 @@ def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
     if config.zero.stage == 3:
         return "ZeRO stage 3 fetches parameters in the middle of the graph"
     if device.type == "cuda":
-        modern = torch.cuda.get_device_capability(device) >= (8, 0)
-        return (
-            "" if precision != "fp32" and modern else "attention needs bf16 or fp16 on an Ampere GPU or newer"
-        )
+        head = config.encoder.hidden // config.encoder.heads
+        if choose_backend(device, DTYPES[precision], head, config.encoder.attention_dropout) != "tiles":
+            return ""
+        return "attention needs bf16 or fp16, heads of a multiple of 8 up to 256, and an Ampere GPU or newer"
     if config.train.activation_checkpointing:
         return "a CPU would draw other dropout when it recomputes (train.activation_checkpointing)"
     return (

@@ -5,6 +5,7 @@ import os
 import warnings
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import UserError
@@ -22,7 +23,7 @@ def resolve_precision(config: RunConfig, device: str) -> str:
     return "bf16" if device == "cuda" else "fp32"
 
 
-def refuse_unsupported(deepspeed: Any, stage: int, precision: str) -> None:
+def refuse_unsupported(deepspeed: Any, stage: int, precision: str, world: World) -> None:
     """Raises UserError for a precision that the device, or DeepSpeed at this ZeRO stage, cannot do."""
     accelerator = deepspeed.accelerator.get_accelerator()
     supported = {
@@ -34,6 +35,14 @@ def refuse_unsupported(deepspeed: Any, stage: int, precision: str) -> None:
         raise UserError(
             f"train.precision={precision} does not run on this device", where="settings", remedy="fp32"
         )
+    if precision == "bf16" and world.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(world.device)
+        if capability < (8, 0):  # torch says that it supports it, and emulates it
+            raise UserError(
+                f"bf16 needs an Ampere GPU or newer, and this one is of capability {capability[0]}.{capability[1]}",
+                where="train.precision",
+                remedy="train.precision=fp16 (with zero.stage=1 or more), or fp32",
+            )
     if stage == 0 and precision == "fp16":
         raise UserError(
             "zero.stage=0 with train.precision=fp16: DeepSpeed does not scale the loss there",

@@ -56,7 +56,8 @@ class Engine:
         self._engine, self._optimizer, self._clip = deepspeed_engine, optimizer, clip
         self._wrapper: Any = deepspeed_engine.optimizer
         self._sharded = deepspeed_engine.zero_optimization_stage() > 0
-        self._norm, self._applied = 0.0, False
+        self._norm: float | Tensor = 0.0
+        self._applied = False
         self.precision = precision
         """fp32, bf16 or fp16."""
         optimizer.state.clear()  # stage 0's wrapper has made a step on zero gradients
@@ -118,14 +119,12 @@ class Engine:
                 self._step_unsharded()
         return self._applied
 
-    def was_step_applied(self) -> bool:
-        """Whether the last `step` updated the weights."""
-        return self._applied
-
     @property
     def grad_norm(self) -> float:
-        """Global L2 norm of the last step's gradient, before clipping; inf where it was not finite."""
-        return self._norm
+        """Global L2 norm of the last step's gradient, before clipping; inf where it was not finite. Waits for the
+        device: for log steps."""
+        norm = float(self._norm)
+        return norm if self._applied and math.isfinite(norm) else math.inf
 
     @property
     def loss_scale(self) -> float:
@@ -172,14 +171,12 @@ class Engine:
         """Stage 0. DeepSpeed's own clipping sums squares in fp32, which on a CPU is off by 1e-3 for large tensors, and
         under bf16 takes the norm of gradients rounded to bf16."""
         gradients = [p.grad for p in self.module.parameters() if p.requires_grad and p.grad is not None]
-        norm = torch.stack([squared_norm(g.view(-1)) for g in gradients]).sum().sqrt()
-        self._norm = float(norm)
-        self._applied = math.isfinite(self._norm)
+        norm = float(torch.stack([squared_norm(g.view(-1)) for g in gradients]).sum().sqrt())
+        self._norm, self._applied = norm, math.isfinite(norm)
         if not self._applied:
-            self._norm = math.inf
             self._engine.zero_grad()
             return
-        over = (self._norm + 1e-6) / self._clip if self._clip else 0.0
+        over = (norm + 1e-6) / self._clip if self._clip else 0.0
         if over > 1:
             torch._foreach_mul_(gradients, 1 / over)
         self._engine.step()
@@ -189,8 +186,9 @@ class Engine:
         self._engine.step()
         zero_gradients.forget(self._wrapper)
         self._applied = bool(self._engine.was_step_applied())
-        norm = float(self._engine.get_global_grad_norm())
-        self._norm = norm if self._applied and math.isfinite(norm) else math.inf
+        self._norm = (
+            self._engine.get_global_grad_norm()
+        )  # read later: here it would wait for the whole update
 
     def _keep_gradients_in_fp32(self) -> None:
         """Stage 0 in bf16: autograd accumulates, and DeepSpeed sums over ranks, in the gradient's precision."""
@@ -226,7 +224,7 @@ def build_engine(
     """
     precision = resolve_precision(config, world.device.type)
     deepspeed = import_deepspeed(world)
-    refuse_unsupported(deepspeed, config.zero.stage, precision)
+    refuse_unsupported(deepspeed, config.zero.stage, precision, world)
     check_kernels(config.train.kernels, world.device)
     model.to(world.device)
     _share_rank_0(model, world)

@@ -22,13 +22,16 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader import loader_state, resumed_batch
 from data_pipeline.vocabulary import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary import load_vocabulary
+from pretrain import compiling
 from pretrain.agreement import told_alike
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_checkpoint
 from pretrain.config import RunConfig
+from pretrain.deepspeed_setup import resolve_precision
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face
 from pretrain.fragments import Fragment
+from pretrain.kernels import lamb
 from pretrain.monitor import cut_metrics
 from pretrain.optim.zero_partition import KINDS, Reader
 from pretrain.position import Position, position_of
@@ -158,7 +161,11 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
         "zero.stage": config.zero.stage,
         "train.micro_batch": config.train.micro_batch,
         "train.deterministic": config.train.deterministic,
-        "train.compile": config.train.compile,
+        "train.compile": compiling.allowed(
+            config, world.device, resolve_precision(config, world.device.type)
+        ),
+        "train.kernels": lamb.name(world.device, config.train.kernels),
+        "zero.offload": config.zero.offload,
         "device": device,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,

@@ -4,23 +4,21 @@ of each phase: agreed shares of global batches -> forward and backward over micr
 save
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from data_pipeline import draws
 from data_pipeline.errors import UserError
 from data_pipeline.loader import Loader
 from pretrain import compiling
 from pretrain.agreement import Agreed, StopRequest, agreed, told_alike
 from pretrain.batch import Shape
 from pretrain.config import RunConfig
+from pretrain.determinism import seed_dropout, set_threads
 from pretrain.engine import Engine, build_engine
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed, HostShare
@@ -74,48 +72,66 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     try:
         plans = told_alike(world, lambda: check_run(config, world.size))
         about, held = agreed_run(config, plans, world, console)
-        last = total_steps(config)
+        last, until = total_steps(config), last_step(config)
         if about["finished"]:
             if world.rank == 0:
                 done = f"finished at step {last:,}; nothing to do"
                 console.print(f"{config.run.dir}: {done}", soft_wrap=True)
             return
         summary(config, plans, world, console)
-        engine = build_engine(
-            build(
-                plans[0].objective,
-                config.encoder,
-                plans[0].index.vocabulary.size,
-                config.run.seed,
-                config.train.activation_checkpointing,
-            ),
-            config,
-            world,
-        )
-        position = begin(config, plans, engine, world, console)
-        guard = Guard(config, position, world, engine.precision)
-        with (
-            Journal(config, plans, engine, world, console, command, about["id"]) as journal,
-            Saver(config, world, console, position.step, journal.saved) as saver,
-        ):
-            for plan in phases_left(plans, position, last_step(config)):
-                enter(plan, engine, position)
-                journal.enter(plan, position)
-                now = plan.phase.config
-                feed, held_out = model_feed(plan, engine, world, console), HeldOut(plan, now, world)
-                loop(Run(now, plan, engine, feed, held_out, journal, position, saver, guard, stop, world))
-            journal.ended("finished" if position.step >= last else "stopped")
+        step = run_phases(config, plans, about["id"], world, stop, console, command)
         if world.rank == 0:
-            if position.step < last_step(config):
+            if step < until:
                 again = "the same command goes on from there"
-                console.print(f"stopped after step {position.step:,}; {again}", soft_wrap=True)
-            console.print(f"report: {render(Path(config.run.dir))}", soft_wrap=True)
+                console.print(f"stopped after step {step:,}; {again}", soft_wrap=True)
+            draw_report(Path(config.run.dir), console)
     finally:
         world.stop()
         if held is not None:
             held.close()
-    if position.step < last_step(config):
+    if step < until:
         raise SystemExit(STOPPED)
+
+
+def run_phases(
+    config: RunConfig,
+    plans: list[Plan],
+    run_id: str,
+    world: World,
+    stop: StopRequest,
+    console: Console,
+    command: str,
+) -> int:
+    """Trains from the newest checkpoint on, phase after phase, and returns the step that it came to."""
+    objective, vocabulary = plans[0].objective, plans[0].index.vocabulary.size
+    checkpointing = config.train.activation_checkpointing
+    model = build(objective, config.encoder, vocabulary, config.run.seed, checkpointing)
+    engine = build_engine(model, config, world)
+    position = begin(config, plans, engine, world, console)
+    guard = Guard(config, position, world, engine.precision)
+    flops = sum(plan.phase.config.train.steps * plan.step_flops(plan.phase.config) for plan in plans)
+    compiled = compiling.wanted(config, world.device, engine.precision, flops)
+    with (
+        Journal(config, plans, engine, world, console, command, run_id) as journal,
+        Saver(config, world, console, position.step, journal.saved) as saver,
+    ):
+        for plan in phases_left(plans, position, last_step(config)):
+            enter(plan, engine, position)
+            journal.enter(plan, position)
+            now = plan.phase.config
+            feed, held_out = model_feed(plan, engine, world, compiled, console), HeldOut(plan, now, world)
+            loop(Run(now, plan, engine, feed, held_out, journal, position, saver, guard, stop, world))
+        journal.ended("finished" if position.step >= total_steps(config) else "stopped")
+    return position.step
+
+
+def draw_report(folder: Path, console: Console) -> None:
+    """Says where it is, or why there is none: the run is saved, whatever becomes of its picture."""
+    try:
+        console.print(f"report: {render(folder)}", soft_wrap=True)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        console.print(f"maskmill: WARNING: no report: {why}", soft_wrap=True, markup=False)
 
 
 def phases_left(plans: list[Plan], position: Position, last: int) -> Iterator[Plan]:
@@ -248,10 +264,10 @@ def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> Non
     save(run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
 
 
-def model_feed(plan: Plan, engine: Engine, world: World, console: Console) -> Feed:
+def model_feed(plan: Plan, engine: Engine, world: World, compiled: bool, console: Console) -> Feed:
     """What brings this rank its micro-batches: of one shape, and the model compiled for it, where the run is to be."""
     config, vocabulary, split = plan.phase.config, plan.index.vocabulary, plan.index.train
-    if not compiling.wanted(config, world.device, engine.precision, plan.step_flops(config)):
+    if not compiled:
         return Feed(world.device, vocabulary.cls, vocabulary.sep)
     shape = Shape.of(plan.caps_of_one_shape(config, world.size), split.longest)
     feed = Feed(world.device, vocabulary.cls, vocabulary.sep, shape)
@@ -277,11 +293,6 @@ def training_loader(run: Run) -> Loader:
     )
 
 
-def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
-    """Points torch's generators at the dropout of one micro-batch: no generator's state needs to be saved."""
-    torch.manual_seed(draws.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
-
-
 def last_step(config: RunConfig) -> int:
     """The step at which this life of the run ends."""
     steps = total_steps(config)
@@ -291,16 +302,3 @@ def last_step(config: RunConfig) -> int:
 def patience(config: RunConfig) -> timedelta:
     """How long ranks wait for each other: longer than a step may take, so that the watchdog speaks first."""
     return timedelta(seconds=max(1800.0, config.run.step_limit + 600.0))
-
-
-def set_threads(config: RunConfig, world: World) -> None:
-    """CPU threads of this rank, set explicitly: sums depend on how they are shared out."""
-    available = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.run.threads or max(1, available // world.local_size))
-    if config.train.deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # without it cuBLAS may differ from run to run
-    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
-    # it would also have all new memory written once before use, which nothing reads
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -168,6 +168,17 @@ class SumMax:
         return sums, self._maxima.tolist()
 
 
+def check_gpus(ranks: int) -> None:
+    """Raises UserError where this machine has GPUs, but not one for each of so many ranks."""
+    if torch.cuda.is_available() and ranks > torch.cuda.device_count():
+        raise UserError(
+            f"{ranks} ranks on a machine with {torch.cuda.device_count()} GPU(s)",
+            where="run.ranks",
+            expected="at most one rank a GPU",
+            remedy="run.ranks lower, or CUDA_VISIBLE_DEVICES= to train on the CPU",
+        )
+
+
 def _device(world: World, count: Callable[[], int] = torch.cuda.device_count) -> torch.device:
     """One GPU a rank; a launcher may also show each rank nothing but its own."""
     if not torch.cuda.is_available():

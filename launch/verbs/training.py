@@ -35,8 +35,10 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
         if not launched:
             from pretrain.preflight import check_run
             from pretrain.run_folder import check_folder
+            from pretrain.world import check_gpus
 
             # here, so that what is wrong is said once, in seconds, and leaves no folder
+            check_gpus(config.run.ranks)
             check_folder(config, check_run(config, config.run.ranks))
     if not launched:
         logs, run = Path(config.run.dir) / "logs", config.run

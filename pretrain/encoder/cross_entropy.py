@@ -92,10 +92,10 @@ def _with_gradients(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, hits and the gradients of the loss, as one node that torch.compile leaves as it is: matrix products and
-    in-place chunks would gain nothing from a graph."""
+    in-place chunks would gain nothing from a graph. The gradients are in the dtype of the sums."""
     inputs = (hidden_RH, weight_VH, bias_V)
     loss, hits, gradients = _by_chunks(inputs, ids_R, vocabulary_size, [True] * 3)
-    hidden, weight, bias = (g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True) if g is not None)
+    hidden, weight, bias = (g for g in gradients if g is not None)
     return loss, hits, hidden, weight, bias
 
 
@@ -103,16 +103,19 @@ def _with_gradients(
 def _(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
 ) -> tuple[Tensor, ...]:
-    gradients = (torch.empty_like(x) for x in (hidden_RH, weight_VH, bias_V))
-    return hidden_RH.new_empty((), dtype=_sum_dtype(hidden_RH)), ids_R.new_empty(()), *gradients
+    dtype = _sum_dtype(hidden_RH)
+    gradients = (torch.empty_like(x, dtype=dtype) for x in (hidden_RH, weight_VH, bias_V))
+    return hidden_RH.new_empty((), dtype=dtype), ids_R.new_empty(()), *gradients
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[2:])
+    ctx.dtypes = [x.dtype for x in inputs[:3]]
 
 
 def _scaled(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return *(g * grad.to(g.dtype) for g in ctx.saved_tensors), None, None
+    """Rounded once, after the scaling: the scale is 1 / N of the global batch, and with fp16 its loss scale as well."""
+    return *((g * grad).to(dtype) for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)), None, None
 
 
 torch.library.register_autograd("maskmill::vocabulary_cross_entropy", _scaled, setup_context=_keep)

@@ -93,14 +93,25 @@ TORCH = Passes(update, apply)
 
 
 def choose(tensor: Tensor, kind: str = "auto") -> Passes:
-    """The passes for a flat tensor: with `auto` Triton's for fp32 on CUDA where triton is installed, else torch's."""
+    """The passes for a flat tensor: Triton's for fp32 on CUDA where triton is installed (with `triton` also on a CPU
+    that interprets them), else torch's, as for an optimizer that is offloaded."""
     if kind == "torch" or tensor.dtype != torch.float32:
         return TORCH
-    if kind == "triton" or (tensor.is_cuda and has_triton()):
+    if has_triton() and (tensor.is_cuda or (kind == "triton" and _interpreted())):
         from pretrain.kernels.lamb_triton import TRITON  # where triton is, and only who needs it waits
 
         return TRITON
     return TORCH
+
+
+def name(device: torch.device, kind: str) -> str:
+    """Whose passes step the tensors of a rank on this device under `train.kernels=kind`: triton or torch."""
+    found = choose(torch.empty(0, device=device), kind)
+    return "torch" if found is TORCH else "triton"
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def has_triton() -> bool:
@@ -118,7 +129,7 @@ def check_kernels(kind: str, device: torch.device) -> None:
             where="settings",
             remedy="pip install 'maskmill[gpu]', or train.kernels=auto",
         )
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if device.type != "cuda" and not _interpreted():
         raise UserError(
             "train.kernels=triton needs a CUDA device",
             where="settings",

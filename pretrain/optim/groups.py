@@ -1,9 +1,9 @@
 """A model in, parameter groups and an optimizer over them out.
 
-Weight decay (and with LAMB the trust ratio) is for tensors of two dimensions and more. Vectors and scalars, which
-in an encoder are the biases and LayerNorm's weights, have none: the exclusions of the published recipes (names
-with `bias`, `LayerNorm`, `layer_norm`, `gamma`, `beta`), told by shape instead of by spelling. LAMB's paper knows no
-exclusions; in its form (`optim.form=paper`) there is one group.
+Weight decay (and with LAMB the trust ratio; in Google's form even where the decay is 0) is for tensors of two
+dimensions and more. Vectors and scalars, which in an encoder are the biases and LayerNorm's weights, have none: the
+exclusions of the published recipes (names with `bias`, `LayerNorm`, `layer_norm`, `gamma`, `beta`), told by shape
+instead of by spelling. LAMB's paper knows no exclusions; in its form (`optim.form=paper`) there is one group.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,12 @@ def parameter_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str
     parameters, weight_decay = list(trainable_parameters(model).values()), settings.weight_decay
     if settings.name == "lamb" and settings.form == "paper":
         return [{"params": parameters, "weight_decay": weight_decay, "trust": True}]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+    if settings.name == "lamb" and settings.form == "google":  # by what is excluded, whatever the decay
+        groups[0]["trust"], groups[1]["trust"] = True, False
     return [group for group in groups if group["params"]]
 
 

@@ -144,7 +144,8 @@ class PartitionMap:
 
     def _set_updates(self, flat: Flat, updates: int) -> None:
         state = self._state(flat)
-        state["step"] = torch.tensor(float(updates)) if isinstance(state["step"], Tensor) else updates
+        counter = state["step"]  # torch's fused AdamW reads a tensor, on the device
+        state["step"] = counter.new_tensor(float(updates)) if isinstance(counter, Tensor) else updates
 
     def _values(self, flat: Flat, kind: str) -> Tensor:
         tensor = flat.tensor if kind == "master" else self._state(flat)[kind]
@@ -155,7 +156,7 @@ class PartitionMap:
         state = self.optimizer.state[flat.tensor]
         if not state:
             is_torch = type(self.optimizer).__module__.startswith("torch.")
-            state["step"] = torch.tensor(0.0) if is_torch else 0  # torch counts in a tensor
+            state["step"] = torch.zeros((), device=flat.tensor.device) if is_torch else 0
             state.update({kind: torch.zeros_like(flat.tensor) for kind in MOMENTS})
         return state
 

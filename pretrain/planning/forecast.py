@@ -188,6 +188,10 @@ def _warnings(config: RunConfig, found: Forecast) -> list[str]:
     here = found.memory[config.zero.stage]
     checks = [
         (
+            found.precision == "bf16" and not found.cluster.gpu.has_bf16,
+            f"{found.cluster.gpu.name} has no bf16: train.precision=fp16 (with zero.stage=1 or more)",
+        ),
+        (
             here.largest_micro_batch == 0,
             f"zero.stage={here.stage}: weights and optimizer state alone take {here.states.total / 1e9:.1f} GB of "
             f"{found.cluster.gpu.memory / 1e9:.0f}: a higher stage, more GPUs, or larger ones",

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
+from pretrain.data_sheets import data_sheet
 
 GB = 1e9
 
@@ -20,13 +21,24 @@ class Gpu(NamedTuple):
         float  # bytes a second that a GPU has to other nodes, one direction: its share of the node's adapters
     )
 
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies bf16: from Ampere on."""
+        return "V100" not in self.name
+
+
+def _half(device: str) -> float:
+    sheet = data_sheet(device)
+    assert sheet is not None
+    return sheet.half_tflops * 1e12
+
 
 GPUS = {
-    "v100": Gpu("V100 32 GB", 32 * GB, 125e12, 15.7e12, 900 * GB, 150 * GB, 6.25 * GB),
-    "a100": Gpu("A100 40 GB", 40 * GB, 312e12, 19.5e12, 1555 * GB, 300 * GB, 25 * GB),
-    "a100-80": Gpu("A100 80 GB", 80 * GB, 312e12, 19.5e12, 2039 * GB, 300 * GB, 25 * GB),
-    "h100": Gpu("H100 80 GB", 80 * GB, 989e12, 67e12, 3350 * GB, 450 * GB, 50 * GB),
-    "h200": Gpu("H200 141 GB", 141 * GB, 989e12, 67e12, 4800 * GB, 450 * GB, 50 * GB),
+    "v100": Gpu("V100 32 GB", 32 * GB, _half("V100-SXM2"), 15.7e12, 900 * GB, 150 * GB, 6.25 * GB),
+    "a100": Gpu("A100 40 GB", 40 * GB, _half("A100-SXM4"), 19.5e12, 1555 * GB, 300 * GB, 25 * GB),
+    "a100-80": Gpu("A100 80 GB", 80 * GB, _half("A100-SXM4"), 19.5e12, 2039 * GB, 300 * GB, 25 * GB),
+    "h100": Gpu("H100 80 GB", 80 * GB, _half("H100"), 67e12, 3350 * GB, 450 * GB, 50 * GB),
+    "h200": Gpu("H200 141 GB", 141 * GB, _half("H200"), 67e12, 4800 * GB, 450 * GB, 50 * GB),
 }
 """By the name in `--gpu`: NVIDIA's data sheets of the SXM parts; NVLink of DGX-1V, DGX A100 and DGX H100, whose
 nodes have 4 x 100, 8 x 200 and 8 x 400 Gbit/s InfiniBand for eight GPUs."""

@@ -3,14 +3,17 @@
 import os
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from ranks import RankFailed, run
 
 from data_pipeline.errors import UserError
 from pretrain import launchers
 from pretrain import world as world_module
+from pretrain.deepspeed_setup import refuse_unsupported
 from pretrain.world import World
 
 TORCHRUN = {
@@ -104,6 +107,24 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert world_module._device(world, lambda: 1).index == 0  # the launcher shows each rank its own only
     with pytest.raises(UserError, match="4 ranks on a node with 2 GPUs"):
         world_module._device(world, lambda: 2)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    world_module.check_gpus(1)
+    with pytest.raises(UserError, match="2 ranks on a machine with 1 GPU"):
+        world_module.check_gpus(2)
+
+
+def test_bf16_that_a_gpu_only_emulates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    supports = SimpleNamespace(is_bf16_supported=lambda: True, is_fp16_supported=lambda: True)
+    deepspeed = SimpleNamespace(accelerator=SimpleNamespace(get_accelerator=lambda: supports))
+    world = World(device=torch.device("cuda", 0))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
+    refuse_unsupported(deepspeed, 1, "fp16", world)
+    with pytest.raises(
+        UserError, match=r"bf16 needs an Ampere GPU or newer, and this one is of capability 7\.5"
+    ):
+        refuse_unsupported(deepspeed, 1, "bf16", world)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
+    refuse_unsupported(deepspeed, 1, "bf16", world)
 
 
 def test_messages_of_a_single_process_are_free() -> None:

@@ -14,8 +14,11 @@ from data_pipeline.errors import UserError
 from pretrain import compiling
 from pretrain.batch import MicroBatch, Shape
 from pretrain.config import EncoderSettings, RunConfig
+from pretrain.encoder.cross_entropy import _with_gradients, vocabulary_cross_entropy
 from pretrain.objectives import load
 from pretrain.objectives.base import Model, build
+from pretrain.resume import conditions
+from pretrain.world import World
 
 VOCABULARY = 90
 SETTINGS = EncoderSettings(
@@ -139,10 +142,44 @@ def config(setting: str, **changes: object) -> RunConfig:
 
 
 def test_a_cpu_compiles_long_runs() -> None:
-    assert not compiling.wanted(config("auto"), CPU, "fp32", 1e10)
-    assert compiling.wanted(config("auto"), CPU, "fp32", 1e13)
+    assert not compiling.wanted(config("auto"), CPU, "fp32", 1e13)
+    assert compiling.wanted(config("auto"), CPU, "fp32", 1e16)
     assert compiling.wanted(config("on"), CPU, "fp32", 1.0)
-    assert not compiling.wanted(config("off"), CPU, "fp32", 1e13)
+    assert not compiling.wanted(config("off"), CPU, "fp32", 1e16)
+
+
+def test_gpus_compile_what_flash_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, run = torch.device("cuda", 0), config("auto")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    run.encoder.hidden, run.encoder.heads = 768, 12
+    assert compiling.allowed(run, cuda, "bf16") == "auto"
+    assert compiling.allowed(run, cuda, "fp32") == "off"
+    run.encoder.hidden = 312  # heads of 26
+    assert compiling.allowed(run, cuda, "bf16") == "off"
+    run.encoder.hidden = 768
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    assert compiling.allowed(run, cuda, "fp16") == "off"
+
+
+def test_half_precision_gradients_are_rounded_once() -> None:
+    """As in eager mode: the factor, 1 / N of the global batch, is not rounded to bf16 itself."""
+    torch.manual_seed(0)
+    hidden, weight, bias = (torch.randn(*size, dtype=torch.bfloat16) for size in ((9, 8), (40, 8), (40,)))
+    ids = torch.randint(0, 37, (9,))
+    found = []
+    for compute in (vocabulary_cross_entropy, _with_gradients):
+        inputs = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+        (compute(*inputs, ids, 37)[0] / 77).backward()
+        found.append([x.grad for x in inputs])
+    for eager, in_graph in zip(*found, strict=True):
+        assert eager is not None
+        assert torch.equal(eager, in_graph)
+
+
+def test_what_a_compiler_decides_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert conditions(config("auto"), World())["train.compile"] == "auto"
+    monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
+    assert conditions(config("auto"), World())["train.compile"] == "off"
 
 
 def test_what_cannot_be_compiled_is_refused_or_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +188,9 @@ def test_what_cannot_be_compiled_is_refused_or_left(monkeypatch: pytest.MonkeyPa
     recomputed = config("on", activation_checkpointing=True)
     for refused, word in ((sharded, "stage 3"), (recomputed, "activation_checkpointing")):
         with pytest.raises(UserError, match=word):
-            compiling.wanted(refused, CPU, "fp32", 1e13)
+            compiling.wanted(refused, CPU, "fp32", 1e16)
         refused.train.compile = "auto"
-        assert not compiling.wanted(refused, CPU, "fp32", 1e13)
+        assert not compiling.wanted(refused, CPU, "fp32", 1e16)
     monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
     with pytest.raises(UserError, match=r"C\+\+ compiler"):
         compiling.wanted(config("on"), CPU, "fp32", 1e13)

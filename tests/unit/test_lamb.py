@@ -12,7 +12,7 @@ from pretrain.config import OptimSettings
 from pretrain.optim.groups import build_optimizer, parameter_groups, trainable_parameters
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.segments import Layout, Segment, squared_norm
-from pretrain.optim.zero_partition import Flat, _group_flat, _sub_group_flat
+from pretrain.optim.zero_partition import Flat, PartitionMap, _group_flat, _sub_group_flat
 
 # Worked example: lr 0.01, eps 1e-6, decay 0.01 on W and z, none on b; gradients clipped to norm 1 before.
 START = {"W": [[1.0, -2.0], [3.0, 0.5]], "b": [0.1, -0.2], "z": [0.0, 0.0]}
@@ -316,3 +316,20 @@ def test_both_optimizers_come_from_one_factory(name: str, kind: type) -> None:
     assert {(group["lr"], group["betas"], group["eps"]) for group in optimizer.param_groups} == {
         (0.5, (0.8, 0.9), 1e-5)
     }
+
+
+def test_in_googles_form_exclusion_and_not_the_decay_decides_about_trust_ratios() -> None:
+    model = nn.Linear(3, 2)
+    for form, trusts in (("google", [True, False]), ("nvidia", [False, False])):
+        settings = OptimSettings(form=form, weight_decay=0.0)
+        assert [group["trust"] for group in build_optimizer(model, settings).param_groups] == trusts
+
+
+def test_adamw_counts_where_its_kernel_reads() -> None:
+    """torch's fused AdamW takes its counter from the device of the weights."""
+    weights = nn.Parameter(torch.zeros(4, device="meta"))
+    flat = Flat(weights, Layout(("w",), (), 4, split=False))
+    partition = PartitionMap((flat,), (), {}, 0, 1, torch.optim.AdamW([weights]), lambda: None, {})
+    assert partition._state(flat)["step"].device.type == "meta"
+    partition._set_updates(flat, 3)
+    assert partition._state(flat)["step"].device.type == "meta"

@@ -263,12 +263,17 @@ def test_chunks_hold_each_element_of_a_segment_once(interpreted: Check) -> None:
 def test_on_cuda_the_kernels_are_chosen_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from pretrain.kernels.lamb_triton import TRITON
 
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     on_cuda: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
     assert kernels.choose(on_cuda) is TRITON
     assert kernels.choose(on_cuda, "torch") is kernels.TORCH
     assert kernels.choose(torch.zeros(1)) is kernels.TORCH
     assert kernels.choose(torch.zeros(1), "triton") is TRITON
     assert kernels.choose(SimpleNamespace(is_cuda=True, dtype=torch.float64)) is kernels.TORCH  # type: ignore[arg-type]
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert kernels.choose(torch.zeros(1), "triton") is kernels.TORCH, (
+        "an optimizer that is offloaded from a GPU"
+    )
     monkeypatch.setattr(kernels, "has_triton", lambda: False)
     assert kernels.choose(on_cuda) is kernels.TORCH
 

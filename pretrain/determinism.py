@@ -1,0 +1,27 @@
+"""Settings and places of draws in; torch set so that the same run gives the same bits out."""
+
+import os
+
+import torch
+
+from data_pipeline import draws
+from pretrain.config import RunConfig
+from pretrain.world import World
+
+
+def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
+    """Points torch's generators at the dropout of one micro-batch: no generator's state needs to be saved."""
+    torch.manual_seed(draws.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
+
+
+def set_threads(config: RunConfig, world: World) -> None:
+    """CPU threads of this rank, set explicitly: sums depend on how they are shared out."""
+    available = len(os.sched_getaffinity(0))
+    torch.set_num_threads(config.run.threads or max(1, available // world.local_size))
+    if config.train.deterministic:
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # without it cuBLAS may differ from run to run
+    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    # it would also have all new memory written once before use, which nothing reads
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
