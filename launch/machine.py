@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from pretrain.spoken import in_bytes
+
 OK, NOTE, MISSING = "ok", "note", "missing"
 ANSWER = 20.0
 """Seconds that a program may take to answer."""
@@ -79,13 +81,15 @@ def memory(info: Path, groups: Path) -> list[Finding]:
     limit = next(
         (n for name in ("memory.max", "memory/memory.limit_in_bytes") if (n := _whole(groups / name))), 0
     )
-    capped = f", limited to {_size(limit)} here" if 0 < limit < total else ""
+    capped = f", limited to {in_bytes(limit)} here" if 0 < limit < total else ""
     least = min(total, limit or total)
     if least < 2e9:
         return [
-            Finding("memory", NOTE, f"{_size(total)}{capped}: little", "4 GB for the demo, more for all else")
+            Finding(
+                "memory", NOTE, f"{in_bytes(total)}{capped}: little", "4 GB for the demo, more for all else"
+            )
         ]
-    return [Finding("memory", OK, f"{_size(total)}, {_size(free)} free{capped}")]
+    return [Finding("memory", OK, f"{in_bytes(total)}, {in_bytes(free)} free{capped}")]
 
 
 def gpus(run: Run) -> list[Finding]:
@@ -143,9 +147,8 @@ def disk(folder: Path, seconds: float = 1.0) -> list[Finding]:
     finally:
         with suppress(OSError):
             path.unlink()
-    text = (
-        f"{place}: {_size(free)} free; writes {_size(to_disk)}/s, reads {_size(back)}/s (of {_size(written)})"
-    )
+    speed = f"writes {in_bytes(to_disk)}/s, reads {in_bytes(back)}/s (of {in_bytes(written)})"
+    text = f"{place}: {in_bytes(free)} free; {speed}"
     if free < 2e9:
         return [
             Finding("disk", NOTE, text, "little room: shards take 2 bytes a token, checkpoints 12 a weight")
@@ -187,8 +190,8 @@ def shared_memory(place: Path) -> list[Finding]:
     size = found.f_frsize * found.f_blocks
     if size < 1 << 30:
         remedy = "docker run --shm-size=8g (or --ipc=host): NCCL needs more for many GPUs"
-        return [Finding("shared memory", NOTE, f"{_size(size)}: little", remedy)]
-    return [Finding("shared memory", OK, _size(size))]
+        return [Finding("shared memory", NOTE, f"{in_bytes(size)}: little", remedy)]
+    return [Finding("shared memory", OK, in_bytes(size))]
 
 
 def limits(get: Callable[[int], tuple[int, int]]) -> list[Finding]:
@@ -204,7 +207,7 @@ def limits(get: Callable[[int], tuple[int, int]]) -> list[Finding]:
         found.append(Finding("processes", NOTE, f"{processes:,}: few", "ulimit -u 4096"))
     if locked != unlimited and locked < 64 << 20:
         remedy = "ulimit -l unlimited, where InfiniBand links the machines"
-        found.append(Finding("locked memory", NOTE, f"{_size(locked)}: little", remedy))
+        found.append(Finding("locked memory", NOTE, f"{in_bytes(locked)}: little", remedy))
     return found or [Finding("limits", OK, "open files, processes, locked memory")]
 
 
@@ -222,10 +225,3 @@ def _whole(path: Path) -> int:
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", text) is not None
-
-
-def _size(count: float) -> str:
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= factor:
-            return f"{count / factor:,.1f} {unit}"
-    return f"{count / 1e3:,.0f} kB"

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -13,7 +14,7 @@ from data_pipeline.records import Examples
 from data_pipeline.shards import BlockReader
 from data_pipeline.storage import read_bytes
 from pretrain.bounded_yaml import load_yaml
-from pretrain.checkpoint import find_checkpoint
+from pretrain.checkpoint import Checkpoint, find_checkpoint
 from pretrain.config import RunConfig
 from pretrain.export.facts import card_of
 from pretrain.export.hub import EXPORT
@@ -23,10 +24,19 @@ from pretrain.phases import phase_at
 from pretrain.run_folder import CONFIG, read_run
 
 
-def export_run(source: Path, out: str, licence: str = "") -> tuple[Path, str]:
+class Exported(NamedTuple):
+    """What was made of what."""
+
+    model: Path
+    run: Path
+    checkpoint: Checkpoint
+    proof: str
+    """A line that says what it found."""
+
+
+def export_run(source: Path, out: str, licence: str = "") -> Exported:
     """Exports the newest checkpoint of a run, or the checkpoint in `source`. `licence`: for the model card, in place of
-    export.licence. Returns the folder and a line that says what the proof found. Raises UserError, and leaves
-    nothing, where the two models differ."""
+    export.licence. Raises UserError, and leaves nothing, where the two models differ."""
     checkpoint = find_checkpoint(source)
     run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent
     whole = read_config(run)
@@ -51,7 +61,8 @@ def export_run(source: Path, out: str, licence: str = "") -> tuple[Path, str]:
         f"{head} {p.difference:.1e} (allowed {p.allowed:.1e}; in float32 {p.difference_float32:.1e})"
         for head, p in parity.items()
     )
-    return target, f"proof: largest difference to transformers' logits in float64: {heads}"
+    proof = f"proof: largest difference to transformers' logits in float64: {heads}"
+    return Exported(target, run, checkpoint, proof)
 
 
 def read_config(run: Path) -> RunConfig:

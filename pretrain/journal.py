@@ -6,7 +6,7 @@ Figures are those of the whole global batch, averaged over the steps since the l
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ from pretrain.resume import Position, real_shapes
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.terminal import opened
 from pretrain.throughput import peak_flops, peak_source, training_flops
+from pretrain.whole_writes import append
 from pretrain.world import World
 
 EVENTS = "events.jsonl"
@@ -60,7 +61,8 @@ class Journal:
         self._folder = Path(config.run.dir)
         shown = console if world.rank == 0 else Console(quiet=True)
         live = config.run.live and world.rank == 0
-        self._view = opened(shown, live, self._folder, plans[-1].phase.last)
+        phases = [_in_short(plan.phase) for plan in plans] if plans[0].phase.name else []
+        self._view = opened(shown, live, self._folder, plans[-1].phase.last, phases)
         self._diary = Diary(self._folder, writes=world.rank == 0)
         peak = peak_flops(world.device, config.monitor.peak_tflops)
         self._peak = sum(world.gather(peak))
@@ -83,8 +85,8 @@ class Journal:
             "peak_source": peak_source(world.device, config.monitor.peak_tflops),
             "data": plans[0].index.statistics,
         }
-        if plans[0].phase.name:
-            self._summary["phases"] = [_in_short(plan.phase) for plan in plans]
+        if phases:
+            self._summary["phases"] = phases
         self._started = time.perf_counter()
         self._before = float(self._summary.get("seconds", 0.0))
         self._reset()
@@ -159,13 +161,13 @@ class Journal:
             figures = evaluate(self._engine)
         if figures:
             taken = {"eval_seconds": time.perf_counter() - started}
-            line = {"kind": "eval", "step": position.step, **self._phase(), **_finite(figures), **taken}
-            self._tracker.log(line)
-            self._summary |= _finite(figures)
+            known = _in_json(figures)
+            self._tracker.log({"kind": "eval", "step": position.step, **self._phase(), **known, **taken})
+            self._summary |= known
             self._write_summary()
             self._view.held_out(position.step, figures)
         self._since += time.perf_counter() - started
-        return _finite(figures).get("held_out_loss")
+        return _in_json(figures).get("held_out_loss")
 
     def event(self, kind: str, position: Position, text: str) -> None:
         """Says what disturbed the run, and keeps it in events.jsonl, which no later life cuts."""
@@ -178,8 +180,7 @@ class Journal:
                 "at": _now(),
             }
             try:
-                with (self._folder / EVENTS).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+                append(self._folder / EVENTS, json.dumps(line).encode() + b"\n")
             except (
                 OSError
             ) as error:  # full or gone for a while: the run goes on, and the line is on the terminal
@@ -198,6 +199,7 @@ class Journal:
     def rolled_back(self, position: Position) -> None:
         """Forgets the steps after this position. All ranks call this."""
         self._tracker.cut(position.step)
+        self._view.rolled_back(position.step)
         self.meter = Meter()
         self._reset()
 
@@ -244,7 +246,7 @@ class Journal:
             "damaged_examples": position.damaged,
             "seconds": self._before + time.perf_counter() - self._started,
         }
-        line = _finite(line)
+        line = _in_json(line)
         self._tracker.log(line)
         self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._write_summary()
@@ -262,7 +264,7 @@ class Journal:
         if ratios:
             values = torch.stack(list(ratios.values())).tolist()
             named = {f"{TRUST_PREFIX}{name}": value for name, value in zip(ratios, values, strict=True)}
-            self._tracker.log(_finite({"kind": TRUST, "step": position.step, **named}))
+            self._tracker.log(_in_json({"kind": TRUST, "step": position.step, **named}))
 
     def _say_once(self, words: str, step: int) -> None:
         """A line for people; what goes on for long is said when it begins, every line of the log has it."""
@@ -302,10 +304,13 @@ def is_due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """Without what is unknown or not a number: JSON has no word for infinity."""
+def _in_json(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is unknown, and null for what is no number: JSON has no word for infinity, and the figure before
+    must not stand as the newest."""
     return {
-        k: v for k, v in line.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in line.items()
+        if value is not None
     }
 
 

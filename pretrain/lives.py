@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pretrain.forgiving import tables, text_of
+from pretrain.whole_writes import append
 
 LIVES = "lives.jsonl"
 SPENT = "life_seconds"
@@ -75,7 +76,6 @@ class Diary:
     def started(self, step: int, summary: dict[str, Any], before: dict[str, Any]) -> None:
         """A life begins at `step`. `summary`: what it will write; `before`: what the life before last wrote."""
         lives = read_lives(self._path.parent) if self._writes else []
-        self._end_torn_line()
         if lives and lives[-1].ended is None:
             seconds = float(before.get("seconds", lives[-1].seconds))
             at = lives[-1].moment(seconds).isoformat(timespec="seconds")
@@ -102,17 +102,10 @@ class Diary:
         }
         self._write({"event": "ended", "at": _now(), "step": step, **words})
 
-    def _end_torn_line(self) -> None:
-        """What a kill left of a line must not take the next one with it."""
-        with suppress(OSError):
-            if self._writes and not self._path.read_bytes().endswith(b"\n"):
-                with self._path.open("ab") as file:
-                    file.write(b"\n")
-
     def _write(self, line: dict[str, Any]) -> None:
         if self._writes:
-            with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            with suppress(OSError):
+                append(self._path, json.dumps(line).encode() + b"\n")
 
 
 def read_lives(folder: Path, summary: Mapping[str, Any] | None = None) -> list[Life]:

@@ -3,9 +3,8 @@
 metrics.jsonl is the surviving history, written once: a resumed run cuts it at its checkpoint's step.
 """
 
-import errno
 import json
-import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from data_pipeline.storage import write_whole
 from pretrain.config import MonitorSettings
 from pretrain.forgiving import tables
 from pretrain.monitoring.uploaded import lines_were_cut
+from pretrain.whole_writes import append
 
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
 FIGURES = (
@@ -24,6 +24,7 @@ FIGURES = (
 """What verbs reckon with, of a line of metrics.jsonl and of summary.json."""
 TRUST, TRUST_PREFIX = "trust", "trust_ratio/"
 """Kind of a line that holds LAMB's trust ratio of each tensor, and what is put before the tensors' names."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 class Tracker(Protocol):
@@ -80,23 +81,11 @@ class JsonLines:
         if not self._waiting:
             return
         try:
-            self._append(b"".join(self._waiting))
+            append(self._path, b"".join(self._waiting))
             self._waiting.clear()
         except OSError as error:
             waiting = f"{len(self._waiting)} lines wait for the next one"
             print(f"maskmill: WARNING: {self._path}: {error.strerror}; {waiting}", file=sys.stderr)
-
-    def _append(self, data: bytes) -> None:
-        with self._path.open("ab", buffering=0) as file:
-            before = file.tell()
-            written = 0
-            try:
-                written = file.write(data) or 0
-            finally:
-                if written < len(data):
-                    file.truncate(before)  # no part of a line stays for the next one to stand behind
-            if written < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def open_tracker(
@@ -119,6 +108,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return []
     lines = tables(path.read_text(encoding="utf-8", errors="replace"))
     return [line for line in lines if is_number(line.get("step", 0)) and not wrong_figure(line)]
+
+
+def layer_of(tensor: str) -> int | None:
+    """The layer, from 1 on, that the tensor of this name is of; 0: the embeddings; None: the heads."""
+    if found := _LAYER.search(tensor):
+        return int(found[1]) + 1
+    return 0 if ".embeddings." in f".{tensor}" else None
 
 
 def wrong_figure(values: Mapping[str, Any]) -> str:

@@ -70,7 +70,8 @@ class Pace:
     def new_phase(self) -> None:
         """Steps of another kind follow: those before say nothing of them."""
         self._laps: deque[Lap] = deque(maxlen=WINDOW)
-        self._fresh: deque[tuple[Lap, list[Any]]] = deque(maxlen=WINDOW)  # since the last `read`
+        self._fresh: deque[tuple[Lap, list[Any]]] = deque(maxlen=WINDOW)  # the newest since the last `read`
+        self._slowest: tuple[Lap, list[Any]] | None = None  # of all since then
         self._warm = False
         self.start()
 
@@ -91,24 +92,29 @@ class Pace:
     def lap(self, step: int, waited: float) -> None:
         """The step has ended; `waited`: seconds that this rank waited for data in it."""
         if self._warm:
-            self._fresh.append((Lap(step, clock() - self._began, waited, 0.0, self._tokens), self._passes))
+            lap = Lap(step, clock() - self._began, waited, 0.0, self._tokens)
+            self._fresh.append((lap, self._passes))
+            if self._slowest is None or lap.seconds > self._slowest[0].seconds:
+                self._slowest = (lap, self._passes)
         self._warm = True
 
     def read(self, world: World) -> tuple[dict[str, Any], list[str]]:
         """Figures for the log, and what held the run up, in words. All ranks call this together, when the device has
         nothing left to do."""
-        fresh = [lap._replace(forward=sum(map(self._seconds, passes))) for lap, passes in self._fresh]
+        fresh = [self._timed(*lap) for lap in self._fresh]
+        worst = self._timed(*self._slowest) if self._slowest else Lap(0, 0.0, 0.0, 0.0, 0)
         self._laps.extend(fresh)
         self._fresh.clear()
-        rows = [RankPace.of(row) for row in world.gather(self._own(fresh))]
+        self._slowest = None
+        rows = [RankPace.of(row) for row in world.gather(self._own(fresh, worst))]
         known = [row for row in rows if row.laps]
         if not fresh or len(known) < len(rows):
             return {}, []
         return figures(rows), held_up(rows)
 
-    def _own(self, fresh: list[Lap]) -> list[Any]:
+    def _own(self, fresh: list[Lap], worst: Lap) -> list[Any]:
         if not fresh:
-            return [0, 0.0, 0.0, 0.0, 0.0, [0, 0.0, 0.0, 0.0, 0]]
+            return [0, 0.0, 0.0, 0.0, 0.0, worst]
         laps = list(self._laps)[-max(len(fresh), 2 * FEWEST) :]
         seconds = sum(lap.seconds for lap in laps)
         return [
@@ -117,8 +123,12 @@ class Pace:
             sum(lap.waited for lap in laps) / max(seconds, 1e-9),
             median(lap.forward for lap in laps),
             median(lap.forward / max(lap.tokens, 1) for lap in laps),
-            max(fresh, key=lambda lap: lap.seconds),
+            worst,
         ]
+
+    def _timed(self, lap: Lap, passes: list[Any]) -> Lap:
+        """With its time in forward passes, which a GPU tells only once they are done."""
+        return lap._replace(forward=sum(map(self._seconds, passes)))
 
     def _mark(self) -> Any:
         if not self._cuda:

@@ -6,7 +6,7 @@ number. A thread of rich's paints. On leaving, the panel goes and a plain summar
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +20,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pretrain.durations import duration
 from pretrain.phases import Phase
+from pretrain.spoken import duration
 from pretrain.terminal import Lines, in_short
+from pretrain.time_left import seconds_left
 
 clock = time.monotonic
 REPAINTS = 2
@@ -37,8 +38,11 @@ PACE = 200
 class Panel(Lines):
     """Events stay lines, above; figures are shown in place."""
 
-    def __init__(self, console: Console, folder: Path, last: int) -> None:
+    def __init__(
+        self, console: Console, folder: Path, last: int, phases: Sequence[dict[str, Any]] = ()
+    ) -> None:
         super().__init__(console, last)
+        self._phases = phases
         self._name = folder.resolve().name
         self._phase: Phase | None = None
         self._step = self._first = 0
@@ -84,6 +88,11 @@ class Panel(Lines):
 
     def step(self, step: int) -> None:
         self._step = step
+        self._laps.append((clock(), step))
+
+    def rolled_back(self, step: int) -> None:
+        self._step = step
+        self._laps.clear()
         self._laps.append((clock(), step))
 
     def figures(self, line: dict[str, Any]) -> None:
@@ -167,7 +176,7 @@ class Panel(Lines):
         if len(laps) < 2 or laps[-1][1] == laps[0][1]:
             return None
         (then, first), (now, last) = laps[0], laps[-1]
-        return (now - then) / (last - first) * (self._last - self._step)
+        return seconds_left(self._step, (now - then) / (last - first), self._last, self._phases)
 
     def _rows(self) -> list[tuple[str, RenderableType]]:
         line = self._line

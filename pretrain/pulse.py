@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.forgiving import table
+from pretrain.whole_writes import replace
 
 PULSE = ".pulse.json"
 STARTING, TRAINING, EVALUATING, SAVING = "starting", "training", "evaluating", "saving"
@@ -39,10 +40,8 @@ class Pulse:
             return
         self._last, self._doing = time.monotonic(), doing
         words = {**self._who, "at": time.time(), "step": step, "doing": doing}
-        partial = self._path.with_name(f"{PULSE}.{os.getpid()}")
         with suppress(OSError):
-            partial.write_text(json.dumps(words))
-            partial.replace(self._path)
+            replace(self._path, json.dumps(words))
 
 
 def read_pulse(folder: Path) -> dict[str, Any]:

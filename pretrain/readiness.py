@@ -24,6 +24,7 @@ from pretrain.optim.schedule import warmup_updates
 from pretrain.phases import total_steps
 from pretrain.planning.memory import meta_model
 from pretrain.preflight import Plan
+from pretrain.spoken import in_bytes
 from pretrain.world import World
 
 BYTES_OF_A_WEIGHT = 12
@@ -45,12 +46,12 @@ def check_room(config: RunConfig, parameters: int) -> str:
     free = shutil.disk_usage(_existing(folder)).free
     if wanted > free:
         raise UserError(
-            f"no room for checkpoints: {kept} of {_gb(size)}, and the next one before the "
-            f"oldest goes: {_gb(wanted)} to come, {_gb(free)} free",
+            f"no room for checkpoints: {kept} of {in_bytes(size)}, and the next one before the "
+            f"oldest goes: {in_bytes(wanted)} to come, {in_bytes(free)} free",
             where=folder,
             remedy="make room, choose another run.dir, or keep fewer: checkpoint.keep, checkpoint.keep_every",
         )
-    return f"checkpoints of {_gb(size)}, {kept} kept; {_gb(free)} free"
+    return f"checkpoints of {in_bytes(size)}, {kept} kept; {in_bytes(free)} free"
 
 
 def checkpoints_made(config: RunConfig) -> int:
@@ -146,7 +147,7 @@ def phase_lines(plan: Plan, world: World) -> list[str]:
         f"{train.steps * train.global_batch / split.examples:,.2f} epochs",
         f"{config.optim.name}, rate up to {config.optim.lr:g} in {warmup:,} steps, then {config.schedule.name}",
         f"a rank reads {footprint.streams} of {plan.streams} streams, {footprint.open_blocks} blocks open, "
-        f"{_gb(footprint.bytes)}",
+        f"{in_bytes(footprint.bytes)}",
     ]
 
 
@@ -181,10 +182,3 @@ def summary(config: RunConfig, plans: list[Plan], world: World, console: Console
 def _existing(folder: Path) -> Path:
     folder = folder.absolute()
     return folder if folder.exists() else _existing(folder.parent)
-
-
-def _gb(size: float) -> str:
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size / 1e3:,.0f} kB"

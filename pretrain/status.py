@@ -13,6 +13,7 @@ from typing import Any
 from pretrain.forgiving import number, table, tables, text_of
 from pretrain.monitor import METRICS
 from pretrain.pulse import TRAINING, is_dead, read_pulse
+from pretrain.time_left import seconds_left
 
 NOT_STARTED, STARTING, RUNNING, STALLED = "not started", "starting", "running", "stalled"
 STOPPED, FINISHED, CRASHED = "saved and stopped", "finished", "crashed"
@@ -110,7 +111,8 @@ def _figures(
     status.loss, status.tokens_per_s = number(newest.get("loss")), number(newest.get("tokens_per_s"))
     for line in [summary, *(line for line in lines if line.get("kind") == "eval")]:
         for name in ("held_out_loss", "held_out_mlm_loss"):
-            setattr(status, name, number(line.get(name)) or getattr(status, name))
+            if name in line:  # null: it was no number
+                setattr(status, name, number(line[name]))
     pace = [line for line in trained if line.get("phase", "") == (status.phase or line.get("phase", ""))]
     pace = pace[-RECENT:]
     speeds = [speed for line in pace if (speed := number(line.get("tokens_per_s")))]
@@ -121,7 +123,8 @@ def _figures(
     if summary.get("status") == "running" and beaten > status.step:  # between two lines of the log
         status.step = beaten
     if status.steps and status.step_seconds is not None:
-        status.seconds_left = _seconds_left(status.step, status.steps, status.step_seconds, summary, newest)
+        phases = _objects(summary.get("phases"))
+        status.seconds_left = seconds_left(status.step, status.step_seconds, status.steps, phases)
 
 
 def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
@@ -137,26 +140,6 @@ def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float 
         return sum(seconds for seconds, _ in gaps) / sum(steps for _, steps in gaps)
     milliseconds = number(summary.get("step_ms"))
     return None if milliseconds is None else milliseconds / 1e3
-
-
-def _seconds_left(
-    step: int, steps: int, a_step: float, summary: dict[str, Any], newest: dict[str, Any]
-) -> float:
-    """Steps of later phases count by their tokens."""
-    phases = _objects(summary.get("phases"))
-    here = next((phase for phase in phases if phase.get("name") == newest.get("phase")), None)
-    if here is None:
-        return max(0, steps - step) * a_step
-    size = _tokens(here)
-    left = max(0.0, (number(here.get("last")) or 0) - step) * a_step
-    for phase in phases[phases.index(here) + 1 :]:
-        count = (number(phase.get("last")) or 0) - (number(phase.get("first")) or 0)
-        left += count * a_step * (_tokens(phase) / size if size else 1.0)
-    return left
-
-
-def _tokens(phase: dict[str, Any]) -> float:
-    return (number(phase.get("global_batch")) or 0) * (number(phase.get("sequence_length")) or 0)
 
 
 def _checkpoint(status: Status, now: float) -> None:

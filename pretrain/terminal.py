@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,9 @@ class Lines:
     def step(self, step: int) -> None:
         """A step is done."""
 
+    def rolled_back(self, step: int) -> None:
+        """The run is at this earlier step again."""
+
     def figures(self, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl was written."""
         self._console.print(f"step {line['step']:,}/{self._last:,}  {in_short(line)}", highlight=False)
@@ -70,12 +73,15 @@ class Lines:
         yield
 
 
-def opened(console: Console, live: bool, folder: Path, last: int) -> Lines:
-    """The view of a run of `last` steps: a live panel where `live` asks for one and `console` can show it."""
+def opened(
+    console: Console, live: bool, folder: Path, last: int, phases: Sequence[dict[str, Any]] = ()
+) -> Lines:
+    """The view of a run of `last` steps in `phases` (as summary.json has them): a live panel where `live` asks for one
+    and `console` can show it."""
     if live and shows_panels(console, os.environ):
         from pretrain.panel import Panel
 
-        return Panel(console, folder, last)
+        return Panel(console, folder, last, phases)
     return Lines(console, last)
 
 
@@ -88,13 +94,18 @@ def shows_panels(console: Console, environment: Mapping[str, str]) -> bool:
 
 def in_short(line: dict[str, Any]) -> str:
     """The figures of a log step that fit a line."""
-    return f"loss {line['loss']:.3f}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
+    return f"loss {_said(line, 'loss')}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
 
 
 def _in_words(figures: Mapping[str, float]) -> str:
     parts = [
-        f"MLM loss {figures['held_out_mlm_loss']:.3f} (unigram entropy {figures['unigram_entropy']:.3f})"
+        f"MLM loss {_said(figures, 'held_out_mlm_loss')} (unigram entropy {figures['unigram_entropy']:.3f})"
     ]
     if "held_out_nsp_accuracy" in figures:
         parts.append(f" NSP accuracy {figures['held_out_nsp_accuracy']:.1%}")
     return " ".join(parts)
+
+
+def _said(figures: Mapping[str, Any], name: str) -> str:
+    value = figures.get(name)
+    return f"{value:.3f}" if isinstance(value, int | float) else "not a number"

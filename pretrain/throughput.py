@@ -10,9 +10,7 @@ import time
 import torch
 
 from pretrain.config import EncoderSettings
-
-PEAKS = {"A100": 312.0, "H100": 989.0, "H200": 989.0, "V100": 125.0}
-"""Dense half-precision TFLOP/s by name of the device (vendors' data sheets)."""
+from pretrain.data_sheets import data_sheet
 
 
 def training_flops(
@@ -35,8 +33,8 @@ def peak_flops(device: torch.device, stated_tflops: float) -> float:
     if stated_tflops > 0:
         return stated_tflops * 1e12
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        return next((peak * 1e12 for key, peak in PEAKS.items() if key in name), 0.0)
+        sheet = data_sheet(torch.cuda.get_device_name(device))
+        return sheet.half_tflops * 1e12 if sheet else 0.0
     a, b = torch.rand(1024, 1024), torch.rand(1024, 1024)
     best = float("inf")
     for _ in range(5):

@@ -36,10 +36,10 @@ def export(
         from pretrain.exporting import export_run
         from pretrain.monitoring.lineage import record_export
 
-        path, proof = export_run(folder, out, licence)
-    say(proof)
-    say(f"exported to {path}")
-    record_export(folder, path)
+        exported = export_run(folder, out, licence)
+    say(exported.proof)
+    say(f"exported to {exported.model}")
+    record_export(exported.run, exported.checkpoint, exported.model)
 
 
 @app.command()

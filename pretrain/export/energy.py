@@ -4,32 +4,12 @@ kWh = device-hours x highest power of the device x load x PUE. Nothing was measu
 the machine room are ranges, and so is the result. Of a device that is not in the table nothing is said.
 """
 
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from pretrain.data_sheets import data_sheet
 from pretrain.lives import Life
 
-WATTS = (
-    (r"B200", 1000),
-    (r"H200 NVL", 600),
-    (r"H200", 700),
-    (r"H100 NVL", 400),
-    (r"H100 PCIe", 350),
-    (r"H100", 700),
-    (r"A100-SXM\d", 400),
-    (r"A100 80GB PCIe", 300),
-    (r"A100-PCIE", 250),
-    (r"V100-SXM\d", 300),
-    (r"V100-PCIE", 250),
-    (r"L40S", 350),
-    (r"L4", 72),
-    (r"A40", 300),
-    (r"A10", 150),
-    (r"T4", 70),
-)
-"""Highest power of NVIDIA's GPUs (TDP, in the data sheet of each), by a part of the name that CUDA gives them; the
-first that fits counts."""
 LOAD = (0.5, 1.0)
 """Share of that power which a training device draws."""
 PUE = (1.1, 1.58)
@@ -52,7 +32,8 @@ class Energy(NamedTuple):
 
 def watts(device: str) -> int | None:
     """Highest power of the GPU that CUDA calls `device`; None where it is not known."""
-    return next((power for part, power in WATTS if re.search(rf"\b{part}\b", device)), None)
+    sheet = data_sheet(device)
+    return sheet.watts if sheet else None
 
 
 def estimate(lives: Iterable[Life]) -> Energy | None:

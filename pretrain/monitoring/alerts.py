@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pretrain.forgiving import number, table
+from pretrain.whole_writes import replace
 
 SENT = "wandb_alerts.json"
 SERIOUS = ("failed", "disk")
@@ -83,7 +84,7 @@ class Alerts:
             return None
         self._sent[cause] = now
         with suppress(OSError):  # the disk may be what is full
-            self._path.write_text(json.dumps(self._sent), encoding="utf-8")
+            replace(self._path, json.dumps(self._sent))
         return Alert(f"{self._name}: {cause}", f"{text}\n{ADVICE[cause]}", cause in SERIOUS)
 
 

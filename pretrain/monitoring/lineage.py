@@ -19,7 +19,7 @@ from pretrain.config import RunConfig
 from pretrain.monitoring.connection import Connection, begin, first_line, warn
 from pretrain.monitoring.stages import Stage, export_stage, folder_name, prepare_stage
 from pretrain.phases import phases_of
-from pretrain.run_folder import CONFIG, read_run
+from pretrain.run_folder import read_run
 
 NONE, INDEX_ONLY, ALL = "none", "index", "all"
 """Values of monitor.artifacts."""
@@ -86,11 +86,9 @@ def record_prepare(config: RunConfig, index: Index) -> None:
     _recorded(prepare_stage(config, index), record)
 
 
-def record_export(source: Path, model: Path) -> None:
-    """A run of the job type `export` for a model that was just exported from `source`, a run or a checkpoint, where
-    the run's monitor.tracker is wandb."""
-    checkpoint = open_checkpoint(source if (source / MARKER).is_file() else checkpoints(source)[-1])
-    run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent
+def record_export(run: Path, checkpoint: Checkpoint, model: Path) -> None:
+    """A run of the job type `export` for a model that was just exported from a checkpoint of `run`, where its
+    monitor.tracker is wandb."""
     known, config = read_run(run), settings_of(run)
     if known is None or config is None or config.monitor.tracker != "wandb":
         return

@@ -4,12 +4,13 @@ W&B draws a histogram that is logged step after step as a heat map: the steps go
 colour. Bars whose bins are layers or ranks therefore make the picture "layer by step" or "rank by step".
 """
 
-import re
+import math
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pretrain.monitor import TRUST, TRUST_PREFIX
+from pretrain.monitor import TRUST, TRUST_PREFIX, layer_of
 
 TRUST_SPREAD, TRUST_BY_LAYER = "trust_ratios", "trust_ratio_by_layer"
 BY_RANK = {"step_ms_by_rank": "step_ms/rank_", "forward_ms_by_rank": "forward_ms/rank_"}
@@ -18,7 +19,6 @@ MOST_CURVES = 16
 """Ranks up to which each has a curve of its own beside the heat map."""
 MOST_BINS = 512
 """Of a histogram on W&B."""
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 class Bars(NamedTuple):
@@ -37,7 +37,11 @@ def point_of(line: dict[str, Any]) -> dict[str, float | Bars]:
             if len(values) <= MOST_CURVES:
                 point |= {f"{curve}{rank}": value for rank, value in enumerate(values)}
     if line.get("kind") == TRUST:
-        ratios = {key: value for key, value in line.items() if key.startswith(TRUST_PREFIX)}
+        ratios = {
+            key: float(value)
+            for key, value in line.items()
+            if key.startswith(TRUST_PREFIX) and isinstance(value, int | float)
+        }
         point[TRUST_SPREAD] = _spread(list(ratios.values()))
         point[TRUST_BY_LAYER] = by_layer(ratios)
     return point
@@ -51,15 +55,16 @@ def by_rank(values: list[float]) -> Bars:
 
 
 def by_layer(ratios: dict[str, float]) -> Bars:
-    """Mean trust ratio of the tensors of each layer: bin -1 is the embeddings, bin i layer i, the last the heads."""
-    layers: dict[int, list[float]] = {}
-    numbers = {name: int(found[1]) if (found := _LAYER.search(name)) else None for name in ratios}
-    last = max((number for number in numbers.values() if number is not None), default=-1)
-    for name, number in numbers.items():
-        outside = -1 if ".embeddings." in name else last + 1
-        layers.setdefault(outside if number is None else number, []).append(ratios[name])
-    heights = [float(np.mean(layers[row])) if row in layers else 0.0 for row in range(-1, last + 2)]
-    return Bars(heights, [float(row) for row in range(-1, last + 3)])
+    """Geometric mean, since ratios are factors, over the tensors of each layer: bin 0 is the embeddings, bin i the ith
+    layer, the last the heads."""
+    logs: dict[int | None, list[float]] = {}
+    for name, ratio in ratios.items():
+        if ratio > 0:
+            logs.setdefault(layer_of(name), []).append(math.log(ratio))
+    last = max((row for row in map(layer_of, ratios) if row is not None), default=0)
+    rows: list[int | None] = [*range(last + 1), None]
+    heights = [math.exp(fmean(logs[row])) if row in logs else 0.0 for row in rows]
+    return Bars(heights, [float(edge) for edge in range(len(rows) + 1)])
 
 
 def _spread(values: list[float]) -> Bars:

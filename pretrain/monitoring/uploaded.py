@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pretrain.forgiving import table
+from pretrain.whole_writes import replace
 
 UPLOADED = "wandb_uploaded.json"
 
@@ -40,7 +41,7 @@ class Uploaded:
     def write(self, folder: Path) -> None:
         """Keeps it. A folder that cannot be written now, or a torn file, does no harm: the server counts as well."""
         with suppress(OSError):
-            (folder / UPLOADED).write_text(json.dumps(asdict(self)), encoding="utf-8")
+            replace(folder / UPLOADED, json.dumps(asdict(self)))
 
 
 def agreed(known: Uploaded | None, on_server: int, lines: int) -> Uploaded:

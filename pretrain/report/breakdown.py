@@ -5,10 +5,10 @@ from html import escape
 
 import numpy as np
 
-from pretrain.durations import duration
 from pretrain.forgiving import number
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import middle, text
+from pretrain.spoken import duration
 
 MOST_RANKS = 12
 
@@ -50,8 +50,8 @@ def _of_the_run(run: RunRecord) -> str:
         "held up by checkpoints": (held, 2),
     }
     about = (
-        f"{duration(seconds)} in all lives together. Checkpoints are written in the background; "
-        "what counts is the copy that training waits for."
+        f"{duration(seconds)} in all lives together, without what kills undid. Checkpoints are written in the "
+        "background; what counts is the copy that training waits for."
     )
     return _stack("run-parts", "Where the run's time went", about, parts, "s")
 

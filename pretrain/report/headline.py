@@ -5,12 +5,13 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from pretrain.durations import duration
 from pretrain.forgiving import number
 from pretrain.report.history import last_sign
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
 from pretrain.report.statistics import not_next_share, splits_of
+from pretrain.spoken import duration
+from pretrain.time_left import seconds_left
 
 STATUS = {
     "finished": ("good", "Finished"),
@@ -50,13 +51,10 @@ def verdict(run: RunRecord) -> str:
 
 
 def moment(value: Any) -> datetime | None:
-    """A moment written as ISO 8601 text or as seconds since 1970 (UTC)."""
+    """A moment written as ISO 8601 text."""
     try:
-        seconds = number(value)
-        if seconds is not None:
-            return datetime.fromisoformat("1970-01-01T00:00:00+00:00").fromtimestamp(seconds).astimezone()
         return datetime.fromisoformat(str(value))
-    except (ValueError, OverflowError, OSError):
+    except ValueError:
         return None
 
 
@@ -139,8 +137,10 @@ def _left(run: RunRecord) -> float | None:
         return None
     first = min(len(seconds.steps) - 2, int(0.9 * len(seconds.steps)))
     steps, spent = seconds.steps[-1] - seconds.steps[first], seconds.values[-1] - seconds.values[first]
-    left = float((planned - seconds.steps[-1]) * spent / steps) if steps else math.nan
-    return left if math.isfinite(left) and left > 0 else None
+    if not steps or not math.isfinite(spent):
+        return None
+    phases = [phase for phase in run.summary.get("phases") or [] if isinstance(phase, dict)]
+    return seconds_left(int(seconds.steps[-1]), float(spent / steps), int(planned), phases) or None
 
 
 def _loss_tile(run: RunRecord) -> str:

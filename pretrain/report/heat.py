@@ -6,17 +6,16 @@ as many shades as an eye tells apart, and each shade is one path, so that the pi
 
 import json
 import math
-import re
 from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pretrain.monitor import layer_of
 from pretrain.report.record import Points, RunRecord
 from pretrain.report.scales import text, ticks
 
 SHADES, COLUMNS, ROWS = 10, 72, 64
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def trust_picture(run: RunRecord) -> str:
@@ -40,22 +39,21 @@ def trust_picture(run: RunRecord) -> str:
 def by_layer(trust: dict[str, Points]) -> dict[str, Points]:
     """Row name -> geometric mean of its tensors' ratios at each step: embeddings, layers from the first, heads. Where
     layers are very many, neighbours share a row."""
-    groups: dict[tuple[int, int], list[Points]] = {}
-    numbers = [int(found[1]) for name in trust if (found := _LAYER.search(name))]
-    width = math.ceil((max(numbers, default=0) + 1) / ROWS)
+    layers = {name: layer_of(name) for name in trust}
+    last = max((layer for layer in layers.values() if layer is not None), default=0)
+    width = max(1, math.ceil(last / ROWS))
+    groups: dict[int, list[Points]] = {}  # by the row's first layer; the heads come last
     for name, points in trust.items():
-        found = _LAYER.search(name)
-        place = (1, int(found[1]) // width) if found else (0, 0) if "embeddings" in name else (2, 0)
-        groups.setdefault(place, []).append(points)
-    return {_row_name(place, width): _mean(groups[place]) for place in sorted(groups)}
+        layer = layers[name]
+        first = last + 1 if layer is None else layer and (layer - 1) // width * width + 1
+        groups.setdefault(first, []).append(points)
+    return {_row_name(first, last, width): _mean(groups[first]) for first in sorted(groups)}
 
 
-def _row_name(place: tuple[int, int], width: int) -> str:
-    kind, number = place
-    if kind != 1:
-        return "embeddings" if kind == 0 else "heads"
-    first, last = number * width + 1, (number + 1) * width
-    return f"layer {first}" if width == 1 else f"layers {first} to {last}"
+def _row_name(first: int, last: int, width: int) -> str:
+    if first == 0 or first > last:
+        return "heads" if first else "embeddings"
+    return f"layer {first}" if width == 1 else f"layers {first} to {first + width - 1}"
 
 
 def _mean(group: list[Points]) -> Points:

@@ -4,11 +4,11 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
-from pretrain.durations import duration
 from pretrain.forgiving import number
 from pretrain.lives import LOST, Life
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
+from pretrain.spoken import duration, in_bytes
 
 MOST_LIVES, MOST_EVENTS = 12, 40
 KINDS = {
@@ -127,7 +127,7 @@ def _checkpoints(run: RunRecord) -> str:
         loss = here.held_out_loss if here is not None and here.held_out_loss is not None else losses.get(step)
         weight = here.bytes if here is not None else save.bytes if save is not None else 0
         cells = (
-            size(weight),
+            in_bytes(weight),
             f"{save.seconds:.1f} s, training held up for {text(1e3 * save.held)} ms" if save else "—",
             text(loss),
             escape(here.name) if here is not None else "dropped since",
@@ -176,12 +176,3 @@ def _event_row(event: dict[str, Any]) -> str:
     )
     shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row">{text(number(event.get("batch")))}</th>{shown}</tr>'
-
-
-def size(count: float) -> str:
-    """Bytes in the unit that fits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"

@@ -11,6 +11,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from data_pipeline.storage import write_whole
 from pretrain.report.advice import advice_section
 from pretrain.report.breakdown import time_figures
 from pretrain.report.curves import OPTIMIZER, SPEED, charts
@@ -53,9 +54,7 @@ def render(run_folder: str | Path) -> Path:
     is not a run, OSError where the page cannot be written."""
     folder = Path(run_folder)
     page = page_of(read_run(folder))
-    partial = folder / f"{REPORT}.partial"
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    partial.replace(folder / REPORT)
+    write_whole(folder / REPORT, [page.encode(errors="replace")])
     return folder / REPORT
 
 

@@ -66,9 +66,7 @@ def reproduce_section(run: RunRecord) -> str:
 
 def commands(run: RunRecord) -> list[str]:
     """The command lines from text to model; of a run that was started otherwise than by `train`, its own alone."""
-    command = run.summary.get("command")
-    words = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
-    words = blot(words)
+    words = blot(str(run.summary.get("command") or ""))
     verb = "maskmill train "
     if not words.startswith(verb):
         return [words] if words else []

@@ -15,12 +15,11 @@ WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionErro
 
 
 class SavedCheckpoint(NamedTuple):
-    """A whole checkpoint of the run: where, at which step, how large, how many files, and how good."""
+    """A whole checkpoint of the run: where, at which step, how large, and how good."""
 
     name: str
     step: int
     bytes: int
-    files: int
     held_out_loss: float | None = None
     conditions: dict[str, Any] = {}  # noqa: RUF012 (a NamedTuple's default, never changed)
     """Under which a continuation is bit-equal."""
@@ -76,7 +75,6 @@ def _checkpoint(name: str, values: dict[str, Any]) -> SavedCheckpoint:
         name,
         int(values["step"]),
         sum(sizes),
-        len(sizes),
         float(loss) if isinstance(loss, int | float) else None,
         conditions if isinstance(conditions, dict) else {},
     )

@@ -182,6 +182,4 @@ def last(points: Points | None) -> float | None:
 
 
 def _is_evaluation(line: dict[str, Any]) -> bool:
-    if "kind" in line:
-        return line["kind"] == "eval"
-    return any(name.startswith("held_out_") for name in line)
+    return line.get("kind") == "eval"

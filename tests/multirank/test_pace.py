@@ -75,6 +75,23 @@ def test_what_held_the_run_up_in_words(rows: list[RankPace], words: list[str]) -
         assert line.startswith(expected), line
 
 
+def test_the_slowest_step_of_a_long_interval_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(pace, "clock", lambda: now[0])
+    timed = pace.Pace(torch.device("cpu"))
+    for step in range(3 * pace.WINDOW):
+        timed.start()
+        now[0] += 5.0 if step == 7 else 0.1
+        timed.lap(step, waited=0.0)
+    figures_, words = timed.read(World())
+    assert figures_["slowest_step_ms"] == pytest.approx(5000)
+    assert words == [line for line in words if line.startswith("an outlier: step 7 took 5,000 ms")] != []
+    timed.start()
+    now[0] += 0.1
+    timed.lap(1000, waited=0.0)
+    assert timed.read(World())[0]["slowest_step_ms"] == pytest.approx(100), "each interval has its own"
+
+
 def test_figures_of_the_log() -> None:
     found = figures([rank_pace(), rank_pace(step=0.2, worst=Lap(7, 0.3, 0, 0, 1)), rank_pace(**SLOW)])
     by_rank = {name: found.pop(f"{name}_ms_by_rank") for name in ("step", "forward")}

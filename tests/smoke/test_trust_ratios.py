@@ -1,6 +1,7 @@
 """Trust ratios by tensor, from the command line to metrics.jsonl and W&B; of an optimizer kept on the CPU."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,6 @@ def test_wandb_draws_them_as_heat_maps(finished: Path) -> None:
     assert sum(points[0]["trust_ratios"].heights) == len(ratios) > 10
     rows, edges = points[0]["trust_ratio_by_layer"]
     layers = max(int(key.partition(".layers.")[2].partition(".")[0] or -1) for key in ratios) + 1
-    assert (len(rows), edges[0], edges[-1]) == (layers + 2, -1, layers + 1)
+    assert (len(rows), edges[0], edges[-1]) == (layers + 2, 0, layers + 2)
     first = [value for key, value in ratios.items() if ".layers.0." in key]
-    assert rows[1] == pytest.approx(sum(first) / len(first))
+    assert rows[1] == pytest.approx(math.prod(first) ** (1 / len(first)))

@@ -167,7 +167,8 @@ def test_rows_of_the_heat_maps() -> None:
         "trust_ratio/encoder.layers.2.output.weight": 5.0,
         "trust_ratio/mlm_head.dense.weight": 6.0,
     }
-    assert by_layer(ratios) == ([4.0, 2.0, 0.0, 5.0, 6.0], [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0])
+    assert by_layer(ratios).heights == pytest.approx([4.0, 3.0**0.5, 0.0, 5.0, 6.0])
+    assert by_layer(ratios).edges == [0, 1, 2, 3, 4, 5]
     assert by_rank([1.0, 2.0]) == ([1.0, 2.0], [0.0, 1.0, 2.0])
     many = by_rank([float(rank) for rank in range(1000)])
     assert (many.heights[:2], many.edges[:2], len(many.heights)) == ([1.0, 3.0], [0.0, 2.0], 500)

@@ -127,6 +127,17 @@ def test_time_left_is_judged_anew_in_a_phase(tmp_path: Path, clock: list[float])
     assert "3 min 56 s left" in shown
 
 
+def test_a_rollback_takes_the_steps_back(tmp_path: Path, clock: list[float]) -> None:
+    console = screen()
+    panel = Panel(console, tmp_path / "run", 100)
+    run_of(panel, clock)
+    panel.rolled_back(20)
+    assert "step 20 of 100" in painted(panel, console)
+    clock[0] += 4
+    panel.step(21)
+    assert "5 min 16 s left" in painted(panel, console)
+
+
 def test_very_many_losses_are_thinned(tmp_path: Path, clock: list[float]) -> None:
     panel = Panel(screen(), tmp_path / "run", 10**6)
     panel.begin(0, [{**LINE, "step": step, "loss": float(step)} for step in range(5000)])

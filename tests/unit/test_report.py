@@ -13,10 +13,10 @@ import pytest
 from data_pipeline.errors import UserError
 from pretrain.report import render
 from pretrain.report.charts import Chart, Level, Series, draw
-from pretrain.report.headline import duration
 from pretrain.report.provenance import blot
 from pretrain.report.record import Points, points_by_name, read_run
 from pretrain.report.scales import running_middle, text, thin, ticks, value_range
+from pretrain.spoken import duration
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 VOID = {"meta", "path", "rect", "br", "img", "link", "input"}
@@ -292,7 +292,7 @@ def test_whole_checkpoints_are_listed_and_others_are_not(tmp_path: Path) -> None
         folder.mkdir(parents=True)
         if text_ is not None:
             (folder / "checkpoint.json").write_text(text_)
-    assert [(c.step, c.bytes, c.files) for c in read_run(run).checkpoints] == [(50, 2_000_000, 2)]
+    assert [(c.step, c.bytes) for c in read_run(run).checkpoints] == [(50, 2_000_000)]
     assert "2 MB" in page_of(run).text
 
 

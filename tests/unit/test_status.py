@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pretrain.monitoring.connection import warn
 from pretrain.pulse import EVALUATING, PULSE, TRAINING, Pulse, read_pulse
 from pretrain.status import (
     CRASHED,
@@ -145,12 +146,36 @@ def test_a_killed_process_of_this_machine_is_known_at_once(folder: Folder) -> No
     done = subprocess.Popen(["true"])
     done.wait()
     folder.run(ago=3)
-    folder.pulse(ago=3, host=socket.gethostname(), pid=done.pid)
+    here = {"host": socket.gethostname(), "pids": os.readlink("/proc/self/ns/pid")}
+    folder.pulse(ago=3, **here, pid=done.pid)
     status = folder.status()
     assert status.health == CRASHED
     assert "it was killed" in status.why
-    folder.pulse(ago=3, host=socket.gethostname(), pid=os.getpid())
+    folder.pulse(ago=3, **here, pid=os.getpid())
     assert folder.status().health == RUNNING
+    folder.pulse(ago=3, **here | {"pids": "pid:[1]"}, pid=done.pid)
+    assert folder.status().health == RUNNING, "another container on this machine has processes of its own"
+
+
+def test_a_copy_of_a_finished_run_is_finished(folder: Folder) -> None:
+    folder.run("finished", ago=100, began=1)
+    assert folder.status().health == FINISHED
+
+
+def test_a_warning_is_no_error(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    warn("W&B cannot be reached, going on offline: timed out")
+    folder.write("logs/slurm.json", "{}", ago=60)
+    folder.write("logs/finish-2.log", capsys.readouterr().out, ago=10)
+    assert folder.status().health == NOT_STARTED
+
+
+def test_gaps_between_lines_weigh_as_their_steps(folder: Folder) -> None:
+    folder.run()
+    lines = [
+        {"kind": "train", "step": s, "loss": 1.0, "seconds": t} for s, t in ((0, 0), (98, 98), (100, 120))
+    ]
+    folder.write("metrics.jsonl", "\n".join(map(json.dumps, lines)))
+    assert folder.status().step_seconds == pytest.approx(1.2)
 
 
 def test_a_crash_tells_the_last_line_of_its_error(folder: Folder) -> None:

@@ -1,4 +1,4 @@
-"""Seconds in; how people say them, out."""
+"""Seconds and bytes in; how people say them, out."""
 
 
 def duration(seconds: float | None) -> str:
@@ -15,3 +15,11 @@ def duration(seconds: float | None) -> str:
             rest = whole % size // next_size
             return f"{whole // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
     return f"{whole} s"
+
+
+def in_bytes(count: float) -> str:
+    """12 kB, 136.7 MB, 66.5 GB, 1.2 TB."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count / 1e3:,.0f} kB"

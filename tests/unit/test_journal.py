@@ -1,0 +1,158 @@
+"""What a run says of itself: figures that are no numbers, disturbances, and whole lines whatever the disk does."""
+
+import io
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from torch import nn
+
+from pretrain import journal as journal_module
+from pretrain import train, whole_writes
+from pretrain.config import RunConfig
+from pretrain.forgiving import number, table, tables, text_of
+from pretrain.journal import EVENTS, Journal
+from pretrain.monitor import JsonLines, read_metrics
+from pretrain.position import Position
+from pretrain.run_folder import read_summary
+from pretrain.status import read_status
+from pretrain.time_left import seconds_left
+from pretrain.world import World
+
+
+class Told(JsonLines):
+    """Keeps what somebody would be alerted of."""
+
+    causes: list[str]
+
+    def alert(self, cause: str, text: str) -> None:
+        self.causes.append(cause)
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def made(precision: str = "fp32") -> tuple[Journal, Told]:
+        told = Told(tmp_path)
+        told.causes = []
+        monkeypatch.setattr(journal_module, "open_tracker", lambda *_: told)
+        config = RunConfig()
+        config.run.dir, config.run.live = str(tmp_path), False
+        plan = SimpleNamespace(
+            index=SimpleNamespace(statistics={}),
+            phase=SimpleNamespace(name="", first=0, last=100, config=config),
+        )
+        engine = SimpleNamespace(
+            precision=precision, module=nn.Linear(1, 1), partition=SimpleNamespace(shapes={})
+        )
+        shown = Console(file=io.StringIO())
+        plans: Any = [plan]
+        return Journal(config, plans, engine, World(), shown, "maskmill train demo", "id"), told  # type: ignore[arg-type]
+
+    return made
+
+
+def test_a_held_out_figure_that_is_no_number_is_told_and_replaces_the_one_before(
+    journal: Any, tmp_path: Path
+) -> None:
+    written, _ = journal()
+    good = {"held_out_loss": 5.0, "held_out_mlm_loss": 4.0, "unigram_entropy": 6.0}
+    bad = {**good, "held_out_loss": float("nan"), "held_out_mlm_loss": float("inf")}
+    with written:
+        assert written.evaluation(Position(step=10), lambda _: good) == 5.0
+        assert written.evaluation(Position(step=20), lambda _: bad) is None
+    lines = read_metrics(tmp_path)
+    assert [line["held_out_loss"] for line in lines] == [5.0, None]
+    assert "held_out_mlm_loss" not in read_summary(tmp_path), "the one of step 10 is not the newest"
+    assert read_status(tmp_path).held_out_loss is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "text", "alerted"),
+    [
+        ("fp32", "the gradient of batch 3 is not finite", ["nan"]),
+        ("fp16", "the gradient of batch 3 is not finite", []),
+        ("fp16", "the loss of batch 3 is a spike: 9 is above 5", ["spike"]),
+        ("fp16", "no example of batch 3 can be read", ["damaged"]),
+    ],
+)
+def test_overflows_of_fp16_alone_disturb_nobody(
+    journal: Any, precision: str, text: str, alerted: list[str]
+) -> None:
+    written, told = journal(precision)
+    written.event("skip", Position(batch=4), text)
+    assert told.causes == alerted
+
+
+def test_a_torn_line_takes_none_of_the_next_with_it(journal: Any, tmp_path: Path) -> None:
+    (tmp_path / EVENTS).write_text('{"event": "skip", "st')
+    written, _ = journal()
+    written.event("skip", Position(step=3, batch=4), "why")
+    assert [event["step"] for event in tables(text_of(tmp_path / EVENTS))] == [3]
+
+
+def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines"
+    whole_writes.append(path, b"one\n")
+
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:2])  # as a disk with two bytes left
+
+    monkeypatch.setattr(Path, "open", lambda path, mode, buffering: Full(path, "a+"))
+    with pytest.raises(OSError, match="No space"):
+        whole_writes.append(path, b"two\n")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"one\n"
+    whole_writes.append(path, b"three\n")
+    assert path.read_bytes() == b"one\nthree\n"
+
+
+def test_a_small_file_is_never_half_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "small"
+    whole_writes.replace(path, "before")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        whole_writes.replace(path, "after")
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_read_is_empty(tmp_path: Path) -> None:
+    torn = tmp_path / "torn"
+    torn.write_text('{"a": 1}\n[2]\n{"b": ')
+    assert list(tables(text_of(torn))) == [{"a": 1}]
+    assert list(tables(text_of(torn, last=9))) == []
+    assert table(torn) == table(tmp_path / "missing") == {}
+    assert [number(x) for x in (3, 2.5, True, "3", float("nan"), 10**400, None)] == [3.0, 2.5] + [None] * 5
+
+
+def test_a_report_that_cannot_be_drawn_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train, "render", full)
+    said = io.StringIO()
+    train.draw_report(tmp_path, Console(file=said, width=200))
+    assert said.getvalue() == "maskmill: WARNING: no report: OSError: [Errno 28] No space left on device\n"
+
+
+def test_time_left_over_phases() -> None:
+    phases = [
+        {"first": 0, "last": 50, "global_batch": 8, "sequence_length": 128},
+        {"first": 50, "last": 100, "global_batch": 4, "sequence_length": 512},
+    ]
+    assert seconds_left(20, 2.0, 100, phases) == 30 * 2.0 + 50 * 2.0 * 2
+    assert seconds_left(50, 2.0, 100, phases) == 50 * 2.0 * 2, "the pace is still that of the first phase"
+    assert seconds_left(60, 2.0, 100, phases) == 40 * 2.0
+    assert seconds_left(60, 2.0, 100, []) == 40 * 2.0
+    assert seconds_left(120, 2.0, 100, [json.loads('{"last": "x"}')]) == 0.0
