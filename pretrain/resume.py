@@ -8,6 +8,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ MODEL = (
 def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
-    checkpoint = told_alike(world, lambda: recovered(config, world, console))
+    say = partial(console.print, soft_wrap=True, markup=False)
+    checkpoint = told_alike(world, lambda: recovered(config, world, say))
     if checkpoint is not None:
         position = position_of(checkpoint)
         plan = plans[min(position.phase, len(plans) - 1)]

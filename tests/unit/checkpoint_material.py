@@ -77,12 +77,12 @@ class Tripwire:
 
 @contextmanager
 def killed_at(at: int) -> Iterator[Tripwire]:
-    """Dies before the `at`-th change of a disk (half-written files included) or of a store."""
+    """Dies before the `at`-th change of a disk (half-written files and what is fetched included) or of a store."""
     wire = Tripwire(at)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync"):
             patch.setattr(os, name, wire.around(getattr(os, name)))
-        for name in ("write_object", "upload", "remove_object"):
+        for name in ("write_object", "upload", "remove_object", "download"):
             patch.setattr(mirror, name, wire.around(getattr(mirror, name)))
         whole = fragments._parts
 
