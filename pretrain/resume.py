@@ -24,7 +24,7 @@ from data_pipeline.loader import loader_state, resumed_batch
 from data_pipeline.vocabulary import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary import load_vocabulary
 from pretrain.agreement import told_alike
-from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_checkpoint
+from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
 from pretrain.config import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.engine import Engine
@@ -82,13 +82,25 @@ def enter(plan: Plan, engine: Engine, position: Position) -> None:
         engine.partition.restart_bias_correction()
 
 
-def roll_back(config: RunConfig, engine: Engine, position: Position, world: World) -> None:
+def roll_back(
+    plan: Plan, engine: Engine, position: Position, world: World, say: Callable[[str], None]
+) -> None:
     """Gives the engine the newest whole checkpoint's state. The batches since stay consumed, and become skipped ones.
-    All ranks call this, once a checkpoint is there and no save under way."""
-    checkpoint = newest_checkpoint(Path(config.run.dir), world)
+    All ranks call this, once a checkpoint is there and no save under way. A damaged one is dealt with as at a start,
+    and said. Raises UserError where what is left is of a step before this phase."""
+    config, phase = plan.phase.config, plan.phase
+    checkpoint, damaged = newest_whole(Path(config.run.dir), world)
+    if damaged:  # left in place, retention would keep it, as the newest, before those that are made now
+        checkpoint = told_alike(world, lambda: recovered(config, world, say))
     if checkpoint is None:
         raise UserError("no checkpoint to roll back to", where=config.run.dir)
     then = position_of(checkpoint)
+    if then.step < phase.first:  # schedule, shards and order of the data here are not those of that step
+        raise UserError(
+            f"the newest whole checkpoint is of a phase before {phase.name}, which begins behind step {phase.first:,}",
+            where=checkpoint.folder,
+            remedy="the same command again goes on from there",
+        )
     _load(checkpoint, engine)
     position.step, position.losses = then.step, then.losses
     position.skipped = [*then.skipped, *range(then.batch, position.batch)]

@@ -82,6 +82,10 @@ class Saver:
         if self._failed is not None and not isinstance(self._failed, UserError):
             raise self._failed
 
+    def rolled_back(self, step: int) -> None:
+        """The run is at the checkpoint of `step` again, and no newer one is whole. All ranks call this."""
+        self.saved = step
+
     def finish(self) -> None:
         """Waits for the save under way, and raises the UserError of one that failed, on all ranks."""
         self.wait()
