@@ -62,15 +62,19 @@ def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, co
             checkpoint.state["loader"], plan.index, plan.order(phase_config), plan.masking
         )
         _load(checkpoint, engine)
-        lost = cut_metrics(folder, position.step) if world.rank == 0 else 0
+        lost = _cut_history(folder, position.step, world)
         if world.rank == 0:
             console.print(_going_on(checkpoint, conditions(phase_config, world), lost), soft_wrap=True)
         return position
-    if world.rank == 0:
-        cut_metrics(folder, 0)
+    _cut_history(folder, 0, world)
     if config.init_from:
         _start_from(Path(config.init_from), config, plans[0], engine, world)
     return Position()
+
+
+def _cut_history(folder: Path, step: int, world: World) -> int:
+    """How many lines went, on the first rank, whose folder may be full: what it refuses, all refuse."""
+    return told_alike(world, lambda: cut_metrics(folder, step) if world.rank == 0 else 0)
 
 
 def enter(plan: Plan, engine: Engine, position: Position) -> None:
