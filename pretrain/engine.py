@@ -118,10 +118,6 @@ class Engine:
                 self._step_unsharded()
         return self._applied
 
-    def was_step_applied(self) -> bool:
-        """Whether the last `step` updated the weights."""
-        return self._applied
-
     @property
     def grad_norm(self) -> float:
         """Global L2 norm of the last step's gradient, before clipping; inf where it was not finite."""

@@ -116,7 +116,6 @@ def train_cells(cells: list[tuple[int, str, str]]) -> list[dict[str, Any]]:
             if step == NAN_BEFORE_STEP:
                 before = pieces(engine)
                 assert not any(train(engine, world, range(step, step + 1), poison=float("nan")))
-                assert not engine.was_step_applied()
                 assert engine.grad_norm == float("inf")
                 after = pieces(engine)
                 assert all(np.array_equal(before[key], after[key]) for key in before)
