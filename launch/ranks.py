@@ -4,6 +4,7 @@ Where torchrun, the deepspeed launcher or Slurm's srun has started the ranks alr
 """
 
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -30,7 +31,10 @@ QUIET_CODES = (2, STOPPED)
 """Exit codes of ranks that ended as they should: a mistake of the user told in one line; saved after a signal. They
 would come again, or are wanted: nothing is started anew after them."""
 GRACE = 15.0
-"""Seconds that the other ranks get to end by themselves after one has failed or a signal was passed on."""
+"""Seconds that the other ranks get to end by themselves after one has failed."""
+LEAVE = 300.0
+"""Seconds that they get after one has come to its end, saved. All ranks save together, so that what may still be done
+is the first rank's: the report, and what W&B is sent, which takes two minutes at most, and one for each artifact."""
 SUPERVISOR = "MASKMILL_SUPERVISOR"
 """Environment of a rank: the process without which it is not to live."""
 
@@ -190,19 +194,27 @@ class _Rank:
 
 
 def _supervise(ranks: list[_Rank]) -> _Rank | None:
-    """Waits for all ranks; returns the one that failed first. Once one has failed the others, which may wait for
-    it for ever, get a grace period. A mistake of the user (exit code 2) is a cause, never a consequence."""
+    """Waits for all ranks; returns the one that failed first. Once one has failed, or come to its end, the others,
+    which may wait for it for ever, get a grace period. A mistake of the user (exit code 2) is a cause, never a
+    consequence. To outstay the others is a failure as well, unless they were stopped: then the run is saved."""
     failed: _Rank | None = None
-    deadline = 0.0
-    while any(rank.process.poll() is None for rank in ranks):
+    deadline = math.inf
+    while running := [rank for rank in ranks if rank.process.poll() is None]:
         if failed is None and (failed := _first_failed(ranks, but=STOPPED)):
             deadline = time.monotonic() + GRACE
-        if failed is not None and time.monotonic() > deadline:
-            for rank in ranks:
-                rank.signal(signal.SIGKILL)
+        elif deadline == math.inf and len(running) < len(ranks):
+            deadline = time.monotonic() + LEAVE
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.05)
+    if running and failed is None:
+        late = ", ".join(str(rank.number) for rank in running)
+        said = f"maskmill: still there {LEAVE:g} s after others had ended, and killed: rank {late}"
+        print(said, file=sys.stderr)
+    ended = [rank for rank in ranks if rank not in running]
+    end_all(running)
     mistaken = next((rank for rank in ranks if rank.code == 2), None)
-    return mistaken or failed or _first_failed(ranks)
+    return mistaken or failed or _first_failed(ended, but=STOPPED) or _first_failed([*ended, *running])
 
 
 def _first_failed(ranks: list[_Rank], but: int = 0) -> _Rank | None:

@@ -83,7 +83,12 @@ def _commit(partial: Path, final: Path, said: Marker) -> None:
     )  # a save of this step by an earlier life that was rolled back; killed here, see drop_leftovers
     partial.rename(final)
     sync(final.parent)
-    write_whole(final.parent / LATEST, final.name.encode())
+
+
+def name_latest(folder: Path) -> None:
+    """Writes `latest` beside a whole checkpoint, for people. Raises UserError or OSError where it cannot: the
+    checkpoint counts all the same."""
+    write_whole(folder.parent / LATEST, folder.name.encode())
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
-from pretrain.agreement import Agreed
+from pretrain.agreement import Agreed, told_alike
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.lives import SPENT, Diary
@@ -197,8 +197,8 @@ class Journal:
         self._view.saved(step, seconds, size)
 
     def rolled_back(self, position: Position) -> None:
-        """Forgets the steps after this position. All ranks call this."""
-        self._tracker.cut(position.step)
+        """Forgets the steps after this position. All ranks call this; where the first cannot write, all end."""
+        told_alike(self._world, lambda: self._tracker.cut(position.step))
         self._view.rolled_back(position.step)
         self.meter = Meter()
         self._reset()

@@ -24,6 +24,7 @@ from pretrain.checkpoint import (
     LATEST,
     MARKER,
     PARTIAL,
+    Checkpoint,
     checkpoints,
     open_checkpoint,
     parsed_checkpoint,
@@ -34,7 +35,7 @@ from pretrain.marker import Damaged
 from pretrain.monitor import METRICS, read_metrics
 from pretrain.retention import kept
 from pretrain.run_folder import CONFIG, RUN, parsed_run, read_run, refuse_another
-from pretrain.tidying import set_aside
+from pretrain.tidying import drop_leftovers, set_aside
 from pretrain.world import World
 
 
@@ -71,8 +72,9 @@ class Mirror:
         whole = {step_of(Path(name)): name for name in sorted(found) if self._is_whole(name)}
         whole[step_of(Path(newest))] = newest  # of several copies of a step the one just made
         staying = kept({step: self._losses[name] for step, name in whole.items()}, self._config)
+        stay = {whole[step] for step in staying} | {newest}  # one of a later step may be damaged
         for name in found:
-            if name not in {whole[step] for step in staying}:
+            if name not in stay:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -102,24 +104,21 @@ class Mirror:
         except FileNotFoundError:
             return None
 
-    def fetch_newest(self, run: Path, above: int = -1) -> int | None:
+    def fetch_newest(self, run: Path, above: int = -1, about: bytes = b"") -> int | None:
         """Brings the newest whole copy of a step beyond `above` into `run`, and the history that led to it; returns
-        its step, None where there is none. A damaged one of that step is replaced once the copy is there, whole."""
+        its step, None where there is none. A damaged one of that step is replaced once the copy is there, whole.
+
+        `about`, the run.json of a run that has nothing here, is written first: killed at any later moment, the folder
+        is this run's, and the same command fetches what it lacks."""
         for name in self._newest_first(above):
-            partial = run / FOLDER / f"step-{step_of(Path(name)):08d}.{secrets.token_hex(4)}{PARTIAL}"
+            if about:
+                with writing(run):
+                    run.mkdir(parents=True, exist_ok=True)
+                write_whole(run / RUN, about)
             try:
-                with writing(partial):
-                    partial.mkdir(parents=True)
-                    step = self._fetch(name, partial)
+                return self._fetch(name, run)
             except Damaged:
-                shutil.rmtree(partial)
                 continue
-            final = run / FOLDER / f"step-{step:08d}"
-            if final.exists():
-                set_aside(final)
-            partial.rename(final)
-            self._fetch_history(run, step)
-            return step
         return None
 
     def _fetch_history(self, run: Path, step: int) -> None:
@@ -134,7 +133,27 @@ class Mirror:
         )
         yield from filter(self._is_whole, newer)
 
-    def _fetch(self, name: str, partial: Path) -> int:
+    def _fetch(self, name: str, run: Path) -> int:
+        """A checkpoint under its own name once all of it is there, and its history: with a marker, what is killed here
+        is whole (drop_leftovers). What ends in an error leaves nothing: its room is needed."""
+        partial = run / FOLDER / f"step-{step_of(Path(name)):08d}.{secrets.token_hex(4)}{PARTIAL}"
+        try:
+            with writing(partial):
+                partial.mkdir(parents=True)
+                checkpoint, marker = self._download(name, partial)
+                self._fetch_history(run, checkpoint.step)
+                write_whole(partial / MARKER, marker)
+                final = run / FOLDER / f"step-{checkpoint.step:08d}"
+                if final.exists():
+                    set_aside(final)
+                partial.rename(final)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return checkpoint.step
+
+    def _download(self, name: str, partial: Path) -> tuple[Checkpoint, bytes]:
+        """All files but the marker, verified, and what the marker is to say."""
         copy = f"{self.uri}/{FOLDER}/{name}"
         marker = read_object(f"{copy}/{MARKER}")
         checkpoint = parsed_checkpoint(partial, marker)
@@ -144,8 +163,7 @@ class Mirror:
             except FileNotFoundError:
                 raise Damaged("is missing", where=f"{copy}/{entry['file']}") from None
         checkpoint.verify()
-        write_whole(partial / MARKER, marker)
-        return checkpoint.step
+        return checkpoint, marker
 
 
 def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
@@ -156,6 +174,7 @@ def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
     if theirs is None:
         return ""
     refuse_another(theirs["identity"], identity, mirror.uri, "choose another checkpoint.mirror")
+    drop_leftovers(folder)  # a copy that was fetched by a life that was killed before it could name it
     if checkpoints(folder):
         here = read_run(folder)
         if here is not None and here["id"] != theirs["id"]:
@@ -165,10 +184,9 @@ def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
                 remedy="choose another checkpoint.mirror",
             )
         return ""
-    step = mirror.fetch_newest(folder)
+    step = mirror.fetch_newest(folder, about=json.dumps(theirs, indent=1).encode())
     if step is None:
         return ""
-    write_whole(folder / RUN, json.dumps(theirs, indent=1).encode())
     return f"brought back the checkpoint of step {step:,} from {mirror.uri}"
 
 

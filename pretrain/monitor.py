@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from data_pipeline.storage import write_whole
+from data_pipeline.storage import write_whole, writing
 from pretrain.config import MonitorSettings
 from pretrain.forgiving import tables
 from pretrain.monitoring.uploaded import lines_were_cut
@@ -131,13 +131,13 @@ def is_number(value: object) -> bool:
 
 def cut_metrics(folder: Path, step: int) -> int:
     """Keeps the lines up to `step` in metrics.jsonl; later ones, which the checkpoint does not know of, go to
-    metrics.lost.jsonl. Returns how many went."""
+    metrics.lost.jsonl. Returns how many went. Raises UserError where the disk is full: the history then stays."""
     lines = read_metrics(folder)
     kept = [line for line in lines if line.get("step", 0) <= step]
     lost = [line for line in lines if line.get("step", 0) > step]
     if lost:
-        with (folder / LOST).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lost)
+        with writing(folder / LOST):
+            append(folder / LOST, b"".join(json.dumps(line).encode() + b"\n" for line in lost))
     if (folder / METRICS).is_file():
         write_whole(folder / METRICS, [f"{json.dumps(line)}\n".encode() for line in kept])
     lines_were_cut(folder, len(kept))

@@ -1,8 +1,7 @@
 """A run folder and its mirror in; the newest whole checkpoint of both out; what is damaged is set aside, and said."""
 
+from collections.abc import Callable
 from pathlib import Path
-
-from rich.console import Console
 
 from pretrain.checkpoint import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
 from pretrain.config import RunConfig
@@ -11,9 +10,10 @@ from pretrain.tidying import drop_leftovers, set_aside
 from pretrain.world import World
 
 
-def recovered(config: RunConfig, world: World, console: Console) -> Checkpoint | None:
+def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Checkpoint | None:
     """What the run goes on from; None: it begins. All ranks call this. Where the mirror has a newer whole copy than
-    the run folder, because the newest here is damaged or gone, it is fetched, verified and used.
+    the run folder, because the newest here is damaged or gone, it is fetched, verified and used. `say` hears on the
+    first rank, in lines, what was fetched and what was set aside.
 
     Raises UserError where checkpoints are there and none is whole, here or in the mirror."""
     folder = Path(config.run.dir)
@@ -29,17 +29,16 @@ def recovered(config: RunConfig, world: World, console: Console) -> Checkpoint |
         if step is None and checkpoint is None and damaged:
             raise all_damaged(folder, damaged)
         if step is not None:
-            line = (
+            say(
                 f"fetched the checkpoint of step {step:,}, which is not whole here, from {Mirror(config).uri}"
             )
-            console.print(line, soft_wrap=True, markup=False)
         goes_on = f"step-{step:08d}" if step is not None else checkpoint.folder.name if checkpoint else ""
         for path, found in damaged:
             if path.name == goes_on:  # set aside to make room for its copy
                 fate = f"set aside as {path.name}{DAMAGED}, its copy in the mirror is whole"
             else:
                 fate = f"set aside as {set_aside(path).name}, falling back to {goes_on}"
-            console.print(f"{path.name} is damaged ({found}): {fate}", soft_wrap=True, markup=False)
+            say(f"{path.name} is damaged ({found}): {fate}")
         return step is not None
 
     return newest_checkpoint(folder, world) if any(world.together(mended)) else checkpoint

@@ -8,6 +8,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from data_pipeline.vocabulary import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary import load_vocabulary
 from pretrain import compiling
 from pretrain.agreement import told_alike
-from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_checkpoint
+from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
 from pretrain.config import RunConfig
 from pretrain.deepspeed_setup import resolve_precision
 from pretrain.encoder.initialize import vocabulary_rows
@@ -52,7 +53,8 @@ MODEL = (
 def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
-    checkpoint = told_alike(world, lambda: recovered(config, world, console))
+    say = partial(console.print, soft_wrap=True, markup=False)
+    checkpoint = told_alike(world, lambda: recovered(config, world, say))
     if checkpoint is not None:
         position = position_of(checkpoint)
         plan = plans[min(position.phase, len(plans) - 1)]
@@ -63,15 +65,19 @@ def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, co
             checkpoint.state["loader"], plan.index, plan.order(phase_config), plan.masking
         )
         _load(checkpoint, engine)
-        lost = cut_metrics(folder, position.step) if world.rank == 0 else 0
+        lost = _cut_history(folder, position.step, world)
         if world.rank == 0:
             console.print(_going_on(checkpoint, conditions(phase_config, world), lost), soft_wrap=True)
         return position
-    if world.rank == 0:
-        cut_metrics(folder, 0)
+    _cut_history(folder, 0, world)
     if config.init_from:
         _start_from(Path(config.init_from), config, plans[0], engine, world)
     return Position()
+
+
+def _cut_history(folder: Path, step: int, world: World) -> int:
+    """How many lines went, on the first rank, whose folder may be full: what it refuses, all refuse."""
+    return told_alike(world, lambda: cut_metrics(folder, step) if world.rank == 0 else 0)
 
 
 def enter(plan: Plan, engine: Engine, position: Position) -> None:
@@ -83,13 +89,25 @@ def enter(plan: Plan, engine: Engine, position: Position) -> None:
         engine.partition.restart_bias_correction()
 
 
-def roll_back(config: RunConfig, engine: Engine, position: Position, world: World) -> None:
+def roll_back(
+    plan: Plan, engine: Engine, position: Position, world: World, say: Callable[[str], None]
+) -> None:
     """Gives the engine the newest whole checkpoint's state. The batches since stay consumed, and become skipped ones.
-    All ranks call this, once a checkpoint is there and no save under way."""
-    checkpoint = newest_checkpoint(Path(config.run.dir), world)
+    All ranks call this, once a checkpoint is there and no save under way. A damaged one is dealt with as at a start,
+    and said. Raises UserError where what is left is of a step before this phase."""
+    config, phase = plan.phase.config, plan.phase
+    checkpoint, damaged = newest_whole(Path(config.run.dir), world)
+    if damaged:  # left in place, retention would keep it, as the newest, before those that are made now
+        checkpoint = told_alike(world, lambda: recovered(config, world, say))
     if checkpoint is None:
         raise UserError("no checkpoint to roll back to", where=config.run.dir)
     then = position_of(checkpoint)
+    if then.step < phase.first:  # schedule, shards and order of the data here are not those of that step
+        raise UserError(
+            f"the newest whole checkpoint is of a phase before {phase.name}, which begins behind step {phase.first:,}",
+            where=checkpoint.folder,
+            remedy="the same command again goes on from there",
+        )
     _load(checkpoint, engine)
     position.step, position.losses = then.step, then.losses
     position.skipped = [*then.skipped, *range(then.batch, position.batch)]

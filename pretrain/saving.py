@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import save_checkpoint
+from pretrain.checkpoint import LATEST, name_latest, save_checkpoint
 from pretrain.config import RunConfig
 from pretrain.fragments import Fragment, HostCopies
 from pretrain.mirror import Mirror
@@ -82,6 +82,10 @@ class Saver:
         if self._failed is not None and not isinstance(self._failed, UserError):
             raise self._failed
 
+    def rolled_back(self, step: int) -> None:
+        """The run is at the checkpoint of `step` again, and no newer one is whole. All ranks call this."""
+        self.saved = step
+
     def finish(self) -> None:
         """Waits for the save under way, and raises the UserError of one that failed, on all ranks."""
         self.wait()
@@ -103,6 +107,7 @@ class Saver:
             return
         self._failed, self.saved = None, step
         self._tell(step, folder)
+        self._name_latest(folder)
         try:
             self._world.together(lambda: drop_old(self._config) if self._world.rank == 0 else None)
             if self._mirror is not None:
@@ -119,6 +124,13 @@ class Saver:
             with suppress(OSError):  # the folder has gone again: the next save will say so, on all ranks
                 size = sum(path.stat().st_size for path in folder.iterdir())
                 self._told(step, time.perf_counter() - self._began, self._held, size)
+
+    def _name_latest(self, folder: Path) -> None:
+        if self._world.rank == 0:
+            try:
+                name_latest(folder)
+            except (OSError, UserError) as error:  # the last byte of the disk, say; the folders decide
+                self._warn(f"{folder.name} is saved, but {LATEST} still names the one before: {error}")
 
     def _warn(self, line: str) -> None:
         if self._world.rank == 0:

@@ -171,13 +171,13 @@ def loop(run: Run) -> None:
     config, journal, position, saver = run.config, run.journal, run.position, run.saver
     phase = run.plan.phase
     last = min(phase.last, config.run.stop_after or phase.last)
-    first_checkpoint(run)
     log = Path(config.run.dir) / "logs" / f"rank-{run.world.rank}.log"
     with (
         training_loader(run) as loader,
         run.feed.ahead(iter(loader)) as shares,
         Watchdog(config.run.step_limit, log) as watchdog,
     ):
+        first_checkpoint(run)
         steps = agreed(shares, run.world, run.stop)
         while position.step < last:
             watchdog.feed()
@@ -245,7 +245,10 @@ def consumed(run: Run, applied: bool, counts: Agreed) -> None:
     journal.event(action, position, why)
     if action == ROLLBACK:
         run.saver.wait()
-        roll_back(run.config, run.engine, position, run.world)
+        roll_back(
+            run.plan, run.engine, position, run.world, lambda line: journal.event(ROLLBACK, position, line)
+        )
+        run.saver.rolled_back(position.step)
         guard.rolled_back(position)
         journal.rolled_back(position)
 

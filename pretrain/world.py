@@ -77,11 +77,6 @@ class World:
     # Small CPU messages, on a group of their own: they never wait behind, nor disturb the order of, the
     # collectives of the training step. All ranks call them in the same order.
 
-    def barrier(self) -> None:
-        """Waits until every rank is here."""
-        if self.size > 1:
-            dist.barrier(group=self.messages)
-
     def broadcast(self, value: Any = None) -> Any:
         """Rank 0's `value`, on every rank. Anything JSON can hold, so that nothing received is ever executed."""
         return self.gather(value if self.rank == 0 else None)[0] if self.size > 1 else value

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from data_pipeline.index import VocabularyStamp
 from data_pipeline.loader import held_out
 from data_pipeline.statistics import unigram_entropy
+from pretrain.agreement import told_alike
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
@@ -19,13 +20,16 @@ class HeldOut:
     """This rank's share of the held-out examples, packed once and kept in memory."""
 
     def __init__(self, plan: Plan, config: RunConfig, world: World) -> None:
+        """All ranks call this. Raises UserError on all where one cannot read its share."""
         index = plan.index
         self._world = world
         self.examples = min(index.held_out.examples, config.train.eval_examples)
         """How many examples an evaluation has, over all ranks."""
         self._micro_batches: list[MicroBatch] = []
         if self.examples:
-            share = held_out(index, self.examples, plan.caps(index.held_out, config), world.rank, world.size)
+            caps = plan.caps(index.held_out, config)
+            # a damaged block is read by one rank only
+            share = told_alike(world, lambda: held_out(index, self.examples, caps, world.rank, world.size))
             self._micro_batches = [MicroBatch.from_packed(packed) for packed in share.micro_batches]
         own = _word_counts(self._micro_batches, index.vocabulary)
         counts, (most,) = world.sum_max(own.tolist(), [len(self._micro_batches)]).wait()

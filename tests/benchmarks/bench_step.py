@@ -3,7 +3,9 @@
     python tests/benchmarks/bench_step.py --layers 4 --hidden 256 --examples 32 --threads 2
 
 Prints real tokens (padding not counted) a second, the share of the fp32 matrix-product peak that was measured between
-the rounds, and the peak memory of each contender. The text is the demo's, prepared with BERT's uncased vocabulary of
+the rounds, and the peak memory of each contender; of ours also the share of the time in which it waited for data, over
+all rounds. While another contender has its turn ours reads some five steps ahead: for that share `--steps` should be
+many more. The text is the demo's, prepared with BERT's uncased vocabulary of
 30,522 words, so lengths are real; `--short` states the share of short sequences (0.1 is the data recipe's own; 1 gives
 lengths spread evenly over the whole range). Every contender trains on the same batches of pairs with the same masks,
 in fp32 unless its name says bf16 (ours: weights in bf16, masters and sums in fp32; the Trainer's: autocast), with the
@@ -200,7 +202,18 @@ def report(
             f"  {contender.label:32s} {seconds[number] * 1e3:7.0f} ms {tokens / seconds[number]:7,.0f} tokens/s "
             f"{seconds[peer] / seconds[number]:5.2f}x {flops / seconds[number] / peak:6.1%} of the peak "
             f"{memory[number] / 1e9:5.2f} GB {memory[number] / memory[peer]:5.2f}x"
+            f"{waited(contender, rounds, number)}"
         )
+
+
+def waited(contender: Contender, rounds: list[list[dict[str, Any]]], number: int) -> str:
+    """The share of its time in which a contender of ours waited for data, as `data_wait_share` of metrics.jsonl; the
+    Trainer does not say."""
+    if contender.name != "ours":
+        return ""
+    figures = [answers[number] for answers in rounds]
+    share = sum(f["waited"] for f in figures) / sum(f["seconds"] for f in figures)
+    return f" waited for data {share:.2%}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class Gate:
     """Called after every step of a training loop: holds it between the steps that were asked for."""
 
     def __init__(self) -> None:
-        self._left, self._asked, self._tokens, self._started = 0, 0, 0, 0.0
+        self._left, self._asked, self._tokens, self._started, self._waited = 0, 0, 0, 0.0, 0.0
 
     def open(self) -> None:
         """Waits for the next number of steps. Raises Ended where there is none."""
@@ -32,14 +32,17 @@ class Gate:
         if not line:
             raise Ended
         self._left = self._asked = int(line)
-        self._tokens, self._started = 0, time.perf_counter()
+        self._tokens, self._started, self._waited = 0, time.perf_counter(), 0.0
 
-    def __call__(self, tokens: int) -> None:
+    def __call__(self, tokens: int, waited: float = 0.0) -> None:
+        """`waited`: seconds of the step in which it waited for data."""
         self._left -= 1
         self._tokens += tokens
+        self._waited += waited
         if self._left == 0:
             seconds = time.perf_counter() - self._started
-            answer({"seconds": seconds, "tokens": self._tokens, "steps": self._asked})
+            figures = {"seconds": seconds, "tokens": self._tokens, "steps": self._asked}
+            answer(figures | {"waited": self._waited})
             self.open()
 
 
@@ -66,7 +69,7 @@ def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
 
     def gated(self: Journal, position: Any, counts: Any, lr: float) -> None:
         step(self, position, counts, lr)
-        gate(counts.tokens)
+        gate(counts.tokens, counts.waited)
 
     Journal.step = gated  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ranks import run
 from rich.console import Console
 
 from data_pipeline.errors import UserError
+from data_pipeline.index import Index
 from pretrain import checkpoint
 from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
 from pretrain.config import RunConfig
@@ -21,6 +23,7 @@ from pretrain.fragments import Fragment
 from pretrain.run_folder import seen_by_all
 from pretrain.saving import Saver
 from pretrain.world import World
+from tests.command_line import setting
 
 pytestmark = pytest.mark.multirank
 
@@ -57,7 +60,7 @@ def saves(folder: str) -> dict[str, Any]:
         dist.all_reduce(total)
         sums += [float(total), world.gather(number)]
     said["went on"] = saver._thread.is_alive() and checkpoints(Path(folder)) == []
-    world.barrier()
+    world.gather(None)  # both have looked
     may_write.set()
     saver.wait()
     said["sums"] = sums == [value for n in range(50) for value in (3.0 * n, [n, n])]
@@ -90,7 +93,7 @@ def saves(folder: str) -> dict[str, Any]:
     if world.rank == 0:
         path = found.folder / "fragments-00001.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"x")
-    world.barrier()
+    world.gather(None)  # it is done
     said["damage"] = damage_of(found.folder, world)
     said["before it"] = newest_checkpoint(Path(folder), world).step
 
@@ -141,6 +144,67 @@ def test_ranks_that_do_not_share_the_run_folder_are_refused_at_the_start(
     assert "run: ranks [1] do not see what the first rank wrote (expected a folder on storage" in first
     assert second == "exit code 2"
     assert not list(tmp_path.rglob("step-*"))
+
+
+def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
+    """What `maskmill train` ends with on this rank: where the first cannot cut the history, as the run begins and as
+    it is rolled back; and with shards that only the second finds damaged."""
+    from launch.recipe import load_config
+    from pretrain import monitor, resume, train
+    from pretrain.guard import Guard
+
+    first = os.environ["RANK"] == "0"
+
+    def full(*_arguments: Any) -> int:
+        raise UserError("cannot be written: No space left on device", where="metrics.jsonl")
+
+    def life(port: int, given: list[str]) -> str:
+        os.environ["MASTER_PORT"] = str(port)
+        try:
+            train.train(load_config("demo", given), Console(quiet=True), "test")
+        except UserError as error:
+            return str(error)
+        except SystemExit as end:
+            return f"exit code {end.code}"
+        return "it trained"
+
+    ends = {}
+    for port, (name, given) in zip(ports, settings.items(), strict=True):
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "begins" and first:
+                patch.setattr(resume, "cut_metrics", full)
+            elif name == "rolls-back":
+                patch.setattr(Guard, "accepts", lambda _guard: False)
+                if first:
+                    patch.setattr(monitor, "cut_metrics", full)
+            ends[name] = life(port, given)
+    return ends
+
+
+def test_what_one_rank_alone_is_refused_ends_all_in_one_line(tiny: list[str], tmp_path: Path) -> None:
+    """Raised by one alone, it would leave the other in a collective, to crash over it or to wait."""
+    index = Index.load(shutil.copytree(setting(tiny, "data.out"), tmp_path / "shards"))
+    shard = index.held_out.shards[-1]
+    table, path = index.block_table(shard), tmp_path / "shards" / shard.file
+    before_last = index.held_out.examples - int(table.examples[-1])
+    assert before_last >= index.held_out.examples // 2, "the first rank's half is whole"
+    data = bytearray(path.read_bytes())
+    data[int(table.offsets[-1] + table.sizes[-1] // 2)] ^= 1
+    path.write_bytes(data)
+    more = {
+        "held-out": [f"train.shards={tmp_path}/shards"],
+        "begins": [],
+        "rolls-back": ["train.on_nan=rollback"],
+    }
+    settings = {
+        name: [*tiny, "run.ranks=2", f"run.dir={tmp_path}/{name}", *given] for name, given in more.items()
+    }
+    stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in settings]
+    told, quiet = run(lives, 2, settings, [store.port for store in stores])
+    assert quiet == dict.fromkeys(settings, "exit code 2")
+    assert f"{shard.file}, block {len(table.examples) - 1}" in told["held-out"]
+    assert "(on rank 1 of 2)" in told["held-out"]
+    assert told["begins"] == told["rolls-back"] == "metrics.jsonl: cannot be written: No space left on device"
 
 
 def test_ranks_agree_on_what_is_saved(tmp_path: Path) -> None:

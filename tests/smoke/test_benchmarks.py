@@ -1,6 +1,7 @@
 """The benchmarks run as their own help says, on next to nothing, so that they work on the day they are needed."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,8 @@ def test_a_training_step_beside_the_trainer(monkeypatch: pytest.MonkeyPatch) -> 
     printed = run(code, *sizes.split(), "--contenders", "ours", "trainer")
     assert "Maskmill, packed" in printed
     assert "transformers' Trainer, padded" in printed
+    (share,) = re.findall(r"Maskmill, packed .* waited for data (\d+\.\d\d)%\n", printed)
+    assert 0 <= float(share) < 100
 
 
 def test_checkpoints_beside_deepspeeds(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pretrain import fragments, mirror
-from pretrain.checkpoint import Checkpoint, save_checkpoint
+from pretrain.checkpoint import Checkpoint, name_latest, save_checkpoint
 from pretrain.config import RunConfig
 from pretrain.fragments import Fragment
 from pretrain.world import World
@@ -33,7 +33,9 @@ def pieces(step: int = 0) -> list[Fragment]:
 def save(run: Path, step: int = 5, loss: float | None = None) -> Path:
     """A checkpoint of `pieces(step)`."""
     state = {"position": {"step": step}, "held_out_loss": loss}
-    return save_checkpoint(run, step, pieces(step), SHAPES, state, World())
+    folder = save_checkpoint(run, step, pieces(step), SHAPES, state, World())
+    name_latest(folder)
+    return folder
 
 
 def is_right(checkpoint: Checkpoint) -> bool:
@@ -77,12 +79,12 @@ class Tripwire:
 
 @contextmanager
 def killed_at(at: int) -> Iterator[Tripwire]:
-    """Dies before the `at`-th change of a disk (half-written files included) or of a store."""
+    """Dies before the `at`-th change of a disk (half-written files and what is fetched included) or of a store."""
     wire = Tripwire(at)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync"):
             patch.setattr(os, name, wire.around(getattr(os, name)))
-        for name in ("write_object", "upload", "remove_object"):
+        for name in ("write_object", "upload", "remove_object", "download"):
             patch.setattr(mirror, name, wire.around(getattr(mirror, name)))
         whole = fragments._parts
 

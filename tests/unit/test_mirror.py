@@ -1,9 +1,10 @@
 """Copies of checkpoints in an object store, on a real S3 server: whole or not there, and enough to go on from."""
 
-import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -12,6 +13,8 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.remote import object_names, read_object, write_object
+from data_pipeline.storage import write_whole
+from pretrain import mirror, run_folder, train
 from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config import RunConfig
 from pretrain.mirror import Mirror, bring_back
@@ -115,8 +118,8 @@ def mirrored(tmp_path: Path, name: str, *steps: int) -> RunConfig:
 def recover(config: RunConfig) -> tuple[Checkpoint | None, str]:
     """What the run goes on from, and what is said."""
     assert bring_back(config, IDENTITY) == "", "its folder is there"
-    said = io.StringIO()
-    return recovered(config, World(), Console(file=said, width=500)), said.getvalue()
+    said: list[str] = []
+    return recovered(config, World(), said.append), "\n".join(said)
 
 
 def harm(config: RunConfig, step: int) -> None:
@@ -203,6 +206,141 @@ def test_damage_here_and_there_is_refused_and_nothing_is_set_aside(endpoint: str
     with pytest.raises(UserError, match="all 1 checkpoints are damaged"):
         recover(config)
     assert names(config) == ["step-00000005"]
+
+
+Start = Callable[[RunConfig], Checkpoint | None]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """What `maskmill train` does before it trains: the supervisor looks at the run folder, the first rank takes hold
+    of it, brings back what it lacks and mends what is damaged. Returns what the run goes on from."""
+    for module in (run_folder, train):
+        monkeypatch.setattr(module, "run_identity", lambda plans: IDENTITY)
+    holds: list[Any] = []
+
+    def noted(folder: Path) -> Any:
+        holds.append(run_folder.lock(folder))
+        return holds[-1]
+
+    monkeypatch.setattr(train, "lock", noted)
+
+    def started(config: RunConfig) -> Checkpoint | None:
+        try:
+            run_folder.check_folder(config, [])
+            train.agreed_run(config, [], World(), Console(quiet=True))
+            return recovered(config, World(), lambda line: None)
+        finally:
+            while holds:  # the process ends, killed or not, and with it its hold
+                holds.pop().close()
+
+    return started
+
+
+def is_all_there(config: RunConfig, found: Checkpoint | None) -> bool:
+    """The checkpoint of step 10, the history that led there and the name of the run, and nothing that is left over."""
+    folder = Path(config.run.dir)
+    run = read_run(folder)
+    whole = found is not None and found.step == 10 and is_right(found)
+    history = (folder / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    return whole and history and run is not None and run["id"] == "abc" and names(config) == ["step-00000010"]
+
+
+def test_the_way_back_killed_at_any_moment_is_gone_on_with(
+    endpoint: str, tmp_path: Path, start: Start
+) -> None:
+    """By the same command, at everything that is fetched and every change of the disk, from the first folder on."""
+    config, at, held = mirrored(tmp_path, "way-back", 5, 10), 0, set()
+    while True:
+        fresh = elsewhere(config, tmp_path, f"fresh-{at}")
+        try:
+            with killed_at(at):
+                start(fresh)
+            break
+        except Killed:
+            pass
+        held.add((Path(fresh.run.dir, "run.json").is_file(), len(names(fresh))))
+        assert is_all_there(fresh, start(fresh)), at
+        at += 1
+    assert at > 15
+    assert held == {(False, 0), (True, 0), (True, 1)}, "never a checkpoint, or a part of one, of no run"
+    assert is_all_there(fresh, start(fresh))
+
+
+def away(uri: str, file: Path) -> None:
+    """A store that has sent a part when it goes away, and stays away."""
+    file.write_bytes(b"a part")
+    raise UserError("cannot be read: no answer", where=uri)
+
+
+def full(path: Path, data: bytes) -> None:
+    """A disk whose last byte the checkpoint's files have taken."""
+    if path.name == "checkpoint.json":
+        raise UserError("cannot be written: No space left on device", where=path)
+    write_whole(path, data)
+
+
+@pytest.mark.parametrize("failing", ["download", "write_whole"])
+def test_a_way_back_that_fails_leaves_room_and_a_folder_to_go_on_with(
+    endpoint: str, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    config = mirrored(tmp_path, f"failing-{failing}", 5, 10)
+    fresh = elsewhere(config, tmp_path, "fresh")
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, failing, {"download": away, "write_whole": full}[failing])
+        with pytest.raises(UserError, match=r"no answer|No space"):
+            start(fresh)
+    assert names(fresh) == []
+    assert is_all_there(fresh, start(fresh))
+
+
+def test_mending_killed_at_any_moment_is_gone_on_with(endpoint: str, tmp_path: Path) -> None:
+    """As above, where the newest here is damaged and its copy is fetched."""
+    config = mirrored(tmp_path, "mending", 5, 10)
+    harm(config, 10)
+    at = 0
+    while True:
+        run = elsewhere(config, tmp_path, f"run-{at}")
+        shutil.copytree(config.run.dir, run.run.dir)
+        try:
+            with killed_at(at):
+                recovered(run, World(), lambda line: None)
+            break
+        except Killed:
+            pass
+        found, _ = recover(run)
+        assert found is not None
+        assert found.step == 10, at
+        assert is_right(found), at
+        assert names(run) == ["step-00000005", "step-00000010", "step-00000010.damaged"], at
+        at += 1
+    assert at > 5
+
+
+def test_a_store_that_goes_away_while_it_mends_leaves_what_was_there(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = mirrored(tmp_path, "mending-away", 5, 10)
+    harm(config, 10)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "download", away)
+        with pytest.raises(UserError, match="no answer"):
+            recover(config)
+    assert names(config) == ["step-00000005", "step-00000010"]
+    found, said = recover(config)
+    assert found is not None
+    assert (found.step, is_right(found)) == (10, True)
+    assert "fetched the checkpoint of step 10" in said
+
+
+def test_the_copy_just_made_stays_though_there_is_one_of_a_later_step(endpoint: str, tmp_path: Path) -> None:
+    """That one may be damaged: the run fell back behind it."""
+    config = made(tmp_path, "fallen-back", keep=1)
+    run = Path(config.run.dir)
+    Mirror(config).copy(save(run, 10), World())
+    Mirror(config).copy(save(run, 7), World())
+    assert steps(config) == ["step-00000007", "step-00000010"]
 
 
 def test_what_retention_keeps_stays_in_the_mirror_too(endpoint: str, tmp_path: Path) -> None:

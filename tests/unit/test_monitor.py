@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.errors import UserError
 from pretrain import monitor
 from pretrain.config import MonitorSettings
 
@@ -40,6 +41,20 @@ def test_a_line_torn_by_a_kill_is_not_a_line(tmp_path: Path) -> None:
     monitor.cut_metrics(tmp_path, 10)
     write(tmp_path, 20)
     assert steps(tmp_path) == [10, 20]
+
+
+def test_a_cut_that_finds_no_room_is_one_line_and_leaves_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    write(tmp_path, 10, 20, 30)
+    monkeypatch.setattr(monitor, "append", full)
+    with pytest.raises(UserError, match=r"metrics\.lost\.jsonl: cannot be written: No space left"):
+        monitor.cut_metrics(tmp_path, 10)
+    assert steps(tmp_path) == [10, 20, 30]
+    assert not (tmp_path / "metrics.lost.jsonl").exists()
 
 
 def test_other_ranks_and_tracker_none_write_nothing(tmp_path: Path) -> None:

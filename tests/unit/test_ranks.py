@@ -60,6 +60,25 @@ def test_a_crash_is_shown_with_its_rank_and_the_waiting_ones_end(start, capfd) -
     assert "rank 1 ended: killed by SIGKILL" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("code", "comes_to"), [(3, 3), (0, 128 + 9)])
+def test_a_rank_that_stays_when_another_has_come_to_its_end_is_ended(
+    start, monkeypatch: pytest.MonkeyPatch, capfd, code: int, comes_to: int
+) -> None:  # type: ignore[no-untyped-def]
+    """It waits for collectives that never come, say. After a signal the run is saved, and stays stopped."""
+    monkeypatch.setattr(ranks, "LEAVE", 0.5)
+    assert start(f"time.sleep(60) if rank == 0 else sys.exit({code})") == comes_to
+    said = capfd.readouterr().err
+    assert "maskmill: still there 0.5 s after others had ended, and killed: rank 0" in said
+    assert ("rank 0 ended: killed by SIGKILL" in said) == (code == 0)
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_the_first_rank_may_take_its_time_at_the_end(start, capfd, code: int) -> None:  # type: ignore[no-untyped-def]
+    """It has a report to write and others to tell: longer than after a failure (0.5 s here)."""
+    assert start(f"time.sleep(1.5 * (rank == 0)); sys.exit({code})") == code
+    assert capfd.readouterr().err == ""
+
+
 def test_a_signal_reaches_all_ranks(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     body = """
 signal.signal(signal.SIGUSR1, lambda *_: (open(f"got-{rank}", "w").close(), sys.exit(3)))

@@ -125,6 +125,18 @@ def test_a_mistake_of_the_program_ends_the_run(
     works_again()
 
 
+def test_latest_is_for_people_and_costs_no_checkpoint(tmp_path: Path, shown: Shown) -> None:
+    saver = saver_of(tmp_path, shown)
+    (tmp_path / "checkpoints" / "latest" / "in the way").mkdir(parents=True)
+    saver.save(10, pieces(10), SHAPES, state(10))
+    saver.finish()
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert (saver.saved, newest.step, is_right(newest)) == (10, 10, True)
+    assert "WARNING: step-00000010 is saved, but latest still names the one before: " in shown.getvalue()
+    assert "NOT saved" not in shown.getvalue()
+
+
 def test_what_a_mirror_refuses_is_told_and_the_save_counts(tmp_path: Path, shown: Shown) -> None:
     saver = saver_of(tmp_path, shown)
 
