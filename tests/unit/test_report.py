@@ -293,7 +293,7 @@ def test_whole_checkpoints_are_listed_and_others_are_not(tmp_path: Path) -> None
         if text_ is not None:
             (folder / "checkpoint.json").write_text(text_)
     assert [(c.step, c.bytes) for c in read_run(run).checkpoints] == [(50, 2_000_000)]
-    assert "2 MB" in page_of(run).text
+    assert "2.0 MB" in page_of(run).text
 
 
 def test_a_running_run_shows_its_newest_numbers_and_an_ended_one_its_summary(tmp_path: Path) -> None:
