@@ -11,7 +11,7 @@ from tests.run_ends import assert_bit_equal
 RECIPE = """
 extends: demo
 phases:
-  - {name: first, train: {steps: 3, checkpoint_every: 3}}
+  - {name: first, train: {steps: 3, checkpoint_every: 3, micro_batch: 4}}
   - {name: second, train: {steps: 3, checkpoint_every: 2, micro_batch: 2}}
 """
 RUN = ["run.ranks=1", "train.eval_every=2", "train.log_every=1", "checkpoint.keep=9"]
@@ -23,7 +23,11 @@ def test_compiled_as_eager_and_resumed_as_never_stopped(
 ) -> None:
     recipe = tmp_path / "phased.yaml"
     recipe.write_text(RECIPE)
-    shared = [s for s in tiny if not s.startswith(("train.steps", "train.checkpoint_every", "train.eval"))]
+    shared = [
+        s
+        for s in tiny
+        if not s.startswith(("train.steps", "train.checkpoint_every", "train.eval", "train.micro_batch"))
+    ]
 
     def trained(name: str, *settings: str, code: int = 0) -> tuple[Path, str]:
         run = tmp_path / name
