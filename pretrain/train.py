@@ -68,10 +68,11 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     world = World.from_environment()
     set_threads(config, world)
     world = world.start(patience(config))
-    held = None
+    held, begun = None, False
     try:
         plans = told_alike(world, lambda: check_run(config, world.size))
         about, held = agreed_run(config, plans, world, console)
+        begun = True
         last, until = total_steps(config), last_step(config)
         if about["finished"]:
             if world.rank == 0:
@@ -86,7 +87,9 @@ def train(config: RunConfig, console: Console, command: str) -> None:
                 console.print(f"stopped after step {step:,}; {again}", soft_wrap=True)
             draw_report(Path(config.run.dir), console)
     finally:
-        world.stop()
+        # after a rank that failed, NCCL may wait for collectives that never come
+        with Watchdog(config.run.step_limit if begun else 0, rank_log(config, world)):
+            world.stop()
         if held is not None:
             held.close()
     if step < until:
@@ -110,7 +113,8 @@ def run_phases(
     position = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)
     flops = sum(plan.phase.config.train.steps * plan.step_flops(plan.phase.config) for plan in plans)
-    compiled = compiling.wanted(config, world.device, engine.precision, flops)
+    wanted = told_alike(world, lambda: compiling.wanted(config, world.device, engine.precision, flops))
+    compiled = all(world.gather(wanted))  # a compiler that one node lacks
     with (
         Journal(config, plans, engine, world, console, command, run_id) as journal,
         Saver(config, world, console, position.step, journal.saved) as saver,
@@ -171,11 +175,10 @@ def loop(run: Run) -> None:
     config, journal, position, saver = run.config, run.journal, run.position, run.saver
     phase = run.plan.phase
     last = min(phase.last, config.run.stop_after or phase.last)
-    log = Path(config.run.dir) / "logs" / f"rank-{run.world.rank}.log"
     with (
         training_loader(run) as loader,
         run.feed.ahead(iter(loader)) as shares,
-        Watchdog(config.run.step_limit, log) as watchdog,
+        Watchdog(config.run.step_limit, rank_log(config, run.world)) as watchdog,
     ):
         first_checkpoint(run)
         steps = agreed(shares, run.world, run.stop)
@@ -294,6 +297,11 @@ def training_loader(run: Run) -> Loader:
         masking=plan.masking,
         skip_damaged=config.data.on_damage == "skip",
     )
+
+
+def rank_log(config: RunConfig, world: World) -> Path:
+    """Where a rank that hangs leaves its stack."""
+    return Path(config.run.dir) / "logs" / f"rank-{world.rank}.log"
 
 
 def last_step(config: RunConfig) -> int:
