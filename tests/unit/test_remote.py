@@ -1,11 +1,14 @@
 """Object stores, with a real S3 server on this machine: written whole, read by ranges, tried again."""
 
+import hashlib
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import fsspec
 import numpy as np
@@ -16,7 +19,7 @@ from data_pipeline import remote
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.loader import order_of
-from data_pipeline.shards import BlockReader, verify_full
+from data_pipeline.shards import BlockReader, tokenizer_problem, verify_full
 from data_pipeline.storage import exists, read_bytes, read_ranges, write_whole
 from tests.command_line import BUCKET, Maskmill
 
@@ -167,6 +170,22 @@ def test_what_will_not_change_is_not_tried_again(moody: str) -> None:
     Moody.code = 404
     with pytest.raises(FileNotFoundError):
         read_bytes(moody)
+
+
+def test_whole_files_are_hashed_as_patiently(moody: str) -> None:
+    """`inspect` and data.verify=full; fsspec says of a web file that fails to open only that it is not found."""
+    expected = SimpleNamespace(sha256=hashlib.sha256(Moody.content).hexdigest())
+    index = cast(Index, SimpleNamespace(path=lambda _name: moody, vocabulary=expected))
+    Moody.failures = 2
+    assert tokenizer_problem(index) is None
+    assert Moody.failures == 0
+    Moody.failures = 100
+    assert "cannot be read: 503" in str(tokenizer_problem(index))
+    Moody.asked, Moody.code = 0, 403
+    assert "cannot be read: 403" in str(tokenizer_problem(index))
+    assert Moody.asked == 1
+    Moody.code = 404
+    assert "missing or changed" in str(tokenizer_problem(index))
 
 
 def test_a_store_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
