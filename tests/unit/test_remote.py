@@ -21,7 +21,7 @@ from data_pipeline.index import Index
 from data_pipeline.loader import order_of
 from data_pipeline.shards import BlockReader, tokenizer_problem, verify_full
 from data_pipeline.storage import exists, read_bytes, read_ranges, write_whole
-from tests.command_line import BUCKET, Maskmill
+from tests.command_line import BUCKET, Maskmill, setting
 
 
 def files(uri: str) -> dict[str, bytes]:
@@ -80,6 +80,23 @@ def test_a_folder_of_somebody_else_in_a_bucket_is_left_alone(
     settings = [*tiny, f"data.out=s3://{BUCKET}/theirs", f"data.work={tmp_path}/work"]
     assert "holds other files" in maskmill("prepare", "demo", *settings, code=2).stderr
     assert files(f"s3://{BUCKET}/theirs") == {"thesis.tex": b"precious"}
+
+
+def test_other_text_of_the_same_size_is_another_source(
+    endpoint: str, maskmill: Maskmill, tiny: list[str], tmp_path: Path
+) -> None:
+    text, uri = Path(setting(tiny, "data.sources")).read_bytes(), f"s3://{BUCKET}/text/a.txt"
+    write_whole(uri, text)
+    settings = [*tiny, f"data.sources=s3://{BUCKET}/text", f"data.tokens={tmp_path}/tokens"]
+    maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/one")
+    assert "already prepared" in maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/one").stdout
+    write_whole(uri, text.replace(b"a", b"e"))
+    line = maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/one", code=2).stderr
+    assert "its sources had other names, sizes or times (the first that differs: a.txt)" in line
+    maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/two")
+    assert len(list((tmp_path / "tokens").iterdir())) == 2, (
+        "text that was tokenized is that of the first object"
+    )
 
 
 def test_only_object_stores_are_written_to(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> None:
