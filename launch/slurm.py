@@ -18,7 +18,8 @@ from typing import Any
 from data_pipeline.blotting import blot
 from data_pipeline.errors import UserError
 from data_pipeline.storage import write_whole
-from launch.stages import STAGES, Chain, Job
+from launch.chain import Chain
+from launch.stages import STAGES, Job
 from pretrain.forgiving import table
 from pretrain.status import SUBMITTED
 

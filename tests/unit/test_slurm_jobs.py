@@ -13,9 +13,10 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.prepare import NAMES, stages_of
 from data_pipeline.settings import DataSettings
+from launch.chain import chain
 from launch.recipe import load_config
 from launch.slurm import SCRIPTS, arguments, with_options
-from launch.stages import STAGES, Job, Request, Size, chain
+from launch.stages import STAGES, Job, Request, Size
 from pretrain.pulse import PULSE
 from tests.command_line import ROOT, Maskmill, setting
 
