@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from pretrain.export.upload import EXPORT, NOTE
 from pretrain.forgiving import table
 from pretrain.report.headline import duration
 from pretrain.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
@@ -60,9 +61,9 @@ def what_next(status: Status, again: str) -> str:
 
 def exported_model(status: Status) -> Path | None:
     """The run's own export, if there is one of its newest checkpoint."""
-    step = table(status.folder / "export" / "maskmill.json").get("step")
+    step = table(status.folder / EXPORT / NOTE).get("step")
     there = step is not None and status.checkpoint_step in (None, step)
-    return status.folder / "export" if there else None
+    return status.folder / EXPORT if there else None
 
 
 def _losses(status: Status) -> str:
