@@ -9,7 +9,6 @@ import io
 import lzma
 import os
 import re
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,20 +19,14 @@ import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
 from data_pipeline.errors import UserError
-from data_pipeline.remote import DELAYS, is_momentary
+from data_pipeline.remote import protocol_of, retried
 
-# fsspec also knows protocols that read other files, run code or follow references; text needs none of them.
-PROTOCOLS = (
-    *("file", "local", "memory", "http", "https", "ftp", "sftp", "hf", "hdfs", "webhdfs"),
-    *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"),
-)
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 BUFFER = 1 << 20
 LARGEST_WINDOW = 1 << 29
 """Longest Zstandard window accepted, and most memory for xz: decompressing takes as much as its file asks for, and a
 worker has 1 GiB. `zstd --ultra -22` asks for 2**27; `--long=30` and 31 are refused."""
 
-_PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)://")
 _MAGIC = {  # a Zstandard file may begin with a skippable frame, as pzstd's do
     re.compile(rb"\x1f\x8b"): "gzip",
     re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"): "zstd",
@@ -46,22 +39,14 @@ _OUTPUT = 1 << 20
 
 
 def filesystem(uri: str) -> tuple[Any, str]:
-    """The fsspec file system of `uri` and the path within it (absolute, for a local one)."""
-    protocol = _PROTOCOL.match(uri)
-    # A chain (`a::b`) or a command (`pipe:`) has to be refused before fsspec, or anyone else, acts on it.
-    if "::" in uri or uri.startswith("pipe:") or (protocol and protocol[1] not in PROTOCOLS):
-        raise UserError(
-            "this kind of URI is not read",
-            where=uri,
-            expected=f"a local path, or one of {', '.join(PROTOCOLS)}",
-            remedy="check data.sources",
-        )
-    if not protocol:
+    """The fsspec file system of `uri` and the path within it (absolute, for a local one). Raises UserError for a URI
+    of a kind that is not read."""
+    if not protocol_of(uri):
         uri = os.path.abspath(os.path.expanduser(uri))
     try:
         return fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError, OSError) as error:
-        raise UserError(f"cannot be opened: {error}", where=uri, remedy="check data.sources") from error
+        raise UserError(f"cannot be opened: {error}", where=uri) from error
 
 
 def is_local(fs: Any) -> bool:
@@ -97,12 +82,20 @@ def reading(where: str) -> Iterator[None]:
 
 
 @contextmanager
+def open_as_it_is(uri: str) -> Iterator[io.BufferedReader]:
+    """The bytes of `uri`, whatever they are; reads of a remote one that fail for a moment are tried again. Raises
+    OSError, FileNotFoundError where there is none."""
+    fs, path = filesystem(uri)
+    with _opened(fs, path) as opened, io.BufferedReader(opened, BUFFER) as raw:
+        yield raw
+
+
+@contextmanager
 def open_bytes(uri: str, compression: str, start: int = 0, stop: int = -1) -> Iterator[io.BufferedReader]:
     """The bytes of `uri`, decompressed (`compression`: "" or a value of COMPRESSIONS), as a buffered
     stream. Seekable if the file is and there is nothing to decompress. `start` and `stop`: of a compressed file, bytes
     between which whole frames lie; the others are not read."""
-    fs, path = filesystem(uri)
-    with _opened(fs, path) as opened, io.BufferedReader(opened, BUFFER) as raw:
+    with open_as_it_is(uri) as raw:
         if start:
             raw.seek(start)
         head = raw.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
@@ -129,18 +122,12 @@ def _opened(fs: Any, path: str) -> Any:
 def patiently(ask: Callable[[], Any]) -> Any:
     """What a remote `ask` answers, tried again where it fails for a reason that may pass. Raises OSError or
     UserError: the stores' clients have errors of their own."""
-    for delay in (*DELAYS, None):
-        try:
-            return ask()
-        except UserError:
-            raise
-        except Exception as error:
-            if delay is None or not is_momentary(error):
-                if isinstance(error, OSError):
-                    raise
-                raise OSError(" ".join(str(error).split()) or type(error).__name__) from error
-            time.sleep(delay)
-    raise AssertionError("unreachable")
+    try:
+        return retried(ask)
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        raise OSError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 class _Remote(io.RawIOBase):

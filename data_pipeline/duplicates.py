@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.corpus import save_column
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.hygiene import utf8_size
@@ -67,8 +68,8 @@ def fingerprint(source: SourceFile, settings: DataSettings, out: str) -> dict[st
             run = run[order]
             first = np.ones(len(run), np.bool_)
             first[1:] = (run["high"][1:] != run["high"][:-1]) | (run["low"][1:] != run["low"][:-1])
-            np.save(folder / f"{number:06d}.first.npy", run[first])
-            np.save(folder / f"{number:06d}.repeats.npy", run[~first][["document", "paragraph"]])
+            save_column(folder / f"{number:06d}.first.npy", run[first])
+            save_column(folder / f"{number:06d}.repeats.npy", run[~first][["document", "paragraph"]])
             entries += int(first.sum())
     return {"entries": entries}
 
@@ -165,7 +166,7 @@ def find_repeats(parts: list[str], first: int, last: int, out: str) -> dict[str,
     repeats["unit"] = owners[places]
     repeats["document"], repeats["paragraph"] = entries["document"][places], entries["paragraph"][places]
     with whole_folder(out) as folder:
-        np.save(folder / "repeats.npy", repeats)
+        save_column(folder / "repeats.npy", repeats)
     return {"repeats": len(repeats)}
 
 

@@ -21,6 +21,7 @@ from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.formats import SourceFile
 from data_pipeline.plan import Partition, parsed_plan
+from data_pipeline.provenance import described_sources, summary
 from data_pipeline.recipes import recipe_of
 from data_pipeline.remote import object_names, remove_object
 from data_pipeline.segments import SegmentRecipe
@@ -49,6 +50,8 @@ class Job:
     vocabulary: Vocabulary
     sources: list[list[Any]]
     """Name, size and time of each source file."""
+    passed_over: dict[str, Any]
+    """How many files of the sources' folders are of other kinds, and the first of them."""
     work: Path
     text: Path
 
@@ -123,9 +126,9 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) 
     if settings.tokens and settings.mode == "exact":
         raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
     work = _work_folder(settings)
-    sources = (_noted_sources(work, settings) if together else None) or described_sources(settings)
+    sources, passed_over = _found_sources(work, settings, together=together)
     identity = {"settings": deciding_values(settings), "vocabulary": vocabulary.sha256, "sources": sources}
-    note = canonical_json({"identity": identity, "given": settings.sources})
+    note = canonical_json({"identity": identity, "given": settings.sources, "passed_over": passed_over})
     if is_uri(settings.out):
         _claim_store(settings.out, identity, note)
     else:
@@ -138,27 +141,23 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) 
         with writing(text):
             text.mkdir(parents=True, exist_ok=True)
         write_once(text / NOTE, canonical_json(decided))
-    job = Job(settings, recipe, vocabulary, sources, work, text)
+    job = Job(settings, recipe, vocabulary, sources, passed_over, work, text)
     with writing(job.shards):
         job.shards.mkdir(parents=True, exist_ok=True)
     write_whole(job.tokenizer, vocabulary.json.encode())
     return job
 
 
-def described_sources(settings: DataSettings) -> list[list[Any]]:
-    """What the data are made from: names, sizes and times of the files, without the folder that they lie in."""
-    return [[f.name, f.size, _changed(f.uri)] for f in source_files(settings)]
-
-
-def _changed(uri: str) -> int:
-    path = Path(uri)
-    return path.stat().st_mtime_ns if path.is_file() else 0
-
-
-def _noted_sources(work: Path, settings: DataSettings) -> list[list[Any]] | None:
-    """What another process found, so that not every one has to look for the sources."""
-    note = _note(work)
-    return note["identity"]["sources"] if note and note["given"] == settings.sources else None
+def _found_sources(
+    work: Path, settings: DataSettings, *, together: bool
+) -> tuple[list[list[Any]], dict[str, Any]]:
+    """The source files and what is passed over; together with other processes, what the first of them found, so that
+    not every one has to look."""
+    note = _note(work) if together else None
+    if note and note["given"] == settings.sources:
+        return note["identity"]["sources"], note.get("passed_over", {})
+    passed_over: list[str] = []
+    return described_sources(settings, passed_over), summary(passed_over)
 
 
 def _work_folder(settings: DataSettings) -> Path:

@@ -32,9 +32,9 @@ _SPLIT_DUMP = re.compile(r"\.xml-p\d+p\d+")  # a part of a Wikipedia dump: pages
 _WILDCARD = re.compile(r"[*?\[]")
 
 
-def files_of(source: str) -> list[SourceFile]:
-    """The files of one source, by name. A folder's files of other kinds are passed over; a file that is named,
-    or found by a glob, has to be of a known kind."""
+def files_of(source: str, passed_over: list[str] | None = None) -> list[SourceFile]:
+    """The files of one source, by name. A folder's files of other kinds are passed over, and their names added to
+    `passed_over`; a file that is named, or found by a glob, has to be of a known kind."""
     fs, path = filesystem(source)
     ask = (lambda answer: answer()) if is_local(fs) else patiently
     web = "http" in (fs.protocol, *fs.protocol)  # asking a web server for a folder means loading the page
@@ -55,6 +55,8 @@ def files_of(source: str) -> list[SourceFile]:
     paths = _without_descriptions(fs, sorted(set(found)))
     files = [ask(partial(_source_file, fs, p, p.removeprefix(root), picky)) for p in paths]
     known = [f for f in files if f]
+    if passed_over is not None:
+        passed_over += [p.removeprefix(root) for p, f in zip(paths, files, strict=True) if not f]
     if not known:
         instead = next((i for p in paths for suffix, i in _INSTEAD.items() if p.lower().endswith(suffix)), "")
         raise UserError(
@@ -146,7 +148,7 @@ def _kind_inside(uri: str, compression: str, picky: bool) -> str | None:
         with open_bytes(uri, compression) as stream:
             head = stream.peek(1024)[:1024]
     except (EOFError, UserError):
-        if picky:
+        if picky or compression:  # a copy that failed, or a wrong suffix
             raise
         return None
     if head.startswith(b'<doc id="'):

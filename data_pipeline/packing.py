@@ -5,7 +5,7 @@ let compiled code pad to one shape; the token cap is the one that fills up.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from data_pipeline.bins import Caps, assign
 from data_pipeline.compiled import jit
 from data_pipeline.records import Examples
-
-if TYPE_CHECKING:
-    pass
 
 
 class PackedMicroBatch(NamedTuple):

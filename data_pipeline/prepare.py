@@ -10,7 +10,6 @@ there what is done. A stage is a list of tasks that follows from these folders a
 the units to read follow from the sources, partitions and shards from the documents' keys and lengths.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,17 +24,17 @@ from data_pipeline.errors import UserError
 from data_pipeline.exact import exact_examples
 from data_pipeline.executors import ALL, Share, Workers, pool_of
 from data_pipeline.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, canonical_json, write_index
-from data_pipeline.job import PLAN, WORK, Job, close_job, described_sources, open_job
+from data_pipeline.job import PLAN, WORK, Job, close_job, open_job
 from data_pipeline.packing import original_tokens
+from data_pipeline.provenance import LOG, contents, in_words, what_changed
 from data_pipeline.remote import writable
 from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards import write_shard
 from data_pipeline.stages import deliver, gather_partition, make_plan, read_source, ready, write_unit
 from data_pipeline.statistics import add_up, padding_statistics, shard_statistics
-from data_pipeline.storage import exists, is_uri, join, read_bytes, write_whole
+from data_pipeline.storage import exists, is_uri, join, write_whole
 from data_pipeline.vocabulary import Vocabulary, load_vocabulary
 
-LOG = "prepare.log.json"
 DISCOVER, FINISH = "discover", "finish"
 
 
@@ -165,11 +164,13 @@ def prepare_share(settings: DataSettings, show: executors.Stage, name: str, shar
             "exact mode is one process", where="--stage", remedy="leave it out, or data.mode=fast"
         )
     vocabulary = _checked(settings)
-    if _existing(settings, vocabulary, with_sources=False):
+    if _existing(settings, vocabulary, with_sources=name == DISCOVER):  # once, not by each of many tasks
         return f"already prepared: {settings.out}"
     job = open_job(settings, vocabulary, together=True)
     if name == DISCOVER:
-        return f"{len(job.units)} units to read"
+        passed_over = in_words(job.passed_over)
+        words = f"{len(job.units)} units to read, in the stages {', '.join(stages_of(settings))}"
+        return f"{words}; {passed_over}" if passed_over else words
     for stage in STAGES:
         if stage.name == name:
             with Workers(pool_of(settings)) as workers:
@@ -184,6 +185,11 @@ def prepare_share(settings: DataSettings, show: executors.Stage, name: str, shar
             )
     _finish_stages(job, started)
     return f"prepared {settings.out}"
+
+
+def stages_of(settings: DataSettings) -> list[str]:
+    """The stages after discover that have something to do with these settings."""
+    return [name for name in NAMES[1:] if kinds(settings) or name not in ("fingerprint", "repeats")]
 
 
 def _do(stage: Stage, job: Job, workers: Workers, show: executors.Stage, share: Share = ALL) -> int:
@@ -251,7 +257,8 @@ def _finish(
     statistics: dict[str, Any] = {"reading": reading}
     statistics |= {name: add_up(r["statistics"] for r in found) for name, found in made.items() if found}
     log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
-    write_whole(join(out, LOG), canonical_json(log | {"sources": job.sources}, indent=1))
+    made_from = {"sources": job.sources, "contents": contents(settings, job.sources)}
+    write_whole(join(out, LOG), canonical_json(log | made_from | {"passed_over": job.passed_over}, indent=1))
     index = write_index(
         out,
         splits={n: [ShardEntry.from_dict(r["entry"], WORK) for r in found] for n, found in made.items()},
@@ -276,9 +283,8 @@ def _existing(settings: DataSettings, vocabulary: Vocabulary, *, with_sources: b
     ]
     if index.vocabulary.sha256 != vocabulary.sha256:
         differing.append(f"vocabulary {vocabulary.sha256[:12]} (there: {index.vocabulary.sha256[:12]})")
-    log = json.loads(read_bytes(join(out, LOG))) if with_sources and exists(join(out, LOG)) else {}
-    if "sources" in log and log["sources"] != described_sources(settings):
-        differing.append("its sources had other names, sizes or times")
+    if with_sources and (changed := what_changed(settings)):
+        differing.append(changed)
     if differing:
         raise UserError(
             f"holds other data: {', '.join(differing)}",

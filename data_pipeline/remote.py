@@ -5,6 +5,7 @@ they are written to. Credentials and endpoints come from where fsspec's packages
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,12 @@ from data_pipeline.errors import DamagedError, UserError
 
 STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss")
 """Protocols that shards are written to."""
+# fsspec also knows protocols that read other files, run code or follow references; nothing here needs them.
+PROTOCOLS = (
+    *("file", "local", "memory", "http", "https", "ftp", "sftp", "hf", "hdfs", "webhdfs"),
+    *STORES,
+)
+"""Protocols that are read."""
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each new try."""
 
@@ -23,7 +30,24 @@ _LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectory
 _MOMENTARY = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError"}
 """Names of classes of botocore and aiohttp, which need not be installed."""
 
+_PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)://")
+_CHAIN = re.compile(r"::|^pipe:", re.IGNORECASE)
+
 Result = TypeVar("Result")
+
+
+def protocol_of(path: str) -> str:
+    """The protocol of a URI; empty: a local path. Every path and URI from outside comes through here. Raises UserError
+    for a protocol that is not in PROTOCOLS, a chain (`a::b`) and a command (`pipe:`): before fsspec, or anyone else,
+    acts on it."""
+    found = _PROTOCOL.match(path)
+    if _CHAIN.search(path) or (found and found[1] not in PROTOCOLS):
+        raise UserError(
+            "this kind of URI is not read",
+            where=path,
+            expected=f"a local path, or one of {', '.join(PROTOCOLS)}",
+        )
+    return found[1] if found else ""
 
 
 def read_object(uri: str) -> bytes:
@@ -35,20 +59,23 @@ def read_object_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """The bytes of each (uri, offset, size), all of one store, in requests side by side. Raises UserError."""
     found: list[Any] = [None] * len(ranges)
     left = list(range(len(ranges)))
+    store, _ = _opened(ranges[0][0], "read")
 
-    def asked(store: Any, _path: str) -> list[Any]:
+    def ask() -> None:
         wanted = [ranges[i] for i in left]
         paths = [store._strip_protocol(uri) for uri, _, _ in wanted]
         ends = [offset + size for _, offset, size in wanted]
-        return store.cat_ranges(paths, [offset for _, offset, _ in wanted], ends, on_error="return")
-
-    for delay in (*DELAYS, None):
-        for i, part in zip(left, _tried(ranges[0][0], "read", asked), strict=True):
+        parts = store.cat_ranges(paths, [offset for _, offset, _ in wanted], ends, on_error="return")
+        for i, part in zip(left, parts, strict=True):
             found[i] = part
-        left = [i for i in left if is_momentary(found[i])]
-        if not left or delay is None:
-            break
-        time.sleep(delay)
+        left[:] = [i for i in left if is_momentary(found[i])]
+        if left:
+            raise found[left[0]]
+
+    try:
+        retried(ask)
+    except Exception as error:  # each store has kinds of its own
+        raise _cannot(ranges[left[0]][0], "read", error) from error
     for (uri, _, _), part in zip(ranges, found, strict=True):
         if isinstance(part, BaseException):
             raise _cannot(uri, "read", part)
@@ -120,21 +147,44 @@ def is_momentary(error: object) -> bool:
     return isinstance(error, OSError) or bool(_MOMENTARY & {c.__name__ for c in type(error).__mro__})
 
 
-def _tried(uri: str, what: str, action: Callable[[Any, str], Result]) -> Result:
-    store, path = _opened(uri, what)
+def retried(ask: Callable[[], Result]) -> Result:
+    """What `ask` answers; where it fails for a moment, it is asked again after each of DELAYS. Raises what it raised
+    last."""
     for delay in (*DELAYS, None):
         try:
-            return action(store, path)
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # each store has kinds of its own
-            if delay is None or not is_momentary(error):
-                raise _cannot(uri, what, error) from error
+            return ask()
+        except Exception as error:
+            cause = _cause(error)
+            if delay is None or not is_momentary(cause):
+                if cause is error:
+                    raise
+                raise cause from None
             time.sleep(delay)
     raise AssertionError("unreachable")
 
 
+def _cause(error: Exception) -> Exception:
+    """fsspec's web files are not found whatever the server answered when they were opened; the answer is what they
+    say that from."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and getattr(cause, "status", 404) not in (404, 410):
+        assert isinstance(cause, Exception)
+        return cause
+    return error
+
+
+def _tried(uri: str, what: str, action: Callable[[Any, str], Result]) -> Result:
+    store, path = _opened(uri, what)
+    try:
+        return retried(lambda: action(store, path))
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # each store has kinds of its own
+        raise _cannot(uri, what, error) from error
+
+
 def _opened(uri: str, what: str) -> tuple[Any, str]:
+    protocol_of(uri)
     try:
         return fsspec.core.url_to_fs(uri)
     except Exception as error:  # an unknown protocol, a missing package, credentials that are none

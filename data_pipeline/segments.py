@@ -10,7 +10,7 @@ The recipes themselves are in pairs.py and streams.py, by name in recipes.py.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
@@ -92,14 +92,10 @@ class SegmentRecipe:
         """Tokens of text that fit into a sequence."""
         return self.sequence_length - self.specials
 
-    def segments(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Segments:
-        """The sequences of documents start..stop-1 of `corpus`: `passes` passes over each of them, or passes[i] over
-        document start + i. The first passes over a document yield the same sequences however many follow."""
-        return joined(list(self.pieces(corpus, start, stop, seed, passes)))
-
     def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
-        """The same sequences, about BUFFER_TOKENS tokens at a time: a document is never too large. At least one
-        piece, which may be empty."""
+        """The sequences of documents start..stop-1 of `corpus`: `passes` passes over each of them, or passes[i] over
+        document start + i. The first passes over a document yield the same sequences however many follow. They come
+        about BUFFER_TOKENS tokens at a time: a document is never too large. At least one piece, which may be empty."""
         raise NotImplementedError
 
     def corrupt(self, segments: Segments, seed: int) -> Examples:
@@ -167,13 +163,3 @@ def _handed_over(buffers: tuple[NDArray, ...], made: int) -> Segments:
     tokens, offsets, *others = buffers
     columns = (tokens[: offsets[made]], offsets[: made + 1], *(column[:made] for column in others))
     return Segments(*(column.copy() for column in columns))
-
-
-def joined(parts: list[Segments]) -> Segments:
-    """All sequences of `parts`, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    lengths = np.concatenate([np.diff(p.offsets) for p in parts])
-    columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Segments)}
-    columns["offsets"] = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Segments(**columns)

@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from data_pipeline.bytestream import open_as_it_is
 from data_pipeline.columns import TAR_END, BlockError, check_examples, decode_block, encode_block
 from data_pipeline.entries import LONGEST, BlockTable, ShardEntry, block_table_json
 from data_pipeline.errors import DamagedError, UserError
@@ -224,8 +225,11 @@ def problems(index: Index, advance: Callable[[int], None] = lambda shards: None)
 def tokenizer_problem(index: Index) -> UserError | None:
     """What is wrong with the folder's tokenizer.json, if anything is."""
     where = index.path(TOKENIZER)
-    if _sha256(where)[0] == index.vocabulary.sha256:
-        return None
+    try:
+        if _sha256(where)[0] == index.vocabulary.sha256:
+            return None
+    except UserError as error:
+        return error
     return UserError("missing or changed", where=where, remedy=_REMEDY)
 
 
@@ -253,15 +257,18 @@ def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
 
 
 def _sha256(path: str) -> tuple[str, int]:
-    """Of the file's bytes, with their number; empty where there is no file."""
+    """Of the file's bytes, with their number; empty where there is no file. Raises UserError where it is there but
+    cannot be read."""
     digest, size = hashlib.sha256(), 0
     try:
-        with fsspec.open(path, "rb") if is_uri(path) else open(path, "rb") as file:
+        with open_as_it_is(path) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
                 size += len(chunk)
     except FileNotFoundError:
         return "", 0
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from error
     return digest.hexdigest(), size
 
 

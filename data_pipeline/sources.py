@@ -66,8 +66,9 @@ def units_of(
     return units
 
 
-def source_files(settings: DataSettings) -> list[SourceFile]:
-    """The files that `discover` finds, whole: looked up, not read."""
+def source_files(settings: DataSettings, passed_over: list[str] | None = None) -> list[SourceFile]:
+    """The files that `discover` finds, whole: looked up, not read. To `passed_over` the names are added of what folders
+    hold beside them, files of other kinds."""
     if not settings.sources:
         raise UserError(
             "there is nothing to read", where="data.sources", remedy="name files, folders or globs"
@@ -80,7 +81,7 @@ def source_files(settings: DataSettings) -> list[SourceFile]:
     found: list[SourceFile] = []
     for number, source in enumerate(settings.sources, 1):
         with reading(source):
-            files = files_of(source)
+            files = files_of(source, passed_over)
         for file in files:
             if file.uri in uris:
                 raise UserError(

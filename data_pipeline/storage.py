@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,22 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DamagedError, UserError
-from data_pipeline.remote import object_names, read_object, read_object_ranges, write_object
+from data_pipeline.remote import object_names, protocol_of, read_object, read_object_ranges, write_object
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_PIPE = re.compile(r"(^|::)pipe:", re.IGNORECASE)
 _PARTIAL = ".partial"
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.EIO}  # EIO: the disk has lost it
 _PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOTDIR}
 
 
 def is_uri(path: str) -> bool:
-    """Whether `path` is for fsspec. Raises UserError for `pipe:`, which webdataset would hand to a shell."""
-    if _PIPE.search(path):
-        raise UserError(
-            "pipe: runs a shell command, and is not read", where=path, expected="a folder or an fsspec URI"
-        )
-    return "://" in path and _SCHEME.match(path) is not None
+    """Whether `path` is for fsspec. Raises UserError for a URI of a kind that is not read (remote.PROTOCOLS)."""
+    return bool(protocol_of(path))
 
 
 def join(folder: str | os.PathLike[str], file: str) -> str:

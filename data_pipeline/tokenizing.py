@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.corpus import starts_of
 from data_pipeline.counts import Counts
 from data_pipeline.draws import text_key
 from data_pipeline.records import Corpus, Sentences
@@ -92,7 +93,7 @@ class _Columns:
         self._lengths.clear()
         kept = lengths > 0
         self._counts.empty_sentences += int((~kept).sum())
-        sentence_starts = _starts(lengths[kept])
+        sentence_starts = starts_of(lengths[kept])
         del lengths
         sentences = np.add.reduceat(np.append(kept, False), borders[:-1], dtype=np.int64)
         sentences[borders[:-1] == borders[1:]] = 0  # where reduceat gives the next document's first
@@ -101,7 +102,7 @@ class _Columns:
         return Corpus(
             tokens=self._all_tokens(),
             sentence_starts=sentence_starts,
-            document_starts=_starts(sentences[whole]),
+            document_starts=starts_of(sentences[whole]),
             keys=np.frombuffer(self._keys, np.uint64)[_all_or(whole)],
             sources=np.frombuffer(self._sources, np.uint16)[_all_or(whole)],
         )
@@ -115,9 +116,3 @@ class _Columns:
 def _all_or(chosen: NDArray[np.bool_]) -> slice | NDArray[np.bool_]:
     """An index for the chosen ones that makes no copy where that is all."""
     return slice(None) if chosen.all() else chosen
-
-
-def _starts(lengths: NDArray) -> NDArray[np.int64]:
-    starts = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    return starts

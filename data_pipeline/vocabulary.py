@@ -1,13 +1,13 @@
 """A tokenizer.json, a vocab.txt, or vocab.json with merges.txt in, a Vocabulary (pieces.py) out; and back to files."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from data_pipeline import bytebpe, unigram, wordpiece
 from data_pipeline.errors import UserError
 from data_pipeline.pieces import REMEDY, Vocabulary, part_of
+from data_pipeline.storage import write_whole, writing
 from data_pipeline.wordpiece import Normalization
 
 __all__ = ["Vocabulary", "load_vocabulary", "parse_tokenizer_json", "save_vocabulary"]
@@ -66,15 +66,17 @@ def save_vocabulary(vocabulary: Vocabulary, folder: str | Path) -> None:
     """Writes tokenizer.json, and what older programs read, into `folder`; each appears whole or not at all."""
     folder = Path(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in vocabulary.files().items():
-            partial = folder / f"{name}.partial"
-            partial.write_bytes(text.encode())
-            os.replace(partial, folder / name)
-    except OSError as error:
-        raise UserError(
-            f"cannot be written: {error.strerror}", where=folder, remedy="check data.vocab"
-        ) from error
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in vocabulary.files().items():
+                write_whole(folder / name, text.encode())
+    except FileExistsError:
+        raise UserError("is a file", where=folder, expected="a folder", remedy="check data.vocab") from None
+
+
+def holds_vocabulary(folder: Path) -> bool:
+    """Whether `load_vocabulary` would find a file in this folder."""
+    return any((folder / name).is_file() for name in FILES)
 
 
 def _read(path: Path) -> str:

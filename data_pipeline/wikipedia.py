@@ -28,11 +28,6 @@ _HIDDEN = frozenset({"file", "image", "category"})
 _NAMESPACE = re.compile(r'<namespace key="(?:6|14)"[^>]*>([^<]+)<')
 
 
-def is_dump(head: bytes) -> bool:
-    """Whether a file that begins with `head` is MediaWiki's XML."""
-    return b"<mediawiki" in head[:1024]
-
-
 def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
     """The articles of one unit: page id and text. Raises UserError for a page that cannot be read, and where the
     dump is cut off."""

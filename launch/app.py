@@ -34,8 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False, emoji=False)  # a path with `:x:` in it stays as it is
+errors = Console(stderr=True, highlight=False, emoji=False)
 """For progress beside what a verb says on its output."""
 
 Recipe = Annotated[

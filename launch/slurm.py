@@ -18,14 +18,21 @@ from typing import Any
 from data_pipeline.blotting import blot
 from data_pipeline.errors import UserError
 from data_pipeline.storage import write_whole
-from launch.stages import STAGES, Chain, Job
+from launch.chain import Chain
+from launch.stages import STAGES, Job
+from pretrain.forgiving import table
 from pretrain.status import SUBMITTED
 
 SCRIPTS = Path(__file__).parent / "sbatch"
 """A link to the folder slurm/ of the sources; in an installed package, its scripts."""
 _FOR = re.compile(r"([a-z_]+):(-.*)", re.DOTALL)
 ANSWER = 60.0
-"""Seconds that sbatch may take."""
+"""Seconds that sbatch, and the other commands of Slurm, may take."""
+ENDED = {
+    *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+    *("OUT_OF_MEMORY", "REVOKED"),
+}
+"""States of jobs that do not go on; of all others squeue says that they wait, run, or are about to end."""
 
 
 def with_options(jobs: Sequence[Job], given: Sequence[str]) -> list[Job]:
@@ -112,7 +119,8 @@ def as_script(chain: Chain, environment: Mapping[str, str]) -> str:
 
 def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str) -> list[dict[str, Any]]:
     """Submits the jobs; number, name and log of each, and the job that it waits for. The run folder keeps that with
-    `command`, for `maskmill status`. Raises UserError, with what is submitted taken back, where sbatch refuses one."""
+    `command`, for `maskmill status`. Raises UserError while jobs live that were submitted for this run before, and,
+    with what is submitted taken back, where sbatch refuses one."""
     if shutil.which("sbatch", path=environment.get("PATH")) is None:
         raise UserError(
             "sbatch is not found",
@@ -120,6 +128,8 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
             expected="a machine from which jobs of a Slurm cluster are submitted",
             remedy="without --submit the jobs are printed; `maskmill doctor` says what is here",
         )
+    if chain.jobs:
+        _check_none_lives(run, environment)
     submitted: list[dict[str, Any]] = []
     for job in chain.jobs:
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -137,13 +147,34 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
     return submitted
 
 
-def _sbatch(command: list[str], environment: Mapping[str, str]) -> str:
-    try:
-        done = subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=ANSWER, check=False
+def _check_none_lives(run: Path, environment: Mapping[str, str]) -> None:
+    """Raises UserError where jobs live that were submitted for this run before: a requeued training waits without a
+    sign in the run's folder, and two in one folder would write over each other."""
+    jobs = table(run / SUBMITTED).get("jobs")
+    numbers = [str(job.get("job")) for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
+    numbers = [number for number in numbers if number.isdecimal()]
+    if not numbers or shutil.which("squeue", path=environment.get("PATH")) is None:
+        return
+    done = _asked(
+        ["squeue", "--noheader", "--states=all", "--format=%F %T", f"--jobs={','.join(numbers)}"], environment
+    )
+    if done.returncode and "Invalid job id" not in done.stderr:  # Slurm has long forgotten them
+        raise UserError(
+            f"squeue does not say whether jobs of this run live: {_one_line(done.stderr)}",
+            where=run,
+            remedy="try again",
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"sbatch does not answer: {error}", where="--submit", remedy="try again") from None
+    states = [line.split() for line in done.stdout.splitlines()]
+    if alive := list(dict.fromkeys(words[0] for words in states if len(words) > 1 and words[1] not in ENDED)):
+        raise UserError(
+            f"jobs of this run are waiting or running: {', '.join(alive)}",
+            where=run,
+            remedy=f"wait for them, or scancel {' '.join(alive)}",
+        )
+
+
+def _sbatch(command: list[str], environment: Mapping[str, str]) -> str:
+    done = _asked(command, environment)
     number = done.stdout.strip().split(";")[0]
     if done.returncode or not number.isdecimal():
         said = _one_line(done.stderr or done.stdout) or f"exit code {done.returncode}"
@@ -153,6 +184,17 @@ def _sbatch(command: list[str], environment: Mapping[str, str]) -> str:
             remedy="give sbatch's options with --sbatch; jobs that were submitted before are cancelled",
         )
     return number
+
+
+def _asked(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=ANSWER, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(
+            f"{command[0]} does not answer: {error}", where="--submit", remedy="try again"
+        ) from None
 
 
 def _take_back(numbers: Sequence[str], environment: Mapping[str, str]) -> None:

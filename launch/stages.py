@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from data_pipeline.errors import UserError
 from data_pipeline.index import INDEX, Index
-from data_pipeline.settings import required
+from data_pipeline.settings import DataSettings, required
 from data_pipeline.storage import exists, join
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary import holds_vocabulary, load_vocabulary
 from pretrain.config import RunConfig
 from pretrain.phases import data_of_phases, phases_of
 from pretrain.status import FINISHED, RUNNING, STARTING, read_status
+from pretrain.status_text import exported_model
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,21 @@ class Request:
         return Path(self.config.run.dir).absolute() / "logs"
 
     def job(
-        self, stage: str, script: str, options: list[str], before: list[str], name: str = "", **env: str
+        self, stage: str, script: str, options: list[str], words: list[str], name: str = "", **env: str
     ) -> Job:
-        """A job of this recipe; `before` stands before the recipe's name, `env` is its environment."""
+        """A job with these arguments; `env` is its environment."""
         name = name or stage
-        arguments = [*before, self.recipe, *self.overrides]
         log = self.logs / (f"{name}-%A_%a.log" if any("--array" in o for o in options) else f"{name}-%j.log")
-        return Job(stage, name, script, options, arguments, env, log)
+        return Job(stage, name, script, options, words, env, log)
 
-    def one_process(self, verb: str) -> list[Job]:
-        """A verb that one process does."""
-        return [self.job(verb, "verb.sbatch", [f"--cpus-per-task={self.size.cpus}"], [verb])]
+    def one_process(self, verb: str, *words: str) -> list[Job]:
+        """A verb that one process does; `words` are its arguments."""
+        return [self.job(verb, "verb.sbatch", [f"--cpus-per-task={self.size.cpus}"], [verb, *words])]
+
+    @property
+    def words(self) -> list[str]:
+        """The recipe, as a verb takes it."""
+        return [self.recipe, *self.overrides]
 
 
 class Stage(NamedTuple):
@@ -113,8 +118,24 @@ def prepared(request: Request) -> str:
         from pretrain.preflight import check_data
 
         check_data(phase.config, Index.load(folder), folder)
+        if not train.shards:
+            _check_sources(data)
         folders.append(folder)
     return f"shards are there: {', '.join(dict.fromkeys(folders))}"
+
+
+def _check_sources(data: DataSettings) -> None:
+    """Raises UserError where the text is no longer that of the shards. Whoever submits may not see the text."""
+    from data_pipeline.provenance import what_changed
+
+    try:
+        changed = what_changed(data) if data.sources else ""
+    except UserError:
+        return
+    if changed:
+        raise UserError(
+            f"holds other data: {changed}", where=data.out, remedy="choose another data.out, or remove it"
+        )
 
 
 def with_vocabulary(request: Request) -> str:
@@ -122,7 +143,7 @@ def with_vocabulary(request: Request) -> str:
     if prepared(request):
         return "the shards have their vocabulary"
     path = Path(required(request.config.data.vocab, "data.vocab", "a folder for the vocabulary"))
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    if not path.exists() or (path.is_dir() and not holds_vocabulary(path)):
         _with_sources(request)
         return ""
     load_vocabulary(path)
@@ -149,9 +170,9 @@ def trained(request: Request) -> str:
 
 
 def exported(request: Request) -> str:
-    """Where the model is, if it is that of the finished run."""
-    folder = Path(request.config.run.dir) / "export"
-    return f"the model is there: {folder}" if trained(request) and folder.is_dir() else ""
+    """Where the model is, if it is that of the finished run's last step."""
+    model = exported_model(read_status(Path(request.config.run.dir)))
+    return f"the model is there: {model}" if trained(request) and model else ""
 
 
 def _with_sources(request: Request) -> None:
@@ -162,7 +183,7 @@ def _with_sources(request: Request) -> None:
 
 def vocabulary_jobs(request: Request) -> list[Job]:
     """One process learns the vocabulary."""
-    return request.one_process("vocab")
+    return request.one_process("vocab", *request.words)
 
 
 def preparation_jobs(request: Request) -> list[Job]:
@@ -170,7 +191,7 @@ def preparation_jobs(request: Request) -> list[Job]:
     _with_sources(request)
     datas, size = data_of_phases(request.config), request.size
     if any(data.mode == "exact" or data.executor == "dask" for data in datas):
-        return request.one_process("prepare")
+        return request.one_process("prepare", *request.words)
     array = [f"--cpus-per-task={size.cpus}", "--mem-per-cpu=2G", f"--array=0-{size.tasks - 1}"]
     alone = ["--cpus-per-task=1", "--mem=2G"]
     repeats = any(data.duplicates != "keep" for data in datas)
@@ -188,7 +209,7 @@ def preparation_jobs(request: Request) -> list[Job]:
             "prepare",
             "prepare.sbatch",
             ["--time=04:00:00", *options],
-            [],
+            request.words,
             name,
             MASKMILL_STAGE=name,
             MASKMILL_SHARES=str(size.tasks if options is array else 1),
@@ -205,12 +226,12 @@ def training_jobs(request: Request) -> list[Job]:
         f"--ntasks-per-node={size.local_ranks}",
         f"--gpus-per-node={size.gpus_per_node}",
     ]
-    return [request.job("train", "train.sbatch", options, [], LOGS=str(request.logs))]
+    return [request.job("train", "train.sbatch", options, request.words, LOGS=str(request.logs))]
 
 
 def export_jobs(request: Request) -> list[Job]:
-    """One process exports the newest checkpoint."""
-    return request.one_process("export")
+    """One process exports the newest checkpoint of the run's folder, named so that no recipe is called the same."""
+    return request.one_process("export", str(Path(request.config.run.dir).absolute()))
 
 
 STAGES = {
@@ -220,71 +241,3 @@ STAGES = {
     "export": Stage(exported, export_jobs),
 }
 """By name, in their order. One more entry makes one more stage."""
-
-
-class Chain(NamedTuple):
-    """What is left to do."""
-
-    jobs: list[Job]
-    skipped: dict[str, str]
-    """Stage -> why it has nothing to do."""
-
-
-def chain(request: Request, stages: list[str]) -> Chain:
-    """The jobs of these stages, each after the one before, without what is done already. Raises UserError for
-    stages that do not exist and for a request that does not add up."""
-    _check_ranks(request)
-    unknown = [name for name in stages if name not in STAGES]
-    if unknown or not stages:
-        raise UserError(
-            f"no stage {unknown[0]!r}" if unknown else "no stage",
-            where="--stages",
-            expected=f"some of {','.join(STAGES)}",
-        )
-    jobs, skipped = [], {}
-    for name, stage in STAGES.items():
-        if name not in stages:
-            continue
-        if words := stage.done(request):
-            skipped[name] = words
-        else:
-            jobs += stage.jobs(request)
-    _check_ground(request, jobs)
-    return Chain(jobs, skipped)
-
-
-def _check_ranks(request: Request) -> None:
-    size, given = request.size, [o for o in request.overrides if o.startswith("run.ranks=")]
-    if size.gpus_per_node and size.ranks_per_node and size.ranks_per_node != size.gpus_per_node:
-        raise UserError(
-            f"{size.ranks_per_node} ranks on a node with {size.gpus_per_node} GPUs",
-            where="--ranks-per-node",
-            expected="one rank a GPU",
-            remedy="leave it out, or --gpus-per-node 0 to train on CPUs",
-        )
-    if given and request.config.run.ranks != size.ranks:
-        uneven = request.config.run.ranks % size.nodes
-        raise UserError(
-            f"{given[-1]} {'does not divide over' if uneven else 'is not what is asked of'} {size.nodes} nodes with "
-            f"{size.local_ranks} ranks each",
-            where="--nodes",
-            expected=f"{size.ranks} ranks",
-            remedy="leave run.ranks out: Slurm starts the ranks",
-        )
-
-
-def _check_ground(request: Request, jobs: list[Job]) -> None:
-    """What the first job starts from has to be there: no job before it makes it."""
-    first = jobs[0].stage if jobs else ""
-    if first == "prepare" and not with_vocabulary(request):
-        raise UserError(
-            "no vocabulary is there", where=request.config.data.vocab, remedy="add vocab to --stages"
-        )
-    if first == "train" and not prepared(request):
-        raise UserError(
-            "no shards are there", where=request.config.data.out, remedy="add prepare to --stages"
-        )
-    if first == "export" and not read_status(Path(request.config.run.dir)).checkpoint:
-        raise UserError(
-            "there is no checkpoint to export", where=request.config.run.dir, remedy="add train to --stages"
-        )

@@ -17,8 +17,8 @@ from pretrain.bounded_yaml import load_yaml
 from pretrain.checkpoint import Checkpoint, find_checkpoint
 from pretrain.config import RunConfig
 from pretrain.export.facts import card_of
-from pretrain.export.hub import EXPORT
 from pretrain.export.huggingface import export
+from pretrain.export.upload import EXPORT
 from pretrain.objectives import load
 from pretrain.phases import phase_at
 from pretrain.run_folder import CONFIG, read_run

@@ -3,6 +3,8 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from pretrain.export.upload import EXPORT, NOTE
+from pretrain.forgiving import table
 from pretrain.spoken import duration
 from pretrain.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
 
@@ -39,11 +41,13 @@ def what_next(status: Status, again: str) -> str:
     if status.health in (STARTING, RUNNING):
         return f"nothing to do; its logs are in {logs}"
     if status.health == FINISHED:
-        if (status.folder / "export").is_dir():
-            return f"maskmill report {status.folder}; the model is in {status.folder / 'export'}"
+        if model := exported_model(status):
+            return f"maskmill report {status.folder}; the model is in {model}"
         return f"maskmill export {status.folder}"
+    # a job of Slurm that was stopped at its time limit, or failed, may be about to go on by itself
+    first = f"squeue --jobs={numbers} says whether Slurm starts it again; if not, " if numbers else ""
     if status.health == STOPPED:
-        return f"the same command goes on from there: {again}"
+        return f"{first}the same command goes on from there: {again}"
     if status.health == STALLED:
         job = f"squeue --jobs={status.job}; " if status.job else ""
         return (
@@ -52,7 +56,14 @@ def what_next(status: Status, again: str) -> str:
         )
     assert status.health == CRASHED
     place = f"from step {status.checkpoint_step:,}" if status.checkpoint else "from the beginning"
-    return f"put right what the error says (logs in {logs}), then the same command goes on {place}: {again}"
+    return f"{first}put right what the error says (logs in {logs}), then the same command goes on {place}: {again}"
+
+
+def exported_model(status: Status) -> Path | None:
+    """The run's own export, if there is one of its newest checkpoint."""
+    step = table(status.folder / EXPORT / NOTE).get("step")
+    there = step is not None and status.checkpoint_step in (None, step)
+    return status.folder / EXPORT if there else None
 
 
 def _losses(status: Status) -> str:

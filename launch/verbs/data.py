@@ -30,7 +30,10 @@ def prepare(
     recipe: Recipe,
     overrides: Overrides = None,
     stage: Annotated[
-        str, typer.Option(help="Do this stage only: discover, read, plan, gather, write or finish.")
+        str,
+        typer.Option(
+            help="Do this stage only: discover, fingerprint, repeats, read, plan, gather, write or finish."
+        ),
     ] = "",
     share: Annotated[
         str, typer.Option(help="With --stage, of its tasks only these: 3/16 does tasks 3, 19, 35, ...")
@@ -51,6 +54,7 @@ def prepare(
     from data_pipeline.index import Index
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
+    from data_pipeline.provenance import in_words, noted
     from pretrain.monitoring.lineage import record_prepare
     from pretrain.phases import data_of_phases
 
@@ -68,5 +72,7 @@ def prepare(
             f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
             f"{len(train.shards)} shards in {data.out}"
         )
+        if passed_over := in_words(noted(data.out).get("passed_over", {})):
+            say(passed_over)
         if fresh:
             record_prepare(config, index)

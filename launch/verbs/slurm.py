@@ -55,9 +55,10 @@ def slurm(
     Example:
         maskmill slurm bert_base data.sources=/data/text --nodes 4 --gpus-per-node 8
         maskmill slurm bert_base --nodes 4 --sbatch=--account=lab --sbatch=train:--time=48:00:00 --submit"""
+    from launch.chain import Chain, chain
     from launch.slurm import as_script, command_for_jobs, jobs_environment, with_options
     from launch.slurm import submit as submit_jobs
-    from launch.stages import Chain, Request, Size, chain
+    from launch.stages import Request, Size
 
     config = load_config(recipe, overrides or [])
     size = Size(nodes, gpus_per_node, ranks_per_node, tasks, cpus)

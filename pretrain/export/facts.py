@@ -4,35 +4,21 @@ A card is published: of files and folders it has the last name only, of URIs not
 settings those that decide the result.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from data_pipeline.blotting import blot, blotted
 from data_pipeline.index import Index
 from pretrain.checkpoint import Checkpoint
 from pretrain.config import RunConfig
 from pretrain.evaluate.baselines import majority_share
 from pretrain.export.card import Card
 from pretrain.export.energy import FORMULA, estimate, watts
+from pretrain.export.recipe_again import name_only, reproduce
 from pretrain.lives import Life, read_lives
 from pretrain.monitor import read_metrics
 from pretrain.run_folder import read_run, read_summary
-
-PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")
-"""Settings that name files or folders."""
-NO_PART_OF_A_RECIPE = {
-    "data": ("workers", "executor", "scheduler", "work", "tokens", "verify", "on_damage"),
-    "run": ("dir", "ranks", "threads", "stop_after", "restarts", "restart_delay", "step_limit"),
-    "checkpoint": None,
-    "monitor": None,
-    "export": None,
-}
-"""Groups, or settings of them, that say where and how a run is carried out, not what it learns."""
 
 
 def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, config: RunConfig) -> Card:
@@ -45,7 +31,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         "Training": _training(checkpoint, index, config, summary),
         "Hardware, time and energy": _hardware(read_lives(run, summary), int(about.get("lives", 0))),
         "Scores on held-out text": _scores(figures, index),
-        "How to reproduce it": _reproduce(whole, index, summary),
+        "How to reproduce it": reproduce(whole, index, summary),
     }
     return Card(
         facts,
@@ -59,12 +45,6 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
 
 METRICS = ("held_out_mlm_loss", "held_out_mlm_accuracy", "held_out_nsp_accuracy")
 """Held-out figures that go into the card's metadata."""
-
-
-def name_only(place: str) -> str:
-    """The last name of a path or URI, without folders, credentials and queries."""
-    cleaned = re.sub(r"[?#].*$", "", blot(place)) if "://" in place else place
-    return cleaned.rstrip("/").rpartition("/")[2] or "***"
 
 
 def _data(index: Index, config: RunConfig) -> dict[str, object]:
@@ -184,73 +164,6 @@ def _figures(run: Path, step: int) -> dict[str, float]:
     here = [line for line in read_metrics(run) if line.get("kind") == "eval" and line.get("step") == step]
     figures = {key: value for line in here for key, value in line.items() if key not in ("kind", "step")}
     return {key: float(value) for key, value in figures.items() if isinstance(value, int | float)}
-
-
-def _reproduce(whole: RunConfig, index: Index, summary: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in dict(summary.get("versions") or {}).items())
-    return _REPRODUCE.format(
-        recipe=recipe_yaml(whole), index=index.identity, versions=versions or "not recorded"
-    )
-
-
-_REPRODUCE = """\
-Save these settings as `recipe.yaml` and put your own folders in: of files and folders only the last name is given.
-
-```yaml
-{recipe}```
-
-```
-maskmill vocab recipe.yaml      # or the tokenizer.json of this model as data.vocab
-maskmill prepare recipe.yaml    # its index.json has the SHA-256 {index}
-maskmill train recipe.yaml
-maskmill export recipe.yaml
-```
-
-The same text gives the same shards, byte for byte. On the same build, kind of device, number of ranks and threads
-the weights are the same bit for bit; elsewhere within rounding, with other draws of dropout. Versions: {versions}."""
-
-
-def recipe_yaml(config: RunConfig) -> str:
-    """The settings that differ from the defaults and decide what is learnt, as a recipe; of files and folders their
-    last names."""
-    differing = _differing(asdict(config), asdict(RunConfig()))
-    return yaml.safe_dump(blotted(_named(differing)), sort_keys=False, allow_unicode=True, width=100)
-
-
-def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    left_out = NO_PART_OF_A_RECIPE.get(group) or ()
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if (not group and NO_PART_OF_A_RECIPE.get(key, ()) is None) or key in left_out:
-            continue
-        if isinstance(value, dict):
-            if inner := _differing(value, defaults[key], key):
-                found[key] = inner
-        elif value != defaults[key]:
-            found[key] = value if key != "phases" else [_learnt(phase) for phase in value]
-    return found
-
-
-def _learnt(phase: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: {k: v for k, v in value.items() if k not in (NO_PART_OF_A_RECIPE.get(key) or ())}
-        if isinstance(value, dict)
-        else value
-        for key, value in phase.items()
-    }
-
-
-def _named(values: Any) -> Any:
-    """With every file and folder by its last name."""
-    if isinstance(values, list):
-        return [_named(value) for value in values]
-    if not isinstance(values, dict):
-        return values
-    return {key: _places(value) if key in PLACES else _named(value) for key, value in values.items()}
-
-
-def _places(value: Any) -> Any:
-    return [name_only(str(v)) for v in value] if isinstance(value, list) else name_only(str(value))
 
 
 def _shown(value: Any) -> object:

@@ -1,5 +1,6 @@
 """`maskmill push`: what leaves the machine, where to, and every way in which it does not."""
 
+import hashlib
 import json
 import shutil
 import socket
@@ -18,8 +19,9 @@ from data_pipeline.records import Examples
 from pretrain.config import EncoderSettings
 from pretrain.export import hub as door
 from pretrain.export.card import Card
-from pretrain.export.hub import BELONGS, PLACEHOLDER, exported_folder, gather, push
+from pretrain.export.hub import push
 from pretrain.export.huggingface import export
+from pretrain.export.upload import BELONGS, PLACEHOLDER, exported_folder, gather
 from pretrain.inspection import describe
 from pretrain.objectives import load
 from pretrain.objectives.base import build
@@ -265,7 +267,7 @@ def spoil(folder: Path, change: str) -> str:
         values["proof"]["mlm"]["difference"] = float("nan")
     elif change == "something else":
         (folder / "id_rsa").write_text("secret")
-        values["sha256"]["id_rsa"] = door._sha256(folder / "id_rsa")
+        values["sha256"]["id_rsa"] = hashlib.sha256(b"secret").hexdigest()
     elif change == "outside":
         values["sha256"]["../other"] = "0" * 64
     elif change == "no weights":

@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard
 from data_pipeline.settings import deciding_values
 from launch.recipe import load_config
 from pretrain.export.energy import LOAD, PUE, estimate, watts
-from pretrain.export.facts import name_only, recipe_yaml
-from pretrain.export.hub import PLACEHOLDER
+from pretrain.export.recipe_again import name_only, recipe_yaml
+from pretrain.export.upload import PLACEHOLDER
 from pretrain.lives import Life, read_lives
 from tests.command_line import Maskmill, setting
 

@@ -79,6 +79,20 @@ def test_a_full_disk(
     assert same == "same"
 
 
+def test_a_full_disk_while_comparing_documents(settings: list[str], tmp_path: Path) -> None:
+    """numpy's own way to write says of a full disk only that bytes are missing."""
+    script = """
+    mkdir disk
+    mount -t tmpfs -o size=100k tmpfs disk
+    refused "$@" data.out=$PWD/disk/shards data.duplicates=both
+    find disk -path '*fingerprint-done/*.json' | wc -l
+    """
+    code, line, done = in_namespace(script, settings, tmp_path)
+    assert code == "code 2", line
+    assert "cannot be written: No space left on device (make room" in line
+    assert int(done) == 0
+
+
 def test_a_read_only_folder(settings: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
     maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/shards")
     script = """

@@ -1,13 +1,23 @@
 """What the tests of draws, pairs and masks share: small corpora, a small vocabulary, and chi-square tests."""
 
+from dataclasses import fields
 from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 
-from data_pipeline.records import Corpus
+from data_pipeline.records import Corpus, Segments
 
 CLS, SEP, MASK, FIRST = 1, 2, 3, 4  # special ids; ordinary ids begin at FIRST
+
+
+def all_segments(recipe, corpus, start, stop, seed, passes):
+    """The sequences of documents start..stop-1, whatever pieces they come in."""
+    parts = list(recipe.pieces(corpus, start, stop, seed, passes))
+    columns = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Segments)}
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    columns["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
+    return Segments(**columns)
 
 
 def vocabulary(size, continuation_every=0):

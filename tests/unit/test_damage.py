@@ -132,6 +132,7 @@ class Flaky(MemoryFileSystem):
 
 def test_a_flaky_store_gives_what_a_disk_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "DELAYS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(remote, "PROTOCOLS", (*remote.PROTOCOLS, "flaky"))
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     index, _ = shard_folder(tmp_path, COUNTS, BLOCK)
     store = fsspec.filesystem("flaky")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pair_material import all_segments
 
 from data_pipeline import donors, segments
 from data_pipeline.corpus import open_corpus, save_sorted
@@ -44,13 +45,13 @@ def test_what_is_read_is_what_is_mapped(
     save_sorted(corpus, tmp_path)
     settings = DataSettings(sources=["x"], sequences=sequences, sequence_length=400)
     recipe = recipe_of(settings, load_vocabulary(str(VOCABULARY)))
-    expected = recipe.segments(corpus, 0, 30, 1, 2)
+    expected = all_segments(recipe, corpus, 0, 30, 1, 2)
     monkeypatch.setattr(donors, "MAPPED_BYTES", 0)
     monkeypatch.setattr(segments, "BUFFER_TOKENS", 1 << 14)
     mapped = open_corpus(tmp_path)
     assert donors.is_large(mapped)
     assert not donors.is_large(corpus)
-    found = recipe.segments(mapped, 0, 30, 1, 2)
+    found = all_segments(recipe, mapped, 0, 30, 1, 2)
     for field in dataclasses.fields(expected):
         assert np.array_equal(getattr(found, field.name), getattr(expected, field.name)), field.name
 

@@ -20,8 +20,9 @@ from shard_material import blocks_of, random_examples, shard_folder
 from data_pipeline.bins import Caps, assign, caps_for, fitting_tokens
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
+from data_pipeline.layout import Layout
 from data_pipeline.loader import Loader, Shares, held_out, loader_state, order_of, resumed_batch
-from data_pipeline.order import Layout, Order
+from data_pipeline.order import Order
 from data_pipeline.packing import PackedMicroBatch, StepShare, original_tokens, pack
 from data_pipeline.prefetch import Prefetch
 from data_pipeline.records import Examples, concatenate

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,16 +10,16 @@ from pathlib import Path
 import pytest
 from prepare_material import corpus_of, hashes, settings_for, silent
 
-from data_pipeline import executors
+from data_pipeline import executors, provenance
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN, Index
 from data_pipeline.learning import learn_vocabulary
 from data_pipeline.packing import original_tokens
 from data_pipeline.plan import Partition, Unit, plan
-from data_pipeline.prepare import prepare
+from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
-from tests.command_line import ROOT, Maskmill, write_text
+from tests.command_line import ROOT, Maskmill, setting, write_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -138,6 +139,11 @@ def test_stock_webdataset_reads_a_shard(text: Path, tmp_path: Path) -> None:
     assert int(found.stdout) == index.train.shards[0].examples
 
 
+def test_the_help_names_every_stage(maskmill: Maskmill) -> None:
+    said = " ".join(maskmill("prepare", "--help").stdout.replace("│", " ").split())
+    assert f"Do this stage only: {', '.join(NAMES[:-1])} or {NAMES[-1]}." in said
+
+
 def test_the_folder_of_other_data_is_left_alone(text: Path, tmp_path: Path) -> None:
     prepare(settings_for(text, tmp_path / "shards"), silent)
     before = hashes(tmp_path / "shards")
@@ -167,6 +173,55 @@ def test_other_sources_are_other_data(text: Path, tmp_path: Path) -> None:
     one = settings_for(text, tmp_path / "shards", sources=[f"{text}/corpus/a.txt"])
     with pytest.raises(UserError, match="its sources"):
         prepare(one, silent)
+
+
+def test_files_are_known_by_their_bytes_where_only_the_time_differs(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a copy, `pip install -U` or an image that was built again."""
+    corpus = tmp_path / "corpus"
+    shutil.copytree(text / "corpus", corpus)
+    file, other = corpus / "a.txt", {"sources": [str(corpus)]}
+    prepare(settings_for(text, tmp_path / "shards", **other), silent)
+    monkeypatch.setattr(provenance, "HASHED", 100)
+    prepare(settings_for(text, tmp_path / "large", **other), silent)
+    monkeypatch.undo()
+    os.utime(file, ns=(1, 1))
+    assert not prepare(settings_for(text, tmp_path / "shards", **other), silent)[1]
+    with pytest.raises(UserError, match=r"its sources had .*a\.txt"):
+        prepare(settings_for(text, tmp_path / "large", **other), silent)
+    file.write_text(file.read_text().swapcase())
+    with pytest.raises(UserError, match=r"its sources had .*a\.txt"):
+        prepare(settings_for(text, tmp_path / "shards", **other), silent)
+
+
+def test_what_is_hashed_is_what_was_read(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what somebody wrote there meanwhile."""
+    shutil.copytree(text / "corpus", tmp_path / "corpus")
+    settings = settings_for(text, tmp_path / "shards", sources=[f"{tmp_path}/corpus"])
+    prepare_share(settings, silent, "read")
+    (tmp_path / "corpus/a.txt").write_text((tmp_path / "corpus/a.txt").read_text().swapcase())
+    for name in ("plan", "gather", "write", "finish"):
+        prepare_share(settings, silent, name)
+    assert provenance.noted(settings.out)["contents"] == ""
+    with pytest.raises(UserError, match="its sources had"):
+        prepare(settings, silent)
+
+
+def test_files_of_other_kinds_are_named(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    shutil.copy(setting(tiny, "data.sources"), corpus / "a.txt")
+    own = [*tiny, f"data.sources={corpus}", f"data.out={tmp_path}/shards"]
+    (corpus / "page.html").write_text("<p>no")
+    said = "passed over 1 file of other kinds: page.html"
+    assert said in maskmill("prepare", "demo", *own, "--stage", "discover").stdout
+    for number in range(6):
+        (corpus / f"{number}.pdf").write_text("no")
+    for _ in ("made", "there already"):
+        told = maskmill("prepare", "demo", *own).stdout
+        assert "passed over 7 files of other kinds: 0.pdf, 1.pdf, 2.pdf, 3.pdf, 4.pdf, ...\n" in told
+    assert "passed over" not in maskmill("prepare", "demo", *tiny).stdout
 
 
 def test_the_plan_follows_from_documents_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
 """Object stores, with a real S3 server on this machine: written whole, read by ranges, tried again."""
 
+import hashlib
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import fsspec
 import numpy as np
@@ -16,9 +19,9 @@ from data_pipeline import remote
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.loader import order_of
-from data_pipeline.shards import BlockReader, verify_full
+from data_pipeline.shards import BlockReader, tokenizer_problem, verify_full
 from data_pipeline.storage import exists, read_bytes, read_ranges, write_whole
-from tests.command_line import BUCKET, Maskmill
+from tests.command_line import BUCKET, Maskmill, setting
 
 
 def files(uri: str) -> dict[str, bytes]:
@@ -77,6 +80,23 @@ def test_a_folder_of_somebody_else_in_a_bucket_is_left_alone(
     settings = [*tiny, f"data.out=s3://{BUCKET}/theirs", f"data.work={tmp_path}/work"]
     assert "holds other files" in maskmill("prepare", "demo", *settings, code=2).stderr
     assert files(f"s3://{BUCKET}/theirs") == {"thesis.tex": b"precious"}
+
+
+def test_other_text_of_the_same_size_is_another_source(
+    endpoint: str, maskmill: Maskmill, tiny: list[str], tmp_path: Path
+) -> None:
+    text, uri = Path(setting(tiny, "data.sources")).read_bytes(), f"s3://{BUCKET}/text/a.txt"
+    write_whole(uri, text)
+    settings = [*tiny, f"data.sources=s3://{BUCKET}/text", f"data.tokens={tmp_path}/tokens"]
+    maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/one")
+    assert "already prepared" in maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/one").stdout
+    write_whole(uri, text.replace(b"a", b"e"))
+    line = maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/one", code=2).stderr
+    assert "its sources had other names, sizes or times (the first that differs: a.txt)" in line
+    maskmill("prepare", "demo", *settings, f"data.out={tmp_path}/two")
+    assert len(list((tmp_path / "tokens").iterdir())) == 2, (
+        "text that was tokenized is that of the first object"
+    )
 
 
 def test_only_object_stores_are_written_to(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> None:
@@ -167,6 +187,22 @@ def test_what_will_not_change_is_not_tried_again(moody: str) -> None:
     Moody.code = 404
     with pytest.raises(FileNotFoundError):
         read_bytes(moody)
+
+
+def test_whole_files_are_hashed_as_patiently(moody: str) -> None:
+    """`inspect` and data.verify=full; fsspec says of a web file that fails to open only that it is not found."""
+    expected = SimpleNamespace(sha256=hashlib.sha256(Moody.content).hexdigest())
+    index = cast(Index, SimpleNamespace(path=lambda _name: moody, vocabulary=expected))
+    Moody.failures = 2
+    assert tokenizer_problem(index) is None
+    assert Moody.failures == 0
+    Moody.failures = 100
+    assert "cannot be read: 503" in str(tokenizer_problem(index))
+    Moody.asked, Moody.code = 0, 403
+    assert "cannot be read: 403" in str(tokenizer_problem(index))
+    assert Moody.asked == 1
+    Moody.code = 404
+    assert "missing or changed" in str(tokenizer_problem(index))
 
 
 def test_a_store_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

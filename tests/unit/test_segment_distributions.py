@@ -3,7 +3,7 @@ of which is shown to see a wrong setting or a wrong draw."""
 
 import numpy as np
 import pytest
-from pair_material import FIRST, MASK, difference, random_corpus, rows, surprise, vocabulary
+from pair_material import FIRST, MASK, all_segments, difference, random_corpus, rows, surprise, vocabulary
 
 from data_pipeline.exact import script_instances
 from data_pipeline.packing import original_tokens
@@ -87,7 +87,7 @@ def fast(text, **settings):
 
 def by_recipe(text, **settings):
     cutter = fast(text, **settings)
-    return figures(cutter.corrupt(cutter.segments(text, 0, len(text), 5, 2), 5), text)
+    return figures(cutter.corrupt(all_segments(cutter, text, 0, len(text), 5, 2), 5), text)
 
 
 def test_the_fast_mode_has_the_scripts_distributions(text, script):

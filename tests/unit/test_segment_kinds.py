@@ -4,7 +4,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from pair_material import CLS, FIRST, SEP, corpus, difference, random_corpus, rows, surprise, vocabulary
+from pair_material import (
+    CLS,
+    FIRST,
+    SEP,
+    all_segments,
+    corpus,
+    difference,
+    random_corpus,
+    rows,
+    surprise,
+    vocabulary,
+)
 
 from data_pipeline.pairs import OrderedPairs, SentencePairs
 from data_pipeline.settings import DataSettings
@@ -13,7 +24,7 @@ from data_pipeline.streams import FullSentences
 
 def cut(kind, text, seed=1, passes=1, **settings):
     recipe = kind.from_settings(DataSettings(**settings), vocabulary(int(text.tokens.max()) + 1))
-    return recipe.segments(text, 0, len(text), seed, passes)
+    return all_segments(recipe, text, 0, len(text), seed, passes)
 
 
 def pairs_of(segments):

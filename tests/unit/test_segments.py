@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from pair_material import CLS, FIRST, SEP, corpus, random_corpus, rows, surprise, vocabulary
+from pair_material import CLS, FIRST, SEP, all_segments, corpus, random_corpus, rows, surprise, vocabulary
 
 from data_pipeline import segments as segments_module
 from data_pipeline.errors import UserError
@@ -23,7 +23,7 @@ def recipe(kind, text, **settings):
 
 
 def cut(kind, text, seed=1, passes=1, **settings):
-    return recipe(kind, text, **settings).segments(text, 0, len(text), seed, passes)
+    return all_segments(recipe(kind, text, **settings), text, 0, len(text), seed, passes)
 
 
 def halves(segments):
@@ -114,7 +114,7 @@ def targets(short_seq_prob, documents=400, length=43, passes=4):
     for start in range(documents):
         pairs = recipe(NextSentencePairs, text, sequence_length=length, short_seq_prob=short_seq_prob)
         for passage in range(passes):
-            segments = one_pass(pairs.segments(text, start, start + 1, 3, passes), passage, passes, text)
+            segments = one_pass(all_segments(pairs, text, start, start + 1, 3, passes), passage, passes, text)
             lengths = {len(a) + len(b) for a, b, label in segments if label == 0 and b[-1] % 400 < 399}
             assert len(lengths) <= 1, "one target for the whole document"
             found.extend(lengths)
@@ -174,7 +174,7 @@ def test_a_document_of_the_same_key_is_no_donor():
     twins = Corpus(
         text.tokens, text.sentence_starts, text.document_starts, np.array([8, 8, 9], np.uint64), text.sources
     )
-    pairs = recipe(NextSentencePairs, twins).segments(twins, 0, 2, 1, 50)
+    pairs = all_segments(recipe(NextSentencePairs, twins), twins, 0, 2, 1, 50)
     assert {int(document_of(twins, b)[0]) for _, b, label in halves(pairs) if label == 1} == {2}
 
 
@@ -187,19 +187,19 @@ EVERY = pytest.mark.parametrize("kind", RECIPES.values(), ids=RECIPES)
 def test_any_buffer_gives_the_same_and_another_seed_does_not(kind, monkeypatch):
     text = random_corpus(200)
     cutter = recipe(kind, text, sequence_length=40, short_seq_prob=0.5)
-    whole = cutter.segments(text, 0, 200, 5, 3)
+    whole = all_segments(cutter, text, 0, 200, 5, 3)
     for size in (512, 700):
         monkeypatch.setattr(segments_module, "BUFFER_TOKENS", size)
-        assert same(cutter.segments(text, 0, 200, 5, 3), whole)
-    assert not same(cutter.segments(text, 0, 200, 6, 3), whole)
+        assert same(all_segments(cutter, text, 0, 200, 5, 3), whole)
+    assert not same(all_segments(cutter, text, 0, 200, 6, 3), whole)
 
 
 @EVERY
 def test_a_document_yields_the_same_in_every_range(kind):
     text = random_corpus(200)
     cutter = recipe(kind, text, sequence_length=40)
-    whole = cutter.segments(text, 0, 200, 5, 3)
-    parts = [cutter.segments(text, a, b, 5, 3) for a, b in pairwise([0, 1, 77, 77, 200])]
+    whole = all_segments(cutter, text, 0, 200, 5, 3)
+    parts = [all_segments(cutter, text, a, b, 5, 3) for a, b in pairwise([0, 1, 77, 77, 200])]
     equal = np.array_equal(whole.keys, np.concatenate([p.keys for p in parts]))
     if kind is FullSentences:
         assert not equal, (
@@ -216,20 +216,20 @@ def test_each_document_has_the_passes_it_is_given(kind):
     text = random_corpus(60)
     cutter = recipe(kind, text, sequence_length=24)
     passes = np.resize([0, 2, 0, 1, 5, 0], 50)
-    found = cutter.segments(text, 3, 53, 5, passes)
+    found = all_segments(cutter, text, 3, 53, 5, passes)
     if kind is FullSentences:
-        alone = [cutter.segments(text, 3, 53, 5, np.where(passes > n, 1, 0)) for n in range(5)]
+        alone = [all_segments(cutter, text, 3, 53, 5, np.where(passes > n, 1, 0)) for n in range(5)]
         first = len(alone[0])
         assert np.array_equal(found.keys[:first], alone[0].keys)
         places = np.bincount(found.tokens[found.tokens >= FIRST] - FIRST, minlength=len(text.tokens))
         assert np.array_equal(places[text.sentence_starts[text.document_starts[3:53]]], passes)
         return
-    parts = [cutter.segments(text, 3 + d, 4 + d, 5, int(n)) for d, n in enumerate(passes) if n]
+    parts = [all_segments(cutter, text, 3 + d, 4 + d, 5, int(n)) for d, n in enumerate(passes) if n]
     assert np.array_equal(found.keys, np.concatenate([p.keys for p in parts]))
     assert np.array_equal(found.tokens, np.concatenate([p.tokens for p in parts]))
-    assert len(cutter.segments(text, 3, 53, 5, passes * 0)) == 0
+    assert len(all_segments(cutter, text, 3, 53, 5, passes * 0)) == 0
     with pytest.raises(ValueError, match="3 numbers of passes for 50"):
-        cutter.segments(text, 3, 53, 5, passes[:3])
+        all_segments(cutter, text, 3, 53, 5, passes[:3])
 
 
 @EVERY
@@ -289,7 +289,7 @@ def test_the_first_pass_does_not_depend_on_the_number_of_passes(kind):
     text = random_corpus(1, seed=4)
     text = corpus([len(text.sentence_starts) - 1, 1], [*np.diff(text.sentence_starts), 3])
     cutter = recipe(kind, text, sequence_length=16)
-    one, three = cutter.segments(text, 0, 1, 5, 1), cutter.segments(text, 0, 1, 5, 3)
+    one, three = all_segments(cutter, text, 0, 1, 5, 1), all_segments(cutter, text, 0, 1, 5, 3)
     assert np.array_equal(three.keys[: len(one)], one.keys)
     assert np.array_equal(three.tokens[: len(one.tokens)], one.tokens)
 
@@ -317,11 +317,11 @@ def test_a_memory_mapped_corpus_gives_the_same(kind, tmp_path):
 def test_nothing_in_nothing_out_and_recipes_travel_by_pickle(kind):
     text = random_corpus(50)
     cutter = recipe(kind, text, whole_word=True)
-    assert len(cutter.segments(text, 7, 7, 1, 1)) == len(cutter.segments(text, 0, 50, 1, 0)) == 0
-    assert len(cutter.corrupt(cutter.segments(text, 7, 7, 1, 1), 1)) == 0
+    assert len(all_segments(cutter, text, 7, 7, 1, 1)) == len(all_segments(cutter, text, 0, 50, 1, 0)) == 0
+    assert len(cutter.corrupt(all_segments(cutter, text, 7, 7, 1, 1), 1)) == 0
     copy = pickle.loads(pickle.dumps(cutter))
-    segments = copy.segments(text, 0, 50, 1, 1)
-    assert same(segments, cutter.segments(text, 0, 50, 1, 1))
+    segments = all_segments(copy, text, 0, 50, 1, 1)
+    assert same(segments, all_segments(cutter, text, 0, 50, 1, 1))
     assert copy.corrupt(segments, 1) == cutter.corrupt(segments, 1)
 
 
@@ -389,9 +389,9 @@ def test_short_targets_make_short_streams():
     lengths = np.diff(cut(SingleStreams, text, sequence_length=12, short_seq_prob=1.0).offsets) - 2
     firsts = [
         np.diff(
-            recipe(SingleStreams, text, sequence_length=12, short_seq_prob=1.0)
-            .segments(text, d, d + 1, 1, 1)
-            .offsets
+            all_segments(
+                recipe(SingleStreams, text, sequence_length=12, short_seq_prob=1.0), text, d, d + 1, 1, 1
+            ).offsets
         )[0]
         - 2
         for d in range(400)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.records import Examples, concatenate
+from data_pipeline.remote import object_names
 from data_pipeline.shards import BlockReader, problems, stock_samples, verify_full, write_index, write_shard
+from data_pipeline.storage import read_bytes, read_ranges, write_whole
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,13 +101,28 @@ def test_the_door_to_webdataset_is_secured_and_gives_the_same(folder: Path) -> N
     assert out.split() == ["20", "True"]
 
 
-@pytest.mark.parametrize("path", ["pipe:touch HERE", "PIPE:touch HERE", "simplecache::pipe:touch HERE"])
-def test_pipes_are_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("pipe:touch HERE", "PIPE:touch HERE", "simplecache::pipe:touch HERE", "simplecache::s3://b/a.tar"),
+        *("shell://ls", "reference://a.json", "file://a::b", "dask://a"),
+    ],
+)
+def test_uris_that_could_run_something_are_refused_at_every_door(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="runs a shell command"):
-        next(stock_samples(path))
-    with pytest.raises(UserError, match="runs a shell command"):
-        Index.load(path)
+    doors: list[Callable[[], object]] = [
+        lambda: next(stock_samples(path)),
+        lambda: Index.load(path),
+        lambda: read_bytes(path),
+        lambda: list(read_ranges([(path, 0, 1)])),
+        lambda: write_whole(path, b""),
+        lambda: object_names(path),
+    ]
+    for door in doors:
+        with pytest.raises(UserError, match="this kind of URI is not read"):
+            door()
     assert not list(tmp_path.iterdir())
 
 

@@ -3,6 +3,7 @@ commands that write down what they were told; tests/cluster has the real ones.""
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
+from data_pipeline.prepare import NAMES, stages_of
+from data_pipeline.settings import DataSettings
+from launch.chain import chain
 from launch.recipe import load_config
 from launch.slurm import SCRIPTS, arguments, with_options
-from launch.stages import STAGES, Job, Request, Size, chain
+from launch.stages import STAGES, Job, Request, Size
 from pretrain.pulse import PULSE
 from tests.command_line import ROOT, Maskmill, setting
 
@@ -32,12 +36,18 @@ class Cluster:
         refuse = 'if [[ "$*" == *partition=refused* ]]; then echo "invalid partition" >&2; exit 1; fi'
         self._write("sbatch", f"{note}; {refuse}; {count}; echo $((n + 100))")
         self._write("scancel", note)
+        self.squeue("")
         (folder / "number").write_text("")
 
     def _write(self, name: str, body: str) -> None:
         path = self.bin / name
         path.write_text(f"#!/usr/bin/env bash\n{body}\n")
         path.chmod(0o755)
+
+    def squeue(self, says: str, error: str = "") -> None:
+        """What squeue answers from now on, to who asks for jobs by number."""
+        fails = f'echo "{error}" >&2; exit 1' if error else ""
+        self._write("squeue", f'[[ "$*" == *--jobs=* ]] || exit 1; printf "{says}"; {fails}')
 
     def told(self) -> list[list[str]]:
         """The calls so far, each a list of words; forgets them."""
@@ -96,7 +106,7 @@ def test_printed_and_submitted_are_the_same_words(
     submitted = cluster.told()
     assert printed == submitted
     assert not (tmp_path / "planted").exists()
-    assert all(f"monitor.project={NASTY}" in call for call in submitted)
+    assert all(f"monitor.project={NASTY}" in call for call in submitted[:-1])
     assert all(f"--comment={NASTY}" in call for call in submitted)
     assert (tmp_path / "a 50% 'run'" / "logs").is_dir(), "Slurm does not make the folder of a job's log"
     assert f"--output={tmp_path}/a 50%% 'run'/logs/train-%j.log" in submitted[-2]
@@ -124,24 +134,37 @@ def test_each_waits_for_the_one_before_and_goes_when_that_fails(
     assert {"--nodes=4", "--ntasks-per-node=8", "--gpus-per-node=8"} <= set(training)
     script = training.index(str(ROOT / "slurm/train.sbatch"))
     assert training[script + 1 : -1] == ["demo", *settings(tmp_path)]
-    assert calls[-1][calls[-1].index(str(ROOT / "slurm/verb.sbatch")) + 1 :][:2] == ["export", "demo"]
+    verb = calls[-1].index(str(ROOT / "slurm/verb.sbatch"))
+    assert calls[-1][verb + 1 : -1] == ["export", f"{tmp_path}/run"], "a folder named demo is another one"
     kept = json.loads((tmp_path / "run/logs/slurm.json").read_text())
     assert kept["jobs"] == told["jobs"]
     assert kept["command"].startswith("maskmill slurm demo")
 
 
-def test_the_preparation_is_that_of_the_batch_script(cluster: Cluster, tmp_path: Path) -> None:
-    """slurm/prepare.sbatch submits the same stages, with the same options, when it is called by itself."""
-    mine = chain(request_for(settings(tmp_path, "data.duplicates=documents")), ["vocab", "prepare"]).jobs
-    cluster._write("maskmill", "true")
+def prepared_by_the_script(cluster: Cluster, stages: str) -> list[list[str]]:
+    """What slurm/prepare.sbatch submits where discover finds that these stages have something to do."""
+    cluster._write("maskmill", f"echo '3 units to read, in the stages {stages}'")
     subprocess.run(
         ["bash", str(ROOT / "slurm/prepare.sbatch"), "demo"],
-        env=os.environ | {"SLURM_JOB_ID": "7"},
-        cwd=tmp_path,
+        env=os.environ | {"SLURM_JOB_ID": "7", "LOGS": f"{cluster.folder}/50%"},
+        cwd=cluster.folder,
         check=True,
         capture_output=True,
     )
-    theirs = cluster.told()
+    return cluster.told()
+
+
+def test_the_batch_script_submits_what_there_is_to_do(cluster: Cluster, tmp_path: Path) -> None:
+    calls = prepared_by_the_script(cluster, ", ".join(stages_of(DataSettings())))
+    submitted = [word for call in calls for word in call if word.startswith("--job-name")]
+    assert submitted == [f"--job-name=maskmill-{n}-7" for n in ("read", "plan", "gather", "write", "finish")]
+    assert f"--output={tmp_path}/50%%/plan.log" in calls[1], "sbatch puts something else in for a lone %"
+
+
+def test_the_preparation_is_that_of_the_batch_script(cluster: Cluster, tmp_path: Path) -> None:
+    """slurm/prepare.sbatch submits the same stages, with the same options, when it is called by itself."""
+    mine = chain(request_for(settings(tmp_path, "data.duplicates=documents")), ["vocab", "prepare"]).jobs
+    theirs = prepared_by_the_script(cluster, ", ".join(NAMES[1:]))
     sizes = ("--cpus-per-task", "--mem", "--mem-per-cpu", "--array", "--time")
     stages = ["fingerprint", "repeats", "read", "plan", "gather", "write", "finish"]
     assert names(mine) == ["vocab", "discover", *stages]
@@ -164,8 +187,14 @@ def test_what_is_there_is_not_made_again(tiny: list[str], maskmill: Maskmill, tm
     maskmill("train", "demo", *own, "train.steps=2")
     found = chain(request_for([*own[:-1], "train.steps=2"], size), list(STAGES))
     assert names(found.jobs) == ["export"]
-    (tmp_path / "run/export").mkdir()
+    note = tmp_path / "run/export/maskmill.json"
+    note.parent.mkdir()
+    note.write_text('{"step": 1}')  # exported, then trained to the end
+    assert names(chain(request_for([*own[:-1], "train.steps=2"], size), list(STAGES)).jobs) == ["export"]
+    assert f"maskmill export {tmp_path}/run" in maskmill("status", f"{tmp_path}/run").stdout
+    note.write_text('{"step": 2}')
     assert not chain(request_for([*own[:-1], "train.steps=2"], size), list(STAGES)).jobs
+    assert f"the model is in {tmp_path}/run/export" in maskmill("status", f"{tmp_path}/run").stdout
     summary = tmp_path / "run/summary.json"
     summary.write_text(summary.read_text().replace('"finished",', '"running",'))
     assert json.loads(summary.read_text())["status"] == "running"
@@ -217,6 +246,51 @@ def test_a_job_that_is_refused_takes_back_those_before_it(
     assert "sbatch refused the job maskmill-plan: invalid partition" in line
     assert cluster.told()[-1][:-1] == ["scancel", "100", "101", "102"]
     assert not (tmp_path / "run/logs/slurm.json").exists()
+
+
+def test_nothing_is_submitted_while_jobs_of_the_run_live(
+    cluster: Cluster, maskmill: Maskmill, tmp_path: Path
+) -> None:
+    words = ["slurm", "demo", *settings(tmp_path), "--submit"]
+    maskmill(*words)
+    kept = (tmp_path / "run/logs/slurm.json").read_text()
+    assert len(cluster.told()) == 9
+    cluster.squeue("100 COMPLETED\\n107 PENDING\\n107 RUNNING\\n108 PENDING\\n")  # 107 was requeued
+    line = maskmill(*words, code=2).stderr
+    assert "jobs of this run are waiting or running: 107, 108 (wait for them, or scancel 107 108)" in line
+    cluster.squeue("", error="slurm_load_jobs error: Unable to contact slurm controller")
+    assert "squeue does not say whether jobs of this run live" in maskmill(*words, code=2).stderr
+    assert not cluster.told()
+    assert (tmp_path / "run/logs/slurm.json").read_text() == kept, "the numbers of the jobs that live"
+    for says, error in (("107 COMPLETED\\n108 CANCELLED\\n", ""), ("", "error: Invalid job id specified")):
+        cluster.squeue(says, error)
+        maskmill(*words)
+        assert len(cluster.told()) == 9
+
+
+def test_shards_of_other_text_are_not_trained_on(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> None:
+    """A file that was added, or changed, since the shards were made."""
+    (tmp_path / "corpus").mkdir()
+    shutil.copy(setting(tiny, "data.sources"), tmp_path / "corpus/a.txt")
+    own = [*tiny, f"data.sources={tmp_path}/corpus", f"data.out={tmp_path}/shards", f"run.dir={tmp_path}/run"]
+    maskmill("prepare", "demo", *own)
+    size = Size(gpus_per_node=0)
+    assert names(chain(request_for(own, size), list(STAGES)).jobs) == ["train", "export"]
+    (tmp_path / "corpus/b.txt").write_text("More of it.\n")
+    with pytest.raises(UserError, match=r"its sources had other names, .*b\.txt"):
+        chain(request_for(own, size), list(STAGES))
+    assert "its sources had" in maskmill("prepare", "demo", *own, "--stage", "discover", code=2).stderr
+    (tmp_path / "corpus").rename(tmp_path / "elsewhere")
+    found = chain(request_for(own, size), list(STAGES))
+    assert names(found.jobs) == ["train", "export"], "whoever submits need not see the text"
+
+
+def test_a_folder_without_a_vocabulary_in_it_is_no_vocabulary(tmp_path: Path) -> None:
+    """A .gitkeep, or what a writer that was killed has left."""
+    (tmp_path / "vocab").mkdir()
+    (tmp_path / "vocab/.gitkeep").touch()
+    (tmp_path / "vocab/vocab.txt.partial").write_text("[PAD]")
+    assert names(chain(request_for(settings(tmp_path)), ["vocab"]).jobs) == ["vocab"]
 
 
 def test_no_sbatch_is_one_line(maskmill: Maskmill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

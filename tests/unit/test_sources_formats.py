@@ -361,6 +361,20 @@ def test_wikiextractor(tmp_path: Path, suffix: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "the compressed file is cut off"), (b"<doc id=", "is not compressed where its name says bzip2")],
+)
+def test_a_damaged_file_of_a_folder_is_not_passed_over(tmp_path: Path, content: bytes, said: str) -> None:
+    """A copy that failed: nothing in it says of which kind it was."""
+    (tmp_path / "wiki_00.bz2").write_bytes(bz2.compress(EXTRACTED.encode()))
+    assert len(documents(tmp_path)) == 2
+    (tmp_path / "wiki_01.bz2").write_bytes(content)
+    message = error(tmp_path)
+    assert message.startswith(f"{tmp_path}/wiki_01.bz2: ")
+    assert said in message
+
+
 def test_wikiextractor_as_json(tmp_path: Path) -> None:
     row = {"id": "12", "revid": "1", "url": "u", "title": "Anarchism", "text": "Anarchism is"}
     (tmp_path / "wiki_00").write_text(json.dumps(row) + "\n")

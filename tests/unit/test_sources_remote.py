@@ -16,7 +16,7 @@ import pytest
 import zstandard
 from moto.server import ThreadedMotoServer
 
-from data_pipeline import bytestream
+from data_pipeline import remote
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
@@ -35,7 +35,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bytestream, "DELAYS", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(remote, "DELAYS", (0.01, 0.01, 0.01))
 
 
 @pytest.fixture(scope="module")

@@ -224,6 +224,23 @@ def test_jobs_that_wait_and_fail(folder: Folder) -> None:
     assert "goes on from the beginning: maskmill slurm demo --submit" in in_words(status, status.command)
 
 
+def test_a_name_is_said_as_it_is(maskmill: Maskmill, tmp_path: Path) -> None:
+    (tmp_path / "a :rocket: [b]").mkdir()
+    assert (
+        f"{tmp_path}/a :rocket: [b]: not started" in maskmill("status", f"{tmp_path}/a :rocket: [b]").stdout
+    )
+
+
+def test_a_job_that_was_requeued_is_not_submitted_again(folder: Folder) -> None:
+    folder.run("stopped", ago=50)
+    assert "  next        the same command goes on from there: again" in in_words(folder.status(), "again")
+    folder.write("logs/slurm.json", json.dumps({"jobs": [{"job": "12"}, {"job": "13"}]}), ago=500)
+    for told in ("stopped", "failed"):
+        folder.run(told, ago=50)
+        words = in_words(folder.status(), "again")
+        assert "  next        squeue --jobs=12,13 says whether Slurm starts it again; if not, " in words
+
+
 @pytest.mark.parametrize(
     "name", ["summary.json", "run.json", "metrics.jsonl", "events.jsonl", PULSE, "logs/slurm.json"]
 )

@@ -1,5 +1,6 @@
 """Vocabularies: loaded from every form, written in one, trained the same on any number of threads."""
 
+import errno
 import json
 import os
 import pickle
@@ -55,6 +56,18 @@ def test_the_json_is_what_the_libraries_read(bert, tmp_path):
     theirs = Tokenizer.from_file(str(tmp_path / "v" / "tokenizer.json"))
     assert theirs.encode("Hello", "world").tokens == ["[CLS]", "hello", "[SEP]", "world", "[SEP]"]
     assert theirs.get_vocab_size() == bert.size
+
+
+def test_a_vocabulary_that_cannot_be_written_leaves_nothing(bert, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        save_vocabulary(bert, tmp_path / "v")
+    assert not list((tmp_path / "v").iterdir())
+    with pytest.raises(UserError, match=r"v\.txt: is a file"):
+        save_vocabulary(bert, vocab_txt(tmp_path, SMALL, "v.txt"))
 
 
 def test_every_form_gives_the_same_vocabulary(bert, tmp_path):

@@ -1,0 +1,99 @@
+"""Settings in; out comes what their text is made from, and whether the shards of a finished folder are still of it.
+
+A file is known by its name, its size and the time of its last change; on a store by the mark (ETag) that the store
+gives its content. Copying, unpacking or installing changes the time and nothing else: where names and sizes agree, a
+hash of the bytes decides. It is taken when a preparation ends, of sources up to HASHED bytes in all: reading more of
+them once again would take too long, and there the times decide.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.bytestream import filesystem, patiently, reading
+from data_pipeline.errors import UserError
+from data_pipeline.settings import DataSettings
+from data_pipeline.sources import source_files
+from data_pipeline.storage import exists, is_uri, join, read_bytes
+
+LOG = "prepare.log.json"
+"""How and from what a folder was made; no part of its data."""
+HASHED = 1 << 30
+"""Bytes of sources: some seconds."""
+NAMED = 5
+"""Files passed over that are named; the others are counted."""
+_MARKS = ("ETag", "etag", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
+"""What fsspec's stores call it."""
+
+
+def described_sources(settings: DataSettings, passed_over: list[str] | None = None) -> list[list[Any]]:
+    """Name, size and time (or mark) of each source file, without the folder that it lies in. To `passed_over` the names
+    of files of other kinds are added. Raises UserError, as `discover`."""
+    return [[f.name, f.size, _mark(f.uri)] for f in source_files(settings, passed_over)]
+
+
+def summary(passed_over: Sequence[str]) -> dict[str, Any]:
+    """How many files were passed over, and the first of them."""
+    return {"files": len(passed_over), "first": list(passed_over[:NAMED])}
+
+
+def in_words(passed_over: dict[str, Any]) -> str:
+    """The same for people; empty where none was."""
+    count, first = passed_over.get("files", 0), passed_over.get("first", [])
+    if not count:
+        return ""
+    names = ", ".join(first) + (", ..." if count > len(first) else "")
+    return f"passed over {count:,} file{'s' if count > 1 else ''} of other kinds: {names}"
+
+
+def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
+    """A hash of the bytes of all source files; empty where they are more than HASHED, not all on this machine's disks,
+    or no longer those that `sources` describes."""
+    if sum(size for _, size, _ in sources) > HASHED:
+        return ""
+    try:
+        files = source_files(settings)
+        if any(is_uri(f.uri) for f in files) or described_sources(settings) != sources:
+            return ""
+        digest = hashlib.sha256()
+        for file in files:
+            with open(file.uri, "rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    except (UserError, OSError):
+        return ""
+    return digest.hexdigest()
+
+
+def noted(out: str) -> dict[str, Any]:
+    """What the folder's log says; empty where there is none."""
+    where = join(out, LOG)
+    found = json.loads(read_bytes(where)) if exists(where) else {}
+    return found if isinstance(found, dict) else {}
+
+
+def what_changed(settings: DataSettings) -> str:
+    """In what the sources differ from those that data.out was made from; empty where they are the same, or where
+    nothing was noted. Raises UserError where they cannot be found."""
+    log = noted(settings.out)
+    then, now = log.get("sources"), described_sources(settings)
+    if then is None or then == now:
+        return ""
+    known = log.get("contents")
+    if known and [row[:2] for row in then] == [row[:2] for row in now] and known == contents(settings, now):
+        return ""
+    before, after = ({name: facts for name, *facts in rows} for rows in (then, now))
+    differing = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    which = f" (the first that differs: {differing[0]})" if differing else ""
+    return f"its sources had other names, sizes or times{which}"
+
+
+def _mark(uri: str) -> int | str:
+    if not is_uri(uri):
+        return os.stat(uri).st_mtime_ns if Path(uri).is_file() else 0
+    with reading(uri):
+        fs, path = filesystem(uri)
+        info = patiently(lambda: fs.info(path))
+    return next((str(info[key]) for key in _MARKS if info.get(key)), 0)
