@@ -114,11 +114,11 @@ class Mirror:
             except Damaged:
                 shutil.rmtree(partial)
                 continue
+            self._fetch_history(run, step)  # first: a start that finds the checkpoint asks for nothing more
             final = run / FOLDER / f"step-{step:08d}"
             if final.exists():
                 set_aside(final)
             partial.rename(final)
-            self._fetch_history(run, step)
             return step
         return None
 
@@ -165,10 +165,13 @@ def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
                 remedy="choose another checkpoint.mirror",
             )
         return ""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(
+        folder / RUN, json.dumps(theirs, indent=1).encode()
+    )  # first: killed, the folder is known as the run's
     step = mirror.fetch_newest(folder)
     if step is None:
         return ""
-    write_whole(folder / RUN, json.dumps(theirs, indent=1).encode())
     return f"brought back the checkpoint of step {step:,} from {mirror.uri}"
 
 
