@@ -101,7 +101,7 @@ class _Signals:
 
     def start(self, arguments: list[str], ranks: int, logs: Path) -> list["_Rank"]:
         """Starts the ranks; a signal that comes meanwhile reaches all of them."""
-        port, self._ranks = _free_port(), []
+        port, self._ranks = free_port(), []
         signal.pthread_sigmask(signal.SIG_BLOCK, self.PASSED_ON)  # the ranks inherit this
         try:
             for number in range(ranks):
@@ -221,7 +221,8 @@ def _first_failed(ranks: list[_Rank], but: int = 0) -> _Rank | None:
     return next((rank for rank in ranks if rank.code not in (0, but)), None)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens at just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

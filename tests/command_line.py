@@ -1,12 +1,16 @@
 """The real command line for tests: a small text, a tiny run, and what `maskmill` is called with."""
 
 import json
+import os
 import random
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
 
 WORDS = """the sea ship a captain sailed over dark water and found an island where old kings slept under stone while
 birds sang of rain wind summer she said nothing but walked along river to mill he opened door window letter lamp garden
@@ -49,6 +53,31 @@ def write_text(path: Path, documents: int = 40, seed: int = 0) -> None:
 
 
 Maskmill = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line `maskmill ARGUMENTS`, where `environ` is its environment."""
+    return [sys.executable, "-P", "-m", "launch.cli", *arguments]
+
+
+def environ(**more: str) -> dict[str, str]:
+    """This process's environment, in which Python finds this very checkout from any folder; and `more`."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def until(
+    holds: Callable[[], object],
+    seconds: float = 120,
+    process: subprocess.Popen | None = None,
+    said: Callable[[], object] = str,
+    every: float = 0.02,
+) -> None:
+    """Waits; fails with what `said()` tells after so many seconds, or as soon as `process` has ended."""
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert process is None or process.poll() is None, f"it ended before that: {said()}"
+        assert time.monotonic() < limit, f"it never came to that: {said()}"
+        time.sleep(every)
 
 
 def setting(settings: list[str], key: str) -> str:

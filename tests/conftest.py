@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.command_line import BUCKET, ROOT, TINY, Maskmill, write_text
+from tests.command_line import BUCKET, ROOT, TINY, Maskmill, command, environ, write_text
 
 # The same cases at every run, so that a change is judged by what it changed; MASKMILL_FUZZ looks for new ones.
 hypothesis.settings.register_profile("maskmill", derandomize="MASKMILL_FUZZ" not in os.environ, database=None)
@@ -38,12 +38,13 @@ def maskmill() -> Maskmill:
 
 
 def _as_process(arguments: tuple[str, ...], cwd: Path | None) -> subprocess.CompletedProcess[str]:
+    environment = environ(COLUMNS="200")
     return subprocess.run(
-        [sys.executable, "-P", "-m", "launch.cli", *arguments],
+        command(*arguments),
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env=environment,
         timeout=300,
         check=False,
     )

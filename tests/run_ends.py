@@ -17,11 +17,18 @@ def final(run: Path, step: int | None = None) -> Checkpoint:
 
 def assert_same_weights(one: Path, two: Path) -> None:
     """Of their newest checkpoints step, shapes, weights and both moments are equal, bit for bit."""
-    a, b = final(one), final(two)
-    assert (a.step, a.shapes) == (b.step, b.shapes)
-    for name in a.shapes:
+    assert final(one).step == final(two).step
+    assert_same_tensors(final(one), final(two))
+
+
+def assert_same_tensors(one: Checkpoint, two: Checkpoint) -> None:
+    """Shapes, weights and both moments are equal, bit for bit."""
+    assert one.shapes == two.shapes
+    for name in one.shapes:
         for kind in KINDS:
-            assert a.tensor(name, kind).equal(b.tensor(name, kind)), f"{two}: {kind} of {name} differs"
+            assert one.tensor(name, kind).equal(two.tensor(name, kind)), (
+                f"{two.folder}: {kind} of {name} differs"
+            )
 
 
 def assert_bit_equal(one: Path, two: Path) -> None:

@@ -1,6 +1,6 @@
 """What a checkpoint costs: the stall of training on the demo's model; a large one's save and load beside DeepSpeed's.
 
-    python tests/benchmarks/bench_checkpoint.py --folder /tmp --threads 2
+    python -m tests.benchmarks.bench_checkpoint --folder /tmp --threads 2
 
 The stall: steps of the demo's model (random ids in its batch) with saves among them; what `save` keeps training waiting
 for, and by how much steps are slower than the median while the save is written, as a share of the time between two
@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from data_pipeline.bins import Caps
+from data_pipeline.packing import pack
 from launch.recipe import load_config
 from pretrain.batch import MicroBatch
 from pretrain.checkpoint import newest_checkpoint
@@ -34,6 +36,7 @@ from pretrain.optim.zero_partition import KINDS
 from pretrain.resume import _real, reader, real_shapes
 from pretrain.saving import Saver
 from pretrain.world import World
+from tests.unit.shard_material import filled
 
 
 def main() -> None:
@@ -59,20 +62,13 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def random_batch(arguments: argparse.Namespace) -> MicroBatch:
-    """Random ids; lengths uniform between the two bounds, which both occur; 15 % masked."""
-    draws = np.random.RandomState(0)
-    shortest, longest = arguments.lengths
-    lengths = [shortest, longest, *draws.randint(shortest, longest + 1, max(0, arguments.examples - 2))]
-    lengths = [int(n) for n in lengths[: arguments.examples]]
-    sequences = [draws.randint(5, arguments.vocabulary, n).tolist() for n in lengths]
-    masked = [
-        dict.fromkeys(sorted(draws.permutation(np.arange(1, n - 1))[: max(1, round(0.15 * n))].tolist()), 7)
-        for n in lengths
-    ]
-    return MicroBatch.from_lists(
-        sequences, [n // 2 for n in lengths], masked, draws.randint(0, 2, len(lengths)).tolist()
-    )
+def random_batch(count: int, vocabulary: int) -> MicroBatch:
+    """Random ids; lengths uniform from 30 to 128; 15 % masked."""
+    draws, numbers = np.random.default_rng(0), np.arange(count)
+    examples = filled(draws.integers(30, 129, count), draws, size=vocabulary)
+    room = Caps(*[len(examples.tokens)] * 3)
+    (packed,) = pack(examples, room, batch=0, epochs=numbers * 0, numbers=numbers).micro_batches
+    return MicroBatch.from_packed(packed)
 
 
 def engine_of(encoder: EncoderSettings, vocabulary: int, config: RunConfig, world: World) -> Engine:
@@ -89,10 +85,9 @@ def save(engine: Engine, saver: Saver, step: int) -> None:
 def stall(arguments: argparse.Namespace, world: World, folder: Path) -> str:
     """Trains the demo's model with saves among the steps."""
     config = load_config("demo", [f"run.dir={folder}"])
-    settings = argparse.Namespace(
-        vocabulary=config.vocabulary.size, examples=config.train.global_batch, lengths=[30, 128]
-    )
-    engine, batch = engine_of(config.encoder, settings.vocabulary, config, world), random_batch(settings)
+    vocabulary = config.vocabulary.size
+    engine = engine_of(config.encoder, vocabulary, config, world)
+    batch = random_batch(config.train.global_batch, vocabulary)
     saver = Saver(config, world, Console(), 0)
 
     def train() -> None:

@@ -30,7 +30,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from data_pipeline.bins import Caps
 from data_pipeline.packing import StepShare, pack
-from data_pipeline.records import Examples
 from pretrain import compiling
 from pretrain.batch import Shape
 from pretrain.config import EncoderSettings, RunConfig
@@ -41,6 +40,7 @@ from pretrain.objectives.base import build
 from pretrain.optim.groups import build_optimizer
 from pretrain.planning.memory import DTYPES, meta_model, pass_peak, states
 from pretrain.throughput import peak_flops, training_flops
+from tests.unit.shard_material import filled
 
 CLS, SEP = 2, 3
 
@@ -181,18 +181,8 @@ def global_batch(row: Row, arguments: argparse.Namespace) -> tuple[StepShare, Sh
         if mean < row.length
         else row.lengths(arguments.accumulation * row.micro_batch)
     )
-    masked = np.maximum(1, np.rint(lengths * row.masked)).astype(np.int64)
-    offsets, masked_offsets = (np.concatenate([[0], np.cumsum(x)]) for x in (lengths, masked))
-    draws = np.random.RandomState(1)
-    examples = Examples(
-        tokens=draws.randint(5, arguments.vocabulary, offsets[-1]).astype(np.uint16),
-        offsets=offsets,
-        first_lengths=(lengths // 2).astype(np.uint16),
-        labels=draws.randint(0, 2, len(lengths)).astype(np.int8),
-        masked_positions=np.concatenate([1 + np.arange(n) for n in masked]).astype(np.uint16),
-        masked_ids=draws.randint(5, arguments.vocabulary, masked_offsets[-1]).astype(np.uint16),
-        masked_offsets=masked_offsets,
-    )
+    examples = filled(lengths, np.random.default_rng(1), row.masked, arguments.vocabulary)
+    masked = np.diff(examples.masked_offsets)
     rows = int(tokens * row.masked * 1.04) + int(masked.max())
     caps = Caps(
         tokens, int(2 * tokens / mean) + 8, rows if mean < row.length else row.micro_batch * int(masked[0])

@@ -17,7 +17,6 @@ only its base is imported, for which this is enough:
 """
 
 import argparse
-import hashlib
 import importlib.util
 import os
 import platform
@@ -25,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -44,6 +42,7 @@ from data_pipeline.index import Index  # noqa: E402
 from data_pipeline.loader import Loader, Shares, order_of  # noqa: E402
 from data_pipeline.records import Examples  # noqa: E402
 from data_pipeline.shards import BlockReader, write_index, write_shard  # noqa: E402
+from tests.unit.shard_material import StubVocabulary, blocks_of, filled  # noqa: E402
 
 VOCABULARY = 30522
 BLOCK, PER_SHARD = 512, 40_000
@@ -51,38 +50,11 @@ BATCH, MICRO_BATCH = 256, 32
 PEER_EXAMPLES = 20_000
 
 
-@dataclass(frozen=True)
-class NoVocabulary:
-    """What write_index asks of a vocabulary; no text is tokenized here."""
-
-    json: str = "{}"
-    sha256: str = hashlib.sha256(b"{}").hexdigest()
-    size: int = VOCABULARY
-    cls: int = 101
-    sep: int = 102
-    mask: int = 103
-    pad: int = 0
-    unk: int = 100
-
-
 def synthetic(count: int, length: int, seed: int) -> Examples:
     """Examples as pairs of real books have them: three in five of full length, the others of any; 15 % masked."""
     rng = np.random.default_rng(seed)
     lengths = np.where(rng.random(count) < 0.6, length, rng.integers(8, length + 1, count))
-    masked = np.maximum(1, np.rint(0.15 * lengths).astype(np.int64))
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    masked_offsets = np.concatenate([[0], np.cumsum(masked)])
-    step = np.repeat(lengths / masked, masked)
-    place = np.arange(masked_offsets[-1]) - np.repeat(masked_offsets[:-1], masked)
-    return Examples(
-        tokens=rng.integers(1000, VOCABULARY, offsets[-1]).astype(np.uint16),
-        offsets=offsets,
-        first_lengths=(lengths // 2).astype(np.uint16),
-        labels=rng.integers(0, 2, count).astype(np.int8),
-        masked_positions=(place * step).astype(np.uint16),
-        masked_ids=rng.integers(1000, VOCABULARY, masked_offsets[-1]).astype(np.uint16),
-        masked_offsets=masked_offsets,
-    )
+    return filled(lengths, rng, size=VOCABULARY)
 
 
 def make_shards(folder: Path, examples: int, length: int) -> Index:
@@ -90,15 +62,13 @@ def make_shards(folder: Path, examples: int, length: int) -> Index:
     entries = []
     for number, first in enumerate(range(0, examples, PER_SHARD)):
         part = synthetic(min(PER_SHARD, examples - first), length, number)
-        order = np.arange(len(part))
-        blocks = (part.take(order[i : i + BLOCK]) for i in range(0, len(part), BLOCK))
-        entries.append(write_shard(folder / f"train-{number:06d}.tar", blocks))
+        entries.append(write_shard(folder / f"train-{number:06d}.tar", blocks_of(part, BLOCK)))
     return write_index(
         folder,
         splits={"train": entries},
         settings={"sequence_length": length},
         block_examples=BLOCK,
-        vocabulary=NoVocabulary(),  # type: ignore[arg-type]
+        vocabulary=StubVocabulary(size=VOCABULARY),  # type: ignore[arg-type]
         statistics={},
     )
 

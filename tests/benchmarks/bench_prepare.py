@@ -41,6 +41,7 @@ from rich.table import Table  # noqa: E402
 from tests.benchmarks.mill import cut_into_sentences, prepare_whole, stage_seconds, word_cache_seconds  # noqa: E402
 from tests.benchmarks.peers import Timing, Work, peer_name, run_peer  # noqa: E402
 from tests.benchmarks.splitters import quality_table, speed_table  # noqa: E402
+from tests.command_line import VOCABULARY  # noqa: E402
 
 OURS = "Maskmill"
 WARM_UP_BYTES = 200_000
@@ -73,12 +74,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--source", default=str(ROOT / "launch/recipes/corpus/demo.jsonl.zst"))
-    parser.add_argument(
-        "--vocab",
-        type=Path,
-        default=ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt",
-        help="vocab.txt",
-    )
+    parser.add_argument("--vocab", type=Path, default=VOCABULARY, help="vocab.txt")
     parser.add_argument("--peer", type=Path, action="append", default=[], help="a checkout; may be repeated")
     parser.add_argument("--megabytes", type=float, default=300, help="of text for ours")
     parser.add_argument(

@@ -29,13 +29,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from data_pipeline.index import Index
-from launch.ranks import TUNING
-from pretrain.config import EncoderSettings
-from pretrain.throughput import training_flops
-
 ROOT = Path(__file__).parents[2]
-VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
+sys.path.insert(0, str(ROOT))  # a plain script, also from another working directory
+
+from data_pipeline.index import Index  # noqa: E402
+from launch.ranks import TUNING  # noqa: E402
+from pretrain.config import EncoderSettings  # noqa: E402
+from pretrain.throughput import training_flops  # noqa: E402
+from tests.command_line import VOCABULARY, command, environ  # noqa: E402
 
 
 class Contender(NamedTuple):
@@ -103,8 +104,8 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> Path:
         f"encoder.max_positions={arguments.length}",
         *([f"data.sources=[{arguments.sources}]"] if arguments.sources else []),
     ]
-    command = [sys.executable, "-m", "launch.cli", "prepare", "demo", *settings]
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    called = command("prepare", "demo", *settings)
+    subprocess.run(called, check=True, env=environ(), stdout=subprocess.DEVNULL)
     return folder / "shards"
 
 
@@ -112,10 +113,10 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> Path:
 def started(contender: Contender, shards: Path, sizes: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
     """A process that trains when it is asked to."""
     given = json.dumps(sizes | {"settings": contender.settings})
-    command = [sys.executable, "-m", "tests.benchmarks.step_contenders", contender.name, str(shards), given]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | contender.environment
+    called = [sys.executable, "-m", "tests.benchmarks.step_contenders", contender.name, str(shards), given]
+    environment = environ(**contender.environment)
     with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        called, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
         yield process
         process.kill()

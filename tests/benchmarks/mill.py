@@ -25,6 +25,7 @@ from data_pipeline.sources import discover, read
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
 from tests.benchmarks.peers import Timing, Work
+from tests.unit.prepare_material import silent
 
 SEQUENCES = "segment_pair"
 _SENTENCES = 1024
@@ -75,7 +76,7 @@ def prepare_whole(work: Work, folder: Path, workers: int) -> Timing:
     """`maskmill prepare` of this work, from start to index; the shards are removed again."""
     out = folder / "shards"
     start, busy = time.perf_counter(), _cpu_seconds()
-    prepare.prepare(settings_of(work, out, workers), _silent)
+    prepare.prepare(settings_of(work, out, workers), silent)
     timing = Timing(time.perf_counter() - start, _cpu_seconds() - busy, _peak_mb())
     shutil.rmtree(out)
     return timing
@@ -172,11 +173,6 @@ class _Inline(Executor):
         future: Future = Future()
         future.set_result(function(*arguments, **named))
         return future
-
-
-@contextmanager
-def _silent(_name: str, _total: int) -> Iterator[Callable[[int], None]]:
-    yield lambda _done: None
 
 
 def _taken(action: Callable[[], Any]) -> float:

@@ -2,16 +2,12 @@
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.storage import write_whole
-
-ROOT = Path(__file__).parents[2]
-VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
+from tests.command_line import ROOT, command, environ
 
 
 class Failed(RuntimeError):
@@ -35,7 +31,7 @@ def run(
             stderr=file,
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
+            env=environ(**environment or {}),
             timeout=wait,
             check=False,
         )
@@ -43,11 +39,6 @@ def run(
         with log.open("rb") as file:
             file.seek(begins)
             raise Failed(command, done.returncode, file.read().decode(errors="replace"))
-
-
-def maskmill(*arguments: str) -> list[str]:
-    """The command line of `maskmill ARGUMENTS`, of this very checkout."""
-    return [sys.executable, "-m", "launch.cli", *arguments]
 
 
 def study_parser(
@@ -85,8 +76,8 @@ def prepare(folder: Path, recipe: str, settings: list[str], vocabulary_size: int
     log = folder / "prepare.log"
     size = [f"vocabulary.size={vocabulary_size}"] if vocabulary_size else []
     if size and not (folder / "vocabulary/tokenizer.json").is_file():
-        run(maskmill("vocab", recipe, *settings, *size), log)
-    run(maskmill("prepare", recipe, *settings), log)
+        run(command("vocab", recipe, *settings, *size), log)
+    run(command("prepare", recipe, *settings), log)
 
 
 class Results:

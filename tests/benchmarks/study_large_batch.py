@@ -27,17 +27,16 @@ from typing import Any, NamedTuple
 from pretrain.monitor import read_metrics
 from tests.benchmarks.pictures import Line, Panel, svg
 from tests.benchmarks.studies import (
-    ROOT,
     Failed,
     Results,
     data_settings,
     load,
     markdown,
-    maskmill,
     prepare,
     run,
     study_parser,
 )
+from tests.command_line import ROOT, command
 
 RATES = (1.2e-3, 5e-3, 2e-2, 3e-4, 8e-2)
 """The grid: from below where AdamW is in bert_tiny (1e-3) to beyond where LAMB is in the demo (2e-2). Its middle goes
@@ -155,10 +154,10 @@ def run_settings(cell: Cell, arguments: argparse.Namespace) -> list[str]:
 def measured(cell: Cell, arguments: argparse.Namespace, folder: Path, shared: list[str]) -> dict[str, Any]:
     """Trains; the held-out figures of the run at each evaluation. One that does not stay finite has infinite loss."""
     where = folder / "runs" / cell.name
-    command = maskmill("train", "bert_tiny", *shared, *run_settings(cell, arguments), f"run.dir={where}")
+    trains = command("train", "bert_tiny", *shared, *run_settings(cell, arguments), f"run.dir={where}")
     finite = True
     try:
-        run(command, folder / "logs" / f"{cell.name}.log", {"OMP_NUM_THREADS": "1"})
+        run(trains, folder / "logs" / f"{cell.name}.log", {"OMP_NUM_THREADS": "1"})
     except Failed as failed:
         if "batch in a row that was skipped" not in failed.output:
             raise

@@ -42,17 +42,15 @@ from pretrain.preflight import check_run
 from pretrain.world import World
 from tests.benchmarks.pictures import Line, Panel, svg
 from tests.benchmarks.studies import (
-    ROOT,
-    VOCABULARY,
     Results,
     data_settings,
     load,
     markdown,
-    maskmill,
     prepare,
     run,
     study_parser,
 )
+from tests.command_line import ROOT, VOCABULARY, command
 
 PICTURE = ROOT / "docs/images/study_mini.svg"
 SNAPSHOTS = 10
@@ -190,7 +188,7 @@ def trained(
     if CONTENDERS[name].ours:
         settings = [f"train.steps={steps}", f"train.checkpoint_every={every}", f"run.dir={where}"]
         settings += ["train.eval_every=0", f"train.eval_examples={arguments.examples}"]  # the peer does none
-        run(maskmill("train", "bert_mini", *data, *run_settings(arguments), *settings), log)
+        run(command("train", "bert_mini", *data, *run_settings(arguments), *settings), log)
         for folder in sorted(checkpoints(where), key=step_of):
             yield step_of(folder), folder, (folder / "checkpoint.json").stat().st_mtime - started
         return

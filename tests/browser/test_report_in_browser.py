@@ -21,7 +21,7 @@ from tests.command_line import ROOT
 
 sys.path.append(str(ROOT / "tests" / "unit"))
 from test_report import DATA, HOSTILE, SUMMARY, make_run, train_line
-from test_report_sections import THREE_LIVES, trust_line, write_lives
+from test_report_sections import SKIPPED, THREE_LIVES, trust_line, write_lives
 
 pytestmark = pytest.mark.browser
 ARTEFACTS = ROOT / "tests" / "artefacts"
@@ -56,14 +56,7 @@ def rich_run(folder: Path) -> Path:
                "hosts": ["node1", "node2"], "seconds": 90.0, "step": 400}  # fmt: skip
     run = make_run(folder, lines=lines, summary=summary)
     write_lives(run, THREE_LIVES)
-    event = {
-        "event": "skip",
-        "batch": 71,
-        "step": 70,
-        "text": "the gradient of batch 71 is not finite",
-        "at": "x",
-    }
-    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (run / "events.jsonl").write_text(json.dumps(SKIPPED) + "\n")
     return run
 
 

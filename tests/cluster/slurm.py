@@ -11,18 +11,20 @@ command of Slurm runs under a time limit: on a cluster that is not well they wai
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 
 from processes import end, of_node, send, with_descendants
+
+from tests.command_line import command, environ, until
 
 NODES = tuple(f"node{number}" for number in range(1, 5))
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
@@ -81,7 +83,12 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.folder.chmod(0o755)
         self._configuration = self.folder / "etc/slurm.conf"
-        self.environment = os.environ | {"SLURM_CONF": str(self._configuration)}
+        self.environment = environ(
+            SLURM_CONF=str(self._configuration),
+            MASKMILL=shlex.join(command()),
+            OMP_NUM_THREADS="1",
+            MASTER_ADDR="127.0.0.1",  # the nodes are one host
+        )
         """What its commands, and so its jobs, start with."""
 
     def __enter__(self) -> "Cluster":
@@ -98,7 +105,8 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Starts the daemons. Raises ClusterError unless all nodes are idle within a minute."""
+        """Starts the daemons. Raises ClusterError where it cannot, AssertionError unless all nodes are idle within a
+        minute."""
         lacking = [program for program in PROGRAMS if shutil.which(program) is None]
         if lacking or os.geteuid() != 0:
             raise ClusterError(
@@ -114,7 +122,7 @@ class Cluster:
         self._run(["slurmctld", "-c"])
         for node in NODES:
             self.start_node(node)
-        self._until(lambda: self.states() == dict.fromkeys(NODES, "idle"), 60, "idle nodes")
+        self._until(lambda: self.states() == dict.fromkeys(NODES, "idle"), 60)
 
     def start_node(self, node: str) -> None:
         """Starts the node's slurmd."""
@@ -139,7 +147,7 @@ class Cluster:
 
     def wait(self, job: str, seconds: float = 120) -> str:
         """The state in which `job` (of an array: all of it) ended: COMPLETED, or the first other one. Ends the hold
-        that a requeued job is under. Raises ClusterError if it takes longer."""
+        that a requeued job is under. Raises AssertionError if it takes longer."""
 
         looks = 0
 
@@ -150,7 +158,7 @@ class Cluster:
             looks = looks + 1 if found and all(state in ENDED for state in found) else 0
             return looks == 3  # a job that is requeued seems to have ended for a moment
 
-        self._until(ended, seconds, f"the end of job {job}")
+        self._until(ended, seconds)
         return next((state for state in self._states_of(job) if state != "COMPLETED"), "COMPLETED")
 
     def hasten(self) -> None:
@@ -227,13 +235,8 @@ class Cluster:
     def _states_of(self, job: str) -> list[str]:
         return [state for number, (state, _) in self.jobs().items() if number.split("_")[0] == job]
 
-    def _until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
-        limit = time.monotonic() + seconds
-        while not holds():
-            if time.monotonic() > limit:
-                state = f"{self.jobs()}\n{self.states()}\n{self.log()}"
-                raise ClusterError(f"waited {seconds:.0f} s for {what}: {state}")
-            time.sleep(0.3)
+    def _until(self, holds: Callable[[], bool], seconds: float) -> None:
+        until(holds, seconds, said=lambda: f"{self.jobs()}\n{self.states()}\n{self.log()}", every=0.3)
 
     def _pid(self, name: str) -> int | None:
         try:

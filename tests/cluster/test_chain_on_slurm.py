@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm import Cluster
-from tests.command_line import ROOT, described, setting
+from tests.command_line import ROOT, command, described, setting
 
 pytestmark = pytest.mark.cluster
 
@@ -20,19 +19,13 @@ SIZE = ["--nodes", "2", "--gpus-per-node", "0", "--tasks", "2", "--cpus", "1", "
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
-        cluster.environment |= {
-            "MASKMILL": f"{sys.executable} -m launch.cli",
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",  # the nodes are one host
-        }
         yield cluster
 
 
 def called(cluster: Cluster, *arguments: str, code: int = 0) -> str:
     """What a command line says, on the cluster's login node."""
     done = subprocess.run(
-        [sys.executable, "-m", "launch.cli", *arguments],
+        command(*arguments),
         env=cluster.environment | {"COLUMNS": "200"},
         cwd=ROOT,
         capture_output=True,

@@ -1,19 +1,17 @@
 """Preparation on a real Slurm cluster of four nodes: as arrays and through Dask, also when a node dies half-way,
 the same bytes as in one process."""
 
-import hashlib
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from processes import send
 
 from slurm import NODES, Cluster
-from tests.command_line import ROOT, TINY, Maskmill, write_text
+from tests.command_line import ROOT, TINY, Maskmill, command, until, write_text
+from tests.unit.prepare_material import hashes
 
 pytestmark = pytest.mark.cluster
 
@@ -25,9 +23,6 @@ SCRIPT = ROOT / "slurm/prepare.sbatch"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster() as cluster:
         cluster.environment |= {
-            "MASKMILL": f"{sys.executable} -m launch.cli",
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
             "TASKS": "4",
             "CPUS": "1",
             "OPTIONS": "--exclusive",  # a node for each task
@@ -67,13 +62,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory, text: list[str], maskmill
     return hashes(out)
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file but the log."""
-    found = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.is_file()}
-    found.pop("prepare.log.json", None)
-    return found
-
-
 def submit(cluster: Cluster, settings: list[str], out: Path) -> dict[str, str]:
     """Runs prepare.sbatch until it has submitted its jobs; the number of each stage's."""
     log = out.with_suffix(".log")
@@ -84,13 +72,6 @@ def submit(cluster: Cluster, settings: list[str], out: Path) -> dict[str, str]:
         name: number.split("_")[0] for number, (_, name) in cluster.jobs().items() if name.endswith(f"-{job}")
     }
     return {name.split("-")[1]: number for name, number in names.items()}
-
-
-def until(holds: Callable[[], object], seconds: float = 60) -> None:
-    limit = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < limit, "it never came to that"
-        time.sleep(0.05)
 
 
 def read_so_far(out: Path) -> int:
@@ -161,10 +142,13 @@ def test_dask_workers_as_slurm_jobs(
 ) -> None:
     out = tmp_path / "shards"
     settings = [*text, f"data.out={out}", "data.executor=dask", "data.scheduler=slurm", "data.workers=3"]
-    command = [sys.executable, "-m", "launch.cli", "prepare", "demo", *settings]
     with open(tmp_path / "log.txt", "w+") as log:
         process = subprocess.Popen(
-            command, env=cluster.environment, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT
+            command("prepare", "demo", *settings),
+            env=cluster.environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
         )
         try:
             if killed:

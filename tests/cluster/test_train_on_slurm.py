@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import SIGKILL
@@ -10,9 +9,10 @@ from signal import SIGKILL
 import pytest
 from processes import send
 
-from pretrain.checkpoint import checkpoints, newest_checkpoint
+from pretrain.checkpoint import checkpoints
 from slurm import Cluster
-from tests.command_line import ROOT, Maskmill
+from tests.command_line import ROOT, Maskmill, until
+from tests.run_ends import assert_same_tensors, final
 
 pytestmark = pytest.mark.cluster
 
@@ -32,9 +32,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster() as cluster:
         cluster.environment |= {
             "MASKMILL": f"{sys.executable} {ROOT}/tests/cluster/slowed.py",
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1",  # the nodes are one host
             "SLOWED": str(tmp_path_factory.mktemp("slowed") / "slowed"),
             "WANDB_MODE": "offline",
             "WANDB_API_KEY": SECRET,
@@ -77,10 +74,7 @@ class Job:
         return found.split()
 
     def until(self, holds: Callable[[], object], seconds: float = 180) -> None:
-        limit = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < limit, f"it never came to that:\n{self.said()}\n{self.cluster.log()}"
-            time.sleep(0.1)
+        until(holds, seconds, said=lambda: f"{self.said()}\n{self.cluster.log()}", every=0.1)
 
     def limit(self, minutes: int) -> None:
         """Changes its time limit."""
@@ -97,13 +91,7 @@ class Job:
     def ends_as(self, undisturbed: Path) -> None:
         """Waits for its end, and compares weights and moments."""
         assert self.cluster.wait(self.number, 300) == "COMPLETED", self.said() + self.cluster.log()
-        one, two = newest_checkpoint(undisturbed), newest_checkpoint(self.run)
-        assert one is not None
-        assert two is not None
-        assert one.step == two.step == STEPS
-        for name in one.shapes:
-            for kind in ("master", "exp_avg", "exp_avg_sq"):
-                assert one.tensor(name, kind).equal(two.tensor(name, kind)), f"{kind} of {name} differs"
+        assert_same_tensors(final(undisturbed, STEPS), final(self.run, STEPS))
 
 
 def test_to_the_end(cluster: Cluster, tiny: list[str], undisturbed: Path, tmp_path: Path) -> None:

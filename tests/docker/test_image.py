@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from images import Images
 from packaging.utils import canonicalize_name
 from safetensors.numpy import load_file
 
-from tests.command_line import ROOT, TINY, write_text
+from tests.command_line import ROOT, TINY, until, write_text
 from tests.unit.dockerfiles import DOCKER, base_names
 
 pytestmark = pytest.mark.docker
@@ -160,7 +160,7 @@ def test_a_stopped_container_saves_and_the_same_command_goes_on(images: Images, 
     process = images.start(
         IMAGE, *command, f"run.dir={name}", options=mounted(work, f"--name={name}", "--env=COLUMNS=80")
     )
-    until(process, lambda: (work / name / "metrics.jsonl").exists())
+    wait_for(process, (work / name / "metrics.jsonl").exists)
     images.tell("stop", "--time=120", name, code=None)
     output, _ = process.communicate(timeout=180)
     assert process.returncode == 3, output
@@ -172,19 +172,20 @@ def test_a_stopped_container_saves_and_the_same_command_goes_on(images: Images, 
     assert [json.loads(line)["step"] for line in lines] == [*range(1, ends + 1)]
 
 
-def until(process: subprocess.Popen[str], holds, seconds: float = 300) -> None:  # type: ignore[no-untyped-def]
-    limit = time.monotonic() + seconds
-    while not holds():
-        if process.poll() is not None or time.monotonic() > limit:
-            process.send_signal(signal.SIGKILL)
-            raise AssertionError(process.communicate()[0])
-        time.sleep(0.1)
+def wait_for(process: subprocess.Popen[str], holds: Callable[[], object]) -> None:
+    """Fails with what the process wrote."""
+
+    def said() -> str:
+        process.kill()
+        return process.communicate()[0]
+
+    until(holds, 300, process, said)
 
 
 def test_a_verb_that_knows_no_signals_ends_by_one(images: Images) -> None:
     """As the first process of a container it would not, and `docker stop` would wait in vain."""
     process = images.start(IMAGE, "vocab", "demo", options=["--name=deaf", "--network=none"])
-    until(process, lambda: "deaf" in images.tell("ps", "--format={{.Names}}").stdout)
+    wait_for(process, lambda: "deaf" in images.tell("ps", "--format={{.Names}}").stdout)
     time.sleep(1)
     images.tell("stop", "--time=60", "deaf", code=None)
     process.communicate(timeout=120)
@@ -231,7 +232,7 @@ def test_the_health_check_tells_sick_from_well(images: Images, tmp_path: Path) -
         ),
     )
     try:
-        until(sleeping, lambda: "patient" in images.tell("ps", "--format={{.Names}}").stdout)
+        wait_for(sleeping, lambda: "patient" in images.tell("ps", "--format={{.Names}}").stdout)
 
         def check(*options: str) -> tuple[int, str]:
             (*_, script) = images.described(IMAGE)["Healthcheck"]["Test"]

@@ -4,10 +4,10 @@ said = train(2, [([*settings, "train.on_nan=stop"], [Disturbance(batch=3, rank=1
 """
 
 import os
-import socket
 from dataclasses import dataclass
 from typing import Any
 
+from launch.ranks import free_port
 from tests.multirank.ranks import run
 
 
@@ -25,7 +25,7 @@ Runs = list[tuple[list[str], list[Disturbance]]]
 
 def train(ranks: int, runs: Runs) -> list[list[str]]:
     """One run after the other, each to its end or to a UserError; what the ranks said: the error, or nothing."""
-    return run(_train, ranks, runs, [_free_port() for _ in runs], timeout=540)
+    return run(_train, ranks, runs, [free_port() for _ in runs], timeout=540)
 
 
 def _train(runs: Runs, ports: list[int]) -> list[str]:
@@ -70,9 +70,3 @@ def _train_once(settings: list[str], factors: dict[tuple[int, int], float]) -> s
         except SystemExit as end:
             return f"exit code {end.code}"
     return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

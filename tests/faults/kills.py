@@ -25,6 +25,8 @@ KINDS = {
     "after a rename": "both ranks, as soon as it has it",
     "inside a deletion": "both ranks, as an old checkpoint, already without its marker, is deleted",
 }
+TIMED = ("at the start", "any moment", "one rank")
+"""Kinds whose moment is a time of the run; the others wait for a call in the rank itself."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,10 @@ class Kill:
     @classmethod
     def drawn(cls, rng: random.Random, kind: str, ranks: int, lasts: float) -> "Kill":
         seconds = rng.random() * {"at the start": 1.0, "inside a save": 0.03}.get(kind, lasts)
-        occasion = rng.randint(1, {"before a flush": 12, "inside a save": 4}.get(kind, 6))
-        # only the first rank names and deletes
-        rank = 0 if "rename" in kind or "deletion" in kind else rng.randrange(ranks)
+        most = {"before a flush": 12, "inside a save": 4, "inside a deletion": 2}
+        occasion = rng.randint(1, most.get(kind, 6))
+        # only the first rank makes folders, names and deletes them
+        rank = rng.randrange(ranks) if kind in (*TIMED, "before a flush") else 0
         return cls(kind, rank, occasion, seconds)
 
     def install(self) -> None:
@@ -87,4 +90,8 @@ class Kill:
             before(os, "rename", named, after="after" in self.kind)
             before(os, "replace", named, after="after" in self.kind)
         elif self.kind == "inside a deletion":
-            before(shutil, "rmtree", lambda path, *_: re.search(r"step-\d{8}$", os.fspath(path)) is not None)
+            before(
+                shutil,
+                "rmtree",
+                lambda path, *_: re.search(r"step-\d{8}$", str(path)) and Path(path).is_dir(),
+            )

@@ -34,10 +34,11 @@ from pretrain.position import Position, position_of
 from pretrain.run_folder import read_run, read_summary
 from pretrain.world import World
 from tests.faults.mutations import changed, changed_json
+from tests.run_ends import KINDS
+from tests.unit.prepare_material import silent
 from tests.unit.shard_material import blocks_of, random_examples, shard_folder
 
 REFUSED, TAKEN = "refused", "taken"
-KINDS = ("master", "exp_avg", "exp_avg_sq")
 Case = Callable[[random.Random], str]
 
 
@@ -151,11 +152,6 @@ class Shards:
         return {"train-000000.json": table, "index.json": json.dumps(document).encode()}
 
 
-@contextmanager
-def silent(_name: str, _total: int) -> Iterator:
-    yield lambda _n: None
-
-
 def indexes(folder: Path) -> Case:
     """index.json, then all shards by what it says now."""
     shards = Shards(folder)
@@ -264,9 +260,7 @@ class Saved:
         self.fragments = self.folder / "fragments-00000.safetensors"
         self.good = {path: path.read_bytes() for path in (self.marker, self.fragments)}
         self.whole = open_checkpoint(self.folder)
-        self.tensors = {
-            (n, k): self.whole.tensor(n, k) for n in shapes for k in ("master", "exp_avg", "exp_avg_sq")
-        }
+        self.tensors = {(n, k): self.whole.tensor(n, k) for n in shapes for k in KINDS}
 
     @contextmanager
     def with_files(self, files: dict[Path, bytes]) -> Iterator[None]:

@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from kills import KINDS, Kill  # noqa: E402
+from kills import KINDS, TIMED, Kill  # noqa: E402
 
 from tests.command_line import TINY, write_text  # noqa: E402
 
@@ -53,7 +52,8 @@ class Storm:
     kills: Counter[str]
     failed: dict[int, str] = field(default_factory=dict)
     """What was wrong with the end of a run, by its number."""
-    missed: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
+    """Kills that never came, by kind: the run was done before their time or their occasion."""
     again: int = 0
     """Steps that were done again."""
 
@@ -73,11 +73,11 @@ class Storm:
         the reference."""
         rng, run = random.Random(f"{seed} {number}"), self.folder / f"run-{number}"
         kinds = list(KINDS)
-        chosen = [kinds[number % len(kinds)], *rng.choices(kinds, k=rng.randint(0, 2))]
+        chosen = [kinds[(seed + number) % len(kinds)], *rng.choices(kinds, k=rng.randint(0, 2))]
         for kind in chosen:
             codes = self.life(run, Kill.drawn(rng, kind, RANKS, self.lasts))
             if codes == [0] * RANKS:
-                self.missed += 1  # it was done before its time had come
+                self.missed[kind] += 1
             else:
                 assert -signal.SIGKILL in codes, (run.with_suffix(".log").read_text(), codes)
                 self.kills[kind] += 1
@@ -88,8 +88,14 @@ class Storm:
             self.again += len((run / "metrics.lost.jsonl").read_text().splitlines())
         shutil.rmtree(run)
 
+    def never_came(self) -> list[str]:
+        """Kinds that wait for an occasion and missed it every time: what they wait for is not called any more."""
+        return [kind for kind in self.missed if kind not in TIMED and not self.kills[kind]]
+
     def life(self, run: Path, kill: Kill | None) -> list[int]:
         """Starts the ranks and waits for all; exit codes, negative for a signal."""
+        from launch.ranks import free_port
+
         port, group, pids = free_port(), 0, []
         log = os.open(run.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for rank in range(RANKS):
@@ -101,8 +107,7 @@ class Storm:
                 os.setpgid(pid, group)
             pids.append(pid)
         os.close(log)
-        timed = kill is not None and kill.kind in ("at the start", "any moment", "one rank")
-        return waited(pids, kill if timed else None)
+        return waited(pids, kill if kill is not None and kill.kind in TIMED else None)
 
     def compare(self, run: Path) -> None:
         """Raises AssertionError unless weights, moments, counters and history are those of the reference."""
@@ -227,12 +232,6 @@ def warm_up(settings: list[str]) -> None:
         Shares(plan.index, plan.order(config), plan.caps(plan.index.train, config), rank, RANKS).read(0)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def table(storm: Storm, runs: int) -> Iterator[str]:
     yield "| killed | how | kills |"
     yield "|---|---|---|"
@@ -240,7 +239,7 @@ def table(storm: Storm, runs: int) -> Iterator[str]:
         yield f"| {kind} | {how} | {storm.kills[kind]} |"
     total, equal = sum(storm.kills.values()), runs - len(storm.failed)
     yield ""
-    yield f"{runs} runs of {STEPS} steps on {RANKS} ranks, {total} kills; {storm.missed} more came too late."
+    yield f"{runs} runs of {STEPS} steps on {RANKS} ranks, {total} kills; {storm.missed.total()} more came too late."
     yield f"Bit-equal to the reference in the end: {equal} of {runs}. Steps done again: {storm.again}."
 
 
@@ -259,7 +258,9 @@ def main() -> None:
                 print(f"run {number} failed: {error}", file=sys.stderr, flush=True)
             print(f"run {number}: {sum(storm.kills.values())} kills so far", file=sys.stderr, flush=True)
         print("\n".join(table(storm, options.runs)))
-        raise SystemExit(bool(storm.failed))
+        for kind in storm.never_came():
+            print(f"no kill came {kind}, in {storm.missed[kind]} tries", file=sys.stderr)
+        raise SystemExit(bool(storm.failed or storm.never_came()))
 
 
 if __name__ == "__main__":

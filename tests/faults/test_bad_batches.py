@@ -19,6 +19,7 @@ from tests.run_ends import assert_same_weights, final
 
 NAN = math.nan
 RUN = ["train.steps=8", "encoder.dropout=0", "encoder.attention_dropout=0", "zero.stage=1"]
+PHASES = ["phases=[{name: first, train: {steps: 4}}, {name: second, train: {steps: 4}}]"]
 SPIKES = ["train.spike_window=8", "train.spike_sigma=8"]  # watched from the fifth batch on
 
 
@@ -51,10 +52,12 @@ def said(
     on_damage = f"train.shards={damaged}"
     runs = {
         "skip": (["zero.stage=0"], nan(3)),
-        "skip two": (["zero.stage=2"], nan(4, 5)),
-        "rollback": (["zero.stage=2", "train.on_spike=rollback", *SPIKES], spike(5)),
+        "skip three": (["zero.stage=2"], nan(1, 5, 6)),
+        "rollback": (["zero.stage=2", "train.on_spike=rollback", *SPIKES], [*nan(1), *spike(6)]),
         "skip at the start": (["train.checkpoint_every=0"], nan(0, 1)),
         "rollback at the start": (["train.checkpoint_every=0", "train.on_nan=rollback"], nan(1)),
+        "skip at a border": (PHASES, nan(4)),
+        "rollback at a border": ([*PHASES, "train.on_nan=rollback"], nan(4)),
         "stop": (["train.on_nan=stop"], nan(2)),
         "hopeless": ([], nan(*range(2, 40))),
         "spike": (["train.on_spike=skip", *SPIKES], spike(5)),
@@ -112,9 +115,10 @@ def test_ten_in_a_row_end_the_run(said: Said) -> None:
 def test_a_rollback_is_as_if_the_batches_since_the_checkpoint_had_not_been(said: Said) -> None:
     run, answers = said["rollback"]
     assert answers == ["", ""]
-    assert (position(run).batch, position(run).skipped) == (10, [4, 5])
-    assert events(run) == [("rollback", 5)]
-    assert_same_weights(run, said["skip two"][0])
+    assert (position(run).batch, position(run).skipped) == (11, [1, 5, 6])
+    assert events(run) == [("skip", 1), ("rollback", 6)]
+    assert_same_weights(run, said["skip three"][0])
+    assert len(position(run).losses) == 8, "those of the batches that count"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 9), 8], "each step once, and the evaluation"
     assert '"step": 5' in (run / "metrics.lost.jsonl").read_text()
@@ -126,6 +130,14 @@ def test_a_rollback_before_the_first_checkpoint_goes_to_the_start(said: Said) ->
     assert answers == ["", ""]
     assert position(run).skipped == [0, 1]
     assert_same_weights(run, said["skip at the start"][0])
+
+
+@pytest.mark.multirank
+def test_a_rollback_from_a_phase_to_the_end_of_the_one_before_stays_in_its_phase(said: Said) -> None:
+    run, answers = said["rollback at a border"]
+    assert answers == ["", ""]
+    assert (position(run).phase, position(run).skipped) == (1, [4])
+    assert_same_weights(run, said["skip at a border"][0])
 
 
 @pytest.mark.multirank

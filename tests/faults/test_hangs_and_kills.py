@@ -1,18 +1,16 @@
 """A rank that hangs or is killed: the log says where, the others end, and the run goes on from its checkpoint."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from pretrain.checkpoint import checkpoints
-from tests.command_line import ROOT, Maskmill
+from tests.command_line import ROOT, Maskmill, command, environ, until
 from tests.run_ends import assert_bit_equal
 
 pytestmark = pytest.mark.multirank
@@ -45,7 +43,7 @@ def hooked(folder: Path, action: str) -> dict[str, str]:
     (folder / "hook").mkdir()
     text = HANG.format(done=str(folder / "done"), action=action)
     (folder / "hook" / "sitecustomize.py").write_text(text)
-    return os.environ | {"PYTHONPATH": f"{folder / 'hook'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return environ(PYTHONPATH=f"{folder / 'hook'}:{ROOT}", OMP_NUM_THREADS="1")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
     run = tmp_path / "run"
     settings = [*tiny, *RUN, f"run.dir={run}", "run.step_limit=15", "run.restart_delay=0.1"]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "launch.cli", "train", "demo", *settings],
+        command("train", "demo", *settings),
         env=hooked(tmp_path, "time.sleep(600)"),
         capture_output=True,
         text=True,
@@ -86,20 +84,10 @@ def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
 def test_torchrun_starts_the_ranks_again(undisturbed: Path, tiny: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [
-        *launcher,
-        "--max-restarts",
-        "1",
-        "-m",
-        "launch.cli",
-        "train",
-        "demo",
-        *tiny,
-        *RUN,
-        f"run.dir={run}",
-    ]
+    called = [*launcher, "--max-restarts", "1", "-m", "launch.cli", "train", "demo", *tiny, *RUN]
+    called.append(f"run.dir={run}")
     environment = hooked(tmp_path, "os.kill(os.getpid(), 9)")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(called, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "done").exists()
     assert lives(run) == 2
@@ -112,23 +100,16 @@ def test_ranks_do_not_outlive_a_supervisor_that_is_killed(
     run = tmp_path / "run"
     settings = [*tiny, *RUN, f"run.dir={run}"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "launch.cli", "train", "demo", *settings],
+        command("train", "demo", *settings),
         env=hooked(tmp_path, "time.sleep(600)"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 200
-    while not checkpoints(run) or not (tmp_path / "done").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: checkpoints(run) and (tmp_path / "done").exists(), 200, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     # the folder is free at once: orphans would hold it, and this would be refused
-    deadline = time.monotonic() + 30
-    while held(run):
-        assert time.monotonic() < deadline, "ranks outlive their supervisor"
-        time.sleep(0.1)
+    until(lambda: not held(run), 30, said=lambda: "ranks outlive their supervisor")
     maskmill("train", "demo", *settings)
     assert_bit_equal(undisturbed, run)
 

@@ -9,9 +9,9 @@ from data_pipeline.exact import exact_examples, read_corpus
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover
 from data_pipeline.vocabulary import load_vocabulary
+from tests.command_line import VOCABULARY
 
 HERE = Path(__file__).parent
-VOCABULARY = HERE / "vocab" / "bert-base-uncased-vocab.txt"
 
 
 def rows_of(path):

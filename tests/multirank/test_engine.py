@@ -1,6 +1,5 @@
 """The engine's refusals, repairs and manners, cell by cell of stage and precision."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from toy_model import PlainLamb, global_batch, learning_rate, mixed_reference, t
 from data_pipeline.errors import UserError
 from pretrain.engine import build_engine
 from pretrain.world import World
+from tests.command_line import environ
 
 pytestmark = pytest.mark.multirank
 
@@ -217,7 +217,7 @@ for cells in (((0, "fp32"), (1, "bf16"), (3, "fp32")), ((1, "fp32"), (3, "fp32")
 
 def run_alone(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     folder = Path(__file__).parent
-    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "PYTHONPATH": str(folder.parents[1])}
+    environment = environ(TORCH_EXTENSIONS_DIR=str(tmp_path))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "DS_ACCELERATOR", "LOCAL_SIZE"):
         environment.pop(name, None)
     return subprocess.run(

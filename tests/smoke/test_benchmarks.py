@@ -1,6 +1,5 @@
 """The benchmarks run as their own help says, on next to nothing, so that they work on the day they are needed."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.peers import GOOGLE, LDDL, Work, peer_name
-from tests.command_line import ROOT, write_text
-
-VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
+from tests.command_line import ROOT, VOCABULARY, environ, write_text
 
 # A script of its own that uses all of TensorFlow that the peer's does.
 TOKENIZATION = """
@@ -62,7 +59,7 @@ def run(code: str, *arguments: str) -> str:
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=environ(),
         timeout=300,
         check=False,
     )

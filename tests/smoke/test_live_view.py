@@ -6,14 +6,13 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from pretrain.lives import LOST, read_lives
-from tests.command_line import ROOT, Maskmill
+from tests.command_line import Maskmill, command, environ
 
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 
@@ -23,12 +22,15 @@ class Terminal:
 
     def __init__(self, arguments: list[str]) -> None:
         self.said = b""
-        environment = {k: v for k, v in os.environ.items() if k not in ("CI", "FORCE_COLOR", "NO_COLOR")}
-        environment |= {"TERM": "xterm-256color", "COLUMNS": "110", "LINES": "30", "PYTHONPATH": str(ROOT)}
+        environment = environ(TERM="xterm-256color", COLUMNS="110", LINES="30")
+        environment = {k: v for k, v in environment.items() if k not in ("CI", "FORCE_COLOR", "NO_COLOR")}
         self._leader, follower = pty.openpty()
-        command = ["setsid", "--ctty", sys.executable, "-P", "-m", "launch.cli", *arguments]
         self.process = subprocess.Popen(
-            command, env=environment, stdin=follower, stdout=follower, stderr=follower
+            ["setsid", "--ctty", *command(*arguments)],
+            env=environment,
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
         )
         os.close(follower)
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +13,9 @@ from launch.recipe import load_config
 from pretrain.checkpoint import open_checkpoint
 from pretrain.optim.schedule import learning_rate
 from pretrain.phases import phases_of
-from tests.command_line import ROOT, Maskmill, described
-from tests.run_ends import assert_bit_equal, final
-from tests.smoke.test_resume import wait_for
+from tests.command_line import Maskmill, described, until
+from tests.run_ends import assert_bit_equal, assert_same_tensors, final
+from tests.smoke.test_resume import start
 
 RECIPE = """
 extends: demo
@@ -101,13 +99,8 @@ def test_killed_in_a_phase_and_stopped_at_the_border_is_bit_equal(
 ) -> None:
     run = tmp_path / "run"
     command = [*phased, *DROPOUT, f"run.dir={run}"]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "launch.cli", "train", *command],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    wait_for(run / "checkpoints" / "step-00000002", process)
+    process = start(command)
+    until((run / "checkpoints" / "step-00000002").exists, process=process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (run / "checkpoints" / "step-00000008").exists(), "too late to show anything"
@@ -146,10 +139,7 @@ def test_moments_are_kept_and_bias_correction_starts_anew(
         start = [f"init_from={tmp_path}/short", "init_moments=true"] if phase.number else []
         shared = phased[1:]
         maskmill("train", "demo", *shared, *settings, *start, *PLAIN, f"run.dir={tmp_path}/{name}")
-    both, second = final(tmp_path / "both"), final(tmp_path / "long")
-    for name in both.shapes:
-        for kind in ("master", "exp_avg", "exp_avg_sq"):
-            assert both.tensor(name, kind).equal(second.tensor(name, kind)), f"{kind} of {name}"
+    assert_same_tensors(final(tmp_path / "both"), final(tmp_path / "long"))
 
 
 def test_the_data_of_both_phases_are_checked_before_the_first_step(

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import ROOT, Maskmill
+from tests.command_line import Maskmill, command, environ, until
 from tests.run_ends import assert_bit_equal, final
 
 RUN = ["run.ranks=2", "train.steps=8", "encoder.dropout=0.1", "encoder.attention_dropout=0.1", "zero.stage=1"]
@@ -24,21 +23,10 @@ def undisturbed(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.Te
 
 
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    """The command in a process group of its own, so that a kill takes all its ranks."""
+    """Training in a process group of its own, so that a kill takes all its ranks."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "launch.cli", "train", "demo", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
+        command("train", *arguments), env=environ(), stdout=subprocess.DEVNULL, start_new_session=True
     )
-
-
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, f"ended with {process.returncode} before {path.name} was there"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.multirank
@@ -46,8 +34,8 @@ def test_killed_and_resumed_is_bit_equal(
     undisturbed: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = start([*tiny, *RUN, f"run.dir={run}"])
-    wait_for(run / "checkpoints" / "step-00000002", process)
+    process = start(["demo", *tiny, *RUN, f"run.dir={run}"])
+    until((run / "checkpoints" / "step-00000002").exists, process=process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (run / "checkpoints" / "step-00000008").exists(), "too late to show anything"
@@ -63,8 +51,8 @@ def test_a_signal_saves_and_stops_all_ranks_together(
     undisturbed: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = start([*tiny, *RUN, f"run.dir={run}"])
-    wait_for(run / "checkpoints" / "step-00000002", process)
+    process = start(["demo", *tiny, *RUN, f"run.dir={run}"])
+    until((run / "checkpoints" / "step-00000002").exists, process=process)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)  # an impatient second one changes nothing
     code = process.wait(timeout=120)
@@ -102,15 +90,14 @@ def test_another_world_and_stage_goes_on_within_rounding(
 @pytest.mark.multirank
 def test_ranks_that_torchrun_started_are_joined(undisturbed: Path, tiny: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = ["-m", "launch.cli", "train", "demo", *tiny, *RUN, f"run.dir={run}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([*command, *arguments], env=environment, check=True, capture_output=True, timeout=300)
+    subprocess.run([*launcher, *arguments], env=environ(), check=True, capture_output=True, timeout=300)
     assert_bit_equal(undisturbed, run)
 
 
 def test_the_option_of_deepspeeds_launcher_is_understood() -> None:
-    command = [sys.executable, "-P", "-m", "launch.cli", "--local_rank=0", "settings", "run.dir"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
-    found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    called = command("--local_rank=0", "settings", "run.dir")
+    environment = environ(RANK="0", WORLD_SIZE="1")
+    found = subprocess.run(called, env=environment, check=True, capture_output=True, text=True)
     assert "run.dir" in found.stdout

@@ -1,7 +1,7 @@
-"""What the tests of preparation share: small settings, silence, hashes, and a corpus for plans."""
+"""What tests and benchmarks of preparation share: small settings, silence, hashes, and a corpus for plans."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from data_pipeline.settings import DataSettings
 
 
 @contextmanager
-def silent(_name: str, _total: int) -> Iterator:
-    yield lambda _n: None
+def silent(_name: str, _total: int) -> Iterator[Callable[[int], None]]:
+    """A stage whose progress nobody hears of."""
+    yield lambda _done: None
 
 
 def settings_for(text: Path, out: Path, **options: object) -> DataSettings:

@@ -33,24 +33,33 @@ class StubVocabulary:
 def random_examples(
     count: int, seed: int = 0, longest: int = 24, size: int = SIZE, labels: tuple[int, ...] = (0, 1)
 ) -> Examples:
-    """Examples of 4 to `longest` tokens, a sixth of them masked (one at least), with ids from 5 to size - 1."""
+    """Examples of 4 to `longest` tokens, a sixth of them masked (one at least)."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(4, longest + 1, count)
-    masked = np.maximum(1, lengths // 6)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    masked_offsets = np.concatenate([[0], np.cumsum(masked)])
+    return filled(rng.integers(4, longest + 1, count), rng, 1 / 6, size, labels)
+
+
+def filled(
+    lengths: np.ndarray,
+    rng: np.random.Generator,
+    share: float = 0.15,
+    size: int = SIZE,
+    labels: tuple[int, ...] = (0, 1),
+) -> Examples:
+    """Examples of these lengths with ids from 5 to size - 1, a share of them masked (one at least) evenly apart, but
+    not the first and the last; half of each is its first segment."""
+    masked = np.maximum(1, np.rint(share * lengths)).astype(np.int64)
+    offsets, masked_offsets = (np.concatenate([[0], np.cumsum(n)]) for n in (lengths, masked))
+    place = np.arange(masked_offsets[-1]) - np.repeat(masked_offsets[:-1], masked)
     dtype = np.uint16 if size <= 2**16 else np.uint32
-    tokens = rng.integers(5, size, offsets[-1]).astype(dtype)
-    positions = np.concatenate(
-        [
-            np.zeros(0, int),
-            *(np.sort(rng.choice(n - 2, m, False)) + 1 for n, m in zip(lengths, masked, strict=True)),
-        ]
+    return Examples(
+        tokens=rng.integers(5, size, offsets[-1]).astype(dtype),
+        offsets=offsets,
+        first_lengths=(lengths // 2).astype(np.uint16),
+        labels=rng.choice(labels, len(lengths)).astype(np.int8),
+        masked_positions=(1 + place * np.repeat((lengths - 2) / masked, masked)).astype(np.uint16),
+        masked_ids=rng.integers(5, size, masked_offsets[-1]).astype(dtype),
+        masked_offsets=masked_offsets,
     )
-    ids = rng.integers(5, size, masked_offsets[-1]).astype(dtype)
-    first = (lengths // 2).astype(np.uint16)
-    pair = rng.choice(labels, count).astype(np.int8)
-    return Examples(tokens, offsets, first, pair, positions.astype(np.uint16), ids, masked_offsets)
 
 
 def blocks_of(examples: Examples, block: int) -> list[Examples]:

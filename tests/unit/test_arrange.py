@@ -1,13 +1,12 @@
 """How a shard holds its examples: shuffled, in the documents' order, or binned by length; what padding costs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prepare_material import silent
 
 from data_pipeline import draws
 from data_pipeline.arrange import arrangement
@@ -91,11 +90,6 @@ def test_padding_against_the_plain_way(lengths: list[int], batch: int, width: in
 
 
 # --- prepared for real
-
-
-@contextmanager
-def silent(_name: str, _total: int) -> Iterator:
-    yield lambda _n: None
 
 
 @pytest.fixture(scope="module")

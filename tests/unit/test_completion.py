@@ -3,32 +3,23 @@
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launch.recipe import recipe_names, setting_names
-from tests.command_line import ROOT
-
-MASKMILL = [sys.executable, "-P", "-m", "launch.cli"]
+from tests.command_line import ROOT, command, environ
 
 
 def completed(line: str, word: int | None = None) -> list[str]:
     """What bash is told for `line`, whose words it parts at blanks and at `=`."""
     words = line.split(" ")
-    environment = {
-        "_MASKMILL_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1 if word is None else word),
-    }
-    done = subprocess.run(
-        MASKMILL,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    environment = environ(
+        _MASKMILL_COMPLETE="complete_bash",
+        COMP_WORDS=line,
+        COMP_CWORD=str(len(words) - 1 if word is None else word),
     )
+    done = subprocess.run(command(), env=environment, capture_output=True, text=True, check=False)
     assert not done.stderr
     return done.stdout.splitlines()
 
@@ -51,7 +42,7 @@ def test_choices_of_a_setting(typed: str) -> None:
 def test_what_bash_puts_on_the_line(tmp_path: Path) -> None:
     """The function that `--show-completion bash` prints, sourced and called by a real bash."""
     program = tmp_path / "maskmill"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.join(MASKMILL)} "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.join(command())} "$@"\n')
     program.chmod(0o755)
     shown = subprocess.run(
         [program, "--show-completion", "bash"],

@@ -20,6 +20,7 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prepare_material import silent
 
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
@@ -171,11 +172,6 @@ def read(index: Index, split: str) -> list[Pair]:
                 )
             )
     return found
-
-
-@contextmanager
-def silent(_name: str, _total: int) -> Iterator:
-    yield lambda _n: None
 
 
 @pytest.mark.parametrize(

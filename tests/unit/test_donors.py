@@ -15,9 +15,7 @@ from data_pipeline.recipes import RECIPES, recipe_of
 from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings
 from data_pipeline.vocabulary import load_vocabulary
-from tests.command_line import ROOT
-
-VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
+from tests.command_line import ROOT, VOCABULARY
 
 
 def corpus_of(documents: int, sentences: int, longest: int, dtype: str = "uint16") -> Corpus:

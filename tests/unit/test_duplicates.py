@@ -2,8 +2,6 @@
 
 import hashlib
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
+from prepare_material import silent
 
 from data_pipeline import duplicates, sources
 from data_pipeline.counts import Counts
@@ -24,11 +23,6 @@ from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources import discover, read
 from tests.command_line import write_text
-
-
-@contextmanager
-def silent(_name: str, _total: int) -> Iterator:
-    yield lambda _n: None
 
 
 def kept(settings: DataSettings, work: Path, count: int = 1) -> tuple[list[tuple[str, str]], Counts]:

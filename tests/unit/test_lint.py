@@ -4,14 +4,14 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from prepare_material import silent
 from rich.console import Console
 from shard_material import SIZE, StubVocabulary, blocks_of, random_examples
 
@@ -38,11 +38,6 @@ SETTINGS = {
     "mask_share": 0.8,
     "random_share": 0.1,
 }
-
-
-@contextmanager
-def silent(_name: str, _total: int) -> Iterator[Callable[[int], None]]:
-    yield lambda _n: None
 
 
 def masked(examples: Examples, shares: tuple[float, float] = (0.8, 0.1)) -> Examples:

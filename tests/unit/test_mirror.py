@@ -18,6 +18,7 @@ from pretrain import mirror, run_folder, train
 from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config import RunConfig
 from pretrain.mirror import Mirror, bring_back
+from pretrain.monitor import read_metrics
 from pretrain.recovery import recovered
 from pretrain.run_folder import read_run
 from pretrain.world import World
@@ -56,6 +57,7 @@ def test_killed_at_any_moment_the_last_good_copy_is_found(endpoint: str, tmp_pat
         run = Path(config.run.dir)
         Mirror(config).copy(save(run, 5), World())
         folder = save(run, 10)
+        (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 10}\n')
         try:
             with killed_at(at):
                 Mirror(config).copy(folder, World())
@@ -65,12 +67,16 @@ def test_killed_at_any_moment_the_last_good_copy_is_found(endpoint: str, tmp_pat
         for copy in (n for n in object_names(f"{config.checkpoint.mirror}/checkpoints") if n != "latest"):
             files = object_names(f"{config.checkpoint.mirror}/checkpoints/{copy}")
             assert "checkpoint.json" not in files or len(files) == 2, "with a marker it is whole"
+        latest = read_object(f"{config.checkpoint.mirror}/checkpoints/latest").decode()
+        assert "checkpoint.json" in object_names(f"{config.checkpoint.mirror}/checkpoints/{latest}"), at
         fresh = elsewhere(config, tmp_path, f"fresh-{at}")
         line = bring_back(fresh, IDENTITY)
         newest = newest_checkpoint(Path(fresh.run.dir))
         assert newest is not None
         assert is_right(newest), at
         assert f"step {newest.step} " in line
+        history = [line["step"] for line in read_metrics(Path(fresh.run.dir))]
+        assert newest.step == 5 or history == [1, 10], "what has a marker has its history"
         found.add(newest.step)
         Mirror(config).copy(folder, World())  # the next life copies it again, and tidies up
         assert steps(config) == ["step-00000010"], at
@@ -169,6 +175,36 @@ def test_what_is_gone_or_damaged_here_is_there(endpoint: str, tmp_path: Path, go
     assert ("step-00000005 is damaged" in said) == (gone == "all damaged")
 
 
+def test_a_copy_that_lacks_a_file_or_whose_marker_is_damaged_is_passed_over(
+    endpoint: str, tmp_path: Path
+) -> None:
+    config = mirrored(tmp_path, "lacking", 5, 10, 15)
+    store = fsspec.filesystem("s3")
+    found = sorted(store.find(f"{BUCKET}/lacking/checkpoints"))
+    store.rm_file(next(name for name in found if "step-00000010" in name and name.endswith(".safetensors")))
+    store.pipe_file(
+        next(name for name in found if "step-00000015" in name and "checkpoint.json" in name), b"{"
+    )
+    fresh = elsewhere(config, tmp_path, "fresh")
+    assert "step 5 " in bring_back(fresh, IDENTITY)
+    assert names(fresh) == ["step-00000005"]
+    Mirror(config).copy(save(Path(config.run.dir), 20), World())
+    assert steps(config) == ["step-00000005", "step-00000010", "step-00000020"], (
+        "what is no copy is tidied up"
+    )
+
+
+def test_of_two_copies_of_a_step_the_newer_one_stays(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = made(tmp_path, "twice")
+    folder = save(Path(config.run.dir), 5)
+    for token in ("ffffffff", "00000000"):
+        monkeypatch.setattr("pretrain.mirror.secrets.token_hex", lambda _bytes, token=token: token)
+        Mirror(config).copy(folder, World())
+    assert object_names(f"{config.checkpoint.mirror}/checkpoints") == ["latest", "step-00000005.00000000"]
+
+
 def test_the_history_that_led_there_comes_with_it(endpoint: str, tmp_path: Path) -> None:
     config = mirrored(tmp_path, "history", 5)
     run = Path(config.run.dir)
@@ -181,6 +217,26 @@ def test_the_history_that_led_there_comes_with_it(endpoint: str, tmp_path: Path)
     assert found is not None
     assert found.step == 10
     assert (run / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 10}\n'
+
+
+def test_a_history_that_leads_further_here_stays(endpoint: str, tmp_path: Path) -> None:
+    config = mirrored(tmp_path, "further", 5, 10)
+    history = Path(config.run.dir) / "metrics.jsonl"
+    history.write_text('{"step": 1}\n{"step": 10, "loss": 2.5}\n{"step": 12}\n')
+    before = history.read_bytes()
+    harm(config, 10)
+    recover(config)
+    assert history.read_bytes() == before
+
+
+def test_a_run_without_a_history_comes_back(endpoint: str, tmp_path: Path) -> None:
+    """As with monitor.tracker=none."""
+    config = made(tmp_path, "untold")
+    (Path(config.run.dir) / "metrics.jsonl").unlink()
+    Mirror(config).copy(save(Path(config.run.dir), 5), World())
+    fresh = elsewhere(config, tmp_path, "fresh")
+    assert "step 5" in bring_back(fresh, IDENTITY)
+    assert not (Path(fresh.run.dir) / "metrics.jsonl").exists()
 
 
 def test_a_mirror_that_is_not_better_changes_nothing(endpoint: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
-from tests.command_line import ROOT, Maskmill, setting, write_text
+from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -253,7 +253,7 @@ def test_exact_mode_is_googles_script_on_the_command_line(
         "data.sentences": "lines",
         "data.held_out": 0,
         "data.sources": GOLDEN / "pairs" / "sample_text.txt",
-        "data.vocab": ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt",
+        "data.vocab": VOCABULARY,
         "data.out": tmp_path / "shards",
         "data.seed": golden["random_seed"],
         "data.sequence_length": golden["max_seq_length"],

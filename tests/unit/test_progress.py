@@ -1,12 +1,12 @@
 """What takes long says so: a turning sign on a terminal, a line now and then in a batch log; what is quick does not."""
 
 import io
-import time
 
 import pytest
 from rich.console import Console
 
 from launch import progress
+from tests.command_line import until
 
 
 def console(terminal: bool) -> Console:
@@ -14,10 +14,7 @@ def console(terminal: bool) -> Console:
 
 
 def until_said(shown: Console, words: str) -> None:
-    limit = time.monotonic() + 60
-    while words not in shown.file.getvalue():  # type: ignore[attr-defined]
-        assert time.monotonic() < limit, "it never said a word"
-        time.sleep(0.01)
+    until(lambda: words in shown.file.getvalue())  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

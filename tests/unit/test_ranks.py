@@ -12,6 +12,7 @@ import pytest
 
 from launch import ranks
 from pretrain.launchers import is_launched
+from tests.command_line import environ, until
 
 SCRIPT = """
 import os, signal, sys, time
@@ -172,19 +173,13 @@ pathlib.Path({str(tmp_path / "rank")!r}).write_text(str(os.getpid()))
 time.sleep(300)
 """
     (tmp_path / "script.py").write_text(script)
-    environment = os.environ | {"PYTHONPATH": str(Path(ranks.__file__).parents[1])}
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=environment)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "rank").exists() or not (tmp_path / "rank").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=environ())
+    until(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text())
     rank = int((tmp_path / "rank").read_text())
     os.kill(rank, 0)
     parent.kill()
     parent.wait()
-    while running(rank):
-        assert time.monotonic() < deadline, "the rank outlives its supervisor"
-        time.sleep(0.02)
+    until(lambda: not running(rank), said=lambda: "the rank outlives its supervisor")
 
 
 def running(pid: int) -> bool:

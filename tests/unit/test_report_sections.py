@@ -48,6 +48,13 @@ THREE_LIVES: list[dict[str, Any]] = [
     {"event": "started", "step": 60, "seconds": 0.7, "ranks": 4, "hosts": ["node3"], "device": "CPU"},
     {"event": "ended", "step": 100, "status": "finished", "error": ""},
 ]
+SKIPPED = {
+    "event": "skip",
+    "batch": 71,
+    "step": 70,
+    "text": "the gradient of batch 71 is not finite",
+    "at": "x",
+}
 
 
 def titles(page: Page) -> list[str]:
@@ -96,14 +103,7 @@ def test_phases_skipped_batches_and_resumptions_are_marked(tmp_path: Path) -> No
     phases = [{"name": "short", "first": 0, "last": 60}, {"name": "long", "first": 60, "last": 100}]
     run = make_run(tmp_path / "run", summary={**SUMMARY, "phases": phases, "phase": "long"})
     write_lives(run, THREE_LIVES)
-    event = {
-        "event": "skip",
-        "batch": 71,
-        "step": 70,
-        "text": "the gradient of batch 71 is not finite",
-        "at": "x",
-    }
-    (run / "events.jsonl").write_text(json.dumps(event) + "\ntorn")
+    (run / "events.jsonl").write_text(json.dumps(SKIPPED) + "\ntorn")
     page = page_of(run)
     raw = (run / "report.html").read_text()
     for kind in ("phase", "resumed", "skipped"):

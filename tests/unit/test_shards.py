@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prepare_material import hashes
 from shard_material import SIZE, StubVocabulary, blocks_of, random_examples, shard_folder
 
 from data_pipeline.columns import COLUMNS, BlockError, _member, check_examples, decode_block, encode_block
@@ -127,9 +128,6 @@ def test_uris_that_could_run_something_are_refused_at_every_door(
 
 
 def test_bytes_do_not_depend_on_folder_time_or_umask(tmp_path: Path) -> None:
-    def hashes(folder: Path) -> dict[str, str]:
-        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
-
     first, _ = shard_folder(tmp_path / "a", [20, 8, 3], held_out=(9,))
     before = os.umask(0o077)
     try:

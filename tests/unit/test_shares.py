@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.storage import whole_file, whole_folder, write_once
 from data_pipeline.vocabulary import load_vocabulary
-from tests.command_line import ROOT, Maskmill, write_text
+from tests.command_line import Maskmill, command, environ, write_text
 
 SMALL = {"sequence_length": "32", "max_predictions": "5", "shard_tokens": "1500", "block_examples": "8"}
 
@@ -81,17 +80,17 @@ def test_many_processes_start_at_once_on_an_empty_folder(
     text: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     """Six at once, two for each share: all do their tasks, some twice, and nothing collides."""
-    command = [sys.executable, "-m", "launch.cli", "prepare", "demo", f"data.sources={text}/corpus"]
-    command += [f"data.vocab={text}/vocabulary", f"data.out={tmp_path}/shards", "data.held_out=0.2"]
-    command += [
+    settings = [f"data.sources={text}/corpus"]
+    settings += [f"data.vocab={text}/vocabulary", f"data.out={tmp_path}/shards", "data.held_out=0.2"]
+    settings += [
         "data.workers=1",
         "data.dupe_factor=2",
         *(f"data.{key}={value}" for key, value in SMALL.items()),
     ]
     started = [
         subprocess.Popen(
-            [*command, "--stage", "read", "--share", f"{number % 3}/3"],
-            cwd=ROOT,
+            command("prepare", "demo", *settings, "--stage", "read", "--share", f"{number % 3}/3"),
+            env=environ(),
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -101,9 +100,8 @@ def test_many_processes_start_at_once_on_an_empty_folder(
     for process in started:
         _, error = process.communicate(timeout=300)
         assert process.returncode == 0, error
-    settings = settings_for(text, tmp_path / "shards")
     for name in ("plan", "gather", "write", "finish"):
-        prepare_share(settings, silent, name)
+        prepare_share(settings_for(text, tmp_path / "shards"), silent, name)
     assert hashes(tmp_path / "shards") == expected
 
 

@@ -14,15 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from moto.server import ThreadedMotoServer
 
 from data_pipeline import remote
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover, read
+from tests.command_line import BUCKET
 
-BUCKET = "texts"
 LONG = "\n\n".join(f"Document number {n} of very many." for n in range(170_000)).encode()
 FILES = {
     "sub/a.txt": LONG,
@@ -51,26 +50,13 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bucket(local: Path) -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        fsspec.filesystem("s3").clear_instance_cache()
-        store = fsspec.filesystem("s3")
-        store.mkdir(BUCKET)
-        for path in local.rglob("*"):
-            if path.is_file():
-                store.put_file(str(path), f"{BUCKET}/data/{path.relative_to(local)}")
-        yield f"s3://{BUCKET}/data"
-        server.stop()
+def bucket(local: Path, endpoint: str) -> str:
+    """The files of the local folder, in a folder of the store."""
+    store = fsspec.filesystem("s3")
+    for path in local.rglob("*"):
+        if path.is_file():
+            store.put_file(str(path), f"{BUCKET}/data/{path.relative_to(local)}")
+    return f"s3://{BUCKET}/data"
 
 
 def documents(*names: object) -> list[tuple[str, str]]:
@@ -104,7 +90,7 @@ def test_an_object_that_goes_away_meanwhile(bucket: str) -> None:
     chosen = DataSettings(sources=[f"s3://{BUCKET}/gone"])
     units = discover(chosen)
     store.rm_file(f"{BUCKET}/gone/a.txt")
-    with pytest.raises(UserError, match=r"^s3://texts/gone/a\.txt: cannot be read: "):
+    with pytest.raises(UserError, match=rf"^s3://{BUCKET}/gone/a\.txt: cannot be read: "):
         list(read(units[0], chosen, Counts()))
 
 

@@ -4,12 +4,11 @@ ranks get, and what follows their end. tests/cluster has the real ones."""
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import ROOT
+from tests.command_line import ROOT, until
 
 STAND_INS = {
     "srun": 'echo "srun $*" >>"$TOLD"; trap \'echo "srun got USR1" >>"$TOLD"; exit 3\' USR1; '
@@ -114,10 +113,7 @@ def test_pyxis_and_apptainer(script: Script) -> None:
 
 def test_the_signal_of_the_time_limit_reaches_srun_and_requeues(script: Script) -> None:
     process = script.start(TENTHS="300", RESTARTS="0")
-    deadline = time.monotonic() + 30
-    while not (script.folder / "told.started").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until((script.folder / "told.started").exists)
     process.send_signal(signal.SIGUSR1)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=60)
