@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from ctypes.util import find_library
+from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -23,7 +25,11 @@ TUNING = {
     # idle OpenMP threads that spin for long take the cores from the loader's and the other ranks' threads
     "GOMP_SPINCOUNT": "1000",
 }
-"""Environment of CPU ranks, where the user has not set it."""
+"""Environment of ranks, where the user has not set it."""
+ALLOCATOR = "tcmalloc_minimal"
+"""Takes glibc's place where it is installed: glibc's heap grows for as long as micro-batches differ in length, this one
+stays as it is (docs/benchmarks.md)."""
+OF_ALLOCATOR = {"TCMALLOC_RELEASE_RATE": "0", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
 
 STOPPED = 3
 """Exit code of a run that a signal ended: saved, and the same command goes on with it."""
@@ -66,6 +72,13 @@ def start_ranks(
             if signals.wait(restart_delay):
                 return STOPPED
     return code
+
+
+@cache
+def tuning() -> dict[str, str]:
+    """TUNING, and the allocator if this machine has it."""
+    found = find_library(ALLOCATOR) if sys.platform == "linux" else None
+    return TUNING | ({"LD_PRELOAD": found, **OF_ALLOCATOR} if found else {})
 
 
 def end_with_supervisor(environment: Mapping[str, str]) -> None:
@@ -157,7 +170,7 @@ class _Rank:
         place = {"RANK": number, "WORLD_SIZE": ranks, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": ranks}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, SUPERVISOR: os.getpid()}
         environment = {
-            **TUNING,
+            **tuning(),
             **os.environ,
             **{key: str(value) for key, value in {**place, **meeting}.items()},
         }

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # a plain script, also from another working directory
 
 from data_pipeline.index import Index  # noqa: E402
-from launch.ranks import TUNING  # noqa: E402
+from launch.ranks import tuning  # noqa: E402
 from pretrain.config import EncoderSettings  # noqa: E402
 from pretrain.throughput import training_flops  # noqa: E402
 from tests.command_line import VOCABULARY, command, environ  # noqa: E402
@@ -49,13 +49,13 @@ class Contender(NamedTuple):
 
 
 CONTENDERS = {
-    "ours": Contender("Maskmill, packed", "ours", TUNING, ["train.compile=off"]),
+    "ours": Contender("Maskmill, packed", "ours", tuning(), ["train.compile=off"]),
     "bf16": Contender(
-        "Maskmill, packed, bf16", "ours", TUNING, ["train.compile=off", "train.precision=bf16"]
+        "Maskmill, packed, bf16", "ours", tuning(), ["train.compile=off", "train.precision=bf16"]
     ),
-    "compiled": Contender("Maskmill, packed, compiled", "ours", TUNING, ["train.compile=on"]),
+    "compiled": Contender("Maskmill, packed, compiled", "ours", tuning(), ["train.compile=on"]),
     "trainer": Contender("transformers' Trainer, padded", "trainer", {}, []),
-    "tuned": Contender("the same with our environment", "trainer", TUNING, []),
+    "tuned": Contender("the same with our environment", "trainer", tuning(), []),
     "trainer-bf16": Contender("transformers' Trainer, padded, bf16", "trainer", {}, ["train.precision=bf16"]),
 }
 

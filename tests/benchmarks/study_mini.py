@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from launch.ranks import TUNING
+from launch.ranks import tuning
 from launch.recipe import load_config
 from pretrain.checkpoint import checkpoints, find_checkpoint, step_of
 from pretrain.encoder.initialize import load_parameters
@@ -71,7 +71,7 @@ class Contender(NamedTuple):
 CONTENDERS = {
     "ours": Contender("Maskmill", True, {}),
     "trainer": Contender("transformers' Trainer", False, {}),
-    "tuned": Contender("the same with our environment", False, TUNING),
+    "tuned": Contender("the same with our environment", False, tuning()),
 }
 
 

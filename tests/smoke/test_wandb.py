@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import wandb
 from omegaconf import OmegaConf
 
-import wandb
 from pretrain import monitor
 from pretrain.checkpoint import MARKER
 from pretrain.config import MonitorSettings, RunConfig

@@ -43,6 +43,24 @@ def test_every_rank_knows_its_place(start, tmp_path: Path, capfd) -> None:  # ty
     assert (tmp_path / "logs" / "rank-2.log").read_text() == "2 3 2 3 127.0.0.1\n"
 
 
+def test_ranks_take_another_allocator_where_there_is_one_unless_the_user_says_otherwise(
+    start,  # type: ignore[no-untyped-def]
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks.tuning.cache_clear()
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setattr(ranks, "find_library", {"tcmalloc_minimal": "libm.so.6"}.get)
+    assert start("print(os.environ['LD_PRELOAD'])", 1) == 0
+    monkeypatch.setenv("LD_PRELOAD", "")
+    assert start("print(os.environ['LD_PRELOAD'])", 1) == 0
+    monkeypatch.setattr(ranks, "find_library", {}.get)
+    ranks.tuning.cache_clear()
+    assert "LD_PRELOAD" not in ranks.tuning()
+    ranks.tuning.cache_clear()
+    assert capfd.readouterr().out == "libm.so.6\n\n"
+
+
 def test_a_mistake_on_one_rank_is_one_line_though_others_crash_over_it(start, capfd) -> None:  # type: ignore[no-untyped-def]
     body = """
 if rank == 1:
