@@ -24,6 +24,7 @@ from launch.machine import (
     OK,
     Finding,
     Run,
+    allocator,
     disk,
     first_line,
     gpus,
@@ -33,6 +34,7 @@ from launch.machine import (
     run_command,
     shared_memory,
 )
+from launch.ranks import tuning
 
 NEEDED = ("deepspeed", "webdataset", "tokenizers", "transformers", "safetensors", "numba", "pyarrow")
 """Packages without which training, or what comes before and after it, does not work."""
@@ -48,6 +50,7 @@ def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
             lambda: [
                 *processor(Path("/proc/cpuinfo")),
                 *memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup")),
+                *allocator({**tuning(), **os.environ}),
             ],
         ),
         ("GPUs", lambda: gpus(run)),

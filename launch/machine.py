@@ -11,7 +11,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -90,6 +90,14 @@ def memory(info: Path, groups: Path) -> list[Finding]:
             )
         ]
     return [Finding("memory", OK, f"{in_bytes(total)}, {in_bytes(free)} free{capped}")]
+
+
+def allocator(environment: Mapping[str, str]) -> list[Finding]:
+    """What gives the ranks of a training their memory; `environment`: theirs, as `launch.ranks.tuning` makes it."""
+    if taken := environment.get("LD_PRELOAD"):
+        return [Finding("allocator", OK, f"{taken} for the ranks of a training, in place of glibc's")]
+    remedy = "apt install libtcmalloc-minimal4, or your system's gperftools"
+    return [Finding("allocator", NOTE, "glibc's: training on CPUs takes more memory than it needs", remedy)]
 
 
 def gpus(run: Run) -> list[Finding]:

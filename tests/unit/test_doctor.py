@@ -13,6 +13,7 @@ from launch.machine import (
     NOTE,
     OK,
     Finding,
+    allocator,
     disk,
     gpus,
     limits,
@@ -153,6 +154,11 @@ def test_keys_are_told_of_and_never_told(tmp_path: Path) -> None:
     found = keys({}, tmp_path)
     assert levels(found) == [("W&B key", OK), ("Hugging Face token", OK)]
     assert SECRET not in str(found)
+
+
+def test_the_allocator_of_ranks() -> None:
+    assert levels(allocator({"LD_PRELOAD": "libtcmalloc_minimal.so.4"})) == [("allocator", OK)]
+    assert levels(allocator({"LD_PRELOAD": ""})) == levels(allocator({})) == [("allocator", NOTE)]
 
 
 def test_memory_of_a_container(tmp_path: Path) -> None:
