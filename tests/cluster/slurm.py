@@ -92,6 +92,7 @@ class Cluster:
         """What its commands, and so its jobs, start with."""
 
     def __enter__(self) -> "Cluster":
+        self._before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             self.start()
         except BaseException:
@@ -103,6 +104,7 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        signal.signal(signal.SIGTERM, self._before)
 
     def start(self) -> None:
         """Starts the daemons. Raises ClusterError where it cannot, AssertionError unless all nodes are idle within a
@@ -243,6 +245,12 @@ class Cluster:
             return int((self.folder / "run" / f"{name}.pid").read_text())
         except (FileNotFoundError, ValueError):
             return None
+
+
+def _interrupt(*_: object) -> None:
+    """Whoever ends the tests ends the daemons as well; told twice, they are ended once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _free_ports(count: int) -> list[int]:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,39 @@ def test_ranks_that_do_not_share_the_run_folder_are_refused_at_the_start(
     assert "run: ranks [1] do not see what the first rank wrote (expected a folder on storage" in first
     assert second == "exit code 2"
     assert not list(tmp_path.rglob("step-*"))
+
+
+def leaves(settings: list[str], folder: str) -> tuple[float, float]:
+    """When this rank is through with its phases, and when it leaves; the first one takes its time in between."""
+    from launch.recipe import load_config
+    from pretrain.journal import Journal
+    from pretrain.train import train
+
+    through, left, stop, ended = [], [], World.stop, Journal.ended
+
+    def late(journal: Journal, status: str) -> None:
+        if os.environ["RANK"] == "0":
+            time.sleep(2)
+        ended(journal, status)
+        through.append(time.time())
+
+    def leave(world: World) -> None:
+        left.append(time.time())
+        stop(world)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "ended", late)
+        patch.setattr(World, "stop", leave)
+        train(
+            load_config("demo", [*settings, f"run.dir={folder}", "run.ranks=2"]), Console(quiet=True), "test"
+        )
+    return through[-1], left[-1]
+
+
+def test_no_rank_leaves_before_all_are_through(tiny: list[str], tmp_path: Path) -> None:
+    """One that leaves while another still connects to it ends the run: a life may find nothing left to do."""
+    (first, _), (second, left) = run(leaves, 2, tiny, str(tmp_path / "run"))
+    assert second < first < left
 
 
 def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:

@@ -16,7 +16,7 @@ case $1 in
     echo "the cluster's log"
     sleep 60 & # a daemon that it has started
     echo "$!" >daemon
-    trap 'kill "$(cat daemon)"; wait || true; echo "taken down"; exit 1' INT
+    trap 'kill "$(cat daemon)"; wait || true; echo "taken down"; exit 1' TERM
     for _ in $(seq "$TENTHS"); do sleep 0.1; done
     kill "$(cat daemon)"
     exit "$CLUSTER"
