@@ -186,9 +186,8 @@ class Engine:
         self._engine.step()
         zero_gradients.forget(self._wrapper)
         self._applied = bool(self._engine.was_step_applied())
-        self._norm = (
-            self._engine.get_global_grad_norm()
-        )  # read later: here it would wait for the whole update
+        # read at log steps only: here it would wait for the whole update
+        self._norm = self._engine.get_global_grad_norm()
 
     def _keep_gradients_in_fp32(self) -> None:
         """Stage 0 in bf16: autograd accumulates, and DeepSpeed sums over ranks, in the gradient's precision."""

@@ -159,15 +159,15 @@ class Journal:
         self.pulse.beat(position.step, EVALUATING)
         with self._view.busy("evaluating"):
             figures = evaluate(self._engine)
+        known = _in_json(figures)
         if figures:
             taken = {"eval_seconds": time.perf_counter() - started}
-            known = _in_json(figures)
             self._tracker.log({"kind": "eval", "step": position.step, **self._phase(), **known, **taken})
             self._summary |= known
             self._write_summary()
             self._view.held_out(position.step, figures)
         self._since += time.perf_counter() - started
-        return _in_json(figures).get("held_out_loss")
+        return known.get("held_out_loss")
 
     def event(self, kind: str, position: Position, text: str) -> None:
         """Says what disturbed the run, and keeps it in events.jsonl, which no later life cuts."""

@@ -14,10 +14,12 @@ from pretrain.agreement import Agreed
 from pretrain.batch import MicroBatch, Shape
 from pretrain.config import EncoderSettings, RunConfig
 from pretrain.encoder.encoder import Encoder
+from pretrain.engine import Engine
 from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.objectives import OBJECTIVES, load
+from pretrain.optim import zero_gradients
 from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.train import compute
@@ -122,3 +124,22 @@ def test_copies_to_a_gpu_arrive() -> None:
     assert all(x.input_ids.is_pinned() for x in ready.ready)
     given = list(feed(ready, len(ready.ready)))
     assert all(same(x.to("cpu"), y) for x, y in zip(given, ready.ready, strict=True))
+
+
+def test_a_sharded_step_leaves_the_norm_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read at once, it would wait for the whole update, each step; log steps read it."""
+
+    class OnDevice:
+        def __float__(self) -> float:
+            raise InterruptedError("the device was waited for")
+
+    for call in ("complete", "forget"):
+        monkeypatch.setattr(zero_gradients, call, lambda _: None)
+    engine = Engine.__new__(Engine)
+    engine._wrapper = None
+    engine._engine = SimpleNamespace(
+        step=lambda: None, was_step_applied=lambda: True, get_global_grad_norm=OnDevice
+    )
+    engine._step_sharded()
+    with pytest.raises(InterruptedError):
+        assert engine.grad_norm
