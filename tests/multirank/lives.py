@@ -89,7 +89,7 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
             config = load_config("demo", life.settings)
             if life.copy_of and rank == 0:
                 shutil.copytree(life.copy_of, config.run.dir)
-            _count_anew()
+            _as_if_started()
             get_accelerator().is_fp16_supported = lambda life=life: life.fp16
             preflight._precision = (lambda config: "fp16") if life.fp16 else precision
             try:
@@ -100,14 +100,18 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
     return found
 
 
-def _count_anew() -> None:
-    """DeepSpeed numbers modules and parameters through the process; ranks that skipped a life must agree again."""
+def _as_if_started() -> None:
+    """Undoes what DeepSpeed leaves in a process, for ranks that skipped a life must agree with the others again: its
+    numbers of modules and parameters, and stage 3's linear layer, under which gradients are ready in another order
+    (stage 2 reduces them in that order, and does not look whose they are)."""
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
-    from deepspeed.runtime.zero.partition_parameters import Init
+    from deepspeed.runtime.zero.partition_parameters import Init, InsertPostInitMethodToModuleSubClasses
+    from torch.nn import functional
 
     Init.param_id = 0
     numbers: Any = inspect.unwrap(DeepSpeedZeRoOffload._register_deepspeed_module).__defaults__
     numbers[0][0] = 0
+    functional.linear = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", functional.linear)
 
 
 def _digest(share: Any) -> int:
