@@ -43,7 +43,8 @@ from pretrain.optim import zero_gradients
 from pretrain.optim.groups import build_optimizer, trainable_parameters
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.segments import squared_norm
-from pretrain.optim.zero_partition import PartitionMap, build_partition_map
+from pretrain.optim.zero_flats import build_partition_map
+from pretrain.optim.zero_partition import PartitionMap
 from pretrain.world import World
 
 

@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
+from data_pipeline.loader import Loader
 from data_pipeline.packing import StepShare
 from data_pipeline.prefetch import Prefetch
+from pretrain import compiling
 from pretrain.batch import MicroBatch, Shape
+from pretrain.engine import Engine
+from pretrain.position import Position
+from pretrain.preflight import Plan
+from pretrain.world import World
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,3 +92,31 @@ class Feed:
             value = getattr(micro_batch, f.name)
             if isinstance(value, Tensor):
                 value.record_stream(current)
+
+
+def model_feed(plan: Plan, engine: Engine, world: World, compiled: bool, console: Console) -> Feed:
+    """What brings this rank its micro-batches: of one shape, and the model compiled for it, where the run is to be."""
+    config, vocabulary, split = plan.phase.config, plan.index.vocabulary, plan.index.train
+    if not compiled:
+        return Feed(world.device, vocabulary.cls, vocabulary.sep)
+    shape = Shape.of(plan.caps_of_one_shape(config, world.size), split.longest)
+    feed = Feed(world.device, vocabulary.cls, vocabulary.sep, shape)
+    compiling.compile_model(engine.module, feed.empty, console)
+    return feed
+
+
+def training_loader(plan: Plan, feed: Feed, position: Position, world: World) -> Loader:
+    """This rank's shares, from the first global batch that the phase has not seen."""
+    config = plan.phase.config
+    one = feed.has_one_shape
+    caps = plan.caps_of_one_shape(config, world.size) if one else plan.caps(plan.index.train, config)
+    return Loader(
+        plan.index,
+        plan.order(config),
+        caps,
+        rank=world.rank,
+        world=world.size,
+        start_batch=position.batch_of_phase,
+        masking=plan.masking,
+        skip_damaged=config.data.on_damage == "skip",
+    )

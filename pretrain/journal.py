@@ -1,14 +1,10 @@
-"""What happened in each step in; metrics.jsonl, summary.json, lives.jsonl and what a person sees of it out.
-
-Figures are those of the whole global batch, averaged over the steps since the last line.
-"""
+"""What happened in each step in; metrics.jsonl, summary.json, lives.jsonl and what a person sees of it out."""
 
 import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,19 +18,17 @@ from pretrain.agreement import Agreed, told_alike
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.lives import SPENT, Diary
-from pretrain.machine import machine, peak_memory
-from pretrain.meters import Meter
 from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
 from pretrain.monitoring.alerts import cause_of, disk_nearly_full
-from pretrain.pace import Pace
-from pretrain.phases import Phase
 from pretrain.preflight import Plan
 from pretrain.pulse import EVALUATING, STARTING, TRAINING, Pulse
 from pretrain.readiness import BYTES_OF_A_WEIGHT, ROOM
-from pretrain.resume import Position, real_shapes
+from pretrain.resume import Position
 from pretrain.run_folder import read_summary, write_summary
+from pretrain.run_summary import begun, now, phases_of
+from pretrain.tally import Tally
 from pretrain.terminal import opened
-from pretrain.throughput import peak_flops, peak_source, training_flops
+from pretrain.throughput import peak_flops
 from pretrain.whole_writes import append
 from pretrain.world import World
 
@@ -55,41 +49,26 @@ class Journal:
         command: str,
         run_id: str,
     ) -> None:
-        self.meter, self.pace = Meter(), Pace(world.device)
         self.pulse = Pulse(Path(config.run.dir), world.rank == 0)
         self._config, self._plan, self._engine, self._world = config, plans[0], engine, world
         self._folder = Path(config.run.dir)
         shown = console if world.rank == 0 else Console(quiet=True)
         live = config.run.live and world.rank == 0
-        phases = [_in_short(plan.phase) for plan in plans] if plans[0].phase.name else []
-        self._view = opened(shown, live, self._folder, plans[-1].phase.last, phases)
+        self._view = opened(shown, live, self._folder, plans[-1].phase.last, phases_of(plans))
         self._diary = Diary(self._folder, writes=world.rank == 0)
-        peak = peak_flops(world.device, config.monitor.peak_tflops)
-        self._peak = sum(world.gather(peak))
+        peak = sum(world.gather(peak_flops(world.device, config.monitor.peak_tflops)))
+        self._tally = Tally(config.encoder, world, peak)
+        self.meter, self.pace = self._tally.meter, self._tally.pace
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, blotted(asdict(config)), world.rank == 0
         )
         self._left = read_summary(self._folder)  # by the life before
         self._crashed = self._left.get("status") in ("running", "failed")  # it did not end as it should
-        self._summary = {"started": self._left.get("started", _now()), **machine(world)}
         self._lines = read_metrics(self._folder)  # what survives of earlier lives
-        for line in self._lines:
-            if line.get("kind") == TRUST:
-                continue
-            self._summary |= {key: value for key, value in line.items() if key != "kind"}
-        self._summary |= {
-            "command": blot(command),
-            "steps": plans[-1].phase.last,
-            "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
-            "peak_tflops": self._peak / 1e12,
-            "peak_source": peak_source(world.device, config.monitor.peak_tflops),
-            "data": plans[0].index.statistics,
-        }
-        if phases:
-            self._summary["phases"] = phases
+        self._summary = begun(config, plans, engine, world, command, self._left, self._lines)
+        self._summary["peak_tflops"] = peak / 1e12
         self._started = time.perf_counter()
         self._before = float(self._summary.get("seconds", 0.0))
-        self._reset()
         self._step: int | None = None
 
     def __enter__(self) -> "Journal":
@@ -101,7 +80,7 @@ class Journal:
             words = f"the life before ended without a save; going on behind step {step:,}"
             self._tracker.alert("restart", words)
         self._view.__enter__()
-        self._reset()
+        self._tally.reset()
         return self
 
     def __exit__(
@@ -111,7 +90,7 @@ class Journal:
         if kind is not None:
             self._summary |= {"status": "failed", "error": blot(f"{kind.__name__}: {error}")[:500]}
             self._tracker.alert("failed", self._summary["error"])
-        self._summary["finished"] = _now()
+        self._summary["finished"] = now()
         self._write_summary()
         if self._step is not None:
             self._diary.ended(self._step, self._summary)
@@ -132,12 +111,11 @@ class Journal:
         self._write_summary()
         self.pace.new_phase()
         self._said: set[str] = set()
-        self._reset()
+        self._tally.reset()
 
     def step(self, position: Position, counts: Agreed, lr: float) -> None:
         """Counts an accepted step; at a log step writes a line. All ranks call this."""
-        self._counts.append(counts)
-        self.pace.lap(position.step, counts.waited)
+        self._tally.add(position.step, counts)
         self.pulse.beat(position.step, TRAINING)
         self._step = position.step
         self._view.step(position.step)
@@ -149,7 +127,7 @@ class Journal:
 
     def flush(self, position: Position, lr: float) -> None:
         """Writes a line of what is not written yet, if anything. All ranks call this."""
-        if self._counts:
+        if not self._tally.empty:
             self._log(position, lr)
 
     def evaluation(self, position: Position, evaluate: Callable[[Engine], dict[str, float]]) -> float | None:
@@ -166,24 +144,17 @@ class Journal:
             self._summary |= known
             self._write_summary()
             self._view.held_out(position.step, figures)
-        self._since += time.perf_counter() - started
+        self._tally.leave_out(time.perf_counter() - started)
         return known.get("held_out_loss")
 
     def event(self, kind: str, position: Position, text: str) -> None:
         """Says what disturbed the run, and keeps it in events.jsonl, which no later life cuts."""
         if self._world.rank == 0:
-            line = {
-                "event": kind,
-                "batch": position.batch - 1,
-                "step": position.step,
-                "text": text,
-                "at": _now(),
-            }
+            where = {"batch": position.batch - 1, "step": position.step}
+            line = {"event": kind, **where, "text": text, "at": now()}
             try:
                 append(self._folder / EVENTS, json.dumps(line).encode() + b"\n")
-            except (
-                OSError
-            ) as error:  # full or gone for a while: the run goes on, and the line is on the terminal
+            except OSError as error:  # full or gone for a while: the line is on the terminal
                 self._view.warn(f"{self._folder / EVENTS}: {error.strerror}")
         cause = "damaged" if kind == "damaged" else cause_of(text)
         if cause != "nan" or self._engine.precision != "fp16":  # overflows are how fp16 finds its loss scale
@@ -200,48 +171,24 @@ class Journal:
         """Forgets the steps after this position. All ranks call this; where the first cannot write, all end."""
         told_alike(self._world, lambda: self._tracker.cut(position.step))
         self._view.rolled_back(position.step)
-        self.meter = Meter()
-        self._reset()
+        self._tally.forget()
 
     def ended(self, status: str) -> None:
         """What this life came to: finished or stopped."""
         self._summary["status"] = status
 
     def _log(self, position: Position, lr: float) -> None:
-        means = self.meter.read(self._world)
-        here = (
-            time.perf_counter() - self._since,
-            sum(c.waited for c in self._counts),
-            peak_memory(self._world.device),
-        )
-        seconds, waited, memory = (max(values) for values in zip(*self._world.gather(here), strict=True))
-        paces, held_up = self.pace.read(self._world)
-        tokens, squares, masked, examples, slots = (
-            sum(getattr(c, name) for c in self._counts)
-            for name in ("tokens", "squares", "masked", "examples", "micro_batches")
-        )
-        index, micro_batch = self._plan.index, self._plan.phase.config.train.micro_batch
-        budget = slots * self._world.size * micro_batch * index.settings["sequence_length"]
-        flops = training_flops(self._config.encoder, index.vocabulary.size, tokens, squares, masked)
-        line: dict[str, Any] = {
+        figures, index = self._tally.read(self._plan), self._plan.index
+        line = {
             "kind": "train",
             "step": position.step,
             "batch": position.batch,
             **self._phase(),
             "epoch": (position.examples - position.phase_examples) / index.train.examples,
-            **means,
             "lr": lr,
             "grad_norm": self._engine.grad_norm,
             "trust_ratio": self._engine.mean_trust_ratio(),
-            "tokens_per_s": tokens / seconds,
-            "examples_per_s": examples / seconds,
-            "mfu": flops / seconds / self._peak if self._peak else None,
-            "padding_share": 0.0,  # packed: no example is padded; what a micro-batch leaves empty is 1 - fill
-            "fill": tokens / budget,
-            "data_wait_share": waited / seconds,
-            **paces,
-            "held_up": held_up or None,
-            "memory_gb": memory,
+            **figures,
             "skipped_batches": len(position.skipped),
             "damaged_examples": position.damaged,
             "seconds": self._before + time.perf_counter() - self._started,
@@ -251,12 +198,12 @@ class Journal:
         self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._write_summary()
         self._view.figures(line)
-        for words in held_up:
+        for words in figures["held_up"] or ():
             self._say_once(words, position.step)
             self._tracker.alert(cause_of(words), words)
         size = self._summary["parameters"] * BYTES_OF_A_WEIGHT * ROOM
         self._tracker.alert("disk", disk_nearly_full(self._folder, size))
-        self._reset()
+        self._tally.reset()
 
     def _log_trust_ratios(self, position: Position) -> None:
         """A line of their own: there are as many as tensors, in full float64, fetched from the device at once."""
@@ -276,27 +223,14 @@ class Journal:
     def _phase(self) -> dict[str, str]:
         return {"phase": self._plan.phase.name} if self._plan.phase.name else {}
 
-    def _reset(self) -> None:
-        self._counts: list[Agreed] = []
-        self._since = time.perf_counter()
-
     def _write_summary(self) -> None:
         if self._world.rank != 0:
             return
         self._summary[SPENT] = round(time.perf_counter() - self._started, 1)
         try:
             write_summary(self._folder, self._summary)
-        except (
-            OSError,
-            UserError,
-        ) as error:  # a folder that is full or gone for a while must not end the run here
+        except (OSError, UserError) as error:  # full or gone for a while: it must not end the run here
             self._view.warn(str(error))
-
-
-def _in_short(phase: Phase) -> dict[str, Any]:
-    train, length = phase.config.train, phase.config.data.sequence_length
-    batch = {"global_batch": train.global_batch, "sequence_length": length, "lr": phase.config.optim.lr}
-    return {"name": phase.name, "first": phase.first, "last": phase.last, **batch}
 
 
 def is_due(step: int, every: int, last: int) -> bool:
@@ -312,7 +246,3 @@ def _in_json(line: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in line.items()
         if value is not None
     }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

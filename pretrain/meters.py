@@ -52,6 +52,10 @@ class Meter:
         self._sums = {}
         return {"loss": sum(losses), **means} if losses else means
 
+    def forget(self) -> None:
+        """Drops what was counted since the last `read`: it is undone."""
+        self._sums, self._step = {}, {}
+
     def _add(self, name: str, total: Tensor, count: Tensor) -> None:
         old = self._step.get(name)
         now = total.detach()

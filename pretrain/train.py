@@ -6,26 +6,21 @@ save
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from data_pipeline.errors import UserError
-from data_pipeline.loader import Loader
 from pretrain import compiling
 from pretrain.agreement import Agreed, StopRequest, agreed, told_alike
-from pretrain.batch import Shape
 from pretrain.config import RunConfig
 from pretrain.determinism import seed_dropout, set_threads
 from pretrain.engine import Engine, build_engine
 from pretrain.evaluate.held_out import HeldOut
-from pretrain.feeding import Feed, HostShare
+from pretrain.feeding import Feed, HostShare, model_feed, training_loader
 from pretrain.guard import ROLLBACK, Guard, poisoned
 from pretrain.journal import Journal, is_due
-from pretrain.mirror import bring_back
 from pretrain.objectives.base import build
+from pretrain.opening import agreed_run
 from pretrain.optim.schedule import learning_rate
 from pretrain.phases import total_steps
 from pretrain.preflight import Plan, check_run
@@ -33,9 +28,8 @@ from pretrain.pulse import SAVING
 from pretrain.readiness import summary
 from pretrain.report import render
 from pretrain.resume import Position, begin, enter, roll_back, save
-from pretrain.run_folder import check_folder, lock, open_run, run_identity, seen_by_all
 from pretrain.saving import Saver
-from pretrain.watchdog import Watchdog
+from pretrain.watchdog import Watchdog, patience, rank_log
 from pretrain.world import World
 
 STOPPED = 3
@@ -147,38 +141,13 @@ def phases_left(plans: list[Plan], position: Position, last: int) -> Iterator[Pl
             yield plan
 
 
-def agreed_run(
-    config: RunConfig, plans: list[Plan], world: World, console: Console
-) -> tuple[dict[str, Any], Any]:
-    """What the first rank finds or makes in the run folder, and its hold on it; what it refuses, all refuse."""
-
-    def opened() -> tuple[dict[str, Any], Any]:
-        if world.rank != 0:
-            return {}, None
-        check_folder(config, plans)
-        held = lock(Path(config.run.dir))
-        try:
-            if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
-                console.print(line, soft_wrap=True, markup=False)
-            return open_run(config, plans), held
-        except UserError:
-            held.close()
-            raise
-
-    about, held = told_alike(world, opened)
-    about = world.broadcast(about)
-    if not about["finished"]:
-        told_alike(world, lambda: seen_by_all(Path(config.run.dir), about, world))
-    return about, held
-
-
 def loop(run: Run) -> None:
     """Steps until the phase is done, the run has come to run.stop_after, or it is asked to stop."""
     config, journal, position, saver = run.config, run.journal, run.position, run.saver
     phase = run.plan.phase
     last = min(phase.last, config.run.stop_after or phase.last)
     with (
-        training_loader(run) as loader,
+        training_loader(run.plan, run.feed, position, run.world) as loader,
         run.feed.ahead(iter(loader)) as shares,
         Watchdog(config.run.step_limit, rank_log(config, run.world)) as watchdog,
     ):
@@ -272,46 +241,7 @@ def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> Non
     save(run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
 
 
-def model_feed(plan: Plan, engine: Engine, world: World, compiled: bool, console: Console) -> Feed:
-    """What brings this rank its micro-batches: of one shape, and the model compiled for it, where the run is to be."""
-    config, vocabulary, split = plan.phase.config, plan.index.vocabulary, plan.index.train
-    if not compiled:
-        return Feed(world.device, vocabulary.cls, vocabulary.sep)
-    shape = Shape.of(plan.caps_of_one_shape(config, world.size), split.longest)
-    feed = Feed(world.device, vocabulary.cls, vocabulary.sep, shape)
-    compiling.compile_model(engine.module, feed.empty, console)
-    return feed
-
-
-def training_loader(run: Run) -> Loader:
-    """This rank's shares, from the first global batch that the phase has not seen."""
-    config, plan, world = run.config, run.plan, run.world
-    full = run.feed.has_one_shape
-    caps = plan.caps_of_one_shape(config, world.size) if full else plan.caps(plan.index.train, config)
-    start = run.position.batch_of_phase
-    return Loader(
-        plan.index,
-        plan.order(config),
-        caps,
-        rank=world.rank,
-        world=world.size,
-        start_batch=start,
-        masking=plan.masking,
-        skip_damaged=config.data.on_damage == "skip",
-    )
-
-
-def rank_log(config: RunConfig, world: World) -> Path:
-    """Where a rank that hangs leaves its stack."""
-    return Path(config.run.dir) / "logs" / f"rank-{world.rank}.log"
-
-
 def last_step(config: RunConfig) -> int:
     """The step at which this life of the run ends."""
     steps = total_steps(config)
     return min(steps, config.run.stop_after or steps)
-
-
-def patience(config: RunConfig) -> timedelta:
-    """How long ranks wait for each other: longer than a step may take, so that the watchdog speaks first."""
-    return timedelta(seconds=max(1800.0, config.run.step_limit + 600.0))

@@ -6,8 +6,12 @@ Every rank has a watchdog, so that the log of each says where it stood.
 
 import faulthandler
 import signal
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
+
+from pretrain.config import RunConfig
+from pretrain.world import World
 
 LAST_WORDS = 5.0
 """Seconds between the stack and the end: the other ranks, whose clocks run out a little later, write theirs."""
@@ -43,3 +47,13 @@ class Watchdog:
         if self._limit:
             faulthandler.dump_traceback_later(self._limit, file=self._log)
             signal.setitimer(signal.ITIMER_REAL, self._limit + LAST_WORDS)
+
+
+def rank_log(config: RunConfig, world: World) -> Path:
+    """Where a rank that hangs leaves its stack."""
+    return Path(config.run.dir) / "logs" / f"rank-{world.rank}.log"
+
+
+def patience(config: RunConfig) -> timedelta:
+    """How long ranks wait for each other: longer than a step may take, so that the watchdog speaks first."""
+    return timedelta(seconds=max(1800.0, config.run.step_limit + 600.0))

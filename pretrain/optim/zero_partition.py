@@ -1,32 +1,18 @@
-"""DeepSpeed's optimizer after `initialize` in; one map from its flat tensors to named parameters out.
+"""Named pieces of DeepSpeed's flat tensors in; their values, by name, out and back in.
 
-The same map serves the norms of LAMB, and saving and loading by name. Where the pieces are, by what DeepSpeed
-(0.19) put around our optimizer; found by experiment, held by tests/multirank:
-
-| stage, precision  | DeepSpeed's class             | flat tensors                       | parameters in order      |
-|-------------------|-------------------------------|------------------------------------|--------------------------|
-| 0 fp32            | none                          | the module's parameters            | themselves               |
-| 0 bf16            | FP16_UnfusedOptimizer         | fp32_groups[i][j]                  | fp16_groups[i][j]        |
-| 1 bf16            | BF16_Optimizer                | fp32_groups_flat_partition[i]      | bf16_groups[i]           |
-| 1 fp32, fp16; 2   | DeepSpeedZeroOptimizer        | single_partition_of_fp32_groups[i] | round_robin_bit16_groups |
-| 3                 | DeepSpeedZeroOptimizer_Stage3 | fp32_partitioned_groups_flat[k]    | fp16_groups[k]           |
-
-At stages 1 and 2 a rank holds the elements from rank * flat.numel() on of a whole group, zeros behind its end. At
-stage 3 it holds its share of each parameter of a sub-group, and what lies behind a parameter's end is
-uninitialised memory until it is set to zero here. Everything is told by attributes: nothing here imports DeepSpeed.
+The same map serves the norms of LAMB, and saving and loading by name. zero_flats.py finds the pieces.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pretrain.fragments import Fragment
-from pretrain.optim.segments import Layout, Segment, whole
+from pretrain.optim.segments import Layout
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("master", *MOMENTS)
@@ -164,134 +150,3 @@ class PartitionMap:
 def _fill(values: Tensor, found: Tensor | None) -> None:
     if found is not None:
         values.copy_(found)
-
-
-def build_partition_map(
-    wrapper: Any, optimizer: Optimizer, module: nn.Module, rank: int, size: int
-) -> PartitionMap:
-    """The map of a model after `deepspeed.initialize`.
-
-    `wrapper`: the engine's `optimizer`; `optimizer`: our own inside it. Sets stage 3's padding to zero. Raises
-    RuntimeError where the pieces do not add up to the parameters: then DeepSpeed's layout is another than known here.
-    """
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    flats, refresh = _flats(wrapper, optimizer, names, rank)
-    for flat in flats:
-        for start, length in flat.layout.padding():
-            flat.tensor.detach().view(-1)[start : start + length].zero_()
-    shapes = {name: list(_shape(p)) for name, p in module.named_parameters()}
-    buffers = _persistent_buffers(module)
-    shapes.update({name: list(buffer.shape) for name, buffer in buffers.items()})
-    held = {name for flat in flats for name in flat.layout.names}
-    fixed = [_fixed(n, p, rank) for n, p in module.named_parameters() if n not in held]
-    fixed += [Fixed(name, 0, buffer.detach().view(-1), False) for name, buffer in buffers.items()]
-    trainable = {name for name, p in module.named_parameters() if p.requires_grad}
-    if held != trainable:
-        raise RuntimeError(f"not in DeepSpeed's flat tensors: {sorted(trainable ^ held)}")
-    layouts = {id(flat.tensor): flat.layout for flat in flats}
-    return PartitionMap(tuple(flats), tuple(fixed), shapes, rank, size, optimizer, refresh, layouts)
-
-
-Names = dict[int, str]  # id of a parameter -> its name
-Found = tuple[list[Flat], Callable[[], None]]  # flat tensors, and what makes the module follow them
-
-
-def _flats(wrapper: Any, optimizer: Optimizer, names: Names, rank: int) -> Found:
-    """The table above, told by the attributes of DeepSpeed's classes."""
-    if wrapper is optimizer:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        return [Flat(p, whole(names[id(p)], p.numel())) for p in parameters], lambda: None
-    if hasattr(wrapper, "fp32_partitioned_groups_flat"):
-        return _stage_3_flats(wrapper, names, rank)
-    if hasattr(wrapper, "single_partition_of_fp32_groups"):
-        tensors, groups = wrapper.single_partition_of_fp32_groups, wrapper.round_robin_bit16_groups
-        starts = wrapper.round_robin_bit16_offsets
-    elif hasattr(wrapper, "fp32_groups_flat_partition"):
-        tensors, groups = wrapper.fp32_groups_flat_partition, wrapper.bf16_groups
-        starts = [list(accumulate([p.numel() for p in group[:-1]], initial=0)) for group in groups]
-    else:
-        return _unsharded_flats(wrapper, names)
-    flats = [
-        _group_flat(tensor, [(names[id(p)], p.numel(), at) for p, at in zip(group, first, strict=True)], rank)
-        for tensor, group, first in zip(tensors, groups, starts, strict=True)
-    ]
-    return flats, wrapper.update_lp_params
-
-
-def _unsharded_flats(wrapper: Any, names: Names) -> Found:
-    """Stage 0 in low precision: an fp32 master beside each parameter."""
-    pairs = [
-        (master, parameter)
-        for masters, parameters in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True)
-        for master, parameter in zip(masters, parameters, strict=True)
-    ]
-
-    def refresh() -> None:
-        for master, parameter in pairs:
-            parameter.data.copy_(master.data)
-
-    return [Flat(master, whole(names[id(p)], master.numel())) for master, p in pairs], refresh
-
-
-def _group_flat(tensor: Tensor, parameters: list[tuple[str, int, int]], rank: int) -> Flat:
-    """This rank's slice of a flattened group. `parameters`: (name, elements, start in the flattened group)."""
-    low, high = rank * tensor.numel(), (rank + 1) * tensor.numel()
-    segments = []
-    for index, (_, numel, at) in enumerate(parameters):
-        first, last = max(at, low), min(at + numel, high)
-        if first < last:
-            segments.append(Segment(index, first - low, last - first, first - at))
-    names = tuple(name for name, _, _ in parameters)
-    return Flat(tensor, Layout(names, tuple(segments), tensor.numel(), split=True))
-
-
-def _stage_3_flats(wrapper: Any, names: Names, rank: int) -> Found:
-    def refresh() -> None:
-        for group in range(len(wrapper.fp16_groups)):
-            wrapper._reassign_or_swap_out_partitioned_parameters(group)
-        persistent = wrapper.persistent_parameters  # small ones, which every rank keeps whole between steps
-        for parameter in persistent:
-            parameter.partition()
-        if persistent:
-            persistent[0].all_gather(persistent)
-
-    groups = zip(wrapper.fp32_partitioned_groups_flat, wrapper.fp16_groups, strict=True)
-    flats = [_sub_group_flat(tensor, [(names[id(p)], p) for p in group], rank) for tensor, group in groups]
-    return flats, refresh
-
-
-def _sub_group_flat(tensor: Tensor, parameters: list[tuple[str, Any]], rank: int) -> Flat:
-    """This rank's shares of a sub-group, one behind the other, each padded to the parameter's longest share."""
-    segments, at = [], 0
-    for index, (_, parameter) in enumerate(parameters):
-        share, length = _share(parameter, rank)
-        if length:
-            segments.append(Segment(index, at, length, rank * share))
-        at += share
-    if at != tensor.numel():
-        raise RuntimeError(f"a stage 3 sub-group has {tensor.numel()} elements, its parameters {at}")
-    names = tuple(name for name, _ in parameters)
-    return Flat(tensor, Layout(names, tuple(segments), tensor.numel(), split=True))
-
-
-def _share(parameter: Any, rank: int) -> tuple[int, int]:
-    """(elements that stage 3 sets aside for a share, elements of the parameter in this rank's share)."""
-    share = parameter.partition_numel()
-    return share, max(0, min(share, parameter.ds_numel - rank * share))
-
-
-def _shape(parameter: Any) -> torch.Size:
-    return getattr(parameter, "ds_shape", parameter.shape)  # at stage 3 the tensor itself is empty
-
-
-def _fixed(name: str, parameter: Any, rank: int) -> Fixed:
-    """The piece of a frozen parameter on this rank: all of it, or at stage 3 this rank's share."""
-    if not hasattr(parameter, "ds_tensor"):
-        return Fixed(name, 0, parameter.detach().view(-1), split=False)
-    share, length = _share(parameter, rank)
-    return Fixed(name, rank * share, parameter.ds_tensor.data[:length], split=True)
-
-
-def _persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    saved = module.state_dict(keep_vars=True).keys()
-    return {name: buffer for name, buffer in module.named_buffers() if name in saved}

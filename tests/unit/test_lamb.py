@@ -12,7 +12,8 @@ from pretrain.config import OptimSettings
 from pretrain.optim.groups import build_optimizer, parameter_groups, trainable_parameters
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.segments import Layout, Segment, squared_norm
-from pretrain.optim.zero_partition import Flat, PartitionMap, _group_flat, _sub_group_flat
+from pretrain.optim.zero_flats import _group_flat, _sub_group_flat
+from pretrain.optim.zero_partition import Flat, PartitionMap
 
 # Worked example: lr 0.01, eps 1e-6, decay 0.01 on W and z, none on b; gradients clipped to norm 1 before.
 START = {"W": [[1.0, -2.0], [3.0, 0.5]], "b": [0.1, -0.2], "z": [0.0, 0.0]}

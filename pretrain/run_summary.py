@@ -1,0 +1,57 @@
+"""What a run is, and what its earlier lives left, in; the summary.json that a life begins with out."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from data_pipeline.blotting import blot
+from pretrain.config import RunConfig
+from pretrain.engine import Engine
+from pretrain.machine import machine
+from pretrain.monitor import TRUST
+from pretrain.phases import Phase
+from pretrain.preflight import Plan
+from pretrain.resume import real_shapes
+from pretrain.throughput import peak_source
+from pretrain.world import World
+
+
+def begun(
+    config: RunConfig,
+    plans: list[Plan],
+    engine: Engine,
+    world: World,
+    command: str,
+    left: dict[str, Any],
+    lines: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """`left` is the summary of the life before, `lines` what survives of metrics.jsonl: their newest figures stand."""
+    summary: dict[str, Any] = {"started": left.get("started", now()), **machine(world)}
+    for line in lines:
+        if line.get("kind") != TRUST:
+            summary |= {key: value for key, value in line.items() if key != "kind"}
+    summary |= {
+        "command": blot(command),
+        "steps": plans[-1].phase.last,
+        "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
+        "peak_source": peak_source(world.device, config.monitor.peak_tflops),
+        "data": plans[0].index.statistics,
+    }
+    phases = phases_of(plans)
+    return summary | {"phases": phases} if phases else summary
+
+
+def phases_of(plans: list[Plan]) -> list[dict[str, Any]]:
+    """The named phases in short; none where the run has but one without a name."""
+    return [_in_short(plan.phase) for plan in plans] if plans[0].phase.name else []
+
+
+def _in_short(phase: Phase) -> dict[str, Any]:
+    train, length = phase.config.train, phase.config.data.sequence_length
+    batch = {"global_batch": train.global_batch, "sequence_length": length, "lr": phase.config.optim.lr}
+    return {"name": phase.name, "first": phase.first, "last": phase.last, **batch}
+
+
+def now() -> str:
+    """The time of day, to the second, with its zone."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
