@@ -33,14 +33,17 @@ OF_ALLOCATOR = {"TCMALLOC_RELEASE_RATE": "0", "TCMALLOC_LARGE_ALLOC_REPORT_THRES
 
 STOPPED = 3
 """Exit code of a run that a signal ended: saved, and the same command goes on with it."""
-QUIET_CODES = (2, STOPPED)
+REFUSED = 2
+"""Exit code of a mistake of the user, told in one line by the first rank."""
+QUIET_CODES = (REFUSED, STOPPED)
 """Exit codes of ranks that ended as they should: a mistake of the user told in one line; saved after a signal. They
 would come again, or are wanted: nothing is started anew after them."""
 GRACE = 15.0
 """Seconds that the other ranks get to end by themselves after one has failed."""
 LEAVE = 300.0
-"""Seconds that they get after one has come to its end, saved. All ranks save together, so that what may still be done
-is the first rank's: the report, and what W&B is sent, which takes two minutes at most, and one for each artifact."""
+"""Seconds that they get after one has come to its end, saved or refused. All ranks save, and refuse, together, so that
+what may still be done is the first rank's: its line, the report, and what W&B is sent, which takes two minutes at most,
+and one for each artifact."""
 SUPERVISOR = "MASKMILL_SUPERVISOR"
 """Environment of a rank: the process without which it is not to live."""
 
@@ -214,7 +217,7 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
     deadline = math.inf
     while running := [rank for rank in ranks if rank.process.poll() is None]:
         if failed is None and (failed := _first_failed(ranks, but=STOPPED)):
-            deadline = time.monotonic() + GRACE
+            deadline = time.monotonic() + (LEAVE if failed.code == REFUSED else GRACE)
         elif deadline == math.inf and len(running) < len(ranks):
             deadline = time.monotonic() + LEAVE
         if time.monotonic() > deadline:
@@ -226,7 +229,7 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
         print(said, file=sys.stderr)
     ended = [rank for rank in ranks if rank not in running]
     end_all(running)
-    mistaken = next((rank for rank in ranks if rank.code == 2), None)
+    mistaken = next((rank for rank in ranks if rank.code == REFUSED), None)
     return mistaken or failed or _first_failed(ended, but=STOPPED) or _first_failed([*ended, *running])
 
 

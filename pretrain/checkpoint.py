@@ -232,12 +232,14 @@ def all_damaged(run: Path, damaged: Sequence[tuple[Path, str]]) -> UserError:
 def find_checkpoint(path: Path, world: World | None = None) -> Checkpoint:
     """The checkpoint that `path` names: its folder, or a run folder, whose newest one it is. All ranks of `world` (one)
     call this. Raises Damaged where that very one is: who names a model is not handed another."""
+    world = world or World()
     whole = [path] if (path / MARKER).is_file() else checkpoints(path)
-    if not whole:
+    newest = world.broadcast(str(whole[-1]) if whole else "")  # a run that goes on may save one meanwhile
+    if not newest:
         raise UserError("no checkpoint", where=path, expected="a run or checkpoint folder")
-    if found := damage_of(whole[-1], world or World()):
+    if found := damage_of(Path(newest), world):
         raise Damaged(found)
-    return open_checkpoint(whole[-1])
+    return open_checkpoint(Path(newest))
 
 
 def drop(folder: Path) -> None:

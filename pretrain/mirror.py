@@ -35,7 +35,7 @@ from pretrain.marker import Damaged
 from pretrain.monitor import METRICS, read_metrics
 from pretrain.retention import kept
 from pretrain.run_folder import CONFIG, RUN, parsed_run, read_run, refuse_another
-from pretrain.tidying import drop_leftovers, set_aside
+from pretrain.tidying import set_aside
 from pretrain.world import World
 
 
@@ -53,8 +53,9 @@ class Mirror:
         world.together(lambda: self._send(folder, copy, world))
         world.together(lambda: self._end(folder, copy) if world.rank == 0 else None)
 
-    @staticmethod
-    def _send(folder: Path, copy: str, world: World) -> None:
+    def _send(self, folder: Path, copy: str, world: World) -> None:
+        if world.rank == 0:
+            self.refuse_another_run(folder.parents[1])  # it may not have been there to be asked at the start
         for entry in open_checkpoint(folder).files[world.rank :: world.size]:
             upload(folder / entry["file"], f"{copy}/{entry['file']}")
 
@@ -97,12 +98,29 @@ class Mirror:
             self._losses[name] = loss
         return True
 
-    def run(self) -> dict[str, Any] | None:
+    def run(self) -> bytes | None:
         """run.json of the run whose copies these are; None where there are none yet."""
         try:
-            return parsed_run(read_object(f"{self.uri}/{RUN}"), f"{self.uri}/{RUN}")
+            return read_object(f"{self.uri}/{RUN}")
         except FileNotFoundError:
             return None
+
+    def refuse_another_run(self, run: Path) -> None:
+        """Raises UserError where these are copies of another run than the one in the folder `run`."""
+        found, here = self.run(), read_run(run)
+        if found is None or here is None:
+            return
+        theirs = parsed_run(found, f"{self.uri}/{RUN}")
+        if here["id"] != theirs["id"]:
+            raise UserError(
+                f"mirrors another run of these settings, {theirs['id']} (here: {here['id']})",
+                where=self.uri,
+                remedy="choose another checkpoint.mirror",
+            )
+
+    def has(self, step: int) -> bool:
+        """Whether a whole copy of the checkpoint of `step` is there."""
+        return any(_step_of_name(name) == step and self._is_whole(name) for name in self._copies())
 
     def fetch_newest(self, run: Path, above: int = -1, about: bytes = b"") -> int | None:
         """Brings the newest whole copy of a step beyond `above` into `run`, and the history that led to it; returns
@@ -168,21 +186,21 @@ class Mirror:
 
 def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
     """Fills a run folder that has no checkpoint from its mirror; the first rank calls this. Returns a line that says
-    so, empty where there was nothing to do. Raises UserError where the mirror is another run's."""
+    so, empty where there was nothing to do. Raises UserError where the mirror is another run's, or cannot be read and
+    there is nothing here to go on from."""
     folder, mirror = Path(config.run.dir), Mirror(config)
-    theirs = mirror.run()
-    if theirs is None:
+    try:
+        found = mirror.run()
+    except UserError as error:
+        if not checkpoints(folder):
+            raise
+        return f"maskmill: WARNING: {error}; going on from what is here"
+    if found is None:
         return ""
+    theirs = parsed_run(found, f"{mirror.uri}/{RUN}")
     refuse_another(theirs["identity"], identity, mirror.uri, "choose another checkpoint.mirror")
-    drop_leftovers(folder)  # a copy that was fetched by a life that was killed before it could name it
     if checkpoints(folder):
-        here = read_run(folder)
-        if here is not None and here["id"] != theirs["id"]:
-            raise UserError(
-                f"mirrors another run of these settings, {theirs['id']} (here: {here['id']})",
-                where=mirror.uri,
-                remedy="choose another checkpoint.mirror",
-            )
+        mirror.refuse_another_run(folder)
         return ""
     step = mirror.fetch_newest(folder, about=json.dumps(theirs, indent=1).encode())
     if step is None:

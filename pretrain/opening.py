@@ -5,12 +5,12 @@ from typing import Any
 
 from rich.console import Console
 
-from data_pipeline.errors import UserError
 from pretrain.agreement import told_alike
 from pretrain.config import RunConfig
 from pretrain.mirror import bring_back
 from pretrain.preflight import Plan
 from pretrain.run_folder import check_folder, lock, open_run, run_identity, seen_by_all
+from pretrain.tidying import drop_leftovers
 from pretrain.world import World
 
 
@@ -19,21 +19,24 @@ def agreed_run(
 ) -> tuple[dict[str, Any], Any]:
     """What the first rank finds or makes in the run folder, and its hold on it; what it refuses, all refuse."""
 
+    folder = Path(config.run.dir)
+
     def opened() -> tuple[dict[str, Any], Any]:
         if world.rank != 0:
             return {}, None
         check_folder(config, plans)
-        held = lock(Path(config.run.dir))
+        held = lock(folder)
         try:
+            drop_leftovers(folder)  # before anyone asks whether there is room
             if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
                 console.print(line, soft_wrap=True, markup=False)
             return open_run(config, plans), held
-        except UserError:
+        except BaseException:
             held.close()
             raise
 
     about, held = told_alike(world, opened)
     about = world.broadcast(about)
     if not about["finished"]:
-        told_alike(world, lambda: seen_by_all(Path(config.run.dir), about, world))
+        told_alike(world, lambda: seen_by_all(folder, about, world))
     return about, held

@@ -21,7 +21,7 @@ from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.optim.schedule import warmup_updates
-from pretrain.phases import total_steps
+from pretrain.phases import phases_of
 from pretrain.planning.memory import meta_model
 from pretrain.preflight import Plan
 from pretrain.spoken import in_bytes
@@ -55,16 +55,20 @@ def check_room(config: RunConfig, parameters: int) -> str:
 
 
 def checkpoints_made(config: RunConfig) -> int:
-    """Checkpoints that the run makes, that of its end included."""
-    every = config.train.checkpoint_every
-    return math.ceil(total_steps(config) / every) if every else 1
+    """Checkpoints that the run makes, that of the end of each phase included."""
+    made = 0
+    for phase in phases_of(config):
+        every = phase.config.train.checkpoint_every or phase.last
+        made += phase.last // every - phase.first // every + int(phase.last % every > 0)
+    return made
 
 
 def most_kept(config: RunConfig) -> int:
     """Checkpoints of them that stay, at most."""
     settings, made = config.checkpoint, checkpoints_made(config)
     others = made // settings.keep_every if settings.keep_every else 0
-    return min(made, settings.keep + others + int(settings.keep_best and config.train.eval_every > 0))
+    best = settings.keep_best and any(phase.config.train.eval_every for phase in phases_of(config))
+    return min(made, settings.keep + others + int(best))
 
 
 def check_links(world: World) -> str:

@@ -3,21 +3,22 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from data_pipeline.errors import UserError
 from pretrain.checkpoint import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
 from pretrain.config import RunConfig
 from pretrain.mirror import Mirror
-from pretrain.tidying import drop_leftovers, set_aside
+from pretrain.tidying import set_aside
 from pretrain.world import World
 
 
 def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Checkpoint | None:
     """What the run goes on from; None: it begins. All ranks call this. Where the mirror has a newer whole copy than
     the run folder, because the newest here is damaged or gone, it is fetched, verified and used. `say` hears on the
-    first rank, in lines, what was fetched and what was set aside.
+    first rank, in lines, what was fetched, what was set aside, and that a mirror could not be asked.
 
-    Raises UserError where checkpoints are there and none is whole, here or in the mirror."""
+    Raises UserError where checkpoints are there and none is whole, here or in the mirror, and for a mirror that cannot
+    be read where none is whole here."""
     folder = Path(config.run.dir)
-    world.together(lambda: drop_leftovers(folder) if world.rank == 0 else None)
     checkpoint, damaged = newest_whole(folder, world)
 
     def mended() -> bool:
@@ -25,7 +26,16 @@ def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Ch
             return False
         step = None
         if config.checkpoint.mirror:
-            step = Mirror(config).fetch_newest(folder, above=-1 if checkpoint is None else checkpoint.step)
+            try:
+                step = Mirror(config).fetch_newest(
+                    folder, above=-1 if checkpoint is None else checkpoint.step
+                )
+            except UserError as error:
+                if checkpoint is None:
+                    raise
+                say(
+                    f"maskmill: WARNING: {error}; going on from {checkpoint.folder.name}, which is whole here"
+                )
         if step is None and checkpoint is None and damaged:
             raise all_damaged(folder, damaged)
         if step is not None:

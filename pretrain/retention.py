@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from pretrain.config import RunConfig
+from pretrain.phases import phases_of
 
 
 def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:
@@ -11,9 +12,11 @@ def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:
     settings = config.checkpoint
     steps = sorted(losses)
     staying = set(steps[-settings.keep :])
-    apart = settings.keep_every * config.train.checkpoint_every
-    if apart:
-        staying |= {step for step in steps if step % apart == 0}
+    for phase in phases_of(config) if settings.keep_every else ():
+        apart = settings.keep_every * phase.config.train.checkpoint_every
+        staying |= {
+            step for step in steps if apart and phase.first < step <= phase.last and step % apart == 0
+        }
     known = {step: loss for step, loss in losses.items() if loss is not None}
     if settings.keep_best and known:
         # of equal ones the later: it has seen more

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import LATEST, name_latest, save_checkpoint
+from pretrain.checkpoint import FOLDER, LATEST, name_latest, save_checkpoint, step_of
 from pretrain.config import RunConfig
 from pretrain.fragments import Fragment, HostCopies
 from pretrain.mirror import Mirror
@@ -50,8 +50,11 @@ class Saver:
         self._copies = HostCopies()
         self._thread: Thread | None = None
         self._failed: Exception | None = None
+        self._uncopied: Path | None = None  # the newest whole checkpoint, where the mirror may lack it
 
     def __enter__(self) -> "Saver":
+        if self._mirror is not None and self.saved:
+            self._start(self._catch_up, self._run / FOLDER / f"step-{self.saved:08d}")
         return self
 
     def __exit__(
@@ -69,10 +72,7 @@ class Saver:
         copies = self._copies.take(fragments)
         state = json.loads(json.dumps(state))
         self._held = time.perf_counter() - self._began
-        self._thread = Thread(
-            target=self._work, args=(step, copies, shapes, state), name="checkpoint", daemon=True
-        )
-        self._thread.start()
+        self._start(self._work, step, copies, shapes, state)
 
     def wait(self) -> None:
         """Waits for the save under way. What failed was told; it is tried again when the caller saves again."""
@@ -84,13 +84,26 @@ class Saver:
 
     def rolled_back(self, step: int) -> None:
         """The run is at the checkpoint of `step` again, and no newer one is whole. All ranks call this."""
-        self.saved = step
+        self.saved, self._failed = step, None
+        if self._uncopied is not None and step_of(self._uncopied) != step:
+            self._uncopied = None
 
-    def finish(self) -> None:
-        """Waits for the save under way, and raises the UserError of one that failed, on all ranks."""
+    def finish(self, *, for_good: bool = False) -> None:
+        """Waits for the save under way and raises the UserError of one that failed, on all ranks. What was not mirrored
+        is tried once more; where the run ends `for_good`, and no later life makes up for it, that raises as well."""
         self.wait()
         if self._failed is not None:
             raise self._failed
+        try:
+            self._copy()
+        except UserError as error:
+            if for_good:
+                raise
+            self._warn(f"the newest checkpoint was not mirrored: {error}", "the next start tries again")
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._thread = Thread(target=work, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
 
     def _work(self, step: int, copies: list[Fragment], shapes: dict[str, list[int]], state: dict) -> None:
         try:
@@ -105,17 +118,35 @@ class Saver:
                 error  # a mistake in the program, or ranks that are gone: the training loop raises it
             )
             return
-        self._failed, self.saved = None, step
+        self._failed, self.saved, self._uncopied = None, step, folder
         self._tell(step, folder)
         self._name_latest(folder)
         try:
             self._world.together(lambda: drop_old(self._config) if self._world.rank == 0 else None)
-            if self._mirror is not None:
-                self._mirror.copy(folder, self._world)
+            self._copy()
         except UserError as error:
             self._warn(
                 f"the checkpoint of step {step:,} is saved here, but was not mirrored or tidied up: {error}"
             )
+        except Exception as error:
+            self._failed = error
+
+    def _copy(self) -> None:
+        if self._mirror is not None and self._uncopied is not None:
+            self._mirror.copy(self._uncopied, self._world)
+        self._uncopied = None
+
+    def _catch_up(self, folder: Path) -> None:
+        """The life before may have been killed between a checkpoint and its copy."""
+        mirror = self._mirror
+        assert mirror is not None
+        self._uncopied = folder
+        try:
+            if any(self._world.together(lambda: self._world.rank == 0 and mirror.has(step_of(folder)))):
+                self._uncopied = None
+            self._copy()
+        except UserError as error:
+            self._warn(f"{folder.name} is whole here, and may not be mirrored: {error}")
         except Exception as error:
             self._failed = error
 
@@ -132,7 +163,9 @@ class Saver:
             except (OSError, UserError) as error:  # the last byte of the disk, say; the folders decide
                 self._warn(f"{folder.name} is saved, but {LATEST} still names the one before: {error}")
 
-    def _warn(self, line: str) -> None:
+    def _warn(
+        self, line: str, then: str = "training goes on, and tries again at the next checkpoint"
+    ) -> None:
         if self._world.rank == 0:
-            line = f"maskmill: WARNING: {line}; training goes on, and tries again at the next checkpoint"
+            line = f"maskmill: WARNING: {line}; {then}"
             self._console.print(line, soft_wrap=True, markup=False, style="bold red")

@@ -47,7 +47,9 @@ def drop_old(config: RunConfig) -> None:
     run = Path(config.run.dir)
     folders = {step_of(folder): folder for folder in checkpoints(run)}
     staying = kept({step: held_out_loss(folder) for step, folder in folders.items()}, config)
-    damaged = [f for f in (run / FOLDER).glob(f"step-*{DAMAGED}") if 0 <= step_of(f) <= max(staying)]
+    damaged = [
+        f for f in (run / FOLDER).glob(f"step-*{DAMAGED}") if 0 <= step_of(f) <= max(staying, default=-1)
+    ]
     for folder in [*(folder for step, folder in folders.items() if step not in staying), *damaged]:
         drop(folder)
 

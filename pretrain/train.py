@@ -119,7 +119,9 @@ def run_phases(
             now = plan.phase.config
             feed, held_out = model_feed(plan, engine, world, compiled, console), HeldOut(plan, now, world)
             loop(Run(now, plan, engine, feed, held_out, journal, position, saver, guard, stop, world))
-        journal.ended("finished" if position.step >= total_steps(config) else "stopped")
+        done = position.step >= total_steps(config)
+        saver.finish(for_good=done)
+        journal.ended("finished" if done else "stopped")
     # nobody leaves while another still connects: a life may find that nothing is left to do
     world.gather(None)
     return position.step

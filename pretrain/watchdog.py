@@ -5,10 +5,12 @@ Every rank has a watchdog, so that the log of each says where it stood.
 """
 
 import faulthandler
+import os
 import signal
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
+from typing import IO, Any
 
 from pretrain.config import RunConfig
 from pretrain.world import World
@@ -28,8 +30,7 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         if self._limit:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._log = self._path.open("ab")
+            self._log = self._opened()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             self.feed()
         return self
@@ -41,6 +42,14 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._log.close()
+
+    def _opened(self) -> IO[Any]:
+        """A run folder that has gone is not made anew: what comes back in its place would lie inside it."""
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            return self._path.open("ab")
+        except OSError:
+            return os.fdopen(os.dup(2), "ab")
 
     def feed(self) -> None:
         """Something came to its end: the time begins anew."""

@@ -99,28 +99,32 @@ class World:
     def together(self, action: Callable[[], Any]) -> list[Any]:
         """What `action` returns on each rank (JSON), in order of rank, on every rank.
 
-        Where it raises on some rank, all raise: the others a UserError that tells the first such rank's."""
+        Where it raises on some rank, all raise: the others what the first such rank tells, as a UserError where it is
+        one for a person, as a RuntimeError where the program failed."""
         told: dict[str, Any] = {}
         raised: Exception | None = None
         try:
             told["value"] = action()
         except UserError as error:
             raised = error
-            told["error"] = [error.what, error.where, error.expected, error.remedy]
+            told["refused"] = [error.what, error.where, error.expected, error.remedy]
         except OSError as error:
             raised = UserError(error.strerror or str(error), where=error.filename or "")
-            told["error"] = [raised.what, raised.where, "", ""]
+            told["refused"] = [raised.what, raised.where, "", ""]
         except Exception as error:
             raised = error
-            told["error"] = [f"{type(error).__name__}: {error}", "", "", ""]
+            told["failed"] = f"{type(error).__name__}: {error}"
         found = self.gather(told)
         if raised is not None:
             raise raised
-        failed = [rank for rank, one in enumerate(found) if "error" in one]
-        if failed:
-            what, where, expected, remedy = found[failed[0]]["error"]
-            others = f" and {len(failed) - 1} more" if failed[1:] else ""
-            what = f"{what} (on rank {failed[0]}{others} of {self.size})"
+        for rank, one in enumerate(found):
+            if "failed" in one:
+                raise RuntimeError(f"{one['failed']} (on rank {rank} of {self.size})")
+        refused = [rank for rank, one in enumerate(found) if "refused" in one]
+        if refused:
+            what, where, expected, remedy = found[refused[0]]["refused"]
+            others = f" and {len(refused) - 1} more" if refused[1:] else ""
+            what = f"{what} (on rank {refused[0]}{others} of {self.size})"
             raise UserError(what, where=where, expected=expected, remedy=remedy)
         return [one["value"] for one in found]
 

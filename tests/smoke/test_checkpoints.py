@@ -7,11 +7,13 @@ import pickle
 import shutil
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
 from data_pipeline import remote
+from pretrain import readiness
 from pretrain.marker import sealed
 from pretrain.resume import _going_on
 from tests.command_line import BUCKET, Maskmill, described, setting
@@ -266,3 +268,19 @@ def test_secrets_are_written_nowhere(
     ]
     assert leaks == []
     assert setting(settings, "data.sources").count(IN_URI) == 3
+
+
+def test_what_a_killed_save_left_takes_no_room(
+    run: Path, tiny: list[str], maskmill: Maskmill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes before the room is looked at: else the restart could be refused for it."""
+    left, found, check_room = run / "checkpoints" / "step-00000006.5f0c81ab.partial", [], readiness.check_room
+
+    def noted(*arguments: Any) -> str:
+        found.append(left.exists())
+        return check_room(*arguments)
+
+    left.mkdir()
+    monkeypatch.setattr(readiness, "check_room", noted)
+    maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}", "run.stop_after=5")
+    assert found == [False]

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -263,6 +264,38 @@ def test_which_stay() -> None:
     assert kept(losses, config) == {20, 40, 45, 50}
     config.checkpoint.keep_every, config.checkpoint.keep_best, config.checkpoint.keep = 0, False, 1
     assert kept(losses, config) == {50}
+
+
+def test_of_each_phase_those_at_its_own_multiples_stay() -> None:
+    config = run_config(Path("run"), keep=1)
+    config.train.checkpoint_every, config.checkpoint.keep_every = 0, 2
+    config.phases = [
+        {"name": "one", "train": {"steps": 40, "checkpoint_every": 10}},
+        {"name": "two", "train": {"steps": 40, "checkpoint_every": 15}},
+        {"name": "three", "train": {"steps": 40}},
+    ]
+    assert kept(dict.fromkeys((10, 20, 30, 40, 45, 60, 75, 80, 110)), config) == {20, 40, 60, 110}
+
+
+def test_a_folder_that_has_gone_has_nothing_old(tmp_path: Path) -> None:
+    """Between the save that made it whole and what follows: the next save says so."""
+    aside = tmp_path / "checkpoints" / "step-00000004.damaged"
+    aside.mkdir(parents=True)
+    drop_old(run_config(tmp_path))
+    assert aside.is_dir()
+
+
+def test_all_ranks_take_the_checkpoint_that_the_first_one_found(tmp_path: Path) -> None:
+    """A run that goes on may save another meanwhile."""
+
+    class Second(World):
+        def broadcast(self, value: Any) -> Any:
+            return str(tmp_path / "checkpoints" / "step-00000005")
+
+    for step in (5, 10):
+        save(tmp_path, step)
+    assert find_checkpoint(tmp_path, Second()).step == 5
+    assert find_checkpoint(tmp_path).step == 10
 
 
 def test_old_ones_go(tmp_path: Path) -> None:

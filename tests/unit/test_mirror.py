@@ -14,13 +14,15 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.remote import object_names, read_object, write_object
 from data_pipeline.storage import write_whole
-from pretrain import mirror, run_folder, train
+from pretrain import mirror, opening, run_folder
 from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config import RunConfig
 from pretrain.mirror import Mirror, bring_back
 from pretrain.monitor import read_metrics
 from pretrain.recovery import recovered
 from pretrain.run_folder import read_run
+from pretrain.saving import Saver
+from pretrain.tidying import drop_leftovers
 from pretrain.world import World
 from tests.command_line import BUCKET
 
@@ -123,6 +125,7 @@ def mirrored(tmp_path: Path, name: str, *steps: int) -> RunConfig:
 
 def recover(config: RunConfig) -> tuple[Checkpoint | None, str]:
     """What the run goes on from, and what is said."""
+    drop_leftovers(Path(config.run.dir))  # as each start does
     assert bring_back(config, IDENTITY) == "", "its folder is there"
     said: list[str] = []
     return recovered(config, World(), said.append), "\n".join(said)
@@ -271,7 +274,7 @@ Start = Callable[[RunConfig], Checkpoint | None]
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """What `maskmill train` does before it trains: the supervisor looks at the run folder, the first rank takes hold
     of it, brings back what it lacks and mends what is damaged. Returns what the run goes on from."""
-    for module in (run_folder, train):
+    for module in (run_folder, opening):
         monkeypatch.setattr(module, "run_identity", lambda plans: IDENTITY)
     holds: list[Any] = []
 
@@ -279,12 +282,12 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
         holds.append(run_folder.lock(folder))
         return holds[-1]
 
-    monkeypatch.setattr(train, "lock", noted)
+    monkeypatch.setattr(opening, "lock", noted)
 
     def started(config: RunConfig) -> Checkpoint | None:
         try:
             run_folder.check_folder(config, [])
-            train.agreed_run(config, [], World(), Console(quiet=True))
+            opening.agreed_run(config, [], World(), Console(quiet=True))
             return recovered(config, World(), lambda line: None)
         finally:
             while holds:  # the process ends, killed or not, and with it its hold
@@ -377,17 +380,25 @@ def test_mending_killed_at_any_moment_is_gone_on_with(endpoint: str, tmp_path: P
     assert at > 5
 
 
-def test_a_store_that_goes_away_while_it_mends_leaves_what_was_there(
+def test_a_store_that_goes_away_while_it_mends_leaves_what_is_whole_here(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With nothing whole here it is refused; else the run goes on, and ends where it would have ended."""
     config = mirrored(tmp_path, "mending-away", 5, 10)
     harm(config, 10)
-
+    alone = mirrored(tmp_path, "mending-alone", 10)
+    harm(alone, 10)
     with monkeypatch.context() as patch:
         patch.setattr(mirror, "download", away)
         with pytest.raises(UserError, match="no answer"):
-            recover(config)
-    assert names(config) == ["step-00000005", "step-00000010"]
+            recover(alone)
+        found, said = recover(config)
+    assert names(alone) == ["step-00000010"]
+    assert names(config) == ["step-00000005", "step-00000010.damaged"]
+    assert found is not None
+    assert (found.step, is_right(found)) == (5, True)
+    assert "WARNING: " in said
+    assert "no answer; going on from step-00000005, which is whole here" in said
     found, said = recover(config)
     assert found is not None
     assert (found.step, is_right(found)) == (10, True)
@@ -425,6 +436,45 @@ def test_another_runs_mirror_is_refused(endpoint: str, tmp_path: Path) -> None:
     save(Path(mine.run.dir), 1)
     with pytest.raises(UserError, match="mirrors another run of these settings"):
         bring_back(mine, IDENTITY)
+
+
+def test_a_mirror_that_cannot_be_asked_ends_no_run_that_has_a_checkpoint_here(
+    endpoint: str, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = mirrored(tmp_path, "no-answer", 5)
+    fresh = elsewhere(config, tmp_path, "fresh")
+
+    def silent(uri: str) -> bytes:
+        raise UserError("cannot be read: no answer", where=uri)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "read_object", silent)
+        assert "going on from what is here" in bring_back(config, IDENTITY)
+        found = start(config)
+        with pytest.raises(UserError, match="no answer"):
+            start(fresh)
+    assert found is not None
+    assert found.step == 5
+
+
+def test_nothing_is_written_over_another_runs_copies(endpoint: str, tmp_path: Path) -> None:
+    """At the start the mirror may not have been there to be asked."""
+    theirs = mirrored(tmp_path, "another", 5)
+    mine = made(tmp_path, "mine", "def")
+    mine.checkpoint.mirror = theirs.checkpoint.mirror
+    with pytest.raises(UserError, match="mirrors another run of these settings, abc"):
+        Mirror(mine).copy(save(Path(mine.run.dir), 10), World())
+    assert steps(theirs) == ["step-00000005"]
+
+
+def test_a_checkpoint_whose_copy_was_killed_is_copied_by_the_next_life(endpoint: str, tmp_path: Path) -> None:
+    config = mirrored(tmp_path, "caught-up", 5)
+    config.checkpoint.keep = 2
+    save(Path(config.run.dir), 10)  # whole here, and the process is killed
+    for _ in range(2):
+        with Saver(config, World(), Console(quiet=True), 10) as saver:
+            saver.finish(for_good=True)
+        assert steps(config) == ["step-00000005", "step-00000010"], "once"
 
 
 def test_an_empty_mirror_changes_nothing(endpoint: str, tmp_path: Path) -> None:

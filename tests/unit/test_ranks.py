@@ -72,6 +72,18 @@ raise RuntimeError("connection closed by peer")
     assert capfd.readouterr().err == "maskmill: shard 7 is damaged\n"
 
 
+def test_the_first_rank_may_take_its_time_to_say_what_all_refuse(start, capfd) -> None:  # type: ignore[no-untyped-def]
+    """It may have W&B to tell before: longer than after a crash (0.5 s here)."""
+    body = """
+if rank == 0:
+    time.sleep(1.5)
+    print("maskmill: shard 7 is damaged", file=sys.stderr)
+sys.exit(2)
+"""
+    assert start(body) == 2
+    assert capfd.readouterr().err == "maskmill: shard 7 is damaged\n"
+
+
 def test_a_crash_is_shown_with_its_rank_and_the_waiting_ones_end(start, capfd) -> None:  # type: ignore[no-untyped-def]
     began = time.monotonic()
     assert start("time.sleep(60) if rank == 0 else os.kill(os.getpid(), signal.SIGKILL)") == 128 + 9

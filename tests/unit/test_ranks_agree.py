@@ -19,6 +19,7 @@ from pretrain.agreement import StopRequest, agreed
 from pretrain.config import RunConfig
 from pretrain.guard import Guard
 from pretrain.resume import Position
+from pretrain.watchdog import Watchdog
 from pretrain.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,13 @@ with watchdog.Watchdog(float(sys.argv[1]), Path(sys.argv[2])) as dog:
 time.sleep(2 * float(sys.argv[1]))
 print("went on")
 """
+
+
+def test_a_run_folder_that_has_gone_is_not_made_anew(tmp_path: Path) -> None:
+    """It could not come back under its name."""
+    with Watchdog(100, tmp_path / "gone" / "logs" / "rank-0.log"):
+        pass
+    assert not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize("ends", ["hang", "well"])

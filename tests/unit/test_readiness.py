@@ -46,6 +46,15 @@ def test_room_for_the_checkpoints_that_are_kept_and_one_more(
         (["checkpoint.keep_every=4"], 3 + 10 // 4),
         (["train.steps=150"], 2),
         (["train.checkpoint_every=0"], 1),
+        (["phases=[{name: one, train: {steps: 400}}, {name: two, train: {steps: 100, eval_every: 5}}]"], 4),
+        (
+            [
+                "checkpoint.keep_every=2",
+                "train.checkpoint_every=0",
+                "phases=[{name: one, train: {steps: 450, checkpoint_every: 100}}, {name: two, train: {steps: 100}}]",
+            ],
+            3 + (5 + 1) // 2,
+        ),
     ],
 )
 def test_how_many_checkpoints_stay(settings: list[str], kept: int) -> None:

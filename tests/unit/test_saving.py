@@ -137,16 +137,51 @@ def test_latest_is_for_people_and_costs_no_checkpoint(tmp_path: Path, shown: Sho
     assert "NOT saved" not in shown.getvalue()
 
 
-def test_what_a_mirror_refuses_is_told_and_the_save_counts(tmp_path: Path, shown: Shown) -> None:
-    saver = saver_of(tmp_path, shown)
+class Away:
+    """A mirror that refuses its first copies."""
 
-    class Broken:
-        def copy(self, folder: Path, world: World) -> None:
+    def __init__(self, refused: int) -> None:
+        self.refused, self.copied = refused, list[str]()
+
+    def copy(self, folder: Path, world: World) -> None:
+        self.refused -= 1
+        if self.refused >= 0:
             raise UserError("cannot be written", where="s3://bucket/run")
+        self.copied.append(folder.name)
 
-    saver._mirror = Broken()  # type: ignore[assignment]
+
+@pytest.mark.parametrize("refused", [1, 9])
+def test_what_a_mirror_refuses_is_told_and_tried_again_at_the_end(
+    tmp_path: Path, shown: Shown, refused: int
+) -> None:
+    """A life that is stopped leaves it to the next one; the run's last one says so by its exit code."""
+    saver = saver_of(tmp_path, shown)
+    saver._mirror = away = Away(refused)  # type: ignore[assignment]
     saver.save(1, pieces(1), SHAPES, state(1))
-    saver.finish()
+    saver.wait()
     assert saver.saved == 1
     assert "step 1 is saved here, but was not mirrored" in shown.getvalue()
+    saver.finish()
+    assert ("the newest checkpoint was not mirrored" in shown.getvalue()) == (refused == 9)
+    if refused == 9:
+        with pytest.raises(UserError, match="cannot be written"):
+            saver.finish(for_good=True)
+    saver.finish()
+    assert away.copied == ["step-00000001"] * (refused == 1)
+
+
+def test_a_rollback_forgets_what_failed_at_a_step_that_is_undone(
+    tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = saver_of(tmp_path, shown)
+    saver._mirror = away = Away(9)  # type: ignore[assignment]
+    saver.save(4, pieces(4), SHAPES, state(4))
+    saver.wait()
+    works_again = failing(monkeypatch, OSError(28, "No space left on device"))
+    saver.save(6, pieces(6), SHAPES, state(6))
+    saver.wait()
+    saver.rolled_back(2)  # that of step 4 is damaged, and set aside
+    works_again()
+    saver.finish(for_good=True)
+    assert (saver.saved, away.copied) == (2, [])
     assert WEIGHT[0, 0] == 0
