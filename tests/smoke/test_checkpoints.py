@@ -13,8 +13,10 @@ import fsspec
 import pytest
 
 from data_pipeline import remote
+from data_pipeline.errors import UserError
 from pretrain import readiness
 from pretrain.marker import sealed
+from pretrain.mirror import Mirror
 from pretrain.resume import _going_on
 from tests.command_line import BUCKET, Maskmill, described, setting
 from tests.run_ends import assert_same_weights, final
@@ -284,3 +286,23 @@ def test_what_a_killed_save_left_takes_no_room(
     monkeypatch.setattr(readiness, "check_room", noted)
     maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}", "run.stop_after=5")
     assert found == [False]
+
+
+def test_a_run_whose_last_checkpoint_is_not_mirrored_is_not_finished(
+    endpoint: str, run: Path, tiny: list[str], maskmill: Maskmill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirrored = [*tiny, *RUN, f"run.dir={run}", f"checkpoint.mirror=s3://{BUCKET}/last"]
+
+    def full(*_arguments: Any) -> None:
+        raise UserError("cannot be written: the bucket is full", where="s3://bucket")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "copy", full)
+        said = maskmill("train", "demo", *mirrored, code=2).stderr
+    assert "the bucket is full" in said
+    assert final(run, 6).step == 6
+    maskmill("train", "demo", *mirrored)
+    assert [
+        n for n in remote.object_names(f"s3://{BUCKET}/last/checkpoints") if n.startswith("step-00000006")
+    ]
+    assert "nothing to do" in maskmill("train", "demo", *mirrored).stdout
