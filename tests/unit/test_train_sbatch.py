@@ -45,6 +45,7 @@ class Script:
             "SLURM_JOB_NUM_NODES": "2",
             "SLURM_JOB_PARTITION": "main",
             "WANDB_API_KEY": "canary-of-a-key",
+            "SLURM_JWT": "canary-of-a-token",
         }
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
