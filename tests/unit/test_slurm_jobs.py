@@ -18,7 +18,7 @@ from launch.recipe import load_config
 from launch.slurm import SCRIPTS, arguments, with_options
 from launch.stages import STAGES, Job, Request, Size
 from pretrain.pulse import PULSE
-from tests.command_line import ROOT, Maskmill, setting
+from tests.command_line import ROOT, SECRETS, Maskmill, setting
 
 NASTY = 'it\'s $(touch planted) `touch planted` "q" 50% a,b\nline'
 
@@ -141,30 +141,35 @@ def test_each_waits_for_the_one_before_and_goes_when_that_fails(
     assert kept["command"].startswith("maskmill slurm demo")
 
 
-def prepared_by_the_script(cluster: Cluster, stages: str) -> list[list[str]]:
-    """What slurm/prepare.sbatch submits where discover finds that these stages have something to do."""
+def prepared_by_the_script(cluster: Cluster, stages: str, *settings: str) -> tuple[list[list[str]], str]:
+    """What slurm/prepare.sbatch submits where discover finds that these stages have something to do; what it says."""
     cluster._write("maskmill", f"echo '3 units to read, in the stages {stages}'")
-    subprocess.run(
-        ["bash", str(ROOT / "slurm/prepare.sbatch"), "demo"],
+    done = subprocess.run(
+        ["bash", str(ROOT / "slurm/prepare.sbatch"), "demo", *settings],
         env=os.environ | {"SLURM_JOB_ID": "7", "LOGS": f"{cluster.folder}/50%"},
         cwd=cluster.folder,
         check=True,
         capture_output=True,
+        text=True,
     )
-    return cluster.told()
+    return cluster.told(), done.stdout + done.stderr
 
 
 def test_the_batch_script_submits_what_there_is_to_do(cluster: Cluster, tmp_path: Path) -> None:
-    calls = prepared_by_the_script(cluster, ", ".join(stages_of(DataSettings())))
+    calls, said = prepared_by_the_script(cluster, ", ".join(stages_of(DataSettings())), *SECRETS)
     submitted = [word for call in calls for word in call if word.startswith("--job-name")]
     assert submitted == [f"--job-name=maskmill-{n}-7" for n in ("read", "plan", "gather", "write", "finish")]
     assert f"--output={tmp_path}/50%%/plan.log" in calls[1], "sbatch puts something else in for a lone %"
+    assert f"logs in {tmp_path}/50%\n" in said
+    assert all(set(SECRETS) < set(call) for call in calls), "the jobs get them as they are"
+    assert "finishes demo data.sources=[s3://***@host/c.txt] checkpoint.mirror=s3://bucket/run?***\n" in said
+    assert "canary" not in said
 
 
 def test_the_preparation_is_that_of_the_batch_script(cluster: Cluster, tmp_path: Path) -> None:
     """slurm/prepare.sbatch submits the same stages, with the same options, when it is called by itself."""
     mine = chain(request_for(settings(tmp_path, "data.duplicates=documents")), ["vocab", "prepare"]).jobs
-    theirs = prepared_by_the_script(cluster, ", ".join(NAMES[1:]))
+    theirs, _ = prepared_by_the_script(cluster, ", ".join(NAMES[1:]))
     sizes = ("--cpus-per-task", "--mem", "--mem-per-cpu", "--array", "--time")
     stages = ["fingerprint", "repeats", "read", "plan", "gather", "write", "finish"]
     assert names(mine) == ["vocab", "discover", *stages]
@@ -333,10 +338,12 @@ def test_verb_sbatch_runs_a_verb(tmp_path: Path) -> None:
     script = ["bash", str(ROOT / "slurm/verb.sbatch")]
     environment = os.environ | {"MASKMILL": "echo said", "SLURM_RESTART_COUNT": "1"}
     done = subprocess.run(
-        [*script, "export", "demo", "a b"], env=environment, capture_output=True, text=True, check=True
+        [*script, "inspect", SECRETS[0], "a b"], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "said export demo a b"
-    assert "life 1" in done.stdout
+    head, said = done.stdout.splitlines()
+    assert said == f"said inspect {SECRETS[0]} a b"
+    assert "life 1" in head
+    assert "canary" not in head
     assert (
         subprocess.run([*script, "export"], env=environment, capture_output=True, check=False).returncode == 2
     )

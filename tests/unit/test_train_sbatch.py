@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import ROOT, until
+from tests.command_line import ROOT, SECRETS, until
 
 STAND_INS = {
     "srun": 'echo "srun $*" >>"$TOLD"; trap \'echo "srun got USR1" >>"$TOLD"; exit 3\' USR1; '
@@ -48,9 +48,9 @@ class Script:
             "SLURM_JWT": "canary-of-a-token",
         }
 
-    def start(self, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *settings: str, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", str(ROOT / "slurm/train.sbatch"), "demo", "run.dir=r"],
+            ["bash", str(ROOT / "slurm/train.sbatch"), "demo", "run.dir=r", *settings],
             env=self.environment | variables,
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -58,9 +58,9 @@ class Script:
             text=True,
         )
 
-    def run(self, **variables: str) -> tuple[int, str]:
+    def run(self, *settings: str, **variables: str) -> tuple[int, str]:
         """Exit code and output."""
-        process = self.start(**variables)
+        process = self.start(*settings, **variables)
         output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
@@ -86,6 +86,16 @@ def test_the_ranks_get_the_command_and_a_log_each(script: Script) -> None:
     assert "canary" not in output
     assert "scontrol requeue 7" not in script.told()
     assert "SLURM_JOB_ID=7" not in script.run(SLURM_RESTART_COUNT="1")[1], "once"
+
+
+def test_credentials_in_settings_are_not_logged(script: Script) -> None:
+    code, output = script.run(*SECRETS, SRUN_OPTIONS="--export=ALL,WANDB_API_KEY=canary")
+    assert code == 0
+    assert "canary" not in output
+    assert "maskmill train demo run.dir=r data.sources=[s3://***@host/c.txt]" in output
+    assert "checkpoint.mirror=s3://bucket/run?***" in output
+    command = next(line for line in script.told() if line.startswith("srun"))
+    assert command.endswith(" ".join(SECRETS)), "the ranks get them as they are"
 
 
 def test_logs_go_to_the_folder_of_the_run(script: Script) -> None:
