@@ -100,11 +100,11 @@ def test_credentials_in_settings_are_not_logged(script: Script) -> None:
 
 def test_logs_go_to_the_folder_of_the_run(script: Script) -> None:
     assert script.run(RUN_DIR="run.dir = my 50% r")[0] == 0
-    assert (script.folder / "my 50% r" / "logs" / "faults").exists()
+    assert (script.folder / "my 50% r" / "logs" / "faults-7").exists()
     command = next(line for line in script.told() if line.startswith("srun"))
     assert f"--output={script.folder}/my 50%% r/logs/rank-%t.log" in command, "%% is srun's word for %"
     script.run(RUN_DIR="run.dir = r", LOGS=str(script.folder / "elsewhere"))
-    assert (script.folder / "elsewhere" / "faults").exists()
+    assert (script.folder / "elsewhere" / "faults-7").exists()
     assert not (script.folder / "r").exists()
 
 
@@ -148,6 +148,15 @@ def test_a_fault_requeues_without_its_node(script: Script) -> None:
     assert code == 137
     assert "that is enough" in output
     assert "scontrol requeue 7" not in script.told()[before:]
+
+
+def test_faults_of_an_earlier_job_of_the_run_do_not_count(script: Script) -> None:
+    run = {"RUN_DIR": "run.dir = r", "CODE": "137", "RESTARTS": "1"}
+    assert script.run(**run)[0] == 0
+    assert script.run(**run)[0] == 137, "this job has been requeued once"
+    assert script.run(**run, SLURM_JOB_ID="8")[0] == 0
+    assert script.told().count("scontrol requeue 8") == 1
+    assert script.run(**run, SLURM_JOB_ID="8")[0] == 137
 
 
 @pytest.mark.parametrize("code", [2, 3])
