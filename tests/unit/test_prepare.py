@@ -224,6 +224,25 @@ def test_files_of_other_kinds_are_named(maskmill: Maskmill, tiny: list[str], tmp
     assert "passed over" not in maskmill("prepare", "demo", *tiny).stdout
 
 
+def test_names_that_are_not_utf8_are_named_or_refused_in_one_line(
+    maskmill: Maskmill, tiny: list[str], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    shutil.copy(setting(tiny, "data.sources"), corpus / "a.txt")
+    other = Path(os.fsdecode(bytes(corpus) + b"/\xff.pdf"))
+    other.write_text("no")
+    own = [*tiny, f"data.sources={corpus}", f"data.out={tmp_path}/shards"]
+    for _ in ("made", "there already"):
+        told = maskmill("prepare", "demo", *own).stdout
+        assert "passed over 1 file of other kinds: \\udcff.pdf\n" in told
+    other.rename(Path(os.fsdecode(bytes(corpus) + b"/\xff.txt")))
+    own[-1] = f"data.out={tmp_path}/others"
+    line = maskmill("prepare", "demo", *own, code=2).stderr
+    assert f"{corpus}/\\udcff.txt: its name is not UTF-8 (rename the file or its folder)" in line
+    assert len(line.splitlines()) == 1
+
+
 def test_the_plan_follows_from_documents_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = DataSettings(shard_tokens=40, min_donors=4)
     assert plan([corpus_of([1, 2]), corpus_of([3])], settings) == [Partition(TRAIN, 1, 3, (Unit(0, 3),))]
