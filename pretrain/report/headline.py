@@ -155,6 +155,8 @@ def _loss_tile(run: RunRecord) -> str:
     if held_out is None:
         train = run.final("mlm_loss")
         about = "In training; this run was not evaluated on held-out text."
+        if "held_out_mlm_loss" in run.held_out:
+            about = "In training; on held-out text the newest was no number."
         return _tile("Masked-token loss", text(train), "nats", about) if train is not None else ""
     if entropy is None:
         return _tile("Held-out masked-token loss", text(held_out), "nats", "Lower is better.", wide=True)

@@ -195,6 +195,27 @@ def test_advice_names_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     assert advice(read_run(make_run(tmp_path / "well"))) == []
 
 
+@pytest.mark.parametrize("status", ["running", "finished"])
+def test_a_held_out_loss_that_is_no_number_is_not_hidden_by_the_one_before(
+    tmp_path: Path, status: str
+) -> None:
+    held_out = [{**EVALUATION, "step": step} for step in (50, 100)]
+    held_out[1]["held_out_mlm_loss"] = None  # as the journal writes it
+    lines = [train_line(step) for step in range(1, 101)]
+    told = {**SUMMARY, "status": status, "held_out_mlm_loss": None}
+    run = make_run(tmp_path / "run", lines=[*lines, *held_out], summary=told)
+    assert read_run(run).final("held_out_mlm_loss") is None
+    assert read_run(run).final("held_out_mlm_accuracy") == EVALUATION["held_out_mlm_accuracy"]
+    grave = [one.what for one in advice(read_run(run)) if one.grave]
+    assert grave == ["From step 100 on, the held-out masked-token loss is not finite in 1 evaluations."]
+    page = page_of(run)
+    assert "On text it has not seen" not in page.text
+    assert "on held-out text the newest was no number" in page.text
+    held_out[1]["step"], held_out[0]["step"] = 50, 100  # and well again
+    run = make_run(tmp_path / "well", lines=[*lines, *held_out], summary={**SUMMARY, "status": status})
+    assert read_run(run).final("held_out_mlm_loss") == EVALUATION["held_out_mlm_loss"]
+
+
 def test_the_pace_is_that_of_the_newest_phase(tmp_path: Path) -> None:
     """Three of its steps, of four minutes each, after fifty of one minute."""
     phases = [
