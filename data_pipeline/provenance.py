@@ -68,10 +68,31 @@ def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
 
 
 def noted(out: str) -> dict[str, Any]:
-    """What the folder's log says; empty where there is none."""
+    """What the folder's log says; empty where there is none, and of what in it is torn or not as it was written."""
     where = join(out, LOG)
-    found = json.loads(read_bytes(where)) if exists(where) else {}
-    return found if isinstance(found, dict) else {}
+    try:
+        found = json.loads(read_bytes(where)) if exists(where) else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    odd = {"sources": _are_sources, "passed_over": _is_summary}
+    return {key: value for key, value in found.items() if key not in odd or odd[key](value)}
+
+
+def _are_sources(rows: Any) -> bool:
+    return isinstance(rows, list) and all(
+        isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) for row in rows
+    )
+
+
+def _is_summary(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("files"), int)
+        and isinstance(names := value.get("first"), list)
+        and all(isinstance(name, str) for name in names)
+    )
 
 
 def what_changed(settings: DataSettings) -> str:

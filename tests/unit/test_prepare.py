@@ -195,6 +195,34 @@ def test_files_are_known_by_their_bytes_where_only_the_time_differs(
         prepare(settings_for(text, tmp_path / "shards", **other), silent)
 
 
+@pytest.mark.parametrize(
+    "log",
+    [
+        b'{"sources": [["0.txt", 17',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[]",
+        *(
+            b'{"contents": 7, "passed_over": %s, "sources": %s}' % (odd, odd)
+            for odd in (
+                b"7",
+                b'"ab"',
+                b"[7]",
+                b"[[]]",
+                b'[[["a"], 1, 2]]',
+                b'{"files": "9", "first": [7]}',
+                b"null",
+            )
+        ),
+    ],
+)
+def test_a_torn_or_odd_log_notes_nothing(text: Path, tmp_path: Path, log: bytes) -> None:
+    (tmp_path / provenance.LOG).write_bytes(log)
+    settings = settings_for(text, tmp_path)
+    assert provenance.what_changed(settings) == ""
+    assert provenance.in_words(provenance.noted(settings.out).get("passed_over", {})) == ""
+
+
 def test_what_is_hashed_is_what_was_read(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what somebody wrote there meanwhile."""
     shutil.copytree(text / "corpus", tmp_path / "corpus")
