@@ -15,6 +15,7 @@ from typing import Any
 
 from data_pipeline.bytestream import filesystem, patiently, reading
 from data_pipeline.errors import UserError
+from data_pipeline.formats import SourceFile
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import source_files
 from data_pipeline.storage import exists, is_uri, join, read_bytes
@@ -25,14 +26,31 @@ HASHED = 1 << 30
 """Bytes of sources: some seconds."""
 NAMED = 5
 """Files passed over that are named; the others are counted."""
-_MARKS = ("ETag", "etag", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
-"""What fsspec's stores call it."""
+_MARKS = (
+    *(
+        "ETag",
+        "etag",
+        "blob_id",
+        "LastModified",
+        "Last-Modified",
+        "last_modified",
+        "updated",
+        "mtime",
+        "created",
+    ),
+    *("modify", "modificationTime"),
+)
+"""What fsspec's stores call it: hf blob_id, ftp modify, webhdfs modificationTime."""
 
 
 def described_sources(settings: DataSettings, passed_over: list[str] | None = None) -> list[list[Any]]:
     """Name, size and time (or mark) of each source file, without the folder that it lies in. To `passed_over` the names
     of files of other kinds are added. Raises UserError, as `discover`."""
-    return [[f.name, f.size, _mark(f.uri)] for f in source_files(settings, passed_over)]
+    return _described(source_files(settings, passed_over))
+
+
+def _described(files: Sequence[SourceFile]) -> list[list[Any]]:
+    return [[file.name, file.size, _mark(file.uri)] for file in files]
 
 
 def summary(passed_over: Sequence[str]) -> dict[str, Any]:
@@ -56,7 +74,7 @@ def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
         return ""
     try:
         files = source_files(settings)
-        if any(is_uri(f.uri) for f in files) or described_sources(settings) != sources:
+        if any(is_uri(f.uri) for f in files) or _described(files) != sources:
             return ""
         digest = hashlib.sha256()
         for file in files:

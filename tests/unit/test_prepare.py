@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prepare_material import corpus_of, hashes, settings_for, silent
 
 from data_pipeline import executors, provenance
 from data_pipeline.errors import UserError
+from data_pipeline.formats import SourceFile
 from data_pipeline.index import HELD_OUT, TRAIN, Index
 from data_pipeline.learning import learn_vocabulary
 from data_pipeline.packing import original_tokens
@@ -19,6 +22,7 @@ from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
+from data_pipeline.sources import source_files
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -193,6 +197,42 @@ def test_files_are_known_by_their_bytes_where_only_the_time_differs(
     file.write_text(file.read_text().swapcase())
     with pytest.raises(UserError, match=r"its sources had .*a\.txt"):
         prepare(settings_for(text, tmp_path / "shards", **other), silent)
+
+
+@pytest.mark.parametrize(
+    ("info", "mark"),
+    [
+        ({"blob_id": "5c2b", "size": 1, "last_commit": None}, "5c2b"),  # hf
+        ({"modify": "20260304101500", "unique": "1", "size": 1}, "20260304101500"),  # ftp
+        ({"modificationTime": 1772619300000, "size": 1}, "1772619300000"),  # webhdfs
+        ({"ETag": '"5c2b"', "LastModified": "then", "size": 1}, '"5c2b"'),  # s3
+        ({"size": 1}, 0),
+    ],
+)
+def test_each_store_has_a_mark_of_its_content(
+    info: dict[str, Any], mark: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SimpleNamespace(info=lambda path: info | {"name": path})
+    monkeypatch.setattr(provenance, "filesystem", lambda uri: (store, uri))
+    monkeypatch.setattr(
+        provenance,
+        "source_files",
+        lambda *_: [SourceFile("hf://datasets/a/b/c.txt", "c.txt", "text", "", 1)],
+    )
+    assert provenance.described_sources(DataSettings()) == [["c.txt", 1, mark]]
+
+
+def test_the_sources_are_listed_once_to_be_hashed(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, listings = settings_for(text, text / "nowhere"), []
+    sources = provenance.described_sources(settings)
+
+    def listed(*arguments: Any) -> list[SourceFile]:
+        listings.append(arguments)
+        return source_files(*arguments)
+
+    monkeypatch.setattr(provenance, "source_files", listed)
+    assert len(provenance.contents(settings, sources)) == 64
+    assert len(listings) == 1
 
 
 @pytest.mark.parametrize(
