@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,9 @@ def as_script(chain: Chain, environment: Mapping[str, str]) -> str:
 
 def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str) -> list[dict[str, Any]]:
     """Submits the jobs; number, name and log of each, and the job that it waits for. The run folder keeps that with
-    `command`, for `maskmill status`. Raises UserError while jobs live that were submitted for this run before, and,
-    with what is submitted taken back, where sbatch refuses one."""
+    `command`, for `maskmill status`, from the first job on: whatever ends this process, they are known. Raises
+    UserError while jobs live that were submitted for this run before, and where sbatch refuses one. Whatever it
+    raises, what is submitted is taken back."""
     if shutil.which("sbatch", path=environment.get("PATH")) is None:
         raise UserError(
             "sbatch is not found",
@@ -130,20 +132,23 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
         )
     if chain.jobs:
         _check_none_lives(run, environment)
-    submitted: list[dict[str, Any]] = []
-    for job in chain.jobs:
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        after = submitted[-1]["job"] if submitted else ""
-        try:
+    place, submitted = run / SUBMITTED, list[dict[str, Any]]()
+    before = place.read_bytes() if place.is_file() else None
+    try:
+        for job in chain.jobs:
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+            after = submitted[-1]["job"] if submitted else ""
             number = _sbatch(arguments(job, after), {**environment, **job.environment})
-        except UserError:
-            _take_back([one["job"] for one in submitted], environment)
-            raise
-        place = str(job.log).replace("%j", number).replace("%A", number)
-        submitted.append({"job": number, "stage": job.stage, "name": job.name, "after": after, "log": place})
-    if submitted:
-        words = {"command": blot(command), "jobs": submitted}
-        write_whole(run / SUBMITTED, json.dumps(words, indent=1).encode())
+            log = str(job.log).replace("%j", number).replace("%A", number)
+            submitted.append(
+                {"job": number, "stage": job.stage, "name": job.name, "after": after, "log": log}
+            )
+            write_whole(place, json.dumps({"command": blot(command), "jobs": submitted}, indent=1).encode())
+    except BaseException:
+        _take_back([one["job"] for one in submitted], environment)
+        with suppress(OSError, UserError):
+            place.unlink(missing_ok=True) if before is None else write_whole(place, before)
+        raise
     return submitted
 
 

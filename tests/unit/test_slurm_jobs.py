@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.prepare import NAMES, stages_of
 from data_pipeline.settings import DataSettings
+from launch import slurm
 from launch.chain import chain
 from launch.recipe import load_config
-from launch.slurm import SCRIPTS, arguments, with_options
+from launch.slurm import SCRIPTS, arguments, submit, with_options
 from launch.stages import STAGES, Job, Request, Size
 from pretrain.pulse import PULSE
 from tests.command_line import ROOT, SECRETS, Maskmill, setting
@@ -251,6 +253,39 @@ def test_a_job_that_is_refused_takes_back_those_before_it(
     assert "sbatch refused the job maskmill-plan: invalid partition" in line
     assert cluster.told()[-1][:-1] == ["scancel", "100", "101", "102"]
     assert not (tmp_path / "run/logs/slurm.json").exists()
+
+
+@pytest.mark.parametrize("earlier", [None, b'{"command": "of last week", "jobs": []}'])
+@pytest.mark.parametrize("ends", ["interrupted", "disk full"])
+def test_what_is_submitted_is_known_at_once_and_taken_back_whatever_happens(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, earlier: bytes | None
+) -> None:
+    request = request_for(settings(tmp_path))
+    run, real_sbatch, real_write = tmp_path / "run", slurm._sbatch, slurm.write_whole
+    place = run / "logs/slurm.json"
+    if earlier is not None:
+        place.parent.mkdir(parents=True)
+        place.write_bytes(earlier)
+    known: list[int] = []
+
+    def sbatch(command: list[str], environment: Mapping[str, str]) -> str:
+        known.append(len(json.loads(place.read_text())["jobs"]) if place.exists() else 0)
+        if ends == "interrupted" and len(known) == 3:
+            raise KeyboardInterrupt
+        return real_sbatch(command, environment)
+
+    def write(path: Path, data: bytes) -> None:
+        if ends == "disk full" and len(known) == 2 and data != earlier:
+            raise UserError("cannot be written: No space left on device")
+        real_write(path, data)
+
+    monkeypatch.setattr(slurm, "_sbatch", sbatch)
+    monkeypatch.setattr(slurm, "write_whole", write)
+    with pytest.raises(KeyboardInterrupt if ends == "interrupted" else UserError):
+        submit(chain(request, list(STAGES)), os.environ, run, "maskmill slurm demo")
+    assert known == ([0, 1, 2] if ends == "interrupted" else [0, 1])
+    assert cluster.told()[-1][:-1] == ["scancel", "100", "101"]
+    assert (place.read_bytes() if place.exists() else None) == earlier
 
 
 def test_nothing_is_submitted_while_jobs_of_the_run_live(
