@@ -122,7 +122,8 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
     """Submits the jobs; number, name and log of each, and the job that it waits for. The run folder keeps that with
     `command`, for `maskmill status`, from the first job on: whatever ends this process, they are known. Raises
     UserError while jobs live that were submitted for this run before, and where sbatch refuses one. Whatever it
-    raises, what is submitted is taken back."""
+    raises, what is submitted is taken back; where that fails, a UserError names these jobs, and the run folder keeps
+    them."""
     if shutil.which("sbatch", path=environment.get("PATH")) is None:
         raise UserError(
             "sbatch is not found",
@@ -144,8 +145,9 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
                 {"job": number, "stage": job.stage, "name": job.name, "after": after, "log": log}
             )
             write_whole(place, json.dumps({"command": blot(command), "jobs": submitted}, indent=1).encode())
-    except BaseException:
-        _take_back([one["job"] for one in submitted], environment)
+    except BaseException as error:
+        if left := _take_back([one["job"] for one in submitted], environment):
+            raise _left_behind(error, left) from error
         with suppress(OSError, UserError):
             place.unlink(missing_ok=True) if before is None else write_whole(place, before)
         raise
@@ -202,9 +204,26 @@ def _asked(command: list[str], environment: Mapping[str, str]) -> subprocess.Com
         ) from None
 
 
-def _take_back(numbers: Sequence[str], environment: Mapping[str, str]) -> None:
-    if numbers and shutil.which("scancel", path=environment.get("PATH")):
-        subprocess.run(["scancel", *numbers], env=dict(environment), timeout=ANSWER, check=False)
+def _take_back(numbers: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Cancels the jobs; returns those that may live on because scancel did not do it."""
+    if not numbers:
+        return ()
+    try:
+        return numbers if _asked(["scancel", *numbers], environment).returncode else ()
+    except UserError:
+        return numbers
+
+
+def _left_behind(error: BaseException, numbers: Sequence[str]) -> UserError:
+    """What went wrong first, and the jobs that it leaves alive."""
+    what, where = _one_line(str(error)) or type(error).__name__, "--submit"
+    if isinstance(error, UserError):
+        what, where = error.what, error.where
+    return UserError(
+        f"{what}; jobs that were submitted before could not be cancelled: {', '.join(numbers)}",
+        where=where,
+        remedy=f"scancel {' '.join(numbers)}",
+    )
 
 
 def _one_line(text: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.prepare import NAMES, stages_of
 from data_pipeline.settings import DataSettings
 from launch import slurm
-from launch.chain import chain
+from launch.chain import Chain, chain
 from launch.recipe import load_config
 from launch.slurm import SCRIPTS, arguments, submit, with_options
 from launch.stages import STAGES, Job, Request, Size
@@ -286,6 +287,34 @@ def test_what_is_submitted_is_known_at_once_and_taken_back_whatever_happens(
     assert known == ([0, 1, 2] if ends == "interrupted" else [0, 1])
     assert cluster.told()[-1][:-1] == ["scancel", "100", "101"]
     assert (place.read_bytes() if place.exists() else None) == earlier
+
+
+@pytest.mark.parametrize("scancel", ["hangs", "fails", "is missing"])
+def test_jobs_that_cannot_be_taken_back_are_named_beside_the_real_error(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scancel: str
+) -> None:
+    real = subprocess.run
+    raised = {"hangs": subprocess.TimeoutExpired("scancel", 60.0), "is missing": FileNotFoundError("scancel")}
+    cluster._write("scancel", "exit 1")
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if command[0] == "scancel" and scancel in raised:
+            raise raised[scancel]
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    jobs = with_options(
+        chain(request_for(settings(tmp_path)), list(STAGES)).jobs, ["read:--partition=refused"]
+    )
+    with pytest.raises(UserError) as caught:
+        submit(Chain(jobs, {}), os.environ, tmp_path / "run", "maskmill slurm demo")
+    line = str(caught.value)
+    assert "sbatch refused the job maskmill-read: invalid partition" in line
+    assert "could not be cancelled: 100, 101 (scancel 100 101)" in line
+    kept = json.loads((tmp_path / "run/logs/slurm.json").read_text())
+    assert [job["job"] for job in kept["jobs"]] == ["100", "101"], (
+        "whoever submits again is told that they live"
+    )
 
 
 def test_nothing_is_submitted_while_jobs_of_the_run_live(
