@@ -119,14 +119,15 @@ def close_job(job: Job) -> None:
             remove_partial_files(folder)
 
 
-def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) -> Job:
+def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool, afresh: bool = False) -> Job:
     """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
-    other settings; together with other processes, that is a UserError. So is an `out` that holds anything else."""
+    other settings; together with other processes, that is a UserError. So is an `out` that holds anything else.
+    Together, the sources are those that the first process found, unless they are to be looked up `afresh`."""
     recipe = recipe_of(settings, vocabulary)
     if settings.tokens and settings.mode == "exact":
         raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
     work = _work_folder(settings)
-    sources, passed_over = _found_sources(work, settings, together=together)
+    sources, passed_over = _found_sources(work, settings, afresh=afresh or not together)
     identity = {"settings": deciding_values(settings), "vocabulary": vocabulary.sha256, "sources": sources}
     note = canonical_json({"identity": identity, "given": settings.sources, "passed_over": passed_over})
     if is_uri(settings.out):
@@ -149,11 +150,11 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool) 
 
 
 def _found_sources(
-    work: Path, settings: DataSettings, *, together: bool
+    work: Path, settings: DataSettings, *, afresh: bool
 ) -> tuple[list[list[Any]], dict[str, Any]]:
-    """The source files and what is passed over; together with other processes, what the first of them found, so that
+    """The source files and what is passed over; unless `afresh`, what the first of several processes found, so that
     not every one has to look."""
-    note = _note(work) if together else None
+    note = None if afresh else _note(work)
     if note and note["given"] == settings.sources:
         return note["identity"]["sources"], note.get("passed_over", {})
     passed_over: list[str] = []

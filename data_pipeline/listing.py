@@ -56,7 +56,7 @@ def files_of(source: str, passed_over: list[str] | None = None) -> list[SourceFi
     files = [ask(partial(_source_file, fs, p, p.removeprefix(root), picky)) for p in paths]
     known = [f for f in files if f]
     if passed_over is not None:
-        passed_over += [p.removeprefix(root) for p, f in zip(paths, files, strict=True) if not f]
+        passed_over += [_shown(p.removeprefix(root)) for p, f in zip(paths, files, strict=True) if not f]
     if not known:
         instead = next((i for p in paths for suffix, i in _INSTEAD.items() if p.lower().endswith(suffix)), "")
         raise UserError(
@@ -130,6 +130,10 @@ def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | Non
         with reading(uri):
             kind = _kind_inside(uri, compression, picky)
     if kind:
+        if _shown(uri) != uri:  # it is part of the ids of the file's documents
+            raise UserError(
+                "its name is not UTF-8", where=_shown(uri), remedy="rename the file or its folder"
+            )
         size = fs.size(path)
         return SourceFile(uri, name, kind, compression, size or 0, total=-1 if size is None else size)
     if picky and ending in _INSTEAD:
@@ -141,6 +145,11 @@ def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | Non
             "its suffix names no format", where=path, expected=_EXPECTED, remedy="rename the file"
         )
     return None
+
+
+def _shown(name: str) -> str:
+    """The name of a file as text; bytes of it that are not UTF-8 as \\udcNN."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _kind_inside(uri: str, compression: str, picky: bool) -> str | None:

@@ -71,9 +71,10 @@ def prepare_share(settings: DataSettings, show: executors.Stage, name: str, shar
             "exact mode is one process", where="--stage", remedy="leave it out, or data.mode=fast"
         )
     vocabulary = _checked(settings)
-    if _existing(settings, vocabulary, with_sources=name == DISCOVER):  # once, not by each of many tasks
+    looks = name == DISCOVER  # at the sources: once, not by each of many tasks
+    if _existing(settings, vocabulary, with_sources=looks):
         return f"already prepared: {settings.out}"
-    job = open_job(settings, vocabulary, together=True)
+    job = open_job(settings, vocabulary, together=True, afresh=looks)
     if name == DISCOVER:
         passed_over = in_words(job.passed_over)
         words = f"{len(job.units)} units to read, in the stages {', '.join(stages_of(settings))}"

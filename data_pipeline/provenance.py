@@ -15,6 +15,7 @@ from typing import Any
 
 from data_pipeline.bytestream import filesystem, patiently, reading
 from data_pipeline.errors import UserError
+from data_pipeline.formats import SourceFile
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import source_files
 from data_pipeline.storage import exists, is_uri, join, read_bytes
@@ -25,14 +26,31 @@ HASHED = 1 << 30
 """Bytes of sources: some seconds."""
 NAMED = 5
 """Files passed over that are named; the others are counted."""
-_MARKS = ("ETag", "etag", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
-"""What fsspec's stores call it."""
+_MARKS = (
+    *(
+        "ETag",
+        "etag",
+        "blob_id",
+        "LastModified",
+        "Last-Modified",
+        "last_modified",
+        "updated",
+        "mtime",
+        "created",
+    ),
+    *("modify", "modificationTime"),
+)
+"""What fsspec's stores call it: hf blob_id, ftp modify, webhdfs modificationTime."""
 
 
 def described_sources(settings: DataSettings, passed_over: list[str] | None = None) -> list[list[Any]]:
     """Name, size and time (or mark) of each source file, without the folder that it lies in. To `passed_over` the names
     of files of other kinds are added. Raises UserError, as `discover`."""
-    return [[f.name, f.size, _mark(f.uri)] for f in source_files(settings, passed_over)]
+    return _described(source_files(settings, passed_over))
+
+
+def _described(files: Sequence[SourceFile]) -> list[list[Any]]:
+    return [[file.name, file.size, _mark(file.uri)] for file in files]
 
 
 def summary(passed_over: Sequence[str]) -> dict[str, Any]:
@@ -56,7 +74,7 @@ def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
         return ""
     try:
         files = source_files(settings)
-        if any(is_uri(f.uri) for f in files) or described_sources(settings) != sources:
+        if any(is_uri(f.uri) for f in files) or _described(files) != sources:
             return ""
         digest = hashlib.sha256()
         for file in files:
@@ -68,10 +86,31 @@ def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
 
 
 def noted(out: str) -> dict[str, Any]:
-    """What the folder's log says; empty where there is none."""
+    """What the folder's log says; empty where there is none, and of what in it is torn or not as it was written."""
     where = join(out, LOG)
-    found = json.loads(read_bytes(where)) if exists(where) else {}
-    return found if isinstance(found, dict) else {}
+    try:
+        found = json.loads(read_bytes(where)) if exists(where) else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    odd = {"sources": _are_sources, "passed_over": _is_summary}
+    return {key: value for key, value in found.items() if key not in odd or odd[key](value)}
+
+
+def _are_sources(rows: Any) -> bool:
+    return isinstance(rows, list) and all(
+        isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) for row in rows
+    )
+
+
+def _is_summary(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("files"), int)
+        and isinstance(names := value.get("first"), list)
+        and all(isinstance(name, str) for name in names)
+    )
 
 
 def what_changed(settings: DataSettings) -> str:

@@ -36,7 +36,7 @@ from data_pipeline.shards import write_shard
 from data_pipeline.sources import SourceFile, read
 from data_pipeline.spool import spooled
 from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
-from data_pipeline.storage import join, temporary_folder, whole_folder, write_whole
+from data_pipeline.storage import exists, join, temporary_folder, whole_folder, write_whole
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
@@ -121,10 +121,15 @@ def write_unit(
 
 def deliver(shard: Path, uri: str) -> None:
     """Moves a shard and its block table into a folder of an object store, each whole, the table first; nothing where
-    `uri` is empty."""
+    `uri` is empty. Another process may do the same at once: who takes a file away has sent the very bytes."""
     if uri:
         for file in (shard.with_suffix(".json"), shard):
-            upload(file, join(uri, file.name))
+            there = join(uri, file.name)
+            try:
+                upload(file, there)
+            except FileNotFoundError:
+                if file.exists() or not exists(there):  # what is missing is the bucket
+                    raise
             file.unlink(missing_ok=True)
 
 

@@ -4,8 +4,8 @@
 #   the working folder takes files     a full disk and a folder of another user are what stops most runs
 #   the GPUs answer, if there are any  a container can lose them while it runs (after a restart of the host's daemons)
 #   the run goes on, if it is named    HEALTH_RUN=runs/demo: a line of its metrics, or a beat of its pulse, in the last
-#                                      HEALTH_SECONDS (3600), from the start of the container on; a run that says that it
-#                                      has ended, whatever its end, is well
+#                                      HEALTH_SECONDS (3600), from the start of the container and of the run's newest
+#                                      life on; a run that says that it has ended, whatever its end, is well
 #
 # A step that hangs ends by itself (run.step_limit) and is not this script's business.
 
@@ -26,7 +26,7 @@ fi
 
 if [[ -n ${HEALTH_RUN:-} ]]; then
   newest=$(stat --format=%Y /proc/1)
-  for file in "$HEALTH_RUN"/{metrics.jsonl,summary.json,.pulse.json}; do
+  for file in "$HEALTH_RUN"/{run.json,metrics.jsonl,summary.json,.pulse.json}; do
     if [[ -e $file ]]; then
       changed=$(stat --format=%Y "$file")
       newest=$((changed > newest ? changed : newest))
@@ -34,6 +34,9 @@ if [[ -n ${HEALTH_RUN:-} ]]; then
   done
   age=$(($(date +%s) - newest))
   ended='"status": *"(finished|stopped|failed)"'
+  if [[ $HEALTH_RUN/run.json -nt $HEALTH_RUN/summary.json ]]; then # that was the life before: a new one has begun
+    ended='"status": *"finished"'                                  # no life begins after this one
+  fi
   if ((age > ${HEALTH_SECONDS:-3600})) && ! grep -Eqs "$ended" "$HEALTH_RUN/summary.json"; then
     fail "nothing new in $HEALTH_RUN for $age s"
   fi

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,10 @@ def as_script(chain: Chain, environment: Mapping[str, str]) -> str:
 
 def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str) -> list[dict[str, Any]]:
     """Submits the jobs; number, name and log of each, and the job that it waits for. The run folder keeps that with
-    `command`, for `maskmill status`. Raises UserError while jobs live that were submitted for this run before, and,
-    with what is submitted taken back, where sbatch refuses one."""
+    `command`, for `maskmill status`, from the first job on: whatever ends this process, they are known. Raises
+    UserError while jobs live that were submitted for this run before, and where sbatch refuses one. Whatever it
+    raises, what is submitted is taken back; where that fails, a UserError names these jobs, and the run folder keeps
+    them."""
     if shutil.which("sbatch", path=environment.get("PATH")) is None:
         raise UserError(
             "sbatch is not found",
@@ -130,20 +133,24 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
         )
     if chain.jobs:
         _check_none_lives(run, environment)
-    submitted: list[dict[str, Any]] = []
-    for job in chain.jobs:
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        after = submitted[-1]["job"] if submitted else ""
-        try:
+    place, submitted = run / SUBMITTED, list[dict[str, Any]]()
+    before = place.read_bytes() if place.is_file() else None
+    try:
+        for job in chain.jobs:
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+            after = submitted[-1]["job"] if submitted else ""
             number = _sbatch(arguments(job, after), {**environment, **job.environment})
-        except UserError:
-            _take_back([one["job"] for one in submitted], environment)
-            raise
-        place = str(job.log).replace("%j", number).replace("%A", number)
-        submitted.append({"job": number, "stage": job.stage, "name": job.name, "after": after, "log": place})
-    if submitted:
-        words = {"command": blot(command), "jobs": submitted}
-        write_whole(run / SUBMITTED, json.dumps(words, indent=1).encode())
+            log = str(job.log).replace("%j", number).replace("%A", number)
+            submitted.append(
+                {"job": number, "stage": job.stage, "name": job.name, "after": after, "log": log}
+            )
+            write_whole(place, json.dumps({"command": blot(command), "jobs": submitted}, indent=1).encode())
+    except BaseException as error:
+        if left := _take_back([one["job"] for one in submitted], environment):
+            raise _left_behind(error, left) from error
+        with suppress(OSError, UserError):
+            place.unlink(missing_ok=True) if before is None else write_whole(place, before)
+        raise
     return submitted
 
 
@@ -197,9 +204,26 @@ def _asked(command: list[str], environment: Mapping[str, str]) -> subprocess.Com
         ) from None
 
 
-def _take_back(numbers: Sequence[str], environment: Mapping[str, str]) -> None:
-    if numbers and shutil.which("scancel", path=environment.get("PATH")):
-        subprocess.run(["scancel", *numbers], env=dict(environment), timeout=ANSWER, check=False)
+def _take_back(numbers: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Cancels the jobs; returns those that may live on because scancel did not do it."""
+    if not numbers:
+        return ()
+    try:
+        return numbers if _asked(["scancel", *numbers], environment).returncode else ()
+    except UserError:
+        return numbers
+
+
+def _left_behind(error: BaseException, numbers: Sequence[str]) -> UserError:
+    """What went wrong first, and the jobs that it leaves alive."""
+    what, where = _one_line(str(error)) or type(error).__name__, "--submit"
+    if isinstance(error, UserError):
+        what, where = error.what, error.where
+    return UserError(
+        f"{what}; jobs that were submitted before could not be cancelled: {', '.join(numbers)}",
+        where=where,
+        remedy=f"scancel {' '.join(numbers)}",
+    )
 
 
 def _one_line(text: str) -> str:

@@ -119,12 +119,12 @@ def _figures(
     if speeds:
         status.tokens_per_s = median(speeds)
     status.step_seconds = _step_seconds(pace, summary)
-    beaten = pulse.get("step", 0)
+    measured, beaten = status.step, pulse.get("step", 0)
     if summary.get("status") == "running" and beaten > status.step:  # between two lines of the log
         status.step = beaten
     if status.steps and status.step_seconds is not None:
         phases = _objects(summary.get("phases"))
-        status.seconds_left = seconds_left(status.step, status.step_seconds, status.steps, phases)
+        status.seconds_left = seconds_left(status.step, status.step_seconds, status.steps, phases, measured)
 
 
 def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:

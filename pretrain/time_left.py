@@ -6,18 +6,32 @@ from typing import Any
 from pretrain.forgiving import number
 
 
-def seconds_left(step: int, a_step: float, steps: int, phases: Sequence[dict[str, Any]]) -> float:
-    """Of a run of `steps` steps that has done `step` of them, at `a_step` seconds each. `phases`: as summary.json has
-    them, none for a run without; steps of a later phase count by their tokens."""
-    here = next((place for place, phase in enumerate(phases) if step <= _of(phase, "last")), None)
+def seconds_left(
+    step: int, a_step: float, steps: int, phases: Sequence[dict[str, Any]], measured: float | None = None
+) -> float:
+    """Of a run of `steps` steps that has done `step` of them, at `a_step` seconds each, which were measured up to the
+    step `measured` (None: up to `step`). `phases`: as summary.json has them, none for a run without; steps of other
+    phases than that of the measure count by their tokens."""
+    here = _place(step, phases)
     if here is None:
         return max(0, steps - step) * a_step
-    size = _tokens(phases[here])
-    left = (_of(phases[here], "last") - step) * a_step
-    for phase in phases[here + 1 :]:
-        count = max(0.0, _of(phase, "last") - _of(phase, "first"))
+    known = _place(step if measured is None else measured, phases)
+    size = _tokens(phases[here if known is None else known])
+    left = 0.0
+    for phase in phases[here:]:
+        count = max(0.0, _of(phase, "last") - max(_of(phase, "first"), step))
         left += count * a_step * (_tokens(phase) / size if size else 1.0)
     return left
+
+
+def phase_at(step: float, phases: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The phase that the run's step `step`, counted from 1, is of; None where there is none."""
+    place = _place(step, phases)
+    return None if place is None else phases[place]
+
+
+def _place(step: float, phases: Sequence[dict[str, Any]]) -> int | None:
+    return next((place for place, phase in enumerate(phases) if step <= _of(phase, "last")), None)
 
 
 def _tokens(phase: dict[str, Any]) -> float:

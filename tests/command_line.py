@@ -19,6 +19,12 @@ winter morning night road horse carriage village church bell""".split()  # noqa:
 BUCKET = "mill"
 """The bucket of the S3 server that tests start."""
 
+SECRETS = [
+    "data.sources=[s3://AKIA:canary/of+a@key@host/b/*.txt,https://canary@host/c.txt]",
+    "checkpoint.mirror=s3://bucket/run?X-Amz-Signature=canary&sig=canary;canary",
+]
+"""Settings with what must never be shown; each value holds the word canary."""
+
 TINY = [  # a model and a run that take seconds
     "vocabulary.size=300",
     "data.sequence_length=32",

@@ -162,8 +162,13 @@ def _scores(figures: Mapping[str, float], index: Index) -> "str | dict[str, obje
 def _figures(run: Path, step: int) -> dict[str, float]:
     """The held-out figures of this very step."""
     here = [line for line in read_metrics(run) if line.get("kind") == "eval" and line.get("step") == step]
-    figures = {key: value for line in here for key, value in line.items() if key not in ("kind", "step")}
+    figures = {key: value for line in here for key, value in line.items() if _is_score(key)}
     return {key: float(value) for key, value in figures.items() if isinstance(value, int | float)}
+
+
+def _is_score(name: str) -> bool:
+    """An evaluation also logs how long it took."""
+    return name.startswith("held_out_") or name == "unigram_entropy"
 
 
 def _shown(value: Any) -> object:

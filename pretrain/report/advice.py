@@ -66,12 +66,21 @@ def _ends(run: RunRecord) -> list[Advice]:
 
 def _broken(run: RunRecord) -> list[Advice]:
     names = {"loss": "the loss", "mlm_loss": "the masked-token loss", "grad_norm": "the gradient norm"}
+    held_out = {
+        "held_out_mlm_loss": "the held-out masked-token loss",
+        "held_out_loss": "the held-out loss",
+    }
+    return [*_not_finite(run.train, names, "log lines"), *_not_finite(run.held_out, held_out, "evaluations")]
+
+
+def _not_finite(metrics: dict[str, Points], names: dict[str, str], lines: str) -> list[Advice]:
+    """Of the first of these metrics that has a value which is no number."""
     for name, words in names.items():
-        points = run.train.get(name)
+        points = metrics.get(name)
         if points is not None and (wrong := points.steps[~np.isfinite(points.values)]).size:
             return [
                 Advice(
-                    f"From step {text(float(wrong[0]))} on, {words} is not finite in {wrong.size:,} log lines.",
+                    f"From step {text(float(wrong[0]))} on, {words} is not finite in {wrong.size:,} {lines}.",
                     "Lower optim.lr, lengthen schedule.warmup, or use train.precision=bf16 or fp32; "
                     "train.on_nan=rollback goes back to the newest checkpoint.",
                     grave=True,

@@ -5,13 +5,15 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from pretrain.forgiving import number
 from pretrain.report.history import last_sign
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
 from pretrain.report.statistics import not_next_share, splits_of
 from pretrain.spoken import duration
-from pretrain.time_left import seconds_left
+from pretrain.time_left import phase_at, seconds_left
 
 STATUS = {
     "finished": ("good", "Finished"),
@@ -131,16 +133,21 @@ def _tiles(run: RunRecord) -> list[str]:
 
 
 def _left(run: RunRecord) -> float | None:
-    """Seconds to go of a run that goes on, at the pace of its newest tenth."""
-    seconds, planned = run.train.get("seconds"), number(run.summary.get("steps"))
-    if run.ended or seconds is None or planned is None or len(seconds.steps) < 2:
+    """Seconds to go of a run that goes on, at the pace of its newest tenth, of the newest phase if there are any."""
+    points, planned = run.train.get("seconds"), number(run.summary.get("steps"))
+    if run.ended or points is None or planned is None:
         return None
-    first = min(len(seconds.steps) - 2, int(0.9 * len(seconds.steps)))
-    steps, spent = seconds.steps[-1] - seconds.steps[first], seconds.values[-1] - seconds.values[first]
-    if not steps or not math.isfinite(spent):
-        return None
+    steps, seconds = points
     phases = [phase for phase in run.summary.get("phases") or [] if isinstance(phase, dict)]
-    return seconds_left(int(seconds.steps[-1]), float(spent / steps), int(planned), phases) or None
+    phase = phase_at(float(steps[-1]), phases) or {}
+    begun = int(np.searchsorted(steps, number(phase.get("first")) or 0.0))
+    first = max(begun, min(len(steps) - 2, int(0.9 * len(steps))))
+    if first < 0 or first > len(steps) - 2:
+        return None
+    a_step = float((seconds[-1] - seconds[first]) / (steps[-1] - steps[first]))
+    if not math.isfinite(a_step):
+        return None
+    return seconds_left(int(steps[-1]), a_step, int(planned), phases) or None
 
 
 def _loss_tile(run: RunRecord) -> str:
@@ -148,6 +155,8 @@ def _loss_tile(run: RunRecord) -> str:
     if held_out is None:
         train = run.final("mlm_loss")
         about = "In training; this run was not evaluated on held-out text."
+        if "held_out_mlm_loss" in run.held_out:
+            about = "In training; on held-out text the newest was no number."
         return _tile("Masked-token loss", text(train), "nats", about) if train is not None else ""
     if entropy is None:
         return _tile("Held-out masked-token loss", text(held_out), "nats", "Lower is better.", wide=True)

@@ -80,7 +80,11 @@ class RunRecord:
         return [life for life in self.history if life.status == LOST]
 
     def final(self, name: str) -> float | None:
-        """The last finite value of a metric: the summary's where the run has ended, else the newest line's."""
+        """The last finite value of a metric: the summary's where the run has ended, else the newest line's. None for a
+        held-out figure whose newest value is no number: an older one would stand for a model that is gone."""
+        held_out = self.held_out.get(name)
+        if held_out is not None and not math.isfinite(held_out.values[-1]):
+            return None
         told = number(self.summary.get(name))
         logged = last(self.held_out.get(name)) if name in self.held_out else last(self.train.get(name))
         first, second = (told, logged) if self.ended else (logged, told)

@@ -118,7 +118,7 @@ def test_the_time_limit_saves_and_requeues_as_the_same_wandb_run(
     assert "requeued: the time limit" in log
     assert "exit code 3" in log
     assert log.count("SLURM_JOB_ID=") == 1, "the environment is printed once"
-    assert (job.logs / "faults").read_text() == ""
+    assert (job.logs / f"faults-{job.number}").read_text() == ""
     assert job.lives() == 2
     run_id = json.loads((job.run / "run.json").read_text())["id"]
     lives = list((job.run / "wandb").glob("offline-run-*"))
@@ -138,7 +138,7 @@ def test_a_rank_that_is_killed_is_done_again_on_another_node(
     send(ranks, SIGKILL)
     slowed.unlink()
     job.until(lambda: "is excluded" in job.log.read_text())
-    assert f" {node}\n" in (job.logs / "faults").read_text()
+    assert f" {node}\n" in (job.logs / f"faults-{job.number}").read_text()
     job.ends_as(undisturbed)
     assert f"life 1 of job {job.number} on" in job.log.read_text()
     assert node not in cluster._run(

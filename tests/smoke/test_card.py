@@ -99,6 +99,8 @@ def test_figures_are_those_of_the_run(card: ModelCard, run: Path) -> None:
     assert scores["held_out_mlm_loss"].startswith(f"{summary['held_out_mlm_loss']:.4g} nats")
     assert f"{summary['unigram_entropy']:.3f}" in scores["held_out_mlm_loss"]
     assert "always the same answer" in scores["held_out_nsp_accuracy"]
+    others = {name for name in scores if not name.startswith("held_out_")}
+    assert others <= {"below the unigram entropy by", "---", ""}, "how long it took is no score"
     assert (
         "2.2e-16 in float64" in (proof := table(card, "Proof of the export")["mlm logits"])
         or "allowed" in proof

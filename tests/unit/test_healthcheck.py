@@ -31,6 +31,12 @@ def said(run: Path, status: str) -> None:
         os.utime(run / name, (time.time() - 7200,) * 2)
 
 
+def begun(run: Path, seconds_ago: int) -> None:
+    """A life of the run began; `said` is of two hours ago."""
+    (run / "run.json").write_text("{}")
+    os.utime(run / "run.json", (time.time() - seconds_ago,) * 2)
+
+
 def check(run: Path) -> tuple[int, str]:
     path = f"{run.parent}/bin:{os.environ['PATH']}"
     done = subprocess.run(
@@ -54,5 +60,19 @@ def test_a_run_that_beats_between_two_lines_of_its_log_is_well(run: Path) -> Non
 
 @pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
 def test_a_run_that_has_ended_is_well(run: Path, status: str) -> None:
+    begun(run, seconds_ago=9000)
     said(run, status)
     assert check(run) == (0, "healthy\n")
+
+
+@pytest.mark.parametrize(("status", "well"), [("finished", True), ("stopped", False), ("failed", False)])
+def test_a_life_that_hangs_at_its_start_is_not_well_because_the_one_before_ended(
+    run: Path, status: str, well: bool
+) -> None:
+    said(run, status)
+    begun(run, seconds_ago=60)
+    assert check(run) == (0, "healthy\n"), "it has only begun"
+    begun(run, seconds_ago=3700)
+    code, words = check(run)
+    assert (code == 0) == well, words
+    assert words.startswith("healthy" if well else f"unhealthy: nothing new in {run} for 37")

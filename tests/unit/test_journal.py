@@ -155,4 +155,5 @@ def test_time_left_over_phases() -> None:
     assert seconds_left(50, 2.0, 100, phases) == 50 * 2.0 * 2, "the pace is still that of the first phase"
     assert seconds_left(60, 2.0, 100, phases) == 40 * 2.0
     assert seconds_left(60, 2.0, 100, []) == 40 * 2.0
+    assert seconds_left(60, 2.0, 100, phases, measured=50) == 40 * 2.0 * 2, "measured in the phase before"
     assert seconds_left(120, 2.0, 100, [json.loads('{"last": "x"}')]) == 0.0

@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prepare_material import corpus_of, hashes, settings_for, silent
 
 from data_pipeline import executors, provenance
 from data_pipeline.errors import UserError
+from data_pipeline.formats import SourceFile
 from data_pipeline.index import HELD_OUT, TRAIN, Index
 from data_pipeline.learning import learn_vocabulary
 from data_pipeline.packing import original_tokens
@@ -19,6 +22,7 @@ from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
+from data_pipeline.sources import source_files
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -195,6 +199,70 @@ def test_files_are_known_by_their_bytes_where_only_the_time_differs(
         prepare(settings_for(text, tmp_path / "shards", **other), silent)
 
 
+@pytest.mark.parametrize(
+    ("info", "mark"),
+    [
+        ({"blob_id": "5c2b", "size": 1, "last_commit": None}, "5c2b"),  # hf
+        ({"modify": "20260304101500", "unique": "1", "size": 1}, "20260304101500"),  # ftp
+        ({"modificationTime": 1772619300000, "size": 1}, "1772619300000"),  # webhdfs
+        ({"ETag": '"5c2b"', "LastModified": "then", "size": 1}, '"5c2b"'),  # s3
+        ({"size": 1}, 0),
+    ],
+)
+def test_each_store_has_a_mark_of_its_content(
+    info: dict[str, Any], mark: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SimpleNamespace(info=lambda path: info | {"name": path})
+    monkeypatch.setattr(provenance, "filesystem", lambda uri: (store, uri))
+    monkeypatch.setattr(
+        provenance,
+        "source_files",
+        lambda *_: [SourceFile("hf://datasets/a/b/c.txt", "c.txt", "text", "", 1)],
+    )
+    assert provenance.described_sources(DataSettings()) == [["c.txt", 1, mark]]
+
+
+def test_the_sources_are_listed_once_to_be_hashed(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, listings = settings_for(text, text / "nowhere"), []
+    sources = provenance.described_sources(settings)
+
+    def listed(*arguments: Any) -> list[SourceFile]:
+        listings.append(arguments)
+        return source_files(*arguments)
+
+    monkeypatch.setattr(provenance, "source_files", listed)
+    assert len(provenance.contents(settings, sources)) == 64
+    assert len(listings) == 1
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        b'{"sources": [["0.txt", 17',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[]",
+        *(
+            b'{"contents": 7, "passed_over": %s, "sources": %s}' % (odd, odd)
+            for odd in (
+                b"7",
+                b'"ab"',
+                b"[7]",
+                b"[[]]",
+                b'[[["a"], 1, 2]]',
+                b'{"files": "9", "first": [7]}',
+                b"null",
+            )
+        ),
+    ],
+)
+def test_a_torn_or_odd_log_notes_nothing(text: Path, tmp_path: Path, log: bytes) -> None:
+    (tmp_path / provenance.LOG).write_bytes(log)
+    settings = settings_for(text, tmp_path)
+    assert provenance.what_changed(settings) == ""
+    assert provenance.in_words(provenance.noted(settings.out).get("passed_over", {})) == ""
+
+
 def test_what_is_hashed_is_what_was_read(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what somebody wrote there meanwhile."""
     shutil.copytree(text / "corpus", tmp_path / "corpus")
@@ -222,6 +290,25 @@ def test_files_of_other_kinds_are_named(maskmill: Maskmill, tiny: list[str], tmp
         told = maskmill("prepare", "demo", *own).stdout
         assert "passed over 7 files of other kinds: 0.pdf, 1.pdf, 2.pdf, 3.pdf, 4.pdf, ...\n" in told
     assert "passed over" not in maskmill("prepare", "demo", *tiny).stdout
+
+
+def test_names_that_are_not_utf8_are_named_or_refused_in_one_line(
+    maskmill: Maskmill, tiny: list[str], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    shutil.copy(setting(tiny, "data.sources"), corpus / "a.txt")
+    other = Path(os.fsdecode(bytes(corpus) + b"/\xff.pdf"))
+    other.write_text("no")
+    own = [*tiny, f"data.sources={corpus}", f"data.out={tmp_path}/shards"]
+    for _ in ("made", "there already"):
+        told = maskmill("prepare", "demo", *own).stdout
+        assert "passed over 1 file of other kinds: \\udcff.pdf\n" in told
+    other.rename(Path(os.fsdecode(bytes(corpus) + b"/\xff.txt")))
+    own[-1] = f"data.out={tmp_path}/others"
+    line = maskmill("prepare", "demo", *own, code=2).stderr
+    assert f"{corpus}/\\udcff.txt: its name is not UTF-8 (rename the file or its folder)" in line
+    assert len(line.splitlines()) == 1
 
 
 def test_the_plan_follows_from_documents_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:

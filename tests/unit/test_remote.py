@@ -20,6 +20,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.loader import order_of
 from data_pipeline.shards import BlockReader, tokenizer_problem, verify_full
+from data_pipeline.stages import deliver
 from data_pipeline.storage import exists, read_bytes, read_ranges, write_whole
 from tests.command_line import BUCKET, Maskmill, setting
 
@@ -225,3 +226,41 @@ def test_part_of_an_upload_is_not_taken_for_all(
     with pytest.raises(UserError, match="10 of 8000 bytes arrived"):
         remote.upload(tmp_path / "shard.tar", f"s3://{BUCKET}/short.tar")
     assert os.path.getsize(tmp_path / "shard.tar") == 8000
+
+
+@pytest.mark.parametrize(
+    "meanwhile", ["before", "after"], ids=["sent before", "sent between sending and checking"]
+)
+def test_two_who_deliver_the_same_shard(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """As where a task of a stage is done twice at once: whoever is first takes the files away under the other."""
+    uri, shard = f"s3://{BUCKET}/twice-{meanwhile}", tmp_path / "train-000000.tar"
+    contents = {"train-000000.tar": b"shard", "train-000000.json": b"table"}
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+    store = fsspec.filesystem("s3")
+    real, calls = store.put_file, []
+
+    def put_file(file: str, path: str) -> None:
+        calls.append(path)
+        first = len(calls) == 1
+        if first and meanwhile == "before":
+            deliver(shard, uri)
+        real(file, path)
+        if first and meanwhile == "after":
+            deliver(shard, uri)
+
+    monkeypatch.setattr(store, "put_file", put_file)
+    deliver(shard, uri)
+    assert len(calls) == 4, "each of the two began with each file"
+    assert files(uri) == contents
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bucket_that_is_not_there_keeps_the_shard(endpoint: str, tmp_path: Path) -> None:
+    for name in ("train-000000.tar", "train-000000.json"):
+        (tmp_path / name).write_bytes(b"of worth")
+    with pytest.raises(FileNotFoundError):
+        deliver(tmp_path / "train-000000.tar", "s3://no-such-bucket/shards")
+    assert len(list(tmp_path.iterdir())) == 2

@@ -195,6 +195,42 @@ def test_advice_names_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     assert advice(read_run(make_run(tmp_path / "well"))) == []
 
 
+@pytest.mark.parametrize("status", ["running", "finished"])
+def test_a_held_out_loss_that_is_no_number_is_not_hidden_by_the_one_before(
+    tmp_path: Path, status: str
+) -> None:
+    held_out = [{**EVALUATION, "step": step} for step in (50, 100)]
+    held_out[1]["held_out_mlm_loss"] = None  # as the journal writes it
+    lines = [train_line(step) for step in range(1, 101)]
+    told = {**SUMMARY, "status": status, "held_out_mlm_loss": None}
+    run = make_run(tmp_path / "run", lines=[*lines, *held_out], summary=told)
+    assert read_run(run).final("held_out_mlm_loss") is None
+    assert read_run(run).final("held_out_mlm_accuracy") == EVALUATION["held_out_mlm_accuracy"]
+    grave = [one.what for one in advice(read_run(run)) if one.grave]
+    assert grave == ["From step 100 on, the held-out masked-token loss is not finite in 1 evaluations."]
+    page = page_of(run)
+    assert "On text it has not seen" not in page.text
+    assert "on held-out text the newest was no number" in page.text
+    held_out[1]["step"], held_out[0]["step"] = 50, 100  # and well again
+    run = make_run(tmp_path / "well", lines=[*lines, *held_out], summary={**SUMMARY, "status": status})
+    assert read_run(run).final("held_out_mlm_loss") == EVALUATION["held_out_mlm_loss"]
+
+
+def test_the_pace_is_that_of_the_newest_phase(tmp_path: Path) -> None:
+    """Three of its steps, of four minutes each, after fifty of one minute."""
+    phases = [
+        {"name": "a", "first": 0, "last": 50, "global_batch": 8, "sequence_length": 128},
+        {"name": "b", "first": 50, "last": 100, "global_batch": 8, "sequence_length": 512},
+    ]
+    summary = {**SUMMARY, "status": "running", "phases": phases}
+    lines = [train_line(s, seconds=60.0 * s + 180.0 * max(0, s - 50)) for s in range(1, 54)]
+    page = page_of(make_run(tmp_path / "run", lines=lines, summary=summary))
+    assert "About 3 h 8 min left at the newest pace." in page.text
+    lines = [line for line in lines if line["step"] not in (50, 51, 52)]
+    page = page_of(make_run(tmp_path / "sparse", lines=lines, summary=summary))
+    assert "left at the newest pace" not in page.text, "one line of a phase tells no pace"
+
+
 def test_a_run_that_goes_on_says_how_long_it_will(tmp_path: Path) -> None:
     lines = [train_line(s, seconds=60.0 * s) for s in range(1, 51)]
     page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "status": "running"}))

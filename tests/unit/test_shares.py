@@ -115,6 +115,36 @@ def test_work_of_other_settings_is_an_error_among_many(text: Path, tmp_path: Pat
     assert sorted((tmp_path / "shards" / ".work" / "read").iterdir()) == done
 
 
+@pytest.mark.parametrize(("elsewhere", "notes"), [((), 1), (("work", "tokens"), 2)])
+def test_discover_notices_text_that_changed_behind_unfinished_work(
+    text: Path, tmp_path: Path, elsewhere: tuple[str, ...], notes: int
+) -> None:
+    """An edit of equal size, which no reader would notice, and a file that was added; the line says how to go on."""
+    shutil.copytree(text / "corpus", tmp_path / "corpus")
+    options = {name: str(tmp_path / name) for name in elsewhere}
+    settings = settings_for(text, tmp_path / "shards", sources=[str(tmp_path / "corpus")], **options)
+    prepare_share(settings, silent, "discover")
+    prepare_share(settings, silent, "read", Share(0, 2))
+    assert "4 units" in prepare_share(settings, silent, "discover"), (
+        "beside those who read, of unchanged text"
+    )
+    edited = tmp_path / "corpus/3.txt"
+    edited.write_bytes(edited.read_bytes().swapcase())
+    shutil.copy(edited, tmp_path / "corpus/4.txt")
+    for _ in range(notes):  # each folder of unfinished work says whose it is
+        with pytest.raises(
+            UserError, match=r"unfinished work of other settings or sources .*remove it"
+        ) as caught:
+            prepare_share(settings, silent, "discover")
+        shutil.rmtree(caught.value.where)
+    assert "5 units" in prepare_share(settings, silent, "discover")
+    for name in ("read", "plan", "gather", "write", "finish"):
+        prepare_share(settings, silent, name)
+    fresh = settings_for(text, tmp_path / "fresh", sources=[str(tmp_path / "corpus")])
+    prepare(fresh, silent)
+    assert hashes(tmp_path / "shards") == hashes(tmp_path / "fresh")
+
+
 def test_shares_are_not_for_exact_mode(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> None:
     exact = ["data.mode=exact", "data.sentences=lines", "data.held_out=0", f"data.out={tmp_path}/out"]
     line = maskmill("prepare", "demo", *tiny, *exact, "--stage", "read", code=2).stderr

@@ -6,19 +6,22 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.prepare import NAMES, stages_of
 from data_pipeline.settings import DataSettings
-from launch.chain import chain
+from launch import slurm
+from launch.chain import Chain, chain
 from launch.recipe import load_config
-from launch.slurm import SCRIPTS, arguments, with_options
+from launch.slurm import SCRIPTS, arguments, submit, with_options
 from launch.stages import STAGES, Job, Request, Size
 from pretrain.pulse import PULSE
-from tests.command_line import ROOT, Maskmill, setting
+from tests.command_line import ROOT, SECRETS, Maskmill, setting
 
 NASTY = 'it\'s $(touch planted) `touch planted` "q" 50% a,b\nline'
 
@@ -141,30 +144,35 @@ def test_each_waits_for_the_one_before_and_goes_when_that_fails(
     assert kept["command"].startswith("maskmill slurm demo")
 
 
-def prepared_by_the_script(cluster: Cluster, stages: str) -> list[list[str]]:
-    """What slurm/prepare.sbatch submits where discover finds that these stages have something to do."""
+def prepared_by_the_script(cluster: Cluster, stages: str, *settings: str) -> tuple[list[list[str]], str]:
+    """What slurm/prepare.sbatch submits where discover finds that these stages have something to do; what it says."""
     cluster._write("maskmill", f"echo '3 units to read, in the stages {stages}'")
-    subprocess.run(
-        ["bash", str(ROOT / "slurm/prepare.sbatch"), "demo"],
+    done = subprocess.run(
+        ["bash", str(ROOT / "slurm/prepare.sbatch"), "demo", *settings],
         env=os.environ | {"SLURM_JOB_ID": "7", "LOGS": f"{cluster.folder}/50%"},
         cwd=cluster.folder,
         check=True,
         capture_output=True,
+        text=True,
     )
-    return cluster.told()
+    return cluster.told(), done.stdout + done.stderr
 
 
 def test_the_batch_script_submits_what_there_is_to_do(cluster: Cluster, tmp_path: Path) -> None:
-    calls = prepared_by_the_script(cluster, ", ".join(stages_of(DataSettings())))
+    calls, said = prepared_by_the_script(cluster, ", ".join(stages_of(DataSettings())), *SECRETS)
     submitted = [word for call in calls for word in call if word.startswith("--job-name")]
     assert submitted == [f"--job-name=maskmill-{n}-7" for n in ("read", "plan", "gather", "write", "finish")]
     assert f"--output={tmp_path}/50%%/plan.log" in calls[1], "sbatch puts something else in for a lone %"
+    assert f"logs in {tmp_path}/50%\n" in said
+    assert all(set(SECRETS) < set(call) for call in calls), "the jobs get them as they are"
+    assert "finishes demo data.sources=[s3://***@host/c.txt] checkpoint.mirror=s3://bucket/run?***\n" in said
+    assert "canary" not in said
 
 
 def test_the_preparation_is_that_of_the_batch_script(cluster: Cluster, tmp_path: Path) -> None:
     """slurm/prepare.sbatch submits the same stages, with the same options, when it is called by itself."""
     mine = chain(request_for(settings(tmp_path, "data.duplicates=documents")), ["vocab", "prepare"]).jobs
-    theirs = prepared_by_the_script(cluster, ", ".join(NAMES[1:]))
+    theirs, _ = prepared_by_the_script(cluster, ", ".join(NAMES[1:]))
     sizes = ("--cpus-per-task", "--mem", "--mem-per-cpu", "--array", "--time")
     stages = ["fingerprint", "repeats", "read", "plan", "gather", "write", "finish"]
     assert names(mine) == ["vocab", "discover", *stages]
@@ -246,6 +254,67 @@ def test_a_job_that_is_refused_takes_back_those_before_it(
     assert "sbatch refused the job maskmill-plan: invalid partition" in line
     assert cluster.told()[-1][:-1] == ["scancel", "100", "101", "102"]
     assert not (tmp_path / "run/logs/slurm.json").exists()
+
+
+@pytest.mark.parametrize("earlier", [None, b'{"command": "of last week", "jobs": []}'])
+@pytest.mark.parametrize("ends", ["interrupted", "disk full"])
+def test_what_is_submitted_is_known_at_once_and_taken_back_whatever_happens(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, earlier: bytes | None
+) -> None:
+    request = request_for(settings(tmp_path))
+    run, real_sbatch, real_write = tmp_path / "run", slurm._sbatch, slurm.write_whole
+    place = run / "logs/slurm.json"
+    if earlier is not None:
+        place.parent.mkdir(parents=True)
+        place.write_bytes(earlier)
+    known: list[int] = []
+
+    def sbatch(command: list[str], environment: Mapping[str, str]) -> str:
+        known.append(len(json.loads(place.read_text())["jobs"]) if place.exists() else 0)
+        if ends == "interrupted" and len(known) == 3:
+            raise KeyboardInterrupt
+        return real_sbatch(command, environment)
+
+    def write(path: Path, data: bytes) -> None:
+        if ends == "disk full" and len(known) == 2 and data != earlier:
+            raise UserError("cannot be written: No space left on device")
+        real_write(path, data)
+
+    monkeypatch.setattr(slurm, "_sbatch", sbatch)
+    monkeypatch.setattr(slurm, "write_whole", write)
+    with pytest.raises(KeyboardInterrupt if ends == "interrupted" else UserError):
+        submit(chain(request, list(STAGES)), os.environ, run, "maskmill slurm demo")
+    assert known == ([0, 1, 2] if ends == "interrupted" else [0, 1])
+    assert cluster.told()[-1][:-1] == ["scancel", "100", "101"]
+    assert (place.read_bytes() if place.exists() else None) == earlier
+
+
+@pytest.mark.parametrize("scancel", ["hangs", "fails", "is missing"])
+def test_jobs_that_cannot_be_taken_back_are_named_beside_the_real_error(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scancel: str
+) -> None:
+    real = subprocess.run
+    raised = {"hangs": subprocess.TimeoutExpired("scancel", 60.0), "is missing": FileNotFoundError("scancel")}
+    cluster._write("scancel", "exit 1")
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if command[0] == "scancel" and scancel in raised:
+            raise raised[scancel]
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    jobs = with_options(
+        chain(request_for(settings(tmp_path)), list(STAGES)).jobs, ["read:--partition=refused"]
+    )
+    with pytest.raises(UserError) as caught:
+        submit(Chain(jobs, {}), os.environ, tmp_path / "run", "maskmill slurm demo")
+    line = str(caught.value)
+    assert "sbatch refused the job maskmill-read: invalid partition" in line
+    assert "could not be cancelled: 100, 101 (scancel 100 101)" in line
+    kept = json.loads((tmp_path / "run/logs/slurm.json").read_text())
+    assert [job["job"] for job in kept["jobs"]] == ["100", "101"], (
+        "whoever submits again is told that they live"
+    )
 
 
 def test_nothing_is_submitted_while_jobs_of_the_run_live(
@@ -333,10 +402,12 @@ def test_verb_sbatch_runs_a_verb(tmp_path: Path) -> None:
     script = ["bash", str(ROOT / "slurm/verb.sbatch")]
     environment = os.environ | {"MASKMILL": "echo said", "SLURM_RESTART_COUNT": "1"}
     done = subprocess.run(
-        [*script, "export", "demo", "a b"], env=environment, capture_output=True, text=True, check=True
+        [*script, "inspect", SECRETS[0], "a b"], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "said export demo a b"
-    assert "life 1" in done.stdout
+    head, said = done.stdout.splitlines()
+    assert said == f"said inspect {SECRETS[0]} a b"
+    assert "life 1" in head
+    assert "canary" not in head
     assert (
         subprocess.run([*script, "export"], env=environment, capture_output=True, check=False).returncode == 2
     )

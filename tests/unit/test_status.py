@@ -112,6 +112,8 @@ def test_later_phases_count_by_their_tokens(folder: Folder) -> None:
     folder.run(phases=phases, phase="a")
     folder.pulse(ago=2)
     assert folder.status().seconds_left == pytest.approx(30 * 2.0 + 50 * 2.0 * 2)
+    folder.pulse(ago=2, step=55)  # the second phase has not logged a line yet
+    assert folder.status().seconds_left == pytest.approx(45 * 2.0 * 2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import ROOT, until
+from tests.command_line import ROOT, SECRETS, until
 
 STAND_INS = {
     "srun": 'echo "srun $*" >>"$TOLD"; trap \'echo "srun got USR1" >>"$TOLD"; exit 3\' USR1; '
@@ -45,11 +45,12 @@ class Script:
             "SLURM_JOB_NUM_NODES": "2",
             "SLURM_JOB_PARTITION": "main",
             "WANDB_API_KEY": "canary-of-a-key",
+            "SLURM_JWT": "canary-of-a-token",
         }
 
-    def start(self, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *settings: str, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", str(ROOT / "slurm/train.sbatch"), "demo", "run.dir=r"],
+            ["bash", str(ROOT / "slurm/train.sbatch"), "demo", "run.dir=r", *settings],
             env=self.environment | variables,
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -57,9 +58,9 @@ class Script:
             text=True,
         )
 
-    def run(self, **variables: str) -> tuple[int, str]:
+    def run(self, *settings: str, **variables: str) -> tuple[int, str]:
         """Exit code and output."""
-        process = self.start(**variables)
+        process = self.start(*settings, **variables)
         output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
@@ -87,13 +88,23 @@ def test_the_ranks_get_the_command_and_a_log_each(script: Script) -> None:
     assert "SLURM_JOB_ID=7" not in script.run(SLURM_RESTART_COUNT="1")[1], "once"
 
 
+def test_credentials_in_settings_are_not_logged(script: Script) -> None:
+    code, output = script.run(*SECRETS, SRUN_OPTIONS="--export=ALL,WANDB_API_KEY=canary")
+    assert code == 0
+    assert "canary" not in output
+    assert "maskmill train demo run.dir=r data.sources=[s3://***@host/c.txt]" in output
+    assert "checkpoint.mirror=s3://bucket/run?***" in output
+    command = next(line for line in script.told() if line.startswith("srun"))
+    assert command.endswith(" ".join(SECRETS)), "the ranks get them as they are"
+
+
 def test_logs_go_to_the_folder_of_the_run(script: Script) -> None:
     assert script.run(RUN_DIR="run.dir = my 50% r")[0] == 0
-    assert (script.folder / "my 50% r" / "logs" / "faults").exists()
+    assert (script.folder / "my 50% r" / "logs" / "faults-7").exists()
     command = next(line for line in script.told() if line.startswith("srun"))
     assert f"--output={script.folder}/my 50%% r/logs/rank-%t.log" in command, "%% is srun's word for %"
     script.run(RUN_DIR="run.dir = r", LOGS=str(script.folder / "elsewhere"))
-    assert (script.folder / "elsewhere" / "faults").exists()
+    assert (script.folder / "elsewhere" / "faults-7").exists()
     assert not (script.folder / "r").exists()
 
 
@@ -137,6 +148,15 @@ def test_a_fault_requeues_without_its_node(script: Script) -> None:
     assert code == 137
     assert "that is enough" in output
     assert "scontrol requeue 7" not in script.told()[before:]
+
+
+def test_faults_of_an_earlier_job_of_the_run_do_not_count(script: Script) -> None:
+    run = {"RUN_DIR": "run.dir = r", "CODE": "137", "RESTARTS": "1"}
+    assert script.run(**run)[0] == 0
+    assert script.run(**run)[0] == 137, "this job has been requeued once"
+    assert script.run(**run, SLURM_JOB_ID="8")[0] == 0
+    assert script.told().count("scontrol requeue 8") == 1
+    assert script.run(**run, SLURM_JOB_ID="8")[0] == 137
 
 
 @pytest.mark.parametrize("code", [2, 3])
