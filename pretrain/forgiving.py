@@ -33,6 +33,11 @@ def tables(text: str) -> Iterator[dict[str, Any]]:
             yield values
 
 
+def objects(value: object) -> list[dict[str, Any]]:
+    """The JSON objects among the entries of a list; none where it is no list."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
 def number(value: object) -> float | None:
     """It, if it is a number that one can reckon with."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pretrain.forgiving import number, table, tables, text_of
+from pretrain.forgiving import number, objects, table, tables, text_of
 from pretrain.monitor import METRICS
 from pretrain.pulse import TRAINING, is_dead, read_pulse
 from pretrain.time_left import seconds_left
@@ -93,7 +93,7 @@ def read_status(folder: Path, now: float | None = None) -> Status:
         status.last_event = f"step {step}: {kind}: {words}"
     status.lives = int(number(run.get("lives")) or 0)
     submitted = table(folder / SUBMITTED)
-    status.jobs = _objects(submitted.get("jobs"))
+    status.jobs = objects(submitted.get("jobs"))
     status.command = str(submitted.get("command") or "") or status.command
     _health(status, summary, pulse, now)
     return status
@@ -123,7 +123,7 @@ def _figures(
     if summary.get("status") == "running" and beaten > status.step:  # between two lines of the log
         status.step = beaten
     if status.steps and status.step_seconds is not None:
-        phases = _objects(summary.get("phases"))
+        phases = objects(summary.get("phases"))
         status.seconds_left = seconds_left(status.step, status.step_seconds, status.steps, phases, measured)
 
 
@@ -226,10 +226,6 @@ def _find_error(status: Status, since: float) -> bool:
                 status.error, status.log = line[:500], str(path)
                 return line is lines[-1]
     return False
-
-
-def _objects(values: Any) -> list[dict[str, Any]]:
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _changed(path: Path) -> float | None:

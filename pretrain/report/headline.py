@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.forgiving import number
+from pretrain.forgiving import number, objects
 from pretrain.report.history import last_sign
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
@@ -138,7 +138,7 @@ def _left(run: RunRecord) -> float | None:
     if run.ended or points is None or planned is None:
         return None
     steps, seconds = points
-    phases = [phase for phase in run.summary.get("phases") or [] if isinstance(phase, dict)]
+    phases = objects(run.summary.get("phases"))
     phase = phase_at(float(steps[-1]), phases) or {}
     begun = int(np.searchsorted(steps, number(phase.get("first")) or 0.0))
     first = max(begun, min(len(steps) - 2, int(0.9 * len(steps))))

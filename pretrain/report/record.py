@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
-from pretrain.forgiving import number, table, tables, text_of
+from pretrain.forgiving import number, objects, table, tables, text_of
 from pretrain.lives import LOST, Life, read_lives
 from pretrain.monitor import METRICS, TRUST, TRUST_PREFIX, read_metrics
 from pretrain.report.reading import (
@@ -69,8 +69,7 @@ class RunRecord:
     @property
     def phases(self) -> list[tuple[str, float, float]]:
         """Name, first and last step of each phase; empty where the run has none."""
-        listed = self.summary.get("phases")
-        rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+        rows = objects(self.summary.get("phases"))
         ends = [(str(row.get("name")), number(row.get("first")), number(row.get("last"))) for row in rows]
         return [(name, first, end) for name, first, end in ends if first is not None and end is not None]
 
@@ -96,10 +95,8 @@ class RunRecord:
         return _at(self.config, path) if own is None else own
 
     def _phase(self) -> Any:
-        phases = self.config.get("phases")
-        named = phases if isinstance(phases, list) else []
         name = self.summary.get("phase")
-        return next((p for p in named if isinstance(p, dict) and p.get("name") == name), None)
+        return next((p for p in objects(self.config.get("phases")) if p.get("name") == name), None)
 
 
 def _at(value: Any, path: str) -> Any:
