@@ -48,7 +48,8 @@ demo: env
 	run inspect runs/demo
 
 test: env
-	@$(BIN)/python -m pytest tests -n 2 --dist loadfile
+	@# in the order of the folders: those whose tests start processes first, so that the two workers end together
+	@$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 
 # installs Slurm where it is missing; fails, never skips, where the cluster cannot start
 test-cluster: env
