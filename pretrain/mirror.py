@@ -55,7 +55,7 @@ class Mirror:
 
     def _send(self, folder: Path, copy: str, world: World) -> None:
         if world.rank == 0:
-            self.refuse_another_run(folder.parents[1])  # it may not have been there to be asked at the start
+            self.refuse_another_run(folder.parents[1], self.run())  # not asked at the start if away then
         for entry in open_checkpoint(folder).files[world.rank :: world.size]:
             upload(folder / entry["file"], f"{copy}/{entry['file']}")
 
@@ -105,13 +105,14 @@ class Mirror:
         except FileNotFoundError:
             return None
 
-    def refuse_another_run(self, run: Path) -> None:
-        """Raises UserError where these are copies of another run than the one in the folder `run`."""
-        found, here = self.run(), read_run(run)
+    def refuse_another_run(self, run: Path, found: bytes | None) -> None:
+        """Raises UserError where these are copies of another run than the one in the folder `run`. `found`: as `run`
+        found it; one that was lost before its first copy was whole is in nobody's way."""
+        here = read_run(run)
         if found is None or here is None:
             return
         theirs = parsed_run(found, f"{self.uri}/{RUN}")
-        if here["id"] != theirs["id"]:
+        if here["id"] != theirs["id"] and any(map(self._is_whole, self._copies())):
             raise UserError(
                 f"mirrors another run of these settings, {theirs['id']} (here: {here['id']})",
                 where=self.uri,
@@ -200,7 +201,7 @@ def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
     theirs = parsed_run(found, f"{mirror.uri}/{RUN}")
     refuse_another(theirs["identity"], identity, mirror.uri, "choose another checkpoint.mirror")
     if checkpoints(folder):
-        mirror.refuse_another_run(folder)
+        mirror.refuse_another_run(folder, found)
         return ""
     step = mirror.fetch_newest(folder, about=json.dumps(theirs, indent=1).encode())
     if step is None:

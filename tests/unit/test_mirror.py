@@ -467,6 +467,17 @@ def test_nothing_is_written_over_another_runs_copies(endpoint: str, tmp_path: Pa
     assert steps(theirs) == ["step-00000005"]
 
 
+def test_a_run_lost_before_its_first_copy_was_whole_is_in_nobodys_way(endpoint: str, tmp_path: Path) -> None:
+    config = made(tmp_path, "anew", "def")
+    write_object(
+        f"{config.checkpoint.mirror}/run.json",
+        json.dumps({"identity": IDENTITY, "id": "abc", "lives": 1}).encode(),
+    )
+    assert bring_back(config, IDENTITY) == ""
+    Mirror(config).copy(save(Path(config.run.dir), 5), World())
+    assert steps(config) == ["step-00000005"]
+
+
 def test_a_checkpoint_whose_copy_was_killed_is_copied_by_the_next_life(endpoint: str, tmp_path: Path) -> None:
     config = mirrored(tmp_path, "caught-up", 5)
     config.checkpoint.keep = 2
