@@ -6,6 +6,7 @@ arrays itself.
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,20 @@ import numba
 from numba.core.options import DefaultOptions
 
 
-def _compiled_sources() -> str:
-    """A hash of this package's modules that hold compiled code."""
+def _package() -> Path:
+    """The folder of the package that this module belongs to, however deep in it this module is."""
+    return Path(str(sys.modules[__name__.partition(".")[0]].__file__)).parent
+
+
+def _hash_sources(package: Path) -> str:
+    """Hash every source file of `package`, subfolders included.
+
+    All, because any of them may take part: a compiled function keeps the constants of modules that hold no compiled
+    code themselves. Reading some hundred files takes a few milliseconds."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
-        if b"jit" in text:
-            digest.update(text)
+        digest.update(f"{path.relative_to(package)} {len(text)}\n".encode() + text)
     return digest.hexdigest()
 
 
@@ -45,7 +53,7 @@ def _places() -> list[Path]:
 
 
 _config: Any = numba.config
-_COMPILED = _writable(_places()) / _compiled_sources()
+_COMPILED = _writable(_places()) / _hash_sources(_package())
 
 
 # A function that allocates nothing need not count who holds its arrays. numba counts at every call of an inner function
@@ -56,8 +64,8 @@ _UNCOUNTED: dict[str, Any] = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") 
 def jit(function: Callable[..., Any]) -> Any:
     """Compiles `function`, which allocates no array, at its first call and keeps the result on disk.
 
-    numba renews what it kept when the function's own file changes, but not when a function that it calls from
-    another file does: the old draws would live on. So what is kept lies in a folder named after all these files."""
+    numba recompiles when the function's own file changes, but not when a function or a constant from another file
+    does: the old draws would live on. So the cache is a folder named after the source of the whole package."""
     return _compiled(function, **_UNCOUNTED)
 
 

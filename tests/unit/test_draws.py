@@ -1,5 +1,6 @@
 """The keyed draws: equal to numpy's Philox word for word, uniform, and apart from one another."""
 
+import shutil
 import subprocess
 import sys
 from itertools import permutations
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from pair_material import surprise
 
-from data_pipeline import compiled, draws
+import data_pipeline
+from data_pipeline import bits, compiled, draws
 
 
 def numpy_words(seed, key, purpose, count):
@@ -94,27 +96,71 @@ def test_text_keys_stay_what_they_are():
     assert len({draws.text_key(f"books/a.txt#{n}") for n in range(1000)} | {draws.text_key("\ud800")}) == 1001
 
 
+KERNEL = """
+import numpy as np
+from {package}.{compiled} import jit
+from {package}.{module} import {function}
+
+@jit
+def kernel(x):
+    return {function}(x, x)
+
+print(kernel(np.uint64(1 << 40)), sum(kernel.stats.cache_hits.values()))
+"""
+
+
+def run_kernel(package: Path) -> list[str]:
+    """What kernel.py of `package` prints: its result, and how often it came from the cache."""
+    command = [sys.executable, "-m", f"{package.name}.kernel"]
+    folder = package.parent
+    environment = {"HOME": str(folder / "home")}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=folder)
+    return done.stdout.split()
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 @pytest.mark.parametrize("place", ["beside the modules", "in the user's cache"])
 def test_compiled_code_is_renewed_when_what_it_calls_changes(tmp_path, place):
+    """Also where that is a constant in a file of another folder that has nothing compiled."""
     package = tmp_path / "package"
-    package.mkdir()
+    for folder in (package, package / "low", package / "high"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
     if place != "beside the modules":
-        (package / "__pycache__").touch()  # as in a container: nothing can be written there
-    (package / "compiled.py").write_text(Path(compiled.__file__).read_text())
-    (package / "inner.py").write_text("from compiled import jit\n\n@jit\ndef inner(x):\n    return x + 1\n")
-    (package / "outer.py").write_text(
-        "from compiled import jit\nfrom inner import inner\n\n@jit\ndef outer(x):\n    return inner(x)\n"
-        "print(outer(1), sum(outer.stats.cache_hits.values()))\n"
+        (package / "low/__pycache__").touch()  # as in a container: nothing can be written there
+    (package / "low/compiled.py").write_text(Path(compiled.__file__).read_text())
+    (package / "high/sizes.py").write_text("STEP = 1\n")
+    (package / "high/inner.py").write_text(
+        "import numpy as np\nfrom package.high.sizes import STEP\nfrom package.low.compiled import inlined\n\n"
+        "@inlined\ndef inner(x, y):\n    return x + y - x + np.uint64(STEP)\n"
+    )
+    (package / "kernel.py").write_text(
+        KERNEL.format(package="package", compiled="low.compiled", module="high.inner", function="inner")
     )
 
-    home = {"HOME": str(tmp_path / "home")}
-
-    def run():
-        command = [sys.executable, str(package / "outer.py")]
-        return subprocess.run(command, check=True, capture_output=True, text=True, env=home).stdout.split()
-
-    assert run() == ["2", "0"]
-    assert run() == ["2", "1"], "kept on disk"
-    (package / "inner.py").write_text("from compiled import jit\n\n@jit\ndef inner(x):\n    return x + 5\n")
-    assert run() == ["6", "0"], "and renewed"
+    assert run_kernel(package) == [str(2**40 + 1), "0"]
+    assert run_kernel(package) == [str(2**40 + 1), "1"], "kept on disk"
+    edit(package / "high/sizes.py", "STEP = 1", "STEP = 5")
+    assert run_kernel(package) == [str(2**40 + 5), "0"], "and renewed"
     assert (tmp_path / "home/.cache/maskmill").exists() == (place != "beside the modules")
+
+
+def test_an_edit_of_the_bit_operations_takes_effect(tmp_path):
+    """In a copy of this very package: the upper bits of a product, one more of them after the edit."""
+    source = Path(data_pipeline.__file__).parent
+    package = tmp_path / source.name
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    compiled_module, bits_module = (m.__name__.partition(".")[2] for m in (compiled, bits))
+    (package / "kernel.py").write_text(
+        KERNEL.format(
+            package=source.name, compiled=compiled_module, module=bits_module, function="multiply_high"
+        )
+    )
+    assert run_kernel(package) == [str(2**16), "0"]
+    edit(package / Path(bits.__file__).relative_to(source), "ir.Constant(wide, 64)", "ir.Constant(wide, 63)")
+    assert run_kernel(package) == [str(2**17), "0"]
