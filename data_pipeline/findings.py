@@ -16,6 +16,8 @@ UNSEEN = 0.5
 """Share of the vocabulary that may never occur."""
 FEWER_LABEL = 0.2
 """The rarer label's least share: below, always giving the other answer is right too often."""
+CAPPED = 0.01
+"""Share of the tokens to predict that data.max_predictions may take without a word."""
 RATE_OFF = 0.2
 """How far, relatively, the mask rate may be from what the settings give."""
 KIND_OFF = 0.02
@@ -111,11 +113,21 @@ def _masks(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
             f"{masks['examples_without']:,} examples have no token to predict",
             "they cost time and teach nothing: raise data.masked_lm_prob, or look for very short sentences",
         )
-    expected, share = masks["expected_share"], masks["share_of_tokens"]
-    if expected and abs(share / expected - 1) > RATE_OFF and split["examples"] >= JUDGED:
+    asked, expected, share = masks["expected_share"], masks["capped_share"], masks["share_of_tokens"]
+    if asked and expected / asked < 1 - CAPPED:
         yield (
-            f"{share:.1%} of the tokens are masked, where data.masked_lm_prob={settings['masked_lm_prob']} and "
-            f"data.max_predictions={settings['max_predictions']} give {expected:.1%}",
+            f"data.max_predictions={settings['max_predictions']} caps what is predicted in "
+            f"{masks['capped_examples'] / split['examples']:.0%} of the examples: {share:.1%} of the tokens, where "
+            f"data.masked_lm_prob={settings['masked_lm_prob']} asks for {asked:.1%}",
+            "data.max_predictions=0 lifts the cap: prepare again; if it is meant, nothing",
+        )
+    if expected and abs(share / expected - 1) > RATE_OFF and split["examples"] >= JUDGED:
+        cap = (
+            f" and data.max_predictions={settings['max_predictions']} give" if expected < asked else " gives"
+        )
+        yield (
+            f"{share:.1%} of the tokens are masked, where data.masked_lm_prob={settings['masked_lm_prob']}{cap} "
+            f"{expected:.1%}",
             "long words or units may not fit into what is left: see data.masking, data.whole_word, data.span_longest",
         )
     for kind, name in (("mask", "mask_share"), ("random_token", "random_share")):

@@ -18,6 +18,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.executors import Stage
 from data_pipeline.findings import findings
 from data_pipeline.index import SPLITS, Index, Split, VocabularyStamp
+from data_pipeline.mask_budget import MaskBudget
 from data_pipeline.padding import PaddingCounter
 from data_pipeline.records import Examples
 from data_pipeline.repeats import Repeats
@@ -127,7 +128,7 @@ class _Scan:
             "lengths": self._lengths(),
             "masks": {
                 "share_of_tokens": split.masked / max(split.tokens, 1),
-                "expected_share": _expected(self.lengths, self.index.settings) / max(split.tokens, 1),
+                **_asked(self.lengths, self.index.settings, split.tokens),
                 "an_example": split.masked / max(split.examples, 1),
                 "most": split.most_masked,
                 "examples_without": tally["unmasked"],
@@ -164,13 +165,19 @@ def _setting(index: Index, name: str) -> int:
     return value if isinstance(value, int) and 0 <= value <= LONGEST else 0
 
 
-def _expected(lengths: np.ndarray, settings: Mapping[str, Any]) -> float:
-    """Tokens that the settings would mask in examples of these lengths, as google-research/bert counts them."""
-    share, most = settings.get("masked_lm_prob"), settings.get("max_predictions")
-    if not isinstance(share, int | float) or not isinstance(most, int) or not 0 < share <= 1:
-        return 0.0
-    each = np.minimum(most, np.maximum(1, np.rint(np.arange(len(lengths)) * share)))
-    return float((each * lengths).sum())
+def _asked(lengths: np.ndarray, settings: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """What the settings ask for in examples of these lengths: the share of `tokens` to predict by the rate alone, the
+    same under the cap, and how many examples the cap takes tokens from. Zeros where the settings do not say."""
+    budget = MaskBudget.stored(settings)
+    if budget is None:
+        return {"expected_share": 0.0, "capped_share": 0.0, "capped_examples": 0}
+    room = np.arange(len(lengths))
+    wanted, left = budget.uncapped(room), budget.counts(room)
+    return {
+        "expected_share": float(wanted @ lengths) / max(tokens, 1),
+        "capped_share": float(left @ lengths) / max(tokens, 1),
+        "capped_examples": int(lengths[left < wanted].sum()),
+    }
 
 
 def _words(ids: np.ndarray, stamp: VocabularyStamp) -> dict[str, Any]:

@@ -58,6 +58,12 @@ def _split(
         f"  masks     {masks['share_of_tokens']:.2%} of tokens, {masks['an_example']:.1f} an example, at most "
         f"{masks['most']}: [MASK] {masks['mask']:.1%}, random {masks['random_token']:.1%}, kept {masks['kept']:.1%}"
     )
+    if masks["capped_examples"]:
+        yield (
+            f"            the cap data.max_predictions={facts['settings']['max_predictions']} binds in "
+            f"{masks['capped_examples'] / split['examples']:.1%} of examples; without it the settings ask for "
+            f"{masks['expected_share']:.2%}"
+        )
     yield (
         f"  words     {words['never_seen_share']:.1%} of {words['entries']:,} entries never seen; "
         f"{words['unknown_share']:.3%} of tokens unknown"

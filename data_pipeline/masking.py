@@ -1,9 +1,9 @@
 """Pure maskers: Segments and a seed in, Examples out; nothing else decides a mask.
 
 A sequence is parted into candidates; they are taken in random order until
-k = min(max_predictions, max(1, round(masked_lm_prob * length))) tokens are covered, the length counting [CLS] and
-[SEP]; each covered token becomes [MASK] (80 %), stays (10 %) or becomes any id of the vocabulary (10 %). [CLS] and
-[SEP] are never covered. What is covered as one is the kind of masking:
+k = max(1, round(masked_lm_prob * length)) tokens, at most max_predictions where that is above 0, are covered, the
+length counting [CLS] and [SEP]; each covered token becomes [MASK] (80 %), stays (10 %) or becomes any id of the
+vocabulary (10 %). [CLS] and [SEP] are never covered. What is covered as one is the kind of masking:
 
     token     a token, or with whole_word a word: BERT's algorithm (Devlin et al. 2019, section 3.1), as
               google-research/bert's create_pretraining_data.py has it
@@ -30,6 +30,7 @@ from data_pipeline import covering, token_masks
 from data_pipeline.covering import TOKENS, UNITS, WORDS, MaskRule, mask_all
 from data_pipeline.draws import CORRUPT
 from data_pipeline.errors import UserError
+from data_pipeline.mask_budget import MaskBudget
 from data_pipeline.records import Examples, Segments, read_only
 from data_pipeline.settings import MASKINGS, DataSettings
 from data_pipeline.spans import ALONE, NGRAM, SPAN, geometric, harmonic
@@ -46,18 +47,19 @@ class Masker:
 
     masked_lm_prob: float
     max_predictions: int
+    """Most tokens of an example; 0: no cap."""
     rule: MaskRule
 
     def __post_init__(self) -> None:
         if not 0.0 < self.masked_lm_prob <= 1.0:
             raise _refused("masked_lm_prob", self.masked_lm_prob, "a share above 0, at most 1")
-        if not 1 <= self.max_predictions <= np.iinfo(np.uint16).max:
-            raise _refused("max_predictions", self.max_predictions, "1 to 65535")
+        if not 0 <= self.max_predictions <= np.iinfo(np.uint16).max:
+            raise _refused("max_predictions", self.max_predictions, "0 to 65535")
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> "Masker":
         """Raises UserError where a setting is out of its range, or the lexicon cannot be used."""
-        return cls(settings.masked_lm_prob, settings.max_predictions, _rule(settings, vocabulary))
+        return cls(*MaskBudget.of(settings), _rule(settings, vocabulary))
 
     def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
         """Masks every sequence of `segments`; the draws are keyed by (seed, segments.keys, purpose)."""
@@ -87,14 +89,18 @@ class Masker:
             masked_offsets=masked_offsets,
         )
 
+    @property
+    def budget(self) -> MaskBudget:
+        """How many tokens of an example are covered at most."""
+        return MaskBudget(self.masked_lm_prob, self.max_predictions)
+
     def counts(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The most tokens to cover in sequences of these lengths; halves are rounded to even, as Python does."""
-        wanted = np.rint(lengths * self.masked_lm_prob).astype(np.int64)
-        return np.clip(wanted, 1, self.max_predictions)
+        """The most tokens to cover in sequences of these lengths."""
+        return self.budget.counts(lengths)
 
     def expected(self, mean_length: float) -> float:
         """How many tokens are covered, on average at most, in sequences of this mean length."""
-        return min(max(self.masked_lm_prob * mean_length, 1.0), self.max_predictions)
+        return self.budget.mean_count(mean_length)
 
 
 def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 from data_pipeline.errors import UserError
 from data_pipeline.storage import read_bytes
 
+SCRIPT_PREDICTIONS = 20
+"""What data.max_predictions=0 is in exact mode: the default of max_predictions_per_seq in google-research/bert's
+create_pretraining_data.py."""
+
 MASKINGS = ("token", "span", "ngram", "phrase", "entity")
 """Values of data.masking."""
 
@@ -89,8 +93,9 @@ class DataSettings:
     """Share of documents (per pass) cut to a random shorter target length; sentence_pair has natural lengths."""
     masked_lm_prob: float = deciding(0.15)
     """Share of an example's tokens to predict."""
-    max_predictions: int = deciding(20)
-    """Most tokens to predict in one example."""
+    max_predictions: int = deciding(0)
+    """Most tokens to predict in one example; 0: as many as data.masked_lm_prob asks for. In exact mode 0 is 20, as in
+    BERT's script."""
     masking: str = deciding("token")
     """What is masked as one: token, span (SpanBERT), ngram (ALBERT), phrase or entity (ERNIE)."""
     whole_word: bool = deciding(False)
@@ -185,10 +190,21 @@ def mask_stages(settings: DataSettings) -> list[Stage]:
     return found
 
 
+def predictions_cap(settings: DataSettings) -> int:
+    """Most tokens to predict in one example; 0: no cap."""
+    if settings.mode == "exact":
+        return settings.max_predictions or SCRIPT_PREDICTIONS
+    return settings.max_predictions
+
+
 def deciding_values(settings: DataSettings) -> dict[str, Any]:
-    """The settings that decide bytes, by name, in their order of declaration; of the lexicon, its SHA-256."""
+    """The settings that decide bytes, by name, in their order of declaration; of the lexicon, its SHA-256. The cap on
+    predictions is the one in force, so that exact mode's 0 and 20 are the same data."""
     values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_bytes")}
-    return values | {"lexicon": _sha256(settings.lexicon) if settings.lexicon else ""}
+    return values | {
+        "max_predictions": predictions_cap(settings),
+        "lexicon": _sha256(settings.lexicon) if settings.lexicon else "",
+    }
 
 
 def _sha256(lexicon: str) -> str:

@@ -47,7 +47,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.dupe_factor": (1, 10_000),
     "data.short_seq_prob": (0, 1),
     "data.masked_lm_prob": (0, 1),
-    "data.max_predictions": (1, 65_535),
+    "data.max_predictions": (0, 65_535),
     "data.mask_share": (0, 1),
     "data.random_share": (0, 1),
     "data.span_p": (0.001, 1),

@@ -52,6 +52,7 @@ def prepare(
     config = load_config(recipe, overrides or [])
     from data_pipeline.executors import Share
     from data_pipeline.index import Index
+    from data_pipeline.mask_budget import MaskBudget, measured_note
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
     from data_pipeline.provenance import in_words, noted
@@ -63,16 +64,27 @@ def prepare(
     for data in data_of_phases(config):
         if stage:
             say(prepare_share(data, stages(console), stage, Share.parsed(share)))
+            if stage == "discover":
+                _say(MaskBudget.of(data).note(data.sequence_length))
             if stage == "finish":
-                record_prepare(config, Index.load(data.out))
+                index = Index.load(data.out)
+                _say(measured_note(index))
+                record_prepare(config, index)
             continue
+        _say(MaskBudget.of(data).note(data.sequence_length))  # before hours of work
         index, fresh = run(data, stages(console))
         train = index.splits["train"]
         say(
             f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
             f"{len(train.shards)} shards in {data.out}"
         )
-        if passed_over := in_words(noted(data.out).get("passed_over", {})):
-            say(passed_over)
+        _say(measured_note(index))
+        _say(in_words(noted(data.out).get("passed_over", {})))
         if fresh:
             record_prepare(config, index)
+
+
+def _say(words: str) -> None:
+    """Prints a line, if there is something to say."""
+    if words:
+        say(words)

@@ -9,6 +9,7 @@ from torch import nn
 
 from data_pipeline.errors import UserError
 from data_pipeline.index import INDEX, Index
+from data_pipeline.mask_budget import MaskBudget, measured_note
 from data_pipeline.storage import is_uri
 from pretrain.config import RunConfig
 from pretrain.deepspeed_setup import resolve_precision
@@ -33,6 +34,7 @@ class Text(NamedTuple):
     square: float  # mean squared tokens
     masked: float  # mean masked positions
     source: str
+    capped: str  # what data.max_predictions takes from the mask rate, in words; empty: nothing
 
 
 class Memory(NamedTuple):
@@ -134,7 +136,7 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = UTILISATI
 
 def text_of(config: RunConfig) -> Text:
     """Counts of the shards if there are any, full-length examples with the configured masks otherwise."""
-    shards = config.train.shards or config.data.out
+    shards, budget = config.train.shards or config.data.out, MaskBudget.of(config.data)
     if shards and (is_uri(shards) or Path(shards, INDEX).is_file()):
         index = Index.load(shards)
         split = index.train
@@ -146,11 +148,17 @@ def text_of(config: RunConfig) -> Text:
             _mean_square(index, mean),
             split.masked / split.examples,
             f"the shards in {shards}",
+            budget.note(split.longest) if config.data.dynamic_masking else measured_note(index),
         )
     length = config.data.sequence_length
-    masked = min(config.data.max_predictions, round(config.data.masked_lm_prob * length))
     return Text(
-        VOCABULARY, 0, length, length**2, masked, "full-length examples: there are no shards at data.out yet"
+        VOCABULARY,
+        0,
+        length,
+        length**2,
+        budget.count(length),
+        "full-length examples: there are no shards at data.out yet",
+        budget.note(length),
     )
 
 
@@ -169,7 +177,7 @@ def memory_by_stage(
     """Memory at ZeRO stages 0 to 3, activations measured on the meta device at two sizes: they grow by a constant
     for each example more."""
     length = config.data.sequence_length
-    masked = max(1, min(config.data.max_predictions, round(config.data.masked_lm_prob * length)))
+    masked = MaskBudget.of(config.data).count(length)
     few, many = (pass_peak(model, precision, n, length, masked) for n in (8, 16))
     slope = (many - few) / 8
     base = few - 8 * slope
@@ -220,6 +228,10 @@ def _warnings(config: RunConfig, found: Forecast) -> list[str]:
             found.epochs > 40,
             f"the run goes {found.epochs:.0f} times through the shards: prepare more text, or mask anew at each "
             "epoch with data.dynamic_masking=true",
+        ),
+        (
+            bool(found.text.capped),
+            found.text.capped,
         ),
         (
             0 < found.epochs < 1,

@@ -139,6 +139,8 @@ def test_caps_follow_the_masker(index: Index) -> None:
     share = shares(index, masking(masked_lm_prob=0.6, max_predictions=20), batch=40).read(0)
     filled = [len(m.input_ids) for m in share.micro_batches][:-1]
     assert min(filled) > 0.8 * 4 * 24, "the cap on masked rows does not bind"
+    free = masking(masked_lm_prob=0.6, max_predictions=0).masker(0)
+    assert caps_for(index.train, 4, 24, free) == caps, "the longest example has 14 masked rows, cap or none"
     assert heavy.expected(2.0) == 1.2
     assert heavy.expected(100.0) == 20.0
 

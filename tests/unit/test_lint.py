@@ -181,6 +181,24 @@ def few_words(examples: Examples) -> Examples:
     return replace(many, tokens=folded(many.tokens), masked_ids=folded(many.masked_ids))
 
 
+def capped(examples: Examples) -> Examples:
+    """At most two masks in each."""
+    within = np.arange(len(examples.masked_ids)) - np.repeat(
+        examples.masked_offsets[:-1], np.diff(examples.masked_offsets)
+    )
+    kept = within < 2
+    rows = np.repeat(examples.offsets[:-1], np.diff(examples.masked_offsets)) + examples.masked_positions
+    tokens = examples.tokens.copy()
+    tokens[rows[~kept]] = examples.masked_ids[~kept]
+    return replace(
+        examples,
+        tokens=tokens,
+        masked_offsets=np.concatenate([[0], np.cumsum(np.minimum(np.diff(examples.masked_offsets), 2))]),
+        masked_ids=examples.masked_ids[kept],
+        masked_positions=examples.masked_positions[kept],
+    )
+
+
 def same(examples: Examples) -> Examples:
     return examples
 
@@ -193,6 +211,7 @@ DEGENERATE: list[tuple[Callable[[Examples], Examples], dict[str, Any], str, str]
     (unmasked, {}, "masks are missing", "dynamic_masking"),
     (few_unmasked, {}, "8 examples have no token to predict", "masked_lm_prob"),
     (same, {"masked_lm_prob": 0.3}, "of the tokens are masked, where data.masked_lm_prob=0.3", "data.masking"),
+    (capped, {"max_predictions": 2}, "data.max_predictions=2 caps what is predicted in", "lifts the cap"),
     (same, {"mask_share": 0.5}, "are [MASK], where data.mask_share=0.5", "prepare them again"),
     (same, {"random_share": 0.5}, "are random ones, where data.random_share=0.5", "prepare them again"),
     (of_one_length, {}, "every example has 20 tokens", "short_seq_prob"),
@@ -225,6 +244,21 @@ def test_degenerate_data_is_said_in_plain_words(
     shown = report(facts)
     assert finding["what"] in shown
     assert finding["remedy"] in shown
+
+
+def test_the_cap_does_not_blind_the_expectation(tmp_path: Path) -> None:
+    lengths = HEALTHY.lengths
+    wanted = np.maximum(1, np.rint(lengths / 6))
+    facts = lint(folder_of(tmp_path / "a", capped(HEALTHY), max_predictions=2), silent)
+    masks = facts["splits"]["train"]["masks"]
+    assert masks["expected_share"] == pytest.approx(wanted.sum() / lengths.sum())
+    assert masks["capped_share"] == pytest.approx(np.minimum(wanted, 2).sum() / lengths.sum())
+    assert masks["capped_examples"] == (wanted > 2).sum()
+    share = f"{(wanted > 2).mean():.1%} of examples; without it the settings ask for {masks['expected_share']:.2%}"
+    assert f"the cap data.max_predictions=2 binds in {share}" in report(facts)
+    free = lint(folder_of(tmp_path / "b", HEALTHY, max_predictions=0), silent)
+    assert free["findings"] == []
+    assert "the cap" not in report(free)
 
 
 def test_no_example_at_all(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """BERT's masking: what is covered, by what it is replaced, and that a mask depends on (seed, key) alone."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from pair_material import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary
 
 from data_pipeline.draws import words
 from data_pipeline.errors import UserError
+from data_pipeline.mask_budget import MaskBudget
 from data_pipeline.masking import Masker
 from data_pipeline.records import Segments, take_ragged
-from data_pipeline.settings import DataSettings
+from data_pipeline.settings import DataSettings, deciding_values
 
 SIZE = 60
 
@@ -90,6 +92,39 @@ def test_the_number_masked_is_the_scripts(probability, most):
 
 def test_halves_are_rounded_to_even():
     assert masker(max_predictions=20).counts(np.array([3, 10, 30, 128, 512])).tolist() == [1, 2, 4, 19, 20]
+
+
+@pytest.mark.parametrize("probability", [0.15, 0.4, 1.0])
+def test_without_a_cap_the_rate_alone_decides(probability):
+    texts = [np.full(n, FIRST) for n in (1, 30, 126, 510)]
+    examples = masker(masked_lm_prob=probability)(pairs(texts), 1)
+    expected = [min(len(text), max(1, round((len(text) + 2) * probability))) for text in texts]
+    assert np.diff(examples.masked_offsets).tolist() == expected
+    assert masker(masked_lm_prob=probability).expected(512) == 512 * probability
+
+
+def test_exact_mode_has_the_scripts_cap():
+    exact = DataSettings(mode="exact", sentences="lines")
+    rule = Masker.from_settings(exact, vocabulary(SIZE, 3))
+    assert rule.counts(np.array([128, 512])).tolist() == [19, 20]
+    assert deciding_values(exact) == deciding_values(replace(exact, max_predictions=20)), "the same data"
+    assert deciding_values(DataSettings())["max_predictions"] == 0
+    own = Masker.from_settings(replace(exact, max_predictions=77), vocabulary(SIZE, 3))
+    assert own.counts(np.array([512])).tolist() == [77]
+
+
+def test_a_cap_that_binds_is_said_with_the_rate_that_results():
+    capped = MaskBudget(0.15, 20)
+    assert capped.note(128) == ""
+    assert capped.note(512) == (
+        "data.max_predictions=20 caps what is predicted: 3.9% of an example of 512 tokens, where "
+        "data.masked_lm_prob=0.15 asks for 15.0%; data.max_predictions=0 lifts the cap"
+    )
+    assert MaskBudget(0.15, 77).note(512) == MaskBudget(0.4, 0).note(512) == ""
+    assert [capped.count(n) for n in (1, 128, 512)] == [1, 19, 20]
+    for odd in ({}, {"masked_lm_prob": 0.15}, {"masked_lm_prob": [], "max_predictions": 3}):
+        assert MaskBudget.stored(odd) is None
+    assert MaskBudget.stored({"masked_lm_prob": 0.15, "max_predictions": 0}) == MaskBudget(0.15, 0)
 
 
 def test_words_are_masked_whole_or_not_at_all():
@@ -238,7 +273,7 @@ def test_a_masker_travels_by_pickle():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"masked_lm_prob": 0.0}, {"masked_lm_prob": 1.5}, {"max_predictions": 0}, {"max_predictions": 70_000}],
+    [{"masked_lm_prob": 0.0}, {"masked_lm_prob": 1.5}, {"max_predictions": -1}, {"max_predictions": 70_000}],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):

@@ -292,6 +292,29 @@ def test_files_of_other_kinds_are_named(maskmill: Maskmill, tiny: list[str], tmp
     assert "passed over" not in maskmill("prepare", "demo", *tiny).stdout
 
 
+def test_a_cap_that_binds_is_said_before_and_after(
+    maskmill: Maskmill, tiny: list[str], tmp_path: Path
+) -> None:
+    """By prepare at the beginning, for full length, and at the end, as measured; by plan in the same words."""
+    own = [*tiny, f"data.out={tmp_path}/shards", "data.max_predictions=2"]
+    full = "data.max_predictions=2 caps what is predicted: 6.2% of an example of 32 tokens, where"
+    assert full in maskmill("plan", "demo", *own, "--gpus-per-node", "2").stdout
+    assert full in maskmill("prepare", "demo", *own, "--stage", "discover").stdout
+    said = maskmill("prepare", "demo", *own).stdout
+    split = Index.load(tmp_path / "shards").train
+    measured = (
+        f"data.max_predictions=2 caps what is predicted: {split.masked / split.tokens:.1%} of the tokens in "
+        f"{tmp_path}/shards, where data.masked_lm_prob=0.15 asks for 15.0%"
+    )
+    assert full in said
+    assert measured in said.replace("\n", " ")
+    assert measured in maskmill("plan", "demo", *own, "--gpus-per-node", "2").stdout
+    again = maskmill("plan", "demo", *own, "--gpus-per-node", "2", "data.dynamic_masking=true").stdout
+    assert full in again, "the masks are drawn in training"
+    assert "caps" not in maskmill("prepare", "demo", *tiny).stdout
+    assert "caps" not in maskmill("plan", "demo", *tiny, "--gpus-per-node", "2").stdout
+
+
 def test_names_that_are_not_utf8_are_named_or_refused_in_one_line(
     maskmill: Maskmill, tiny: list[str], tmp_path: Path
 ) -> None:

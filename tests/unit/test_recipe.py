@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
+from data_pipeline.mask_budget import MaskBudget
 from data_pipeline.settings import DataSettings, deciding_values
 from launch.manual import manual
 from launch.recipe import load_config, recipe_names, setting_names
@@ -33,6 +34,15 @@ def test_the_lamb_recipe_is_to_the_letter() -> None:
         assert (config.optim.weight_decay, config.train.clip) == (0.01, 1.0)
         assert (config.encoder.layers, config.encoder.hidden, config.encoder.heads) == (24, 1024, 16)
         assert config.encoder.activation == "gelu_tanh"
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if "demo" not in name])
+def test_recipes_state_the_published_number_of_predictions(name: str) -> None:
+    """20 at 128 (google-research/bert), 80 at 512 (NVIDIA): neither takes anything from 15 %."""
+    for phase in phases_of(load_config(name, [])):
+        data = phase.config.data
+        assert data.max_predictions == {128: 20, 512: 80}[data.sequence_length]
+        assert not MaskBudget.of(data).binds(data.sequence_length)
 
 
 @pytest.mark.parametrize(
