@@ -45,6 +45,7 @@ class Predicted(NamedTuple):
 
     masked_index: Tensor  # (R,) int64
     masked_ids: Tensor  # (R,) int64; -1: a spare row
+    masked_inputs: Tensor  # (R,) int64: the ids that the encoder sees there
     cls_index: Tensor  # (E,) int64
     labels: Tensor  # (E,) int64; -1: none
 
@@ -80,7 +81,8 @@ class MicroBatch:
         masked, examples = self.masked_index.shape[0], self.labels.shape[0]
         rows = torch.cat((self.masked_index, self.cls_index)) if pairs else self.masked_index
         place = torch.arange(masked + examples, device=rows.device)
-        return rows, Predicted(place[:masked], self.masked_ids, place[masked:], self.labels)
+        inputs = self.input_ids.index_select(0, self.masked_index)
+        return rows, Predicted(place[:masked], self.masked_ids, inputs, place[masked:], self.labels)
 
     @property
     def tokens(self) -> int:

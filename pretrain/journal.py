@@ -17,6 +17,7 @@ from data_pipeline.errors import UserError
 from pretrain.agreement import Agreed, told_alike
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
+from pretrain.evaluate.held_out import Figures
 from pretrain.lives import SPENT, Diary
 from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
 from pretrain.monitoring.alerts import cause_of, disk_nearly_full
@@ -69,6 +70,7 @@ class Journal:
         self._summary["peak_tflops"] = peak / 1e12
         self._started = time.perf_counter()
         self._before = float(self._summary.get("seconds", 0.0))
+        self._evaluated = {line.get("step") for line in self._lines if line.get("kind") == "eval"}
         self._step: int | None = None
 
     def __enter__(self) -> "Journal":
@@ -130,7 +132,11 @@ class Journal:
         if not self._tally.empty:
             self._log(position, lr)
 
-    def evaluation(self, position: Position, evaluate: Callable[[Engine], dict[str, float]]) -> float | None:
+    def has_evaluation(self, step: int) -> bool:
+        """Whether metrics.jsonl has held-out figures of this step. All ranks call this."""
+        return any(self._world.gather(step in self._evaluated))
+
+    def evaluation(self, position: Position, evaluate: Callable[[Engine], Figures]) -> float | None:
         """Evaluates and writes the held-out figures of this step; the time it takes is not training time. Returns the
         held-out loss, None where there is none."""
         started = time.perf_counter()

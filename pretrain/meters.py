@@ -1,13 +1,18 @@
-"""Terms of micro-batches in; figures over the global batches between two log lines out.
+"""Average the terms of micro-batches over the global batches between two log lines.
 
 Everything is kept as (sum, count) on the device until a log step, which adds up over ranks in one all-reduce: the
 figures are those of the whole global batch, whatever the cut, and no other step waits for the device.
 """
 
+import math
+
 from torch import Tensor
 
 from pretrain.objectives.terms import Terms
 from pretrain.world import World
+
+LARGEST_EXPONENT = 700.0
+"""exp of more is not finite in float64."""
 
 
 class Meter:
@@ -50,6 +55,8 @@ class Meter:
             if f"{name}_loss" in means
         ]
         self._sums = {}
+        if "mask_loss" in means:
+            means["mask_perplexity"] = _perplexity(means["mask_loss"])
         return {"loss": sum(losses), **means} if losses else means
 
     def forget(self) -> None:
@@ -60,3 +67,8 @@ class Meter:
         old = self._step.get(name)
         now = total.detach()
         self._step[name] = (now, count) if old is None else (old[0] + now, old[1] + count)
+
+
+def _perplexity(loss: float) -> float:
+    """exp(loss), infinite where a float64 cannot hold it."""
+    return math.inf if loss > LARGEST_EXPONENT else math.exp(loss)

@@ -47,7 +47,7 @@ class Panel(Lines):
         self._phase: Phase | None = None
         self._step = self._first = 0
         self._line: dict[str, Any] = {}
-        self._held_out: tuple[int, Mapping[str, float]] | None = None
+        self._held_out: tuple[int, Mapping[str, Any]] | None = None
         self._save: tuple[int, float, int, float] | None = None
         self._saves, self._disturbed = 0, 0
         self._warning, self._doing = "", "starting"
@@ -100,7 +100,7 @@ class Panel(Lines):
         if not line.get("held_up"):
             self._warning = self._warning if self._disturbed else ""
 
-    def held_out(self, step: int, figures: Mapping[str, float]) -> None:
+    def held_out(self, step: int, figures: Mapping[str, Any]) -> None:
         super().held_out(step, figures)
         self._held_out = (step, figures)
 

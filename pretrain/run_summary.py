@@ -33,6 +33,7 @@ def begun(
     summary |= {
         "command": blot(command),
         "steps": plans[-1].phase.last,
+        "headline": plans[-1].objective.headline,
         "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),
         "peak_source": peak_source(world.device, config.monitor.peak_tflops),
         "data": plans[0].index.statistics,

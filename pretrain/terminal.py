@@ -48,7 +48,7 @@ class Lines:
         """A line of metrics.jsonl was written."""
         self._console.print(f"step {line['step']:,}/{self._last:,}  {in_short(line)}", highlight=False)
 
-    def held_out(self, step: int, figures: Mapping[str, float]) -> None:
+    def held_out(self, step: int, figures: Mapping[str, Any]) -> None:
         """The model was evaluated."""
         self._console.print(f"step {step:,}  held-out: {_in_words(figures)}", soft_wrap=True)
 
@@ -97,9 +97,10 @@ def in_short(line: dict[str, Any]) -> str:
     return f"loss {_said(line, 'loss')}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
 
 
-def _in_words(figures: Mapping[str, float]) -> str:
+def _in_words(figures: Mapping[str, Any]) -> str:
     parts = [
-        f"MLM loss {_said(figures, 'held_out_mlm_loss')} (unigram entropy {figures['unigram_entropy']:.3f})"
+        f"loss at [MASK] {_said(figures, 'held_out_mask_loss')} "
+        f"(unigram {_said(figures, 'held_out_mask_unigram_loss')})"
     ]
     if "held_out_nsp_accuracy" in figures:
         parts.append(f" NSP accuracy {figures['held_out_nsp_accuracy']:.1%}")

@@ -100,9 +100,9 @@ def run_phases(
     command: str,
 ) -> int:
     """Trains from the newest checkpoint on, phase after phase, and returns the step that it came to."""
-    objective, vocabulary = plans[0].objective, plans[0].index.vocabulary.size
+    objective, vocabulary = plans[0].objective, plans[0].index.vocabulary
     checkpointing = config.train.activation_checkpointing
-    model = build(objective, config.encoder, vocabulary, config.run.seed, checkpointing)
+    model = build(objective, config.encoder, vocabulary.size, config.run.seed, checkpointing, vocabulary.mask)
     engine = build_engine(model, config, world)
     position = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)
@@ -153,6 +153,8 @@ def loop(run: Run) -> None:
         run.feed.ahead(iter(loader)) as shares,
         Watchdog(config.run.step_limit, rank_log(config, run.world)) as watchdog,
     ):
+        if position.batch == 0 and not journal.has_evaluation(0):  # what the run starts from
+            journal.evaluation(position, run.held_out.evaluate)
         first_checkpoint(run)
         steps = agreed(shares, run.world, run.stop)
         while position.step < last:

@@ -1,4 +1,4 @@
-"""Heads: hidden states of the encoder in; logits, loss sums, counts and hits out.
+"""Predict words and pair labels from the encoder's hidden states: logits, loss sums, counts and hits.
 
 The hidden states are those of a MicroBatch's whole run, or of the rows alone that it says are predicted.
 
@@ -27,16 +27,31 @@ class Predictions(NamedTuple):
     hits: Tensor
 
 
+class MaskedPredictions(NamedTuple):
+    """What the masked-token head comes to, over all predicted tokens and over each kind of them."""
+
+    all: Predictions
+    kinds: dict[str, Predictions]
+    """By name of `KINDS`, without gradients; empty where the head does not know the id of [MASK]."""
+    answers_R: Tensor
+    """int64: the likeliest word in each row whose input is [MASK]; -1 elsewhere, and where gradients are computed."""
+
+
+KINDS = ("mask", "kept", "random")
+"""What a predicted token's input is: [MASK], the word itself, or another word (Devlin et al. 2019, section 3.1)."""
+
+
 class MaskedTokenHead(nn.Module):
     """Linear, activation, LayerNorm, then the word embeddings as the output matrix, plus a bias a word.
 
     `decoder` is the embedding's own parameter, registered here as well: one tensor under one name for the
     optimizer, and ZeRO-3 gathers it for this module as for the other."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, mask_id: int | None = None) -> None:
         super().__init__()
         settings = encoder.settings
         self.vocabulary_size = encoder.vocabulary_size
+        self.mask_id = mask_id
         self.dense = bare(nn.Linear, settings.hidden, settings.hidden)
         self.activation = ACTIVATIONS[settings.activation]
         self.norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
@@ -44,13 +59,21 @@ class MaskedTokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(padded(self.vocabulary_size)))
         self.vocabulary_rows = {"bias": self.vocabulary_size}
 
-    def forward(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Predictions:
-        """Loss, count and hits over the masked rows of the batch."""
+    def forward(self, hidden_TH: Tensor, batch: Predicted) -> MaskedPredictions:
+        """Loss, count and hits over the masked rows of the batch, together and by what their input is."""
         hidden_RH = self._transform(hidden_TH, batch)
-        loss, hits = vocabulary_cross_entropy(
+        found = vocabulary_cross_entropy(
             hidden_RH, self.decoder, self.bias, batch.masked_ids, self.vocabulary_size
         )
-        return Predictions(loss, (batch.masked_ids != IGNORED).sum(), hits)
+        whole = Predictions(found.loss, (batch.masked_ids != IGNORED).sum(), found.hits_R.sum())
+        if self.mask_id is None:
+            return MaskedPredictions(whole, {}, torch.full_like(found.answers_R, IGNORED))
+        rows = _rows_of_kinds(batch, self.mask_id)
+        kinds = {
+            kind: Predictions((found.losses_R * of_R).sum(), of_R.sum(), (found.hits_R & of_R).sum())
+            for kind, of_R in rows.items()
+        }
+        return MaskedPredictions(whole, kinds, found.answers_R.masked_fill(~rows["mask"], IGNORED))
 
     def logits(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
         """(R, V) logits of the masked rows, without padding."""
@@ -60,6 +83,14 @@ class MaskedTokenHead(nn.Module):
     def _transform(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
         hidden_RH = hidden_TH.index_select(0, batch.masked_index)
         return self.norm(self.activation(self.dense(hidden_RH)))
+
+
+def _rows_of_kinds(batch: Predicted, mask_id: int) -> dict[str, Tensor]:
+    """(R,) bool for each of `KINDS`, read from input and target; spare rows are of none."""
+    counted_R = batch.masked_ids != IGNORED
+    mask_R = counted_R & (batch.masked_inputs == mask_id)
+    kept_R = counted_R & ~mask_R & (batch.masked_inputs == batch.masked_ids)
+    return {"mask": mask_R, "kept": kept_R, "random": counted_R & ~mask_R & ~kept_R}
 
 
 class NextSentenceHead(nn.Module):

@@ -1,10 +1,56 @@
-"""Counts of held-out examples in; what a model scores that has learnt nothing but how often things are, out."""
+"""Compute what a model scores that has learnt nothing but how often things occur."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from data_pipeline.index import VocabularyStamp
+    from pretrain.batch import MicroBatch
+
+    Counts = NDArray[np.int64]
 
 
 def majority_share(held_out: Mapping[str, Any]) -> float | None:
     """Accuracy on the pairs of always the same answer; None without pairs."""
     counts = [int(held_out.get(name, 0)) for name in ("pairs_is_next", "pairs_random")]
     return max(counts) / sum(counts) if sum(counts) else None
+
+
+def masked_targets(batch: "MicroBatch", vocabulary: "VocabularyStamp") -> "Counts":
+    """(words,) How often each word is the original of a [MASK] in this micro-batch on the CPU."""
+    at_mask = (batch.input_ids[batch.masked_index] == vocabulary.mask) & (batch.masked_ids >= 0)
+    return batch.masked_ids[at_mask].bincount(minlength=vocabulary.size).numpy()
+
+
+def label_counts(batch: "MicroBatch") -> "Counts":
+    """(2,) How many examples of this micro-batch on the CPU have the label 0, and the label 1."""
+    return batch.labels[batch.labels >= 0].bincount(minlength=2).numpy()
+
+
+def unigram(counts: "Counts") -> dict[str, float]:
+    """Loss and accuracy at the positions whose targets have these counts, of the best answer that is the same at all of
+    them: the entropy of the targets in nats, which no fixed distribution of words goes below, and the share of the
+    most frequent word. Empty without a position."""
+    from data_pipeline.statistics import unigram_entropy
+
+    if not counts.any():
+        return {}
+    return {
+        "mask_unigram_loss": unigram_entropy(counts),
+        "mask_majority": float(counts.max() / counts.sum()),
+    }
+
+
+def pair_majority(counts: "Counts") -> dict[str, float]:
+    """Accuracy of always the commoner of two labels with these counts; empty without pairs."""
+    return {"nsp_majority": float(counts.max() / counts.sum())} if counts.any() else {}
+
+
+def answers_in_short(counts: "Counts", words: Sequence[str]) -> dict[str, float | str]:
+    """The answer that a model gave most often, and its share of all answers: near 1 where it says the same word
+    everywhere. `counts` (words,): how often each word was the answer."""
+    top = int(counts.argmax())
+    return {"mask_top_share": float(counts[top] / counts.sum()), "mask_top_token": words[top]}

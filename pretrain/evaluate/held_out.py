@@ -1,19 +1,22 @@
-"""The shards' held-out examples in; loss and accuracies of the model at hand out. The same examples every time."""
+"""Evaluate the model at hand on the shards' held-out examples: the same ones every time."""
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from data_pipeline.index import VocabularyStamp
+from data_pipeline.index import Index
+from data_pipeline.instances import words_of
 from data_pipeline.loader import held_out
-from data_pipeline.statistics import unigram_entropy
 from pretrain.agreement import told_alike
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
+from pretrain.evaluate.baselines import answers_in_short, label_counts, masked_targets, pair_majority, unigram
 from pretrain.meters import Meter
 from pretrain.preflight import Plan
 from pretrain.world import World
+
+Figures = dict[str, float | str]
+"""Of one evaluation, by name."""
 
 
 class HeldOut:
@@ -22,7 +25,7 @@ class HeldOut:
     def __init__(self, plan: Plan, config: RunConfig, world: World) -> None:
         """All ranks call this. Raises UserError on all where one cannot read its share."""
         index = plan.index
-        self._world = world
+        self._world, self._index = world, index
         self.examples = min(index.held_out.examples, config.train.eval_examples)
         """How many examples an evaluation has, over all ranks."""
         self._micro_batches: list[MicroBatch] = []
@@ -31,37 +34,45 @@ class HeldOut:
             # a damaged block is read by one rank only
             share = told_alike(world, lambda: held_out(index, self.examples, caps, world.rank, world.size))
             self._micro_batches = [MicroBatch.from_packed(packed) for packed in share.micro_batches]
-        own = _word_counts(self._micro_batches, index.vocabulary)
-        counts, (most,) = world.sum_max(own.tolist(), [len(self._micro_batches)]).wait()
-        self._entropy = unigram_entropy(np.array(counts)) if self.examples else 0.0
+        self._baselines, most = _baselines(self._micro_batches, index, world)
         # a rank with less than others computes empty ones: under ZeRO-3 every forward pass is a collective
         missing = most - len(self._micro_batches)
         self._micro_batches += [MicroBatch.empty(index.vocabulary.cls, index.vocabulary.sep)] * missing
 
-    def evaluate(self, engine: Engine) -> dict[str, float]:
-        """held_out_loss and the like, over all ranks; empty without held-out examples. All ranks call this."""
+    def evaluate(self, engine: Engine) -> Figures:
+        """held_out_loss and the like over all ranks, with what a model without any context would score beside them;
+        empty without held-out examples. All ranks call this."""
         if not self.examples:
             return {}
         meter = Meter()
+        answers = np.zeros(self._index.vocabulary.size, np.int64)
         engine.eval()
         # these micro-batches have other shapes than training's, and are few: not worth a graph of their own
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for micro_batch in self._micro_batches:
                 terms, _ = engine(micro_batch.to(self._world.device))
                 meter.add(terms)
+                if terms.answers_R is not None:
+                    given = terms.answers_R[terms.answers_R >= 0].cpu().numpy()
+                    answers += np.bincount(given, minlength=len(answers))
         engine.train()
         meter.end_step()
-        figures = {f"held_out_{name}": value for name, value in meter.read(self._world).items()}
-        figures["unigram_entropy"] = self._entropy
-        return figures
+        found: Figures = {**meter.read(self._world)}
+        total, _ = self._world.sum_max(answers.tolist(), []).wait()
+        if sum(total):
+            found |= answers_in_short(np.array(total), words_of(self._index))
+        return {f"held_out_{name}": value for name, value in (found | self._baselines).items()}
 
 
-def _word_counts(micro_batches: list[MicroBatch], vocabulary: VocabularyStamp) -> NDArray[np.int64]:
-    """How often each word stands in the text of these examples, before masking and without special tokens."""
-    counts = np.zeros(vocabulary.size, np.int64)
+def _baselines(micro_batches: list[MicroBatch], index: Index, world: World) -> tuple[Figures, int]:
+    """What these examples of all ranks give away without any context, and how many micro-batches the rank with most of
+    them has. All ranks call this."""
+    targets = np.zeros(index.vocabulary.size, np.int64)
+    labels = np.zeros(2, np.int64)
     for batch in micro_batches:
-        words = batch.input_ids.clone()
-        words[batch.masked_index] = batch.masked_ids
-        counts += np.bincount(words.numpy(), minlength=vocabulary.size)
-    counts[[vocabulary.cls, vocabulary.sep]] = 0
-    return counts
+        targets += masked_targets(batch, index.vocabulary)
+        labels += label_counts(batch)
+    own = [*targets.tolist(), *labels.tolist()]
+    total, (most,) = world.sum_max(own, [len(micro_batches)]).wait()
+    counts = np.array(total, np.int64)
+    return {**unigram(counts[:-2]), **pair_majority(counts[-2:])}, most

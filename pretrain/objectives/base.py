@@ -18,9 +18,10 @@ class NoSettings:
 
 
 class Model(nn.Module):
-    """An encoder with heads. `self.encoder` is the Encoder; heads are further submodules."""
+    """An encoder with heads. `self.encoder` is the Encoder; heads are further submodules. With `mask_id`, the id of
+    [MASK], figures are told separately by what a predicted token's input is."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, mask_id: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
 
@@ -41,6 +42,9 @@ class Objective(Protocol):
     counted_by: ClassVar[dict[str, str]]  # which count of the global batch normalises each term
     export_class: ClassVar[str]  # the class of transformers that loads an export
     metrics: ClassVar[tuple[str, ...]]  # names in Terms.metrics, in the order to show them
+    headline: ClassVar[
+        str
+    ]  # the one of them that says best how good the model is; status and report lead with it
     model: ClassVar[type[Model]]
 
 
@@ -50,9 +54,11 @@ def build(
     vocabulary_size: int,
     seed: int = 0,
     activation_checkpointing: bool = False,
+    mask_id: int | None = None,
 ) -> Model:
     """The objective's model with fresh weights, on the CPU in float32: equal for equal arguments, on every rank,
-    and without a draw from torch's global generator. Raises UserError where a setting is out of range."""
-    model = objective.model(Encoder(settings, vocabulary_size, activation_checkpointing))
+    and without a draw from torch's global generator. `mask_id`: as for Model. Raises UserError where a setting is
+    out of range."""
+    model = objective.model(Encoder(settings, vocabulary_size, activation_checkpointing), mask_id)
     initialize(model, seed, settings.initializer_range)
     return model

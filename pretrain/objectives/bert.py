@@ -8,15 +8,23 @@ from pretrain.batch import MicroBatch
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead, NextSentenceHead
 from pretrain.objectives.base import Model, NoSettings
-from pretrain.objectives.terms import Ratio, Term, Terms, accuracy, loss_ratio
+from pretrain.objectives.terms import (
+    MASKED_METRICS,
+    Ratio,
+    Term,
+    Terms,
+    accuracy,
+    loss_ratio,
+    masked_metrics,
+)
 
 
 class MaskedTokensAndNextSentence(Model):
     """An encoder that predicts masked tokens, and whether segment B follows segment A."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, mask_id: int | None = None) -> None:
         super().__init__(encoder)
-        self.mlm_head = MaskedTokenHead(encoder)
+        self.mlm_head = MaskedTokenHead(encoder, mask_id)
         self.nsp_head = NextSentenceHead(encoder)
 
     def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
@@ -27,18 +35,18 @@ class MaskedTokensAndNextSentence(Model):
         is_next, not_next = self.nsp_head(hidden_PH, predicted)
         pairs = is_next.count + not_next.count
         terms = {
-            "mlm": Term(mlm.loss, mlm.count, 1.0),
+            "mlm": Term(mlm.all.loss, mlm.all.count, 1.0),
             "nsp": Term(is_next.loss + not_next.loss, pairs, 1.0),
         }
         metrics = {
-            "mlm_accuracy": accuracy(mlm),
+            **dict(masked_metrics(mlm)),
             "nsp_accuracy": Ratio(is_next.hits + not_next.hits, pairs),
             "nsp_loss_is_next": loss_ratio(is_next),
             "nsp_loss_not_next": loss_ratio(not_next),
             "nsp_accuracy_is_next": accuracy(is_next),
             "nsp_accuracy_not_next": accuracy(not_next),
         }
-        return Terms(terms, metrics), carry
+        return Terms(terms, metrics, mlm.answers_R), carry
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
         """{"mlm": (masked rows, words), "nsp": (examples, 2)}; of the two, index 1 is a random next."""
@@ -57,11 +65,12 @@ class Bert:
     counted_by: ClassVar[dict[str, str]] = {"mlm": "masked", "nsp": "pairs"}
     export_class = "BertForPreTraining"
     metrics = (
-        "mlm_accuracy",
+        *MASKED_METRICS,
         "nsp_accuracy",
         "nsp_loss_is_next",
         "nsp_loss_not_next",
         "nsp_accuracy_is_next",
         "nsp_accuracy_not_next",
     )
+    headline = "mask_loss"
     model = MaskedTokensAndNextSentence

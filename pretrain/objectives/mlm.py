@@ -8,21 +8,22 @@ from pretrain.batch import MicroBatch
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead
 from pretrain.objectives.base import Model, NoSettings
-from pretrain.objectives.terms import Term, Terms, accuracy
+from pretrain.objectives.terms import MASKED_METRICS, Term, Terms, masked_metrics
 
 
 class MaskedTokens(Model):
     """An encoder that predicts the masked tokens of its input."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, mask_id: int | None = None) -> None:
         super().__init__(encoder)
-        self.mlm_head = MaskedTokenHead(encoder)
+        self.mlm_head = MaskedTokenHead(encoder, mask_id)
 
     def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
         """The term `mlm`: cross-entropy of the masked tokens."""
         rows, predicted = batch.predicted(pairs=False)
         mlm = self.mlm_head(self.encoder(batch, rows), predicted)
-        return Terms({"mlm": Term(mlm.loss, mlm.count, 1.0)}, {"mlm_accuracy": accuracy(mlm)}), carry
+        term = Term(mlm.all.loss, mlm.all.count, 1.0)
+        return Terms({"mlm": term}, dict(masked_metrics(mlm)), mlm.answers_R), carry
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
         """{"mlm": (masked rows, words)}."""
@@ -36,5 +37,6 @@ class Mlm:
     pairs = False
     counted_by: ClassVar[dict[str, str]] = {"mlm": "masked"}
     export_class = "BertForMaskedLM"
-    metrics = ("mlm_accuracy",)
+    metrics = MASKED_METRICS
+    headline = "mask_loss"
     model = MaskedTokens

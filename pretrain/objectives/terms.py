@@ -1,11 +1,15 @@
-"""What an objective hands to the training loop: sums and counts, never means, so that any cut of the global
-batch gives the same loss."""
+"""Carry the parts of a loss as sums and counts, never as means, so that any cut of the global batch gives the same
+loss."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor
 
-from pretrain.encoder.heads import Predictions
+from pretrain.encoder.heads import KINDS, MaskedPredictions, Predictions
+
+MASKED_METRICS = ("mlm_accuracy", *(f"{kind}_{what}" for kind in KINDS for what in ("loss", "accuracy")))
+"""Names of `masked_metrics`, in their order."""
 
 
 class Term(NamedTuple):
@@ -24,11 +28,16 @@ class Ratio(NamedTuple):
 
 
 class Terms(dict[str, Term]):
-    """The parts of the loss by name, and beside them `metrics`, figures by name that only get reported."""
+    """The parts of the loss by name, and beside them what only gets reported."""
 
-    def __init__(self, terms: dict[str, Term], metrics: dict[str, Ratio]) -> None:
+    def __init__(
+        self, terms: dict[str, Term], metrics: dict[str, Ratio], answers_R: Tensor | None = None
+    ) -> None:
         super().__init__(terms)
         self.metrics = metrics
+        """Figures by name."""
+        self.answers_R = answers_R
+        """int64: the likeliest word at each [MASK], as `MaskedPredictions` has it; None without such a head."""
 
 
 def loss_ratio(predictions: Predictions) -> Ratio:
@@ -39,3 +48,11 @@ def loss_ratio(predictions: Predictions) -> Ratio:
 def accuracy(predictions: Predictions) -> Ratio:
     """The share of these predictions that is right."""
     return Ratio(predictions.hits, predictions.count)
+
+
+def masked_metrics(predictions: MaskedPredictions) -> Iterable[tuple[str, Ratio]]:
+    """(name, figure) of the accuracy over all predicted tokens, and of loss and accuracy at each kind of them."""
+    yield "mlm_accuracy", accuracy(predictions.all)
+    for kind, of_kind in predictions.kinds.items():
+        yield f"{kind}_loss", loss_ratio(of_kind)
+        yield f"{kind}_accuracy", accuracy(of_kind)

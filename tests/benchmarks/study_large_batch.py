@@ -4,7 +4,7 @@
     python -m tests.benchmarks.study_large_batch --draw FOLDER/result.json
 
 AdamW on small batches, LAMB and AdamW on batches 16 times as large: the same model, text, order of the examples and
-number of examples, `maskmill train` in each; what is compared is the held-out masked loss at the end, on the same
+number of examples, `maskmill train` in each; what is compared is the held-out loss at [MASK] at the end, on the same
 held-out examples. The grid is one for all arms, and fixed here before anything is run.
 
 Warm-up is each arm's own, by the rule of You et al. 2020 (appendix, linear-epoch warm-up): its share of the run grows
@@ -163,7 +163,7 @@ def measured(cell: Cell, arguments: argparse.Namespace, folder: Path, shared: li
             raise
         finite = False
     lines = read_metrics(where)
-    evaluations = [line for line in lines if line["kind"] == "eval"]
+    evaluations = [line for line in lines if line["kind"] == "eval" and line["step"]]
     batch = arguments.batch * ARMS[cell.arm].times
     losses = [loss_of(line) for line in evaluations]
     shutil.rmtree(where / "checkpoints", ignore_errors=True)
@@ -172,14 +172,14 @@ def measured(cell: Cell, arguments: argparse.Namespace, folder: Path, shared: li
         "examples": [line["step"] * batch for line in evaluations],
         "losses": losses,
         "loss": losses[-1] if finite and losses else math.inf,
-        "accuracies": [line.get("held_out_mlm_accuracy") for line in evaluations],
-        "unigram_entropy": evaluations[-1]["unigram_entropy"] if evaluations else None,
+        "accuracies": [line.get("held_out_mask_accuracy") for line in evaluations],
+        "unigram_loss": evaluations[-1]["held_out_mask_unigram_loss"] if evaluations else None,
         "seconds": next((line["seconds"] for line in reversed(lines) if "seconds" in line), None),
     }
 
 
 def loss_of(line: dict[str, Any]) -> float:
-    loss = line.get("held_out_mlm_loss")  # metrics.jsonl has nothing in place of what is not finite
+    loss = line.get("held_out_mask_loss")  # metrics.jsonl has nothing in place of what is not finite
     return math.inf if loss is None else loss
 
 
@@ -197,7 +197,9 @@ def report(result: dict[str, Any], picture: Path) -> None:
     print(markdown(["learning rate", *(arm.label(batch) for arm in ARMS.values())], by_rate(rates, means)))
     best = {arm: min((r for a, r in means if a == arm), key=lambda r: means[arm, r]) for arm in ARMS}
     rows = [best_row(arm, best[arm], rates, cells, batch) for arm in ARMS]
-    print("\n" + markdown(["arm", "best rate", "held-out masked loss", "masked accuracy", "runs"], rows))
+    print(
+        "\n" + markdown(["arm", "best rate", "held-out loss at [MASK]", "accuracy at [MASK]", "runs"], rows)
+    )
     picture.parent.mkdir(parents=True, exist_ok=True)
     picture.write_text(drawn(result, cells, means, best), encoding="utf-8")
     print(f"\n{len(cells)} runs; picture: {picture}")
@@ -228,7 +230,7 @@ def drawn(
     best: dict[str, float],
 ) -> str:
     """Two panels: the best of each arm on its way, and the end of all."""
-    batch, entropy = result["setup"]["batch"], cells[0]["unigram_entropy"]
+    batch, entropy = result["setup"]["batch"], cells[0]["unigram_loss"]
     ways, ends = [], []
     for colour, (name, arm) in enumerate(ARMS.items()):
         runs = [cell for cell in cells if (cell["arm"], cell["rate"]) == (name, best[name])]
@@ -241,7 +243,7 @@ def drawn(
             ways += [Line(label, points, colour, faint=True) for points in each]
         ends.append(Line(label, [(r, means[a, r]) for a, r in sorted(means) if a == name], colour))
     levels = {"frequencies of words alone": entropy}
-    loss, ceiling = "held-out masked loss (nats)", entropy + 0.5
+    loss, ceiling = "held-out loss at [MASK] (nats)", entropy + 0.5
     panels = [
         Panel("The best of each arm", "examples", loss, ways, levels, ceiling=ceiling),
         Panel(
@@ -249,7 +251,7 @@ def drawn(
         ),
     ]
     words = "; ".join(f"{ARMS[a].label(batch)}: {means[a, r]:.3f} at rate {r:g}" for a, r in best.items())
-    return svg(panels, f"Held-out masked loss over examples and by learning rate. {words}.")
+    return svg(panels, f"Held-out loss at [MASK] over examples and by learning rate. {words}.")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def main() -> None:
         if name not in results.measured:
             results.add(name, measured(name, arguments, folder, data))
             last = results.measured[name]["points"][-1]
-            print(f"{name}: masked loss {last['mlm_loss']:.3f} after {last['seconds']:.0f} s", flush=True)
+            print(f"{name}: masked loss {last['mask_loss']:.3f} after {last['seconds']:.0f} s", flush=True)
     report(results.values, arguments.picture)
 
 
@@ -228,10 +228,12 @@ class Judge:
         plan = check_run(self._config, 1)[0]
         self._words = plan.index.vocabulary.size
         self._held_out = HeldOut(plan, self._config, World())
-        self._model = build(plan.objective, self._config.encoder, self._words)
+        self._model = build(
+            plan.objective, self._config.encoder, self._words, mask_id=plan.index.vocabulary.mask
+        )
 
-    def figures(self, contender: Contender, where: Path) -> dict[str, float]:
-        """Losses and accuracies, and the entropy of the words alone."""
+    def figures(self, contender: Contender, where: Path) -> dict[str, float | str]:
+        """Losses, accuracies and their baselines."""
         load_parameters(self._model, self._weights(contender, where), where=str(where))
         found = self._held_out.evaluate(self._model)  # type: ignore[arg-type]  (a model is all that it needs)
         return {name.removeprefix("held_out_"): value for name, value in found.items()}
@@ -246,34 +248,44 @@ class Judge:
 def report(result: dict[str, Any], picture: Path) -> None:
     """Prints the tables and draws the picture of what has been measured so far."""
     contenders, setup = result["measured"], result["setup"]
-    head = ["", "steps", "s a step", "ended after", "held-out masked loss", "masked accuracy", "NSP accuracy"]
+    head = [
+        "",
+        "steps",
+        "s a step",
+        "ended after",
+        "held-out loss at [MASK]",
+        "accuracy at [MASK]",
+        "NSP accuracy",
+    ]
     rows = []
     for found in contenders.values():
         last = found["points"][-1]
-        accuracies = [f"{last[f'{term}_accuracy']:.1%}" for term in ("mlm", "nsp")]
+        accuracies = [f"{last[f'{term}_accuracy']:.1%}" for term in ("mask", "nsp")]
         times = [f"{found['steps']:,}", f"{found['step']:.2f}", f"{last['seconds']:,.0f} s"]
-        rows.append([found["label"], *times, f"{last['mlm_loss']:.3f}", *accuracies])
+        rows.append([found["label"], *times, f"{last['mask_loss']:.3f}", *accuracies])
     print(markdown(head, rows) + "\n")
     print(
-        markdown(["held-out masked loss after", *(c["label"] for c in contenders.values())], by_time(result))
+        markdown(
+            ["held-out loss at [MASK] after", *(c["label"] for c in contenders.values())], by_time(result)
+        )
     )
     for line in sooner(contenders):
         print(line)
-    entropy = next(iter(contenders.values()))["points"][-1]["unigram_entropy"]
+    entropy = next(iter(contenders.values()))["points"][-1]["mask_unigram_loss"]
     lines = [
         Line(
             f"{c['label']} ({c['steps']:,} steps)",
-            [(p["seconds"] / 60, p["mlm_loss"]) for p in c["points"]],
+            [(p["seconds"] / 60, p["mask_loss"]) for p in c["points"]],
             n,
         )
         for n, c in enumerate(contenders.values())
     ]
-    words = "; ".join(f"{c['label']}: {c['points'][-1]['mlm_loss']:.3f}" for c in contenders.values())
+    words = "; ".join(f"{c['label']}: {c['points'][-1]['mask_loss']:.3f}" for c in contenders.values())
     title = f"{setup['minutes']:g} minutes of the mini model"
-    axes = ("minutes since the start of the process", "held-out masked loss (nats)")
+    axes = ("minutes since the start of the process", "held-out loss at [MASK] (nats)")
     panel = Panel(title, *axes, lines, {"frequencies of words alone": entropy})
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_text(svg([panel], f"Held-out masked loss over wall time. At the end: {words}."), "utf-8")
+    picture.write_text(svg([panel], f"Held-out loss at [MASK] over wall time. At the end: {words}."), "utf-8")
     print(f"\npicture: {picture}")
 
 
@@ -292,7 +304,7 @@ def by_time(result: dict[str, Any], rows: int = 8) -> list[list[str]]:
 
 def curve(found: dict[str, Any]) -> tuple[list[float], list[float]]:
     points = found["points"]
-    return [p["seconds"] for p in points], [p["mlm_loss"] for p in points]
+    return [p["seconds"] for p in points], [p["mask_loss"] for p in points]
 
 
 def sooner(contenders: dict[str, Any]) -> Iterator[str]:

@@ -77,7 +77,7 @@ def test_steps_go_on_and_the_schedule_starts_anew(
         examples = Index.load(config.data.out).train.examples
         assert line["epoch"] == pytest.approx(4 * config.train.global_batch / examples)
     evaluated = [line for line in lines(undisturbed) if line["kind"] == "eval"]
-    assert [(line["step"], line["phase"]) for line in evaluated] == [(4, "short"), (8, "long")]
+    assert [(line["step"], line["phase"]) for line in evaluated] == [(0, "short"), (4, "short"), (8, "long")]
     for step, name, updates in ((2, "short", 2), (4, "short", 4), (6, "long", 2), (8, "long", 4)):
         state = open_checkpoint(undisturbed / "checkpoints" / f"step-{step:08d}").state
         assert (state["phase"]["name"], state["updates"]) == (name, updates)

@@ -43,7 +43,9 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     assert shown | {"tokens_per_s", "examples_per_s", "padding_share", "memory_gb", "data_wait_share"} <= set(
         lines[-2]
     )
-    assert {"held_out_loss", "held_out_mlm_loss", "unigram_entropy"} <= set(lines[-1])
+    assert {"held_out_loss", "held_out_mlm_loss", "held_out_mask_unigram_loss"} <= set(lines[-1])
+    assert (lines[0]["kind"], lines[0]["step"]) == ("eval", 0), "what the run starts from"
+    assert [line["step"] for line in lines if line["kind"] == "eval"].count(0) == 1
     assert (run / "report.html").stat().st_size > 1000
 
     proof = maskmill("export", str(run), "--out", str(tmp_path / "model")).stdout

@@ -47,13 +47,13 @@ def test_the_mini_model_beside_the_trainer(tmp_path: Path, study: Callable[..., 
         assert [p["step"] for p in points] == list(range(1, study_mini.SNAPSHOTS + 1))
         assert [p["seconds"] for p in points] == sorted(p["seconds"] for p in points)
         assert points[0]["seconds"] > 0.5  # the start of the process counts
-        assert points[-1]["mlm_loss"] < points[0]["mlm_loss"]
+        assert points[-1]["mask_loss"] < points[0]["mask_loss"]
         assert f"| {found['label']} | 10 |" in printed
         assert not (tmp_path / name / "run").exists()
     # ours saw the same examples in the same order from weights of the same distribution
     ours, peer = (result["measured"][name]["points"][-1] for name in ("ours", "trainer"))
-    assert ours["unigram_entropy"] == peer["unigram_entropy"]
-    assert ours["mlm_loss"] == pytest.approx(peer["mlm_loss"], abs=0.3)
+    assert ours["mask_unigram_loss"] == peer["mask_unigram_loss"]
+    assert ours["mask_loss"] == pytest.approx(peer["mask_loss"], abs=0.3)
 
     again = study(study_mini, *given, f"--picture={tmp_path}/again.svg")  # nothing is left to train
     assert "s to start" not in again
@@ -86,7 +86,7 @@ def test_arms_at_equal_examples_after_an_interruption(tmp_path: Path, study: Cal
     assert set(measured) == {"small-0.001-1", "lamb-0.001-1"}
     for found in measured.values():
         assert found["examples"] == [32 * n for n in range(1, 9)]
-        assert found["loss"] == found["losses"][-1] < found["unigram_entropy"] + 3
+        assert found["loss"] == found["losses"][-1] < found["unigram_loss"] + 3
     for name, lines in {
         "small-0.001-1": ["name: adamw", "global_batch: 2\n", "steps: 128\n", "warmup: 0.02\n"],
         "lamb-0.001-1": ["name: lamb", "global_batch: 32\n", "steps: 8\n", "warmup: 0.32\n"],
@@ -105,7 +105,7 @@ def cell(arm: str, rate: float, seed: int, loss: float) -> dict:
     """An entry of the large-batch study."""
     losses = [9.0, loss]
     return {"arm": arm, "rate": rate, "seed": seed, "examples": [1, 2], "losses": losses, "loss": loss,
-            "accuracies": [0.0, 0.1], "unigram_entropy": 6.0}  # fmt: skip
+            "accuracies": [0.0, 0.1], "unigram_loss": 6.0}  # fmt: skip
 
 
 def test_an_arm_is_shown_at_its_own_best_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from pretrain.config import RunConfig
 from pretrain.forgiving import number, table, tables, text_of
 from pretrain.journal import EVENTS, Journal
 from pretrain.monitor import JsonLines, read_metrics
+from pretrain.objectives import load
 from pretrain.position import Position
 from pretrain.run_folder import read_summary
 from pretrain.status import read_status
@@ -43,6 +44,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         config.run.dir, config.run.live = str(tmp_path), False
         plan = SimpleNamespace(
             index=SimpleNamespace(statistics={}),
+            objective=load("bert"),
             phase=SimpleNamespace(name="", first=0, last=100, config=config),
         )
         engine = SimpleNamespace(
@@ -59,14 +61,14 @@ def test_a_held_out_figure_that_is_no_number_is_told_and_replaces_the_one_before
     journal: Any, tmp_path: Path
 ) -> None:
     written, _ = journal()
-    good = {"held_out_loss": 5.0, "held_out_mlm_loss": 4.0, "unigram_entropy": 6.0}
-    bad = {**good, "held_out_loss": float("nan"), "held_out_mlm_loss": float("inf")}
+    good = {"held_out_loss": 5.0, "held_out_mask_loss": 4.0, "held_out_mask_unigram_loss": 6.0}
+    bad = {**good, "held_out_loss": float("nan"), "held_out_mask_loss": float("inf")}
     with written:
         assert written.evaluation(Position(step=10), lambda _: good) == 5.0
         assert written.evaluation(Position(step=20), lambda _: bad) is None
     lines = read_metrics(tmp_path)
     assert [line["held_out_loss"] for line in lines] == [5.0, None]
-    assert "held_out_mlm_loss" not in read_summary(tmp_path), "the one of step 10 is not the newest"
+    assert "held_out_mask_loss" not in read_summary(tmp_path), "the one of step 10 is not the newest"
     assert read_status(tmp_path).held_out_loss is None
 
 
@@ -157,3 +159,10 @@ def test_time_left_over_phases() -> None:
     assert seconds_left(60, 2.0, 100, []) == 40 * 2.0
     assert seconds_left(60, 2.0, 100, phases, measured=50) == 40 * 2.0 * 2, "measured in the phase before"
     assert seconds_left(120, 2.0, 100, [json.loads('{"last": "x"}')]) == 0.0
+
+
+def test_a_resumed_run_does_not_evaluate_its_start_twice(journal: Any, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "eval", "step": 0}\n{"kind": "train", "step": 3}\n')
+    written, _ = journal()
+    assert written.has_evaluation(0)
+    assert not written.has_evaluation(3)

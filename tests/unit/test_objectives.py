@@ -8,11 +8,12 @@ from data_pipeline.errors import UserError
 from pretrain.batch import MicroBatch
 from pretrain.config import EncoderSettings
 from pretrain.encoder import cross_entropy
+from pretrain.encoder.heads import KINDS
 from pretrain.objectives import OBJECTIVES, load, registered
 from pretrain.objectives.base import Model, build
 from pretrain.objectives.terms import Terms
 
-VOCABULARY = 90
+VOCABULARY, MASK = 90, 4
 TINY = EncoderSettings(
     layers=2, hidden=16, heads=2, intermediate=32, max_positions=40, dropout=0.0, attention_dropout=0.0
 )
@@ -31,7 +32,7 @@ def cut(*numbers: int) -> MicroBatch:
 
 def model(name: str, **options: object) -> Model:
     settings = EncoderSettings(**{**vars(TINY), "initializer_range": 0.3})
-    return build(load(name), settings, VOCABULARY, seed=2, **options)
+    return build(load(name), settings, VOCABULARY, seed=2, mask_id=MASK, **options)
 
 
 def gradients(module: Model, batches: list[MicroBatch], totals: dict[str, int]) -> list[torch.Tensor]:
@@ -88,12 +89,52 @@ def test_terms_and_metrics_of_bert() -> None:
     assert tuple(terms.metrics) == load("bert").metrics
     assert all(not r.sum.requires_grad and r.sum.ndim == 0 == r.count.ndim for r in terms.metrics.values())
     found = {name: (r.sum.item(), r.count.item()) for name, r in terms.metrics.items()}
+    assert tuple(found) == load("bert").metrics
     assert found["mlm_accuracy"] == ((logits["mlm"].argmax(-1) == batch.masked_ids).sum().item(), 7)
     assert found["nsp_accuracy"] == (right.sum().item(), 4)
     assert found["nsp_loss_is_next"] == (pytest.approx((nsp[0] + nsp[3]).item()), 2)
     assert found["nsp_loss_not_next"] == (pytest.approx((nsp[1] + nsp[2]).item()), 2)
     assert found["nsp_accuracy_is_next"] == (right[[0, 3]].sum().item(), 2)
     assert found["nsp_accuracy_not_next"] == (right[[1, 2]].sum().item(), 2)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_figures_are_separate_by_what_the_input_of_a_predicted_token_is(name: str) -> None:
+    module = model(name)
+    # [MASK] whose original is 7, a kept 8, a 9 in place of 6, [MASK] whose original is [MASK], a spare row
+    batch = MicroBatch.from_lists(
+        [[2, MASK, 8, 9, MASK, 3]], masked=[{1: 7, 2: 8, 3: 6, 4: MASK, 5: -1}], labels=[0]
+    )
+    with torch.no_grad():
+        terms, _ = module(batch)
+    logits = module.logits(batch)["mlm"][:4]
+    losses = F.cross_entropy(logits, batch.masked_ids[:4], reduction="none")
+    answers = logits.argmax(-1)
+    hits = answers == batch.masked_ids[:4]
+    for kind, rows in {"mask": [0, 3], "kept": [1], "random": [2]}.items():
+        loss, accuracy = terms.metrics[f"{kind}_loss"], terms.metrics[f"{kind}_accuracy"]
+        assert (loss.count.item(), accuracy.count.item()) == (len(rows), len(rows))
+        assert loss.sum.item() == pytest.approx(losses[rows].sum().item())
+        assert accuracy.sum.item() == hits[rows].sum().item()
+    parts = [terms.metrics[f"{kind}_loss"] for kind in KINDS]
+    assert sum(part.count.item() for part in parts) == terms["mlm"].count.item() == 4
+    assert sum(part.sum.item() for part in parts) == pytest.approx(terms["mlm"].sum.item())
+    assert terms.answers_R.tolist() == [answers[0].item(), -1, -1, answers[3].item(), -1]
+
+
+def test_a_model_that_copies_is_good_at_kept_tokens_alone() -> None:
+    """What the loss over all predicted tokens hides: half of what it is better by was copied."""
+    module = model("mlm").eval()
+    with torch.no_grad():
+        module.mlm_head.norm.weight.mul_(40)
+        for parameter in module.encoder.layers.parameters():
+            parameter.zero_()  # layers that add nothing: hidden states are the embeddings
+        module.mlm_head.dense.weight.copy_(torch.eye(TINY.hidden))
+        module.mlm_head.dense.bias.zero_()
+        batch = MicroBatch.from_lists([[2, MASK, 8, 9, 3]], masked=[{1: 7, 2: 8, 3: 6}])
+        metrics = module(batch)[0].metrics
+    found = {kind: metrics[f"{kind}_accuracy"].sum.item() for kind in KINDS}
+    assert found == {"mask": 0, "kept": 1, "random": 0}
 
 
 def test_mlm_has_no_pair_term_and_the_same_encoder() -> None:
@@ -145,17 +186,21 @@ def test_cross_entropy_equals_the_plain_form(rows: int, monkeypatch: pytest.Monk
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
     ids = torch.randint(0, VOCABULARY, (13,), generator=generator)
     ids[3] = ids[12] = -1
-    ids[5] = cross_entropy.reference(*inputs, ids, VOCABULARY)[1].new_tensor(
-        (inputs[0] @ inputs[1].T + inputs[2])[5, :VOCABULARY].argmax().item()
-    )
-    (ours, hits), (theirs, expected_hits) = (
+    ids[5] = (inputs[0] @ inputs[1].T + inputs[2])[5, :VOCABULARY].argmax()
+    ours, theirs = (
         function(*inputs, ids, VOCABULARY)
         for function in (cross_entropy.vocabulary_cross_entropy, cross_entropy.reference)
     )
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-13)
-    assert hits.item() == expected_hits.item() >= 1
+    assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-13)
+    torch.testing.assert_close(ours.losses_R, theirs.losses_R, rtol=0, atol=1e-13)
+    assert torch.equal(ours.hits_R, theirs.hits_R)
+    assert ours.hits_R.any()
+    assert not ours.losses_R.requires_grad
+    with torch.no_grad():
+        answers = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY).answers_R
+    assert torch.equal(answers, theirs.answers_R)
     for a, b in zip(
-        torch.autograd.grad(3 * ours, inputs), torch.autograd.grad(3 * theirs, inputs), strict=True
+        torch.autograd.grad(3 * ours.loss, inputs), torch.autograd.grad(3 * theirs.loss, inputs), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
@@ -169,8 +214,8 @@ def test_cross_entropy_sums_in_float32(dtype: torch.dtype) -> None:
     ]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     ids = torch.randint(0, VOCABULARY, (40,), generator=generator)
-    ours, _ = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY)
-    theirs, _ = cross_entropy.reference(*exact, ids, VOCABULARY)
+    ours = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY).loss
+    theirs = cross_entropy.reference(*exact, ids, VOCABULARY).loss
     assert ours.dtype == torch.float32
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6 if dtype == torch.float32 else 1e-3)
     for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, exact), strict=True):
@@ -182,7 +227,7 @@ def test_cross_entropy_survives_extreme_logits() -> None:
     hidden = torch.tensor([[1.0]], requires_grad=True)
     weight = torch.zeros(64, 1)
     weight[0] = 300.0
-    loss, _ = cross_entropy.vocabulary_cross_entropy(hidden, weight, torch.zeros(64), torch.tensor([5]), 60)
+    loss = cross_entropy.vocabulary_cross_entropy(hidden, weight, torch.zeros(64), torch.tensor([5]), 60).loss
     assert loss.item() == pytest.approx(300.0)
     loss.backward()
     assert torch.isfinite(hidden.grad).all()
@@ -191,7 +236,7 @@ def test_cross_entropy_survives_extreme_logits() -> None:
 def test_cross_entropy_has_one_backward_pass_and_none_without_gradients() -> None:
     inputs = [torch.randn(s, requires_grad=True) for s in ((3, 4), (64, 4), (64,))]
     ids = torch.tensor([1, 2, 3])
-    loss, _ = cross_entropy.vocabulary_cross_entropy(*inputs, ids, 60)
+    loss = cross_entropy.vocabulary_cross_entropy(*inputs, ids, 60).loss
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="one backward pass only"):
         loss.backward()
@@ -206,8 +251,8 @@ def test_cross_entropy_in_groups_in_half_precision(monkeypatch: pytest.MonkeyPat
     ids = torch.randint(-1, VOCABULARY, (40,), generator=generator)
 
     def found() -> list[torch.Tensor]:
-        loss, hits = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY)
-        return [loss.detach(), hits, *torch.autograd.grad(loss, inputs)]
+        found = cross_entropy.vocabulary_cross_entropy(*inputs, ids, VOCABULARY)
+        return [found.loss.detach(), found.hits_R.sum(), *torch.autograd.grad(found.loss, inputs)]
 
     whole = found()
     monkeypatch.setitem(cross_entropy._CHUNK_ELEMENTS, "cpu", 3 * 128)

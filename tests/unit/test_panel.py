@@ -20,7 +20,7 @@ LINE: dict[str, Any] = {
     "kind": "train", "step": 40, "loss": 5.4321, "lr": 1.25e-3, "tokens_per_s": 15_240.0, "mfu": 0.407,
     "step_ms": 212.0, "grad_norm": 0.92, "trust_ratio": 0.09, "data_wait_share": 0.012, "fill": 0.97, "memory_gb": 1.29,
 }  # fmt: skip
-EVALUATION = {"held_out_loss": 5.61, "held_out_mlm_loss": 5.0, "unigram_entropy": 6.4}
+EVALUATION = {"held_out_loss": 5.61, "held_out_mask_loss": 5.0, "held_out_mask_unigram_loss": 6.4}
 
 
 def phase(name: str = "") -> Phase:
@@ -188,6 +188,6 @@ def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
         "phase short: steps 1 to 100",
         "step 40/900  loss 5.432  lr 1.25e-03  ",
         "15,240 tokens/s",
-        "step 40  held-out: MLM loss 5.000 (unigram entropy 6.400)  NSP accuracy 50.0%",
+        "step 40  held-out: loss at [MASK] 5.000 (unigram 6.400)  NSP accuracy 50.0%",
         "skip: batch 3 [is] bad",
     ]

@@ -12,10 +12,12 @@ import torch
 from data_pipeline.bins import caps_for
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
+from data_pipeline.instances import words_of
 from data_pipeline.loader import Shares, order_of
-from data_pipeline.packing import original_tokens
+from data_pipeline.records import concatenate
 from data_pipeline.shards import BlockReader
 from pretrain.agreement import Agreed, StopRequest, agreed
+from pretrain.batch import MicroBatch
 from pretrain.config import EncoderSettings, RunConfig
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed
@@ -41,7 +43,9 @@ class PlainEngine:
     """Stands in for DeepSpeed: adds up gradients, in float64, so that only the arithmetic of the cut is compared."""
 
     def __init__(self, index: Index) -> None:
-        self.module = build(load("bert"), SETTINGS, index.vocabulary.size, seed=3).double()
+        self.module = build(
+            load("bert"), SETTINGS, index.vocabulary.size, seed=3, mask_id=index.vocabulary.mask
+        ).double()
 
     def __call__(self, batch):  # type: ignore[no-untyped-def]
         return self.module(batch)
@@ -183,7 +187,7 @@ def test_operations_of_bert_large(length: int, masked: int, gflop: float) -> Non
     assert found == pytest.approx(gflop, rel=2e-3)
 
 
-def test_the_unigram_entropy_is_that_of_the_evaluated_examples(tiny: list[str]) -> None:
+def test_baselines_are_those_of_the_evaluated_positions(tiny: list[str]) -> None:
     index = Index.load(setting(tiny, "data.out"))
     limit = index.held_out.examples // 2
     train = SimpleNamespace(eval_examples=limit, micro_batch=4)
@@ -191,12 +195,24 @@ def test_the_unigram_entropy_is_that_of_the_evaluated_examples(tiny: list[str]) 
     engine = PlainEngine(index)
     engine.eval, engine.train = engine.module.eval, engine.module.train  # type: ignore[attr-defined]
     figures = HeldOut(plan, SimpleNamespace(train=train), World()).evaluate(engine)  # type: ignore[arg-type]
-    blocks = list(BlockReader(index, index.held_out).all_blocks())
-    texts = [original_tokens(b)[b.offsets[i] : b.offsets[i + 1]] for b in blocks for i in range(len(b))]
-    words = np.concatenate(texts[:limit])
-    words = words[(words != index.vocabulary.cls) & (words != index.vocabulary.sep)]
-    shares = np.unique(words, return_counts=True)[1] / len(words)
-    assert figures["unigram_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
+    examples = MicroBatch.from_examples(
+        concatenate(list(BlockReader(index, index.held_out).all_blocks())).take(np.arange(limit))
+    )
+    at_mask = examples.input_ids[examples.masked_index] == index.vocabulary.mask
+    targets = examples.masked_ids[at_mask].numpy()
+    shares = np.unique(targets, return_counts=True)[1] / len(targets)
+    assert figures["held_out_mask_unigram_loss"] == pytest.approx(-(shares * np.log(shares)).sum())
+    assert figures["held_out_mask_majority"] == pytest.approx(shares.max())
+    assert figures["held_out_nsp_majority"] == pytest.approx(
+        np.bincount(examples.labels.numpy()).max() / limit
+    )
+    with torch.no_grad():
+        answers = engine.module.eval().logits(examples)["mlm"].argmax(-1)[at_mask].numpy()
+    words, counts = np.unique(answers, return_counts=True)
+    assert figures["held_out_mask_top_share"] == pytest.approx(counts.max() / len(answers))
+    assert figures["held_out_mask_top_token"] == words_of(index)[words[counts.argmax()]]
+    assert figures["held_out_mask_accuracy"] == pytest.approx((answers == targets).mean())
+    assert figures["held_out_mask_perplexity"] == pytest.approx(math.exp(figures["held_out_mask_loss"]))
     assert figures["held_out_loss"] == pytest.approx(
         figures["held_out_mlm_loss"] + figures["held_out_nsp_loss"]
     )
