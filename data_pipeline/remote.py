@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import fsspec
-
 from data_pipeline.errors import DamagedError, UserError
 
 STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss")
@@ -185,6 +183,8 @@ def _tried(uri: str, what: str, action: Callable[[Any, str], Result]) -> Result:
 
 def _opened(uri: str, what: str) -> tuple[Any, str]:
     protocol_of(uri)
+    import fsspec
+
     try:
         return fsspec.core.url_to_fs(uri)
     except Exception as error:  # an unknown protocol, a missing package, credentials that are none

@@ -11,7 +11,6 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from data_pipeline import draws
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings, language_of, of_source
 
@@ -102,5 +101,7 @@ def document_passes(
         )
     whole = np.floor(expected)
     limits = ((expected - whole) * 2.0**64).astype(np.uint64)  # below 1 by nine decimals: it fits
+    from data_pipeline import draws
+
     drawn = draws.first_words(seed % 2**64, keys, draws.PASSES) < limits[sources]
     return whole.astype(np.int64)[sources] + drawn

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.storage import read_bytes
 
 SCRIPT_PREDICTIONS = 20
 """What data.max_predictions=0 is in exact mode: the default of max_predictions_per_seq in google-research/bert's
@@ -208,6 +207,8 @@ def deciding_values(settings: DataSettings) -> dict[str, Any]:
 
 
 def _sha256(lexicon: str) -> str:
+    from data_pipeline.storage import read_bytes
+
     try:
         return hashlib.sha256(read_bytes(lexicon)).hexdigest()
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from data_pipeline.errors import UserError
 from launch import completion
-from launch.recipe import load_config, recipe_names
+from launch.recipes import recipe_names
 
 HELP = """Pretrain BERT-family encoders: raw text in, a Hugging Face model out.
 
@@ -82,6 +82,8 @@ def run_folder_of(source: str, overrides: list[str] | None) -> Path:
         return Path(source)
     if "/" in source and not source.endswith((".yaml", ".yml")):
         raise no_such_folder(Path(source))
+    from launch.recipe import load_config
+
     config = load_config(source, overrides or [])
     if not config.run.dir:
         raise UserError("is empty", where="run.dir", expected="the folder of the run")

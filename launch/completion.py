@@ -7,10 +7,7 @@ choices or its default. bash takes `=` for the end of a word: what is left of it
 
 from typing import Any
 
-from launch.manual import manual
-from launch.recipe import recipe_names
-from pretrain.config_check import CHOICES
-from pretrain.objectives import OBJECTIVES
+from launch.recipes import recipe_names
 
 Found = list[tuple[str, str]]
 """Words, each with what it means, which zsh and fish show."""
@@ -23,6 +20,8 @@ def recipes(incomplete: str) -> Found:
 
 def settings(ctx: Any, incomplete: str) -> Found:
     """`key=` and `key=value`."""
+    from launch.manual import manual
+
     before = [str(word) for word in ctx.params.get("overrides") or []]
     if before and before[-1] == "=":  # bash: `key`, `=`, and the value so far
         before.pop()
@@ -44,6 +43,8 @@ def settings(ctx: Any, incomplete: str) -> Found:
 
 def words_of_settings(incomplete: str) -> Found:
     """Keys and their groups."""
+    from launch.manual import manual
+
     keys = [(key, meaning) for key, _, meaning in manual() if key.startswith(incomplete)]
     groups = dict.fromkeys(f"{key.partition('.')[0]}." for key, _ in keys if "." in key)
     return [*((group, "all of them") for group in groups), *keys] if "." not in incomplete else keys
@@ -67,6 +68,9 @@ def gpu_names(incomplete: str) -> Found:
 
 def _values(key: str, known: dict[str, tuple[str, str]]) -> list[str]:
     """What a setting may be, as far as that is a list; else its default, if it has one to show."""
+    from pretrain.config_check import CHOICES
+    from pretrain.objectives import OBJECTIVES
+
     if key == "objective.name":
         return list(OBJECTIVES)
     if key in CHOICES:

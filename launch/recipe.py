@@ -15,13 +15,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError
 from launch.recipe_phases import as_typed, check_not_in_phases, with_changes
+from launch.recipes import RECIPES, recipe_names
 from pretrain.bounded_yaml import check_shape, load_yaml
 from pretrain.config import RunConfig
 from pretrain.config_check import check
 from pretrain.objectives import registered
 from pretrain.phases import phases_of
-
-RECIPES = Path(__file__).parent / "recipes"
 
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:
@@ -69,11 +68,6 @@ def _complete(config: RunConfig) -> None:
 def _in_phase(error: UserError, name: str) -> UserError:
     where = f"phase {name}, {error.where}" if name else error.where
     return UserError(error.what, where=where, expected=error.expected, remedy=error.remedy)
-
-
-def recipe_names() -> list[str]:
-    """The recipes that ship with Maskmill."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def find_recipe(recipe: str) -> Path:

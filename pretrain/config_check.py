@@ -6,7 +6,6 @@ from typing import Any
 from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
 from data_pipeline.remote import STORES
-from data_pipeline.sampling import language_numbers, source_weights
 from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config import RunConfig
 from pretrain.objectives import PAIRS, STREAMS, registered
@@ -121,6 +120,8 @@ def check(config: RunConfig) -> None:
         if not low <= value <= high:
             raise UserError(f"{key}={value}", where="settings", expected=f"a value from {low} to {high}")
     if config.data.sources:
+        from data_pipeline.sampling import language_numbers, source_weights
+
         language_numbers(config.data)
         source_weights(config.data)
     mask_stages(config.data)

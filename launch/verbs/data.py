@@ -7,7 +7,6 @@ import typer
 from data_pipeline.errors import UserError
 from launch.app import Overrides, Recipe, app, console, say
 from launch.progress import stages
-from launch.recipe import load_config
 
 
 @app.command()
@@ -18,6 +17,8 @@ def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
     \b
     Example:
         maskmill vocab bert_base data.sources=corpus/ data.vocab=vocab/ vocabulary.size=30522"""
+    from launch.recipe import load_config
+
     config = load_config(recipe, overrides or [])
     from data_pipeline.learning import learn_vocabulary
 
@@ -49,6 +50,8 @@ def prepare(
     \b
     Example:
         maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
+    from launch.recipe import load_config
+
     config = load_config(recipe, overrides or [])
     from data_pipeline.executors import Share
     from data_pipeline.index import Index

@@ -9,7 +9,6 @@ from data_pipeline.errors import UserError
 from launch import completion
 from launch.app import Overrides, Run, app, console, errors, run_folder, say
 from launch.progress import waiting
-from launch.recipe import load_config
 
 
 @app.command()
@@ -38,6 +37,7 @@ def inspect(
     if overrides and not recipe:
         raise UserError(f"cannot apply {overrides[0]!r}", where=path, expected="--recipe RECIPE beside it")
     from launch.inspecting import inspect_path
+    from launch.recipe import load_config
 
     config = load_config(recipe, overrides or []) if recipe else None
     inspect_path(path, console, as_json=as_json, examples=examples, split=split, batch=batch, config=config)
@@ -99,7 +99,12 @@ def settings(
 
     if overrides and not recipe:
         raise UserError(f"cannot apply {overrides[0]!r}", expected="--recipe RECIPE beside it")
-    for key, value, meaning in manual(load_config(recipe, overrides or []) if recipe else None):
+    config = None
+    if recipe:
+        from launch.recipe import load_config
+
+        config = load_config(recipe, overrides or [])
+    for key, value, meaning in manual(config):
         if contains in key:
             line = f"[bold]{key}[/bold] = {escape(value)}\n    {escape(meaning)}"
             console.print(line, soft_wrap=bool(recipe))

@@ -12,7 +12,6 @@ import typer
 from launch import completion
 from launch.app import Overrides, Recipe, app, errors, say
 from launch.progress import waiting
-from launch.recipe import load_config
 
 
 @app.command()
@@ -56,6 +55,7 @@ def slurm(
         maskmill slurm bert_base data.sources=/data/text --nodes 4 --gpus-per-node 8
         maskmill slurm bert_base --nodes 4 --sbatch=--account=lab --sbatch=train:--time=48:00:00 --submit"""
     from launch.chain import Chain, chain
+    from launch.recipe import load_config
     from launch.slurm import as_script, command_for_jobs, jobs_environment, with_options
     from launch.slurm import submit as submit_jobs
     from launch.stages import Request, Size

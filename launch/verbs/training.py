@@ -12,8 +12,6 @@ import typer
 from launch import completion
 from launch.app import Overrides, Recipe, app, console, errors, first_rank
 from launch.progress import waiting
-from launch.ranks import start_ranks
-from launch.recipe import load_config
 
 
 @app.command()
@@ -27,6 +25,8 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     \b
     Example:
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
+    from launch.recipe import load_config
+
     config = load_config(recipe, overrides or [])
     with waiting(errors, "checking settings and shards"):
         from pretrain.launchers import is_launched
@@ -41,6 +41,8 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
             check_gpus(config.run.ranks)
             check_folder(config, check_run(config, config.run.ranks))
     if not launched:
+        from launch.ranks import start_ranks
+
         logs, run = Path(config.run.dir) / "logs", config.run
         raise SystemExit(start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay))
     with waiting(errors, "starting") if first_rank() else nullcontext():
@@ -72,6 +74,8 @@ def plan(
     \b
     Example:
         maskmill plan bert_large --nodes 8 --gpu h100"""
+    from launch.recipe import load_config
+
     config = load_config(recipe, overrides or [])
     with waiting(errors, "planning"):
         from pretrain.planning.forecast import forecast_phases
