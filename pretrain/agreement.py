@@ -5,10 +5,10 @@ stop. It is issued for the next step before this one computes, so that nobody wa
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -29,9 +29,11 @@ class Agreed:
     examples: int
     tokens: int
     masked: int
-    pairs: int
+    """Rows of the vocabulary projection, for its operations."""
     squares: int
     """Sum of the squared lengths, for the operations of attention."""
+    terms: Mapping[str, int]
+    """Name of each term of the loss -> how many predictions it is the mean of."""
     micro_batches: int
     """Of every rank: as many as the one with the most needs."""
     stop: bool
@@ -43,6 +45,15 @@ class Agreed:
 
 
 Share = TypeVar("Share", bound=StepShare)
+
+
+class CountsTerms(Protocol):
+    """What an objective says of a share before the step: pretrain/objectives/base.py."""
+
+    terms: tuple[str, ...]
+
+    @staticmethod
+    def counts(share: StepShare) -> dict[str, int]: ...
 
 
 class StopRequest:
@@ -75,29 +86,32 @@ def told_alike(world: World, check: Callable[[], Found]) -> Found:
     return found[0]
 
 
-def agreed(shares: Iterator[Share], world: World, stop: StopRequest) -> Iterator[tuple[Share, Agreed]]:
-    """Each share with its agreement; the next share's is under way while the caller works on this one."""
-    share, handle, waited = _announce(shares, world, stop)
+def agreed(
+    shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms
+) -> Iterator[tuple[Share, Agreed]]:
+    """Each share with its agreement, the terms counted as `objective` does; the next share's is under way while the
+    caller works on this one."""
+    share, handle, waited = _announce(shares, world, stop, objective)
     while True:
-        (examples, tokens, masked, pairs, squares), (micro_batches, stopping, unreadable, damaged) = (
-            handle.wait()
-        )
+        (examples, tokens, masked, squares, *of_terms), maxima = handle.wait()
+        micro_batches, stopping, unreadable, damaged = maxima
         if isinstance(share, UserError):
             raise share
         if unreadable:
             raise RuntimeError("another rank could not read its data")
         damage = _of_all(share.damage, world) if damaged else ()
-        following, next_handle, for_next = _announce(shares, world, stop)
+        following, next_handle, for_next = _announce(shares, world, stop, objective)
         waited += for_next
+        terms = dict(zip(objective.terms, of_terms, strict=True))
         counts = Agreed(
-            examples, tokens, masked, pairs, squares, micro_batches, bool(stopping), waited, damage
+            examples, tokens, masked, squares, terms, micro_batches, bool(stopping), waited, damage
         )
         yield share, counts
         share, handle, waited = following, next_handle, 0.0
 
 
 def _announce(
-    shares: Iterator[Share], world: World, stop: StopRequest
+    shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms
 ) -> tuple[Share | UserError, SumMax, float]:
     """A share that cannot be read is an error only once it is needed: the run may end before it."""
     started = pace.clock()
@@ -105,10 +119,11 @@ def _announce(
     try:
         share = next(shares)
     except UserError as error:
-        return error, world.sum_max((0, 0, 0, 0, 0), (0, stopping, 1, 0)), 0.0
+        return error, world.sum_max([0] * (4 + len(objective.terms)), (0, stopping, 1, 0)), 0.0
     waited = pace.clock() - started
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
-    counts = (share.examples, share.tokens, share.masked, share.pairs, squares)
+    terms = objective.counts(share)
+    counts = (share.examples, share.tokens, share.masked, squares, *(terms[name] for name in objective.terms))
     maxima = (len(share.micro_batches), stopping, 0, len(share.damage))
     return share, world.sum_max(counts, maxima), waited
 

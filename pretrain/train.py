@@ -156,7 +156,7 @@ def loop(run: Run) -> None:
         if position.batch == 0 and not journal.has_evaluation(0):  # what the run starts from
             journal.evaluation(position, run.held_out.evaluate)
         first_checkpoint(run)
-        steps = agreed(shares, run.world, run.stop)
+        steps = agreed(shares, run.world, run.stop, run.plan.objective)
         while position.step < last:
             watchdog.feed()
             journal.pace.start()
@@ -197,8 +197,7 @@ def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
             terms, _ = run.engine(micro_batch)
         # sums over the counts of the whole global batch, times W: DeepSpeed averages gradients over the ranks
         loss = sum(
-            term.sum
-            * (term.weight * run.world.size / max(getattr(counts, run.plan.objective.counted_by[name]), 1))
+            term.sum * (term.weight * run.world.size / max(counts.terms[name], 1))
             for name, term in terms.items()
         )
         run.guard.add(loss)

@@ -49,7 +49,7 @@ def keys_of(found: list[Section]) -> set[str]:
 
 def _learning(objective: str) -> Section:
     known = [load(name) for name in ([objective] if objective else OBJECTIVES)]
-    losses = _unique(f"{term}_loss" for one in known for term in one.counted_by)
+    losses = _unique(f"{term}_loss" for one in known for term in one.terms)
     metrics = _unique(name for one in known for name in one.metrics)
     labelled = [name for name in metrics if name.endswith(PAIR_LABELS)]
     accuracies = [name for name in metrics if "accuracy" in name and name not in labelled]

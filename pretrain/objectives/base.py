@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
 from pretrain.config import EncoderSettings
 from pretrain.encoder.encoder import Encoder
@@ -39,13 +40,18 @@ class Objective(Protocol):
 
     Config: ClassVar[type]  # settings of this objective only
     pairs: ClassVar[bool]  # whether examples have two segments and a label
-    counted_by: ClassVar[dict[str, str]]  # which count of the global batch normalises each term
+    terms: ClassVar[tuple[str, ...]]  # names in Terms
     export_class: ClassVar[str]  # the class of transformers that loads an export
     metrics: ClassVar[tuple[str, ...]]  # names in Terms.metrics, in the order to show them
     headline: ClassVar[
         str
     ]  # the one of them that says best how good the model is; status and report lead with it
     model: ClassVar[type[Model]]
+
+    @staticmethod
+    def counts(share: StepShare) -> dict[str, int]:
+        """Of each of `terms`, how many predictions this rank's share of a global batch has: known on the host before
+        the step, and summed over the ranks what the term is divided by."""
 
 
 def build(

@@ -1,9 +1,10 @@
 """BERT: masked tokens and next sentence, each weighing 1 (Devlin et al. 2019, section 3.1 and appendix A.2)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
+from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead, NextSentenceHead
@@ -62,7 +63,7 @@ class Bert:
 
     Config = NoSettings
     pairs = True
-    counted_by: ClassVar[dict[str, str]] = {"mlm": "masked", "nsp": "pairs"}
+    terms = ("mlm", "nsp")
     export_class = "BertForPreTraining"
     metrics = (
         *MASKED_METRICS,
@@ -74,3 +75,8 @@ class Bert:
     )
     headline = "mask_loss"
     model = MaskedTokensAndNextSentence
+
+    @staticmethod
+    def counts(share: StepShare) -> dict[str, int]:
+        """Masked tokens and pairs."""
+        return {"mlm": share.masked, "nsp": share.pairs}

@@ -1,9 +1,10 @@
 """Masked language modelling, without a judgement of pairs (Liu et al. 2019, RoBERTa)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
+from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead
@@ -35,8 +36,13 @@ class Mlm:
 
     Config = NoSettings
     pairs = False
-    counted_by: ClassVar[dict[str, str]] = {"mlm": "masked"}
+    terms = ("mlm",)
     export_class = "BertForMaskedLM"
     metrics = MASKED_METRICS
     headline = "mask_loss"
     model = MaskedTokens
+
+    @staticmethod
+    def counts(share: StepShare) -> dict[str, int]:
+        """Masked tokens."""
+        return {"mlm": share.masked}

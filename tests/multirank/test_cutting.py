@@ -95,7 +95,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
             guard=Guard(config, position, world, "fp32"),
         )
         with Loader(index, order, caps, rank=world.rank, world=world.size) as loader:
-            steps = agreed(iter(loader), world, StopRequest())
+            steps = agreed(iter(loader), world, StopRequest(), load("bert"))
             here: dict[str, Any] = {"figures": [], "micro_batches": [], "masked": [], "norms": []}
             for number in range(2):
                 share, counts = next(steps)

@@ -95,7 +95,7 @@ def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | No
         guard=Guard(RunConfig(), Position(), World(), "bf16"),
         world=World(),
     )
-    counts = Agreed(ready.examples, ready.tokens, ready.masked, ready.pairs, 0, count, False, 0.0)
+    counts = Agreed(ready.examples, ready.tokens, ready.masked, 0, kind.counts(ready), count, False, 0.0)
     compute(run, ready, counts)  # type: ignore[arg-type]
     assert all(p.grad is not None for p in model.parameters())
     meter.end_step()

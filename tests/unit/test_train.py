@@ -69,8 +69,8 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
         examples=sum(s.examples for s in shares),
         tokens=sum(s.tokens for s in shares),
         masked=sum(s.masked for s in shares),
-        pairs=sum(s.pairs for s in shares),
         squares=int(sum(lengths)),
+        terms={name: sum(load("bert").counts(s)[name] for s in shares) for name in load("bert").terms},
         micro_batches=max(len(s.micro_batches) for s in shares),
         stop=False,
         waited=0.0,
@@ -123,9 +123,10 @@ def test_the_stop_of_one_rank_travels_with_the_counts() -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
         stop = StopRequest()
-        steps = agreed(iter([share] * 10), World(), stop)  # type: ignore[arg-type]
+        steps = agreed(iter([share] * 10), World(), stop, load("bert"))  # type: ignore[arg-type]
         _, counts = next(steps)
         assert (counts.tokens, counts.masked, counts.squares, counts.micro_batches) == (9, 3, 41, 1)
+        assert counts.terms == {"mlm": 3, "nsp": 2}
         assert not counts.stop
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)
@@ -145,7 +146,7 @@ def test_a_share_that_cannot_be_read_is_an_error_only_when_it_is_needed() -> Non
 
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
-        steps = agreed(shares(), World(), StopRequest())
+        steps = agreed(shares(), World(), StopRequest(), load("bert"))
         assert next(steps)[1].tokens == 9, "the run may end with this step"
         with pytest.raises(UserError, match="block 3"):
             next(steps)
@@ -167,7 +168,7 @@ def test_a_skipped_batch_leaves_no_trace_in_the_figures() -> None:
 
 
 def test_the_two_counters() -> None:
-    counts = Agreed(8, 100, 15, 8, 1300, 1, False, 0.0)
+    counts = Agreed(8, 100, 15, 1300, {}, 1, False, 0.0)
     position = Position()
     for applied in (True, False, True):
         position.advance(applied, counts)
