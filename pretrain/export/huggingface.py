@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -59,6 +60,7 @@ def export(
         parity = check_parity(model, folder, objective.export_class, held_out, pad)
         write_card(folder, Path(out).name, card, objective, parity)
         write_hashes(folder, parity, card.step)
+        set_modes_by_umask(folder)
     return parity
 
 
@@ -98,6 +100,17 @@ def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
     proof = {head: asdict(found) for head, found in parity.items()}
     note = {"maskmill": version("maskmill"), "proof": proof, "sha256": hashes, "step": step}
     (folder / NOTE).write_bytes(canonical_json(note, indent=1))
+
+
+def set_modes_by_umask(folder: Path) -> None:
+    """Gives every file in `folder` the mode of a newly created one: safetensors makes its files 0600, whatever the
+    umask is, so that a group that may read the folder could not load the model."""
+    probe = folder / f".{secrets.token_hex(4)}"  # asking for the umask would set it, for all threads
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.iterdir():
+        path.chmod(mode)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""Whatever is written, from the vocabulary to the exported model, leaves out what the umask leaves out."""
+"""Whatever is written, from the vocabulary to the exported model, has the permissions that the umask leaves: no more,
+and no fewer."""
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +42,17 @@ def test_files_and_folders_respect_the_umask(
     assert {"vocab.txt", "index.json", "checkpoint.json", "report.html", "model.safetensors", "logs"} <= {
         path.name for path in written
     }
-    open_ones = [f"{path}: {path.stat().st_mode:o}" for path in written if path.stat().st_mode & umask]
-    assert open_ones == []
-    runnable = [str(path) for path in written if path.is_file() and path.stat().st_mode & 0o111]
-    assert runnable == []
+    wrong = [
+        f"{path}: {mode_of(path):o}, expected {expected_mode(path, umask):o}"
+        for path in written
+        if mode_of(path) != expected_mode(path, umask)
+    ]
+    assert wrong == []
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def expected_mode(path: Path, umask: int) -> int:
+    return (0o777 if path.is_dir() else 0o666) & ~umask
