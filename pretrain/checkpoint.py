@@ -18,16 +18,19 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
 from data_pipeline.storage import sync, write_whole, writing
-from pretrain.fragments import Fragment, named_pieces, write_fragments
 from pretrain.marker import Damaged, Marker, marked, parsed_marker
-from pretrain.world import World
+
+if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without
+    import torch
+
+    from pretrain.fragments import Fragment
+    from pretrain.world import World
 
 MARKER, LATEST, FOLDER = "checkpoint.json", "latest", "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
@@ -37,10 +40,10 @@ _STEP = re.compile(r"step-(\d{8,})")
 def save_checkpoint(
     run: Path,
     step: int,
-    fragments: Iterable[Fragment],
+    fragments: "Iterable[Fragment]",
     shapes: dict[str, list[int]],
     state: dict,
-    world: World,
+    world: "World",
 ) -> Path:
     """Writes a checkpoint with every rank's fragments; returns its folder once it is whole and named.
 
@@ -62,7 +65,9 @@ def save_checkpoint(
     return final
 
 
-def _write(path: Path, fragments: Iterable[Fragment]) -> dict[str, str | int]:
+def _write(path: Path, fragments: "Iterable[Fragment]") -> dict[str, str | int]:
+    from pretrain.fragments import write_fragments
+
     with writing(path):
         return write_fragments(path, fragments)
 
@@ -102,7 +107,7 @@ class Checkpoint:
     files: list[dict[str, Any]]
     _table: dict[tuple[str, str], list[tuple[int, int, str, str]]] = field(default_factory=dict)
 
-    def read(self, name: str, kind: str, start: int, length: int) -> torch.Tensor:
+    def read(self, name: str, kind: str, start: int, length: int) -> "torch.Tensor":
         """Elements start..start+length-1 of the flattened tensor `name`, fp32. Raises Damaged where missing."""
         pieces, at = [], start
         for first, size, file, key in self._fragments().get((kind, name), []):
@@ -116,6 +121,8 @@ class Checkpoint:
                 where=self.folder,
                 expected="all of them",
             )
+        import torch
+
         result, filled = torch.empty(length, dtype=torch.float32), 0
         for file, key, low, high in pieces:
             with safe_open(self.folder / file, framework="pt") as tensors:
@@ -123,7 +130,7 @@ class Checkpoint:
             filled += high - low
         return result
 
-    def tensor(self, name: str, kind: str = "master") -> torch.Tensor:
+    def tensor(self, name: str, kind: str = "master") -> "torch.Tensor":
         """The whole tensor `name`, fp32, in its shape."""
         shape = self.shapes[name]
         return self.read(name, kind, 0, math.prod(shape)).view(shape)
@@ -142,6 +149,8 @@ class Checkpoint:
 
     def _fragments(self) -> dict[tuple[str, str], list[tuple[int, int, str, str]]]:
         """(kind, name) -> its pieces, in order of their start: (start, length, file, name in the file)."""
+        from pretrain.fragments import named_pieces
+
         if not self._table:
             for entry in self.files:
                 try:
@@ -183,7 +192,7 @@ def step_of(folder: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def damage_of(folder: Path, world: World) -> str:
+def damage_of(folder: Path, world: "World") -> str:
     """In words, what is wrong with a checkpoint; empty where all bytes are as written. All ranks call this, and each
     hashes its share of the files: at an unchanged world size, what it is going to read."""
 
@@ -198,7 +207,7 @@ def damage_of(folder: Path, world: World) -> str:
     return next(filter(None, world.together(found)), "")
 
 
-def newest_whole(run: Path, world: World) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+def newest_whole(run: Path, world: "World") -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
     """The newest checkpoint of `run` whose files are all as its marker says, None where there is none, and the
     damaged ones after it, each with what is wrong with it. All ranks call this. The folders decide, not `latest`,
     which a kill may have left one behind."""
@@ -211,10 +220,10 @@ def newest_whole(run: Path, world: World) -> tuple[Checkpoint | None, list[tuple
     return None, damaged
 
 
-def newest_checkpoint(run: Path, world: World | None = None) -> Checkpoint | None:
+def newest_checkpoint(run: Path, world: "World | None" = None) -> Checkpoint | None:
     """The newest whole checkpoint of `run`; None where there is none. All ranks of `world` (one) call this. Raises
     UserError where all are damaged."""
-    checkpoint, damaged = newest_whole(run, world or World())
+    checkpoint, damaged = newest_whole(run, world or _alone())
     if checkpoint is None and damaged:
         raise all_damaged(run, damaged)
     return checkpoint
@@ -229,14 +238,29 @@ def all_damaged(run: Path, damaged: Sequence[tuple[Path, str]]) -> UserError:
     )
 
 
-def find_checkpoint(path: Path, world: World | None = None) -> Checkpoint:
+def named_folder(path: Path) -> Path:
+    """The folder of the checkpoint that `path` names: itself, or the newest one of a run. Raises UserError."""
+    if not (newest := _newest_named(path)):
+        raise _no_checkpoint(path)
+    return Path(newest)
+
+
+def _newest_named(path: Path) -> str:
+    whole = [path] if (path / MARKER).is_file() else checkpoints(path)
+    return str(whole[-1]) if whole else ""
+
+
+def _no_checkpoint(path: Path) -> UserError:
+    return UserError("no checkpoint", where=path, expected="a run or checkpoint folder")
+
+
+def find_checkpoint(path: Path, world: "World | None" = None) -> Checkpoint:
     """The checkpoint that `path` names: its folder, or a run folder, whose newest one it is. All ranks of `world` (one)
     call this. Raises Damaged where that very one is: who names a model is not handed another."""
-    world = world or World()
-    whole = [path] if (path / MARKER).is_file() else checkpoints(path)
-    newest = world.broadcast(str(whole[-1]) if whole else "")  # a run that goes on may save one meanwhile
+    world = world or _alone()
+    newest = world.broadcast(_newest_named(path))  # a run that goes on may save one meanwhile
     if not newest:
-        raise UserError("no checkpoint", where=path, expected="a run or checkpoint folder")
+        raise _no_checkpoint(path)
     if found := damage_of(Path(newest), world):
         raise Damaged(found)
     return open_checkpoint(Path(newest))
@@ -246,6 +270,12 @@ def drop(folder: Path) -> None:
     """Deletes a checkpoint: the marker first, so that no half of one looks whole."""
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alone() -> "World":
+    from pretrain.world import World
+
+    return World()
 
 
 def _hash(path: Path) -> str:

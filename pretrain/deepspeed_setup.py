@@ -16,13 +16,6 @@ BUCKET = 50_000_000
 """Gradient elements that travel together: 200 MB in fp32."""
 
 
-def resolve_precision(config: RunConfig, device: str) -> str:
-    """fp32, bf16 or fp16: what `train.precision` means on this type of device."""
-    if config.train.precision != "auto":
-        return config.train.precision
-    return "bf16" if device == "cuda" else "fp32"
-
-
 def refuse_unsupported(deepspeed: Any, stage: int, precision: str, world: World) -> None:
     """Raises UserError for a precision that the device, or DeepSpeed at this ZeRO stage, cannot do."""
     accelerator = deepspeed.accelerator.get_accelerator()

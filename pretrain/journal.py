@@ -23,8 +23,8 @@ from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
 from pretrain.monitoring.alerts import cause_of, disk_nearly_full
 from pretrain.preflight import Plan
 from pretrain.pulse import EVALUATING, STARTING, TRAINING, Pulse
-from pretrain.readiness import BYTES_OF_A_WEIGHT, ROOM
 from pretrain.resume import Position
+from pretrain.room import BYTES_OF_A_WEIGHT, ROOM
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.run_summary import begun, now, phases_of
 from pretrain.tally import Tally

@@ -6,10 +6,12 @@ from typing import Any
 from rich.console import Console
 
 from pretrain.agreement import told_alike
+from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig
 from pretrain.mirror import bring_back
 from pretrain.preflight import Plan
 from pretrain.run_folder import check_folder, lock, open_run, run_identity, seen_by_all
+from pretrain.starting_weights import check_starting_weights
 from pretrain.tidying import drop_leftovers
 from pretrain.world import World
 
@@ -30,6 +32,8 @@ def agreed_run(
             drop_leftovers(folder)  # before anyone asks whether there is room
             if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
                 console.print(line, soft_wrap=True, markup=False)
+            if not checkpoints(folder):
+                check_starting_weights(config, plans[0])  # before a model is built
             return open_run(config, plans), held
         except BaseException:
             held.close()

@@ -1,13 +1,13 @@
 """A RunConfig and a number of ranks in; everything a run needs, checked before anybody waits, out.
 
-What can be wrong is found here, in seconds, before the first rank starts: shards, vocabulary, lengths, batch.
+What can be wrong is found here, before the first rank starts and without torch, which takes seconds to import: shards,
+vocabulary, lengths, batch.
 """
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from data_pipeline.bins import Caps, caps_for, fitting_tokens
 from data_pipeline.dynamic_masking import DynamicMasking, shards_vocabulary
@@ -19,11 +19,12 @@ from data_pipeline.settings import deciding_values
 from data_pipeline.shards import verify_full
 from data_pipeline.vocabulary import load_vocabulary
 from pretrain.config import RunConfig
-from pretrain.deepspeed_setup import resolve_precision
 from pretrain.objectives import load, registered
-from pretrain.objectives.base import Objective
 from pretrain.phases import Phase, phases_of
-from pretrain.throughput import training_flops
+from pretrain.precision import resolve_precision, sees_gpus
+
+if TYPE_CHECKING:
+    from pretrain.objectives.base import Objective
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,15 @@ class Plan:
 
     phase: Phase
     index: Index
-    objective: type[Objective]
     streams: int
     precision: str
     masking: DynamicMasking | None
     """What masks training examples anew, where data.dynamic_masking asks for it."""
+
+    @property
+    def objective(self) -> "type[Objective]":
+        """What the model learns."""
+        return load(self.phase.config.objective.name)
 
     def order(self, config: RunConfig) -> Order:
         """Which examples make which global batch."""
@@ -50,6 +55,8 @@ class Plan:
 
     def step_flops(self, config: RunConfig) -> float:
         """Operations of one training step over all ranks, for examples of the split's mean length."""
+        from pretrain.throughput import training_flops
+
         split, vocabulary = self.index.train, self.index.vocabulary
         mean, examples = split.tokens / max(split.examples, 1), config.train.global_batch
         masked = round(examples * split.masked / max(split.examples, 1))
@@ -100,13 +107,12 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
         )
     shards = config.train.shards or config.data.out
     index = Index.load(shards)
-    objective = load(config.objective.name)
     check_data(config, index, shards)
     if config.data.verify == "full":
         verify_full(index)
     sequential = config.data.order == SEQUENTIAL
     streams = config.data.streams or default_streams(config.train.global_batch, sequential)
-    plan = Plan(phase, index, objective, streams, _precision(config), _masking(config, index))
+    plan = Plan(phase, index, streams, _precision(config), _masking(config, index))
     plan.order(config)  # raises for an order that these shards cannot be read in
     plan.caps(index.train, config)  # and this for examples that do not fit a micro-batch
     return plan
@@ -160,7 +166,7 @@ def _masking(config: RunConfig, index: Index) -> DynamicMasking | None:
 
 
 def _precision(config: RunConfig) -> str:
-    cuda = torch.cuda.is_available()
+    cuda = sees_gpus()
     if config.train.precision == "fp16" and not cuda:
         raise UserError("train.precision=fp16 needs a GPU", where="settings", expected="fp32 on a CPU")
     return resolve_precision(config, "cuda" if cuda else "cpu")

@@ -5,10 +5,8 @@ the disk for the checkpoints, whether the ranks reach each other and how fast, a
 """
 
 import math
-import shutil
 import socket
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,58 +15,18 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.loader import Shares
 from pretrain.agreement import told_alike
-from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.optim.schedule import warmup_updates
-from pretrain.phases import phases_of
 from pretrain.planning.memory import meta_model
 from pretrain.preflight import Plan
+from pretrain.room import check_room
 from pretrain.spoken import in_bytes
 from pretrain.world import World
 
-BYTES_OF_A_WEIGHT = 12
-"""In a checkpoint: the weight and both moments, fp32."""
-ROOM = 1.02
-"""For what a checkpoint holds beside its tensors, and for metrics and the report."""
 PROBE = {"cuda": 64 << 20, "cpu": 4 << 20}
 """Bytes of the all-reduce that measures the links."""
 MANY_EPOCHS = 40
-
-
-def check_room(config: RunConfig, parameters: int) -> str:
-    """What the checkpoints take and what is free, in words. Raises UserError where they do not fit: as many as are
-    kept, and the next one, which is written before the oldest is dropped."""
-    folder = Path(config.run.dir)
-    there, made, kept = len(checkpoints(folder)), checkpoints_made(config), most_kept(config)
-    size = parameters * BYTES_OF_A_WEIGHT * ROOM
-    wanted = size * max(1, min(made, kept + 1) - there)
-    free = shutil.disk_usage(_existing(folder)).free
-    if wanted > free:
-        raise UserError(
-            f"no room for checkpoints: {kept} of {in_bytes(size)}, and the next one before the "
-            f"oldest goes: {in_bytes(wanted)} to come, {in_bytes(free)} free",
-            where=folder,
-            remedy="make room, choose another run.dir, or keep fewer: checkpoint.keep, checkpoint.keep_every",
-        )
-    return f"checkpoints of {in_bytes(size)}, {kept} kept; {in_bytes(free)} free"
-
-
-def checkpoints_made(config: RunConfig) -> int:
-    """Checkpoints that the run makes, that of the end of each phase included."""
-    made = 0
-    for phase in phases_of(config):
-        every = phase.config.train.checkpoint_every or phase.last
-        made += phase.last // every - phase.first // every + int(phase.last % every > 0)
-    return made
-
-
-def most_kept(config: RunConfig) -> int:
-    """Checkpoints of them that stay, at most."""
-    settings, made = config.checkpoint, checkpoints_made(config)
-    others = made // settings.keep_every if settings.keep_every else 0
-    best = settings.keep_best and any(phase.config.train.eval_every for phase in phases_of(config))
-    return min(made, settings.keep + others + int(best))
 
 
 def check_links(world: World) -> str:
@@ -181,8 +139,3 @@ def summary(config: RunConfig, plans: list[Plan], world: World, console: Console
         lines += [f"! {name}{line}" for line in doubts(plan, world.size)]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _existing(folder: Path) -> Path:
-    folder = folder.absolute()
-    return folder if folder.exists() else _existing(folder.parent)

@@ -18,16 +18,12 @@ from rich.console import Console
 from torch import Tensor
 
 from data_pipeline.blotting import blotted
-from data_pipeline.dynamic_masking import shards_vocabulary
 from data_pipeline.errors import UserError
 from data_pipeline.loader import loader_state, resumed_batch
-from data_pipeline.vocabulary import FILES as VOCABULARY_FILES
-from data_pipeline.vocabulary import load_vocabulary
 from pretrain import compiling
 from pretrain.agreement import told_alike
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
 from pretrain.config import RunConfig
-from pretrain.deepspeed_setup import resolve_precision
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face
@@ -36,18 +32,13 @@ from pretrain.kernels import lamb
 from pretrain.monitor import cut_metrics
 from pretrain.optim.zero_partition import KINDS, Reader
 from pretrain.position import Position, position_of
+from pretrain.precision import resolve_precision
 from pretrain.preflight import Plan
 from pretrain.recovery import recovered
 from pretrain.run_folder import identity_of, refuse_another
 from pretrain.saving import Saver
+from pretrain.starting_weights import check_hugging_face, refuse_another_model
 from pretrain.world import World
-
-MODEL = (
-    "vocabulary",
-    *(f"encoder.{key}" for key in ("layers", "hidden", "heads", "intermediate", "activation")),
-    *(f"encoder.{key}" for key in ("max_positions", "layer_norm_eps")),
-)
-"""Of a run's identity, what its weights mean nothing without."""
 
 
 def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:
@@ -211,8 +202,7 @@ def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, wor
     """Weights of another model; the counters start anew, and with init_moments the moments are kept."""
     if not (source / "config.json").is_file():
         checkpoint = find_checkpoint(source, world)
-        ours = {key: value for key, value in identity_of(plan.phase.config, plan).items() if key in MODEL}
-        refuse_another(checkpoint.state["identity"], ours, checkpoint.folder, "choose another init_from")
+        refuse_another_model(checkpoint, plan)
         kinds = KINDS if config.init_moments else ("master",)
         engine.partition.load(reader(checkpoint, engine), updates=0, kinds=kinds)
         return
@@ -229,17 +219,7 @@ def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, wor
 def _hugging_face_weights(
     source: Path, config: RunConfig, plan: Plan, shapes: dict[str, list[int]]
 ) -> dict[str, Tensor]:
-    if config.init_moments:
-        raise UserError("a Hugging Face folder has no moments", where=source, remedy="init_moments=false")
-    if any((source / name).is_file() for name in VOCABULARY_FILES):
-        ours, theirs = shards_vocabulary(plan.index).tokens, load_vocabulary(source).tokens
-        if ours != theirs:
-            same = sum(one == two for one, two in zip(ours, theirs, strict=False))
-            raise UserError(
-                f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
-                where=source,
-                remedy=f"prepare the shards with data.vocab={source}",
-            )
+    check_hugging_face(source, config, plan)
     weights = from_hugging_face(source, config.encoder, plan.index.vocabulary.size)
     missing = sorted(shapes.keys() - weights.keys())
     if missing:

@@ -11,8 +11,9 @@ import fcntl
 import json
 import secrets
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
@@ -24,7 +25,9 @@ from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig
 from pretrain.monitor import is_number, read_metrics, wrong_figure
 from pretrain.preflight import Plan
-from pretrain.world import World
+
+if TYPE_CHECKING:
+    from pretrain.world import World
 
 RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
 
@@ -78,8 +81,36 @@ def check_folder(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
         )
     if run is None:
         return {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "lives": 0}
+    if is_finished(folder):
+        _refuse_more_steps(run["identity"], identity, folder)
     refuse_another(run["identity"], identity, folder, "choose another run.dir")
     return run
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run of this folder has made all its steps."""
+    return bool(read_summary(folder).get("status") == "finished")
+
+
+def _refuse_more_steps(then: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Raises UserError, with the command's settings for more of them, where nothing differs but steps."""
+    differing = [key for key, value in now.items() if then.get(key) != value]
+    if not differing or any(not f".{key}".endswith(".train.steps") for key in differing):
+        return
+    new = next(path for n in count(2) if not (path := folder.with_name(f"{folder.name}-{n}")).exists())
+    more = sum(int(now[key]) - int(then.get(key, 0)) for key in differing)
+    added = f" train.steps={more}" if differing == ["train.steps"] and more > 0 else ""
+    raise UserError(
+        f"the run is finished at {_steps_of(then, differing)}, where its learning-rate schedule ends; "
+        f"asked for are {_steps_of(now, differing)}",
+        where=folder,
+        remedy="to train on, start another run from its weights and moments: "
+        f"run.dir={new} init_from={folder} init_moments=true{added}",
+    )
+
+
+def _steps_of(identity: dict[str, Any], keys: list[str]) -> str:
+    return ", ".join(f"{key}={identity.get(key)}" for key in keys)
 
 
 def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, remedy: str) -> None:
@@ -106,7 +137,7 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
     """Makes the run folder where there is none and counts this life; the first rank calls this. Returns the run's
     W&B `id` and whether it is `finished`."""
     folder, run = Path(config.run.dir), check_folder(config, plans)
-    finished = read_summary(folder).get("status") == "finished"
+    finished = is_finished(folder)
     if not finished:
         run["lives"] += 1
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +146,7 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
     return {"id": run["id"], "lives": run["lives"], "finished": finished}
 
 
-def seen_by_all(folder: Path, about: dict[str, Any], world: World) -> None:
+def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
     """Raises UserError on every rank where some rank does not see the run folder of the first. All ranks call it."""
     run = read_run(folder)
     here = run is not None and (run["id"], run["lives"]) == (about["id"], about["lives"])
@@ -143,6 +174,12 @@ def lock(folder: Path) -> Any:
     except OSError:
         pass  # a file system without locks
     return file
+
+
+def refuse_locked(folder: Path) -> None:
+    """Raises UserError where another life of the run is at work. Makes nothing, and holds nothing afterwards."""
+    if (folder / ".lock").is_file():
+        lock(folder).close()
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from launch import completion
-from launch.app import Overrides, Recipe, app, console, errors, first_rank
+from launch.app import Overrides, Recipe, app, console, errors, first_rank, say
 from launch.progress import waiting
 
 
@@ -33,14 +33,13 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
         launched = is_launched()
         if not launched:
-            from pretrain.preflight import check_run
-            from pretrain.run_folder import check_folder
-            from pretrain.world import check_gpus
+            from pretrain.before_ranks import check_start
 
-            # here, so that what is wrong is said once, in seconds, and leaves no folder
-            check_gpus(config.run.ranks)
-            check_folder(config, check_run(config, config.run.ranks))
+            nothing_to_do = check_start(config)  # what is wrong is said once, at once, and leaves no folder
     if not launched:
+        if nothing_to_do:
+            say(nothing_to_do)
+            return
         from launch.ranks import start_ranks
 
         logs, run = Path(config.run.dir) / "logs", config.run

@@ -26,8 +26,9 @@ from pretrain.config import EncoderSettings
 from pretrain.encoder.embeddings import SEGMENTS
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.initialize import load_parameters, without_padding
+from pretrain.export.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.card import Card, write_card
-from pretrain.export.names import ACTIVATIONS, CONFIG, to_hugging_face
+from pretrain.export.names import to_hugging_face
 from pretrain.export.parity import Parity, check_parity, quiet
 from pretrain.export.tokenizer import size_and_pad, write_tokenizer
 from pretrain.export.upload import NOTE

@@ -1,9 +1,7 @@
 """Our names <-> Hugging Face's names, both ways from one dict; a Hugging Face folder in, weights by our names out."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from pretrain.config import EncoderSettings
+from pretrain.export.bert_config import check_config, weight_files
 
 # `{i}` is a layer's number. Both columns go on with .weight and .bias where the parameter has them.
 NAMES = {
@@ -42,24 +41,6 @@ TIED = {
 }
 BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-
-ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu"}
-"""Our activation -> `hidden_act`. Of the tanh forms this is the one that calls the same kernel as ours."""
-READABLE_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
-
-CONFIG = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "intermediate": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "layer_norm_eps": "layer_norm_eps",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "initializer_range": "initializer_range",
-}
-"""Encoder setting -> field of config.json, but for `activation`."""
-_MUST_AGREE = ("layers", "hidden", "heads", "intermediate", "max_positions", "layer_norm_eps")
 
 
 def to_hugging_face(name: str) -> str:
@@ -107,42 +88,9 @@ def from_hugging_face(
     return state
 
 
-def check_config(folder: Path, settings: EncoderSettings, vocabulary_size: int) -> None:
-    """Raises UserError listing how the folder's config.json differs from `settings`, dropout aside."""
-    path = folder / "config.json"
-    try:
-        config: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError("cannot be read", where=path, expected="a Hugging Face config.json") from error
-    if config.get("model_type") != "bert":
-        raise UserError(f"model_type is {config.get('model_type')!r}", where=path, expected="'bert'")
-    differences = [
-        f"encoder.{ours} is {getattr(settings, ours)}, {CONFIG[ours]} {config.get(CONFIG[ours])}"
-        for ours in _MUST_AGREE
-        if config.get(CONFIG[ours], 1e-12 if ours == "layer_norm_eps" else None) != getattr(settings, ours)
-    ]
-    theirs = config.get("hidden_act", "gelu")
-    if READABLE_ACTIVATIONS.get(theirs) != settings.activation:
-        differences.append(f"encoder.activation is {settings.activation}, hidden_act {theirs}")
-    if config.get("vocab_size") != vocabulary_size:
-        differences.append(
-            f"the vocabulary has {vocabulary_size} entries, vocab_size is {config.get('vocab_size')}"
-        )
-    if config.get("type_vocab_size", 2) != 2:
-        differences.append(f"2 segments, type_vocab_size is {config['type_vocab_size']}")
-    if differences:
-        raise UserError(f"differs from the run's settings: {'; '.join(differences)}", where=path)
-
-
 def _stored_tensors(folder: Path) -> dict[str, Tensor]:
-    paths = sorted(folder.glob("model*.safetensors"))
-    if not paths:
-        remedy = (
-            "pytorch_model.bin can run code when it is loaded: convert it with transformers' save_pretrained"
-        )
-        raise UserError("no weights", where=folder, expected="model.safetensors", remedy=remedy)
     stored: dict[str, Tensor] = {}
-    for path in paths:
+    for path in weight_files(folder):
         try:
             stored |= load_file(path)
         except SafetensorError as error:

@@ -12,11 +12,11 @@ from data_pipeline.index import INDEX, Index
 from data_pipeline.mask_budget import MaskBudget, measured_note
 from data_pipeline.storage import is_uri
 from pretrain.config import RunConfig
-from pretrain.deepspeed_setup import resolve_precision
 from pretrain.optim.schedule import learning_rate, warmup_updates
 from pretrain.phases import Phase, phases_of
 from pretrain.planning.memory import RESERVED, States, meta_model, pass_peak, states
 from pretrain.planning.timing import Cluster, StepTime, communication_bytes, step_time
+from pretrain.precision import resolve_precision
 from pretrain.throughput import training_flops
 
 VOCABULARY = 30_522

@@ -10,7 +10,8 @@ from data_pipeline.records import Examples
 from pretrain.batch import MicroBatch
 from pretrain.config import EncoderSettings
 from pretrain.encoder.initialize import without_padding
-from pretrain.export.names import ACTIVATIONS, CONFIG, to_hugging_face
+from pretrain.export.bert_config import ACTIVATIONS, CONFIG
+from pretrain.export.names import to_hugging_face
 from pretrain.export.parity import hugging_face_logits
 from pretrain.objectives import OBJECTIVES, load
 from pretrain.objectives.base import Model, build

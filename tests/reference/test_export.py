@@ -15,7 +15,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config import EncoderSettings
 from pretrain.encoder.initialize import load_parameters, without_padding
-from pretrain.export import names, parity
+from pretrain.export import bert_config, names, parity
 from pretrain.export.card import Card
 from pretrain.export.huggingface import export
 from pretrain.export.names import from_hugging_face, from_hugging_face_name, to_hugging_face
@@ -179,7 +179,7 @@ def test_a_wrong_activation_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings.activation = ours
-    monkeypatch.setitem(names.ACTIVATIONS, ours, wrong)
+    monkeypatch.setitem(bert_config.ACTIVATIONS, ours, wrong)
     with pytest.raises(UserError, match="logits of the exported model differ"):
         export(weights(settings), settings, load("bert"), tokenizer_json, tmp_path / "model", examples, FACTS)
 

@@ -19,7 +19,6 @@ from data_pipeline.packing import StepShare, original_tokens
 from data_pipeline.records import Segments
 from data_pipeline.settings import DataSettings, Stage, mask_stages
 from pretrain.config import RunConfig
-from pretrain.objectives import load
 from pretrain.phases import phases_of
 from pretrain.preflight import Plan
 
@@ -150,7 +149,7 @@ def test_held_out_examples_keep_their_masks_and_caps(tmp_path: Path) -> None:
     heavy = masking(masked_lm_prob=0.6, max_predictions=20)
     config = RunConfig()
     config.train.micro_batch = 4
-    plan = Plan(phases_of(config)[0], index, load("bert"), 4, "fp32", heavy)
+    plan = Plan(phases_of(config)[0], index, 4, "fp32", heavy)
     assert plan.caps(index.train, config) == caps_for(index.train, 4, 24, heavy.masker(0))
     assert plan.caps(index.held_out, config) == caps_for(index.held_out, 4, 24)
 
@@ -159,7 +158,7 @@ def test_caps_of_one_shape_are_those_of_a_share(tmp_path: Path) -> None:
     index, _ = shard_folder(tmp_path, [40])
     config = RunConfig()
     config.train.micro_batch, config.train.global_batch = 4, 10
-    plan = Plan(phases_of(config)[0], index, load("bert"), 4, "fp32", None)
+    plan = Plan(phases_of(config)[0], index, 4, "fp32", None)
     assert plan.caps_of_one_shape(config, 2) == plan.caps(index.train, config), "no lengths are known"
     histogram = [0, 0, 4, 4, 4, 4, 4, 4]
     known = replace(index, statistics={"train": {"length_histogram": histogram}})

@@ -1,0 +1,46 @@
+"""Check a run before any rank starts, in one process and without torch; what is wrong then takes a second to say.
+
+The ranks check the same again, since a launcher may have started them elsewhere.
+"""
+
+from pathlib import Path
+
+from pretrain.checkpoint import checkpoints
+from pretrain.config import RunConfig
+from pretrain.phases import total_steps
+from pretrain.precision import sees_gpus
+from pretrain.preflight import check_run
+from pretrain.room import surely_has_room
+from pretrain.run_folder import check_folder, is_finished, refuse_locked
+from pretrain.starting_weights import check_starting_weights
+
+
+def check_start(config: RunConfig) -> str:
+    """What to say instead of starting run.ranks ranks here, where nothing is left to do; empty where there is.
+    Raises UserError for what the ranks would refuse. Writes nothing."""
+    _check_gpus(config.run.ranks)
+    plans = check_run(config, config.run.ranks)
+    check_folder(config, plans)
+    folder = Path(config.run.dir)
+    if is_finished(folder):
+        return f"{config.run.dir}: finished at step {total_steps(config):,}; nothing to do"
+    refuse_locked(folder)
+    if not checkpoints(folder) and not config.checkpoint.mirror:  # from which the run may be brought back
+        check_starting_weights(config, plans[0])
+    _check_room(config, plans[0].index.vocabulary.size)
+    return ""
+
+
+def _check_gpus(ranks: int) -> None:
+    if sees_gpus():
+        from pretrain.world import check_gpus
+
+        check_gpus(ranks)
+
+
+def _check_room(config: RunConfig, vocabulary_size: int) -> None:
+    if not surely_has_room(config, vocabulary_size):
+        from pretrain.readiness import parameters_of  # the model itself says, which needs torch
+        from pretrain.room import check_room
+
+        check_room(config, parameters_of(config, vocabulary_size))

@@ -1,0 +1,27 @@
+"""Resolve train.precision and look for GPUs; torch is imported only where device files make a GPU possible."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pretrain.config import RunConfig
+
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
+"""What CUDA and ROCm open first: NVIDIA's driver, Tegra's, Windows' under WSL, AMD's."""
+
+
+def resolve_precision(config: RunConfig, device: str) -> str:
+    """fp32, bf16 or fp16: what `train.precision` means on this type of device."""
+    if config.train.precision != "auto":
+        return config.train.precision
+    return "bf16" if device == "cuda" else "fp32"
+
+
+def sees_gpus(device_files: Sequence[str] = DEVICE_FILES) -> bool:
+    """Whether torch sees a GPU. It is asked only where there may be one: importing it takes seconds."""
+    none = sys.platform == "linux" and not any(Path(file).exists() for file in device_files)
+    if none and "torch" not in sys.modules:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())

@@ -1,0 +1,66 @@
+"""Check that the disk has room for a run's checkpoints; without torch, so that it can be checked at once."""
+
+import shutil
+from pathlib import Path
+
+from data_pipeline.errors import UserError
+from pretrain.checkpoint import checkpoints
+from pretrain.config import RunConfig
+from pretrain.phases import phases_of
+from pretrain.spoken import in_bytes
+
+BYTES_OF_A_WEIGHT = 12
+"""In a checkpoint: the weight and both moments, fp32."""
+ROOM = 1.02
+"""For what a checkpoint holds beside its tensors, and for metrics and the report."""
+MAX_TO_MATRICES = 3
+"""More than the ratio of all parameters to those of the encoder's matrices: biases, norms, heads, a second model."""
+
+
+def surely_has_room(config: RunConfig, vocabulary_size: int) -> bool:
+    """Whether the checkpoints fit even if the model were larger than it can be: then nothing needs to be counted."""
+    encoder, hidden = config.encoder, config.encoder.hidden
+    layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate
+    matrices = encoder.layers * layer + (vocabulary_size + encoder.max_positions + 2 * hidden) * hidden
+    wanted = matrices * MAX_TO_MATRICES * BYTES_OF_A_WEIGHT * ROOM * (most_kept(config) + 1)
+    return wanted <= shutil.disk_usage(_existing(Path(config.run.dir))).free
+
+
+def check_room(config: RunConfig, parameters: int) -> str:
+    """What the checkpoints take and what is free, in words. Raises UserError where they do not fit: as many as are
+    kept, and the next one, which is written before the oldest is dropped."""
+    folder = Path(config.run.dir)
+    there, made, kept = len(checkpoints(folder)), checkpoints_made(config), most_kept(config)
+    size = parameters * BYTES_OF_A_WEIGHT * ROOM
+    wanted = size * max(1, min(made, kept + 1) - there)
+    free = shutil.disk_usage(_existing(folder)).free
+    if wanted > free:
+        raise UserError(
+            f"no room for checkpoints: {kept} of {in_bytes(size)}, and the next one before the "
+            f"oldest goes: {in_bytes(wanted)} to come, {in_bytes(free)} free",
+            where=folder,
+            remedy="make room, choose another run.dir, or keep fewer: checkpoint.keep, checkpoint.keep_every",
+        )
+    return f"checkpoints of {in_bytes(size)}, {kept} kept; {in_bytes(free)} free"
+
+
+def checkpoints_made(config: RunConfig) -> int:
+    """Checkpoints that the run makes, that of the end of each phase included."""
+    made = 0
+    for phase in phases_of(config):
+        every = phase.config.train.checkpoint_every or phase.last
+        made += phase.last // every - phase.first // every + int(phase.last % every > 0)
+    return made
+
+
+def most_kept(config: RunConfig) -> int:
+    """Checkpoints of them that stay, at most."""
+    settings, made = config.checkpoint, checkpoints_made(config)
+    others = made // settings.keep_every if settings.keep_every else 0
+    best = settings.keep_best and any(phase.config.train.eval_every for phase in phases_of(config))
+    return min(made, settings.keep + others + int(best))
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return folder if folder.exists() else _existing(folder.parent)

@@ -1,0 +1,54 @@
+"""Check the model that init_from names, as far as its small files tell; without torch, before any rank starts."""
+
+from pathlib import Path
+
+from data_pipeline.dynamic_masking import shards_vocabulary
+from data_pipeline.errors import UserError
+from data_pipeline.vocabulary import FILES as VOCABULARY_FILES
+from data_pipeline.vocabulary import load_vocabulary
+from pretrain.checkpoint import Checkpoint, named_folder, open_checkpoint
+from pretrain.config import RunConfig
+from pretrain.export.bert_config import check_config, weight_files
+from pretrain.preflight import Plan
+from pretrain.run_folder import identity_of, refuse_another
+
+MODEL = (
+    "vocabulary",
+    *(f"encoder.{key}" for key in ("layers", "hidden", "heads", "intermediate", "activation")),
+    *(f"encoder.{key}" for key in ("max_positions", "layer_norm_eps")),
+)
+"""Of a run's identity, what its weights mean nothing without."""
+
+
+def check_starting_weights(config: RunConfig, plan: Plan) -> None:
+    """Raises UserError where init_from names nothing that this run can start from. Weights are not read."""
+    if not config.init_from:
+        return
+    source = Path(config.init_from)
+    if (source / "config.json").is_file():
+        check_hugging_face(source, config, plan)
+    else:
+        refuse_another_model(open_checkpoint(named_folder(source)), plan)
+
+
+def refuse_another_model(checkpoint: Checkpoint, plan: Plan) -> None:
+    """Raises UserError, with what differs, where the checkpoint is of another model than this run's."""
+    ours = {key: value for key, value in identity_of(plan.phase.config, plan).items() if key in MODEL}
+    refuse_another(checkpoint.state["identity"], ours, checkpoint.folder, "choose another init_from")
+
+
+def check_hugging_face(source: Path, config: RunConfig, plan: Plan) -> None:
+    """Raises UserError where the Hugging Face folder is not a BERT of this run's sizes and vocabulary."""
+    if config.init_moments:
+        raise UserError("a Hugging Face folder has no moments", where=source, remedy="init_moments=false")
+    if any((source / name).is_file() for name in VOCABULARY_FILES):
+        ours, theirs = shards_vocabulary(plan.index).tokens, load_vocabulary(source).tokens
+        if ours != theirs:
+            same = sum(one == two for one, two in zip(ours, theirs, strict=False))
+            raise UserError(
+                f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
+                where=source,
+                remedy=f"prepare the shards with data.vocab={source}",
+            )
+    check_config(source, config.encoder, plan.index.vocabulary.size)
+    weight_files(source)

@@ -1,0 +1,151 @@
+"""What is refused, or already done, is said before any rank starts, and without importing torch."""
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import UserError
+from launch.recipe import load_config
+from pretrain import before_ranks, precision
+from pretrain.before_ranks import check_start
+from pretrain.marker import Marker, marked
+from pretrain.preflight import check_run
+from pretrain.run_folder import open_run, run_identity, write_summary
+from tests.command_line import Maskmill, environ
+
+
+@pytest.fixture
+def finished(tiny: list[str], tmp_path: Path) -> list[str]:
+    """Settings of a run of four steps that has made them."""
+    settings = [*tiny, f"run.dir={tmp_path}/run", "run.ranks=2"]
+    config = load_config("demo", settings)
+    plans = check_run(config, 2)
+    open_run(config, plans)
+    write_summary(tmp_path / "run", {"status": "finished", "step": 4})
+    folder = tmp_path / "run" / "checkpoints" / "step-00000004"
+    folder.mkdir(parents=True)
+    marker = Marker(4, {"identity": run_identity(plans)}, {}, [])
+    (folder / "checkpoint.json").write_bytes(marked(marker))
+    return settings
+
+
+def check(*settings: str) -> str:
+    return check_start(load_config("demo", list(settings)))
+
+
+def test_a_finished_run_is_said_to_be_and_starts_nothing(
+    finished: list[str], maskmill: Maskmill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def start(*given: object) -> int:
+        started.append("ranks")
+        return 0
+
+    monkeypatch.setattr("launch.ranks.start_ranks", start)
+    assert (
+        maskmill("train", "demo", *finished).stdout == f"{tmp_path}/run: finished at step 4; nothing to do\n"
+    )
+    assert started == []
+    maskmill("train", "demo", *finished, f"run.dir={tmp_path}/new")
+    assert started == ["ranks"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_more_steps_of_a_finished_run_say_how(finished: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "run-2").mkdir()
+    with pytest.raises(UserError) as error:
+        check(*finished, "train.steps=10")
+    assert "finished at train.steps=4" in str(error.value)
+    assert f"run.dir={run}-3 init_from={run} init_moments=true train.steps=6" in str(error.value)
+    check(*finished, "train.steps=6", f"run.dir={run}-3", f"init_from={run}", "init_moments=true")
+    with pytest.raises(UserError, match=r"holds another run: train.steps=10 .*optim.lr=0.5"):
+        check(*finished, "train.steps=10", "optim.lr=0.5")
+    write_summary(run, {"status": "stopped", "step": 2})
+    with pytest.raises(UserError, match=r"holds another run: train.steps=10"):
+        check(*finished, "train.steps=10")
+
+
+def test_init_from_is_read_before_any_rank_starts(finished: list[str], tmp_path: Path) -> None:
+    run, model = tmp_path / "run", tmp_path / "model"
+    new = [*finished, f"run.dir={tmp_path}/new"]
+    with pytest.raises(UserError, match=r"encoder.layers=3"):
+        check(*new, f"init_from={run}", "encoder.layers=3")
+    with pytest.raises(UserError, match="no checkpoint"):
+        check(*new, f"init_from={tmp_path}/typo")
+    model.mkdir()
+    config = {"model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"encoder.layers is 2, num_hidden_layers 12"):
+        check(*new, f"init_from={model}")
+    resumed = load_config("demo", [*new, f"init_from={model}"])
+    open_run(resumed, check_run(resumed, 2))
+    shutil.copytree(run / "checkpoints", tmp_path / "new" / "checkpoints")
+    shutil.rmtree(model)
+    check(*new, f"init_from={model}")  # the run has weights of its own by now
+
+
+def test_a_run_at_work_and_a_full_disk_are_refused(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*tiny, f"run.dir={tmp_path}/run"]
+    check(*settings)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process"):
+            check(*settings)
+    check(*settings)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 0))
+    with pytest.raises(UserError, match="no room for checkpoints"):
+        check(*settings)
+
+
+def test_more_ranks_than_gpus_are_refused(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(before_ranks, "sees_gpus", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(UserError, match="2 ranks on a machine with 1 GPU"):
+        check(*tiny, f"run.dir={tmp_path}/run", "run.ranks=2")
+
+
+def test_gpus_are_looked_for_where_a_driver_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert precision.sees_gpus([str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not precision.sees_gpus([str(tmp_path / "nvidiactl")])
+
+
+WITHOUT_TORCH = """
+import sys
+from launch import cli
+sys.argv = ["maskmill", "train", "demo", *sys.argv[1:]]
+try:
+    cli.main()
+finally:
+    print([name for name in ("torch", "deepspeed", "transformers", "wandb") if name in sys.modules])
+"""
+
+
+def test_a_finished_run_and_refusals_need_no_torch(finished: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for more, code, words in (
+        ((), 0, "nothing to do"),
+        ((f"run.dir={tmp_path}/new", f"init_from={run}", "encoder.layers=3"), 2, "encoder.layers=3"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_TORCH, *finished, *more],
+            capture_output=True, text=True, env=environ(), check=False,
+        )  # fmt: skip
+        assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done.stderr
+        assert done.stdout.splitlines()[-1] == "[]"
