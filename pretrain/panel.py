@@ -1,4 +1,4 @@
-"""What happens in a run in; a panel at the foot of the terminal, painted anew twice a second, out.
+"""Show what happens in a run as a panel at the foot of the terminal, painted anew twice a second.
 
 The figures are those of the log steps: nothing here asks the device for anything, and a step costs the note of its
 number. A thread of rich's paints. On leaving, the panel goes and a plain summary stays.
@@ -20,9 +20,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pretrain.evaluate.scores import leading, sum_of
+from pretrain.evaluate.verdict import findings
 from pretrain.phases import Phase
 from pretrain.spoken import duration
-from pretrain.terminal import Lines, in_short
+from pretrain.terminal import Lines, at_mask, held_out_rows, held_out_words, in_short
 from pretrain.time_left import seconds_left
 
 clock = time.monotonic
@@ -73,12 +75,12 @@ class Panel(Lines):
         self._live.stop()
         if self._line:
             self._console.print(self._summary(), soft_wrap=True, highlight=False, markup=False)
+        super().__exit__(kind, error, trace)
 
     def begin(self, step: int, lines: list[dict[str, Any]]) -> None:
         self._step = self._first = step
         self._laps.append((clock(), step))
-        for line in lines:
-            self._take(line)
+        super().begin(step, lines)
 
     def enter(self, phase: Phase) -> None:
         super().enter(phase)
@@ -96,13 +98,9 @@ class Panel(Lines):
         self._laps.append((clock(), step))
 
     def figures(self, line: dict[str, Any]) -> None:
-        self._take(line)
+        self._note(line)
         if not line.get("held_up"):
             self._warning = self._warning if self._disturbed else ""
-
-    def held_out(self, step: int, figures: Mapping[str, Any]) -> None:
-        super().held_out(step, figures)
-        self._held_out = (step, figures)
 
     def held_up(self, step: int, words: str) -> None:
         super().held_up(step, words)
@@ -129,10 +127,11 @@ class Panel(Lines):
         finally:
             self._doing = before
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _note(self, line: Mapping[str, Any]) -> None:
+        super()._note(line)
         if line.get("kind") == "train":
-            self._line = line
-            self._remember(line.get("loss"))
+            self._line = dict(line)
+            self._remember(line.get("mask_loss", line.get("loss")))
         elif line.get("kind") == "eval":
             self._held_out = (int(line["step"]), line)
 
@@ -147,11 +146,12 @@ class Panel(Lines):
 
     def _painted(self) -> RenderableType:
         """The panel as it is now; on a terminal with no room for it, one line."""
-        if self._console.height < 12 or self._console.width < 44:
+        if self._console.height < 14 or self._console.width < 44:
             return Text(self._position(), no_wrap=True, overflow="crop")
         rows = Table.grid(padding=(0, 2), expand=True)
         rows.add_column(style="dim", no_wrap=True)
-        rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        plain = self._console.options.ascii_only  # an ellipsis cannot be written there
+        rows.add_column(ratio=1, no_wrap=True, overflow="crop" if plain else "ellipsis")
         for name, value in self._rows():
             rows.add_row(name, value)
         bar = Table.grid(expand=True)
@@ -180,7 +180,10 @@ class Panel(Lines):
 
     def _rows(self) -> list[tuple[str, RenderableType]]:
         line = self._line
-        rows: list[tuple[str, RenderableType]] = [("loss", self._loss())]
+        rows: list[tuple[str, RenderableType]] = [
+            ("at [MASK]" if at_mask(line) else "loss", self._loss()),
+            *self._held_out_rows(),
+        ]
         speed = [
             _said(line, "tokens_per_s", "{:,.0f} tokens/s"),
             _said(line, "mfu", "{:.1%} of the peak (MFU)"),
@@ -190,10 +193,11 @@ class Panel(Lines):
             _said(line, "lr", "rate {:.2e}"),
             _said(line, "grad_norm", "gradient {:.2f}"),
             _said(line, "trust_ratio", "trust ratio {:.3f}"),
+            _said(line, "loss", f"{sum_of(line)} loss {{:.4f}}") if at_mask(line) else "",
         ]
         room = [
             _said(line, "data_wait_share", "waited for {:.1%} of the time"),
-            _said(line, "fill", "batches {:.0%} full"),
+            _said(line, "fill", "{:.0%} of the token budget used"),
             _said(line, "memory_gb", "{:.2f} GB on the fullest rank"),
         ]
         for name, parts in (("speed", speed), ("update", state), ("data", room)):
@@ -202,11 +206,23 @@ class Panel(Lines):
         if self._warning:
             count = f"{self._disturbed} disturbances; " if self._disturbed > 1 else ""
             rows.append(("[yellow]look at[/yellow]", Text(f"{count}{self._warning}", style="yellow")))
+        elif found := findings(self._newest, self._losses_seen.ends):
+            rows.append(("[yellow]look at[/yellow]", Text(found[0].what, style="yellow")))
         return rows
 
+    def _held_out_rows(self) -> list[tuple[str, RenderableType]]:
+        """The figures of the newest evaluation, each beside its baseline."""
+        if self._held_out is None:
+            return []
+        step, figures = self._held_out
+        return [
+            (name, Text(row))
+            for name, row in zip(("held out", ""), held_out_rows(step, figures), strict=False)
+        ]
+
     def _loss(self) -> Text:
-        words = Text(_said(self._line, "loss", "{:.4f}") or "not yet")
-        if self._held_out is not None:
+        words = Text(at_mask(self._line).removeprefix("[MASK] ").strip() or self._total())
+        if self._held_out is not None and not leading(self._held_out[1]):
             step, figures = self._held_out
             words.append(_said(figures, "held_out_loss", f"   held-out {{:.4f}} at step {step:,}"))
         room = self._console.width - len(words) - 20
@@ -215,6 +231,10 @@ class Panel(Lines):
             words.append("   ")
             words.append(sparkline(list(self._losses), min(room, 48), levels), style="cyan")
         return words
+
+    def _total(self) -> str:
+        value = _said(self._line, "loss", "{:.4f}")
+        return f"{value} ({sum_of(self._line)})" if value else "not yet"
 
     def _saved_words(self) -> str:
         if self._save is None:
@@ -232,7 +252,7 @@ class Panel(Lines):
         )
         if self._held_out is not None:
             step, figures = self._held_out
-            words += _said(figures, "held_out_loss", f"  held-out {{:.3f}} at step {step:,}")
+            words += f"  {held_out_words(figures)} (step {step:,})"
         words += _said(self._line, "mfu", "  {:.1%} of the peak")
         newest = f", newest of step {self._save[0]:,}" if self._save else ""
         words += f"  {self._saves} checkpoint{'' if self._saves == 1 else 's'}{newest}"

@@ -1,5 +1,7 @@
-"""A run folder in; where the run stands, how it is, and what to do next, out. From files alone, and without torch, so
-that it takes no time on a login node; forgiving what a run that is writing, or was killed, leaves half-written.
+"""Read from a run's files where it is, how it is, what it has learnt, and what to do next.
+
+From files alone, and without torch, so that it takes no time on a login node; forgiving what a run that is writing, or
+was killed, leaves half-written.
 """
 
 import re
@@ -10,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pretrain.evaluate.learning import learning_of
 from pretrain.forgiving import number, objects, table, tables, text_of
 from pretrain.monitor import METRICS
 from pretrain.pulse import TRAINING, is_dead, read_pulse
@@ -56,6 +59,12 @@ class Status:
     loss: float | None = None
     held_out_loss: float | None = None
     held_out_mlm_loss: float | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
+    """Of training and of the newest evaluation, by their names in metrics.jsonl."""
+    headline: str = ""
+    """The metric that the run's objective leads with."""
+    findings: list[str] = field(default_factory=list)
+    """What is wrong with what it has learnt, and what usually helps."""
     tokens_per_s: float | None = None
     step_seconds: float | None = None
     seconds_left: float | None = None
@@ -84,6 +93,9 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     summary, run, pulse = table(folder / "summary.json"), table(folder / "run.json"), read_pulse(folder)
     lines = list(tables(text_of(folder / METRICS, TAIL)))
     _figures(status, summary, lines, pulse)
+    status.headline = str(summary.get("headline") or "")
+    status.figures, found = learning_of(folder / METRICS, summary, lines)
+    status.findings = [str(finding) for finding in found]
     _checkpoint(status, now)
     events = list(tables(text_of(folder / "events.jsonl")))
     status.events = len(events)

@@ -1,8 +1,9 @@
-"""A Status in; what a person reads, and what to do next, out."""
+"""Put a Status into the words that a person reads, and say what to do next."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, leading, sum_of
 from pretrain.export.upload import EXPORT, NOTE
 from pretrain.forgiving import table
 from pretrain.spoken import duration
@@ -19,7 +20,9 @@ def in_words(status: Status, again: str) -> str:
     rows = [
         ("", status.why),
         ("error", f"{status.error}{f' ({status.log})' if status.log else ''}" if status.error else ""),
+        ("at [MASK]" if _at_mask(status) else "learnt", _scores(status)),
         ("loss", _losses(status)),
+        *(("look at", finding) for finding in status.findings),
         ("speed", _speed(status)),
         ("time left", _time_left(status)),
         ("checkpoint", _checkpoint(status)),
@@ -66,13 +69,27 @@ def exported_model(status: Status) -> Path | None:
     return status.folder / EXPORT if there else None
 
 
+def _at_mask(status: Status) -> bool:
+    return f"{HELD_OUT}{MASK_LOSS}" in status.figures or MASK_LOSS in status.figures
+
+
+def _scores(status: Status) -> str:
+    """What leads, on held-out text beside its baselines; in training where nothing was held out."""
+    held_out = ", ".join(map(str, leading(status.figures, headline=status.headline or MASK_LOSS)))
+    trained = leading(status.figures, prefix="", headline=status.headline or MASK_LOSS)
+    words = f"{held_out}, held out" if held_out else ""
+    in_training = ", ".join(map(str, trained if not held_out else trained[:1]))
+    return "; ".join(part for part in (words, f"{in_training} in training" if in_training else "") if part)
+
+
 def _losses(status: Status) -> str:
+    """The loss that is minimised, named for what it adds up."""
     parts = [f"{status.loss:.3f} in training" if status.loss is not None else ""]
     if status.held_out_loss is not None:
         parts.append(f"{status.held_out_loss:.3f} held out")
-    elif status.held_out_mlm_loss is not None:
-        parts.append(f"{status.held_out_mlm_loss:.3f} held out (masked tokens)")
-    return ", ".join(part for part in parts if part)
+    words = ", ".join(part for part in parts if part)
+    what = sum_of(status.figures)
+    return f"{words} ({what})" if words and what != "total" else words
 
 
 def _speed(status: Status) -> str:

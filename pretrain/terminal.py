@@ -1,4 +1,4 @@
-"""What happens in a run in; lines on a console out: what a batch log holds, and what a live panel keeps above itself.
+"""Print what happens in a run as lines on a console: those of a batch log, and those above a live panel.
 
 `Lines` is plain. pretrain/panel.py has the view for a terminal, with the same methods; `opened` chooses.
 """
@@ -12,6 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
+from pretrain.evaluate.scores import leading, sum_of
+from pretrain.evaluate.verdict import Losses, findings
+from pretrain.forgiving import number
 from pretrain.phases import Phase
 
 
@@ -20,6 +23,10 @@ class Lines:
 
     def __init__(self, console: Console, last: int) -> None:
         self._console, self._last = console, last
+        self._losses_seen = Losses()
+        self._newest: Mapping[str, Any] = {}
+        """Figures of the newest evaluation, but of none at step 0: nothing has been learnt there."""
+        self._told: set[str] = set()
 
     def __enter__(self) -> "Lines":
         return self
@@ -27,10 +34,14 @@ class Lines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is left to put away."""
+        """Warn of what only the end shows; nothing is left to put away."""
+        if kind is None:
+            self._warn_of_learning()
 
     def begin(self, step: int, lines: list[dict[str, Any]]) -> None:
         """This life goes on from `step`; `lines`: what metrics.jsonl has of the lives before."""
+        for line in lines:
+            self._note(line)
 
     def enter(self, phase: Phase) -> None:
         """Steps of this phase follow."""
@@ -46,11 +57,19 @@ class Lines:
 
     def figures(self, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl was written."""
-        self._console.print(f"step {line['step']:,}/{self._last:,}  {in_short(line)}", highlight=False)
+        self._note(line)
+        words = f"step {line['step']:,}/{self._last:,}  {in_short(line)}"
+        self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def held_out(self, step: int, figures: Mapping[str, Any]) -> None:
-        """The model was evaluated."""
-        self._console.print(f"step {step:,}  held-out: {_in_words(figures)}", soft_wrap=True)
+        """The model was evaluated; what it shows to be wrong is said once, and again at the end."""
+        self._note({**figures, "kind": "eval", "step": step})
+        words = f"step {step:,}  {held_out_words(figures)}"
+        self._console.print(words, soft_wrap=True, markup=False)
+        if step == self._last:
+            self._told.clear()
+        if step > 0:
+            self._warn_of_learning()
 
     def held_up(self, step: int, words: str) -> None:
         """Something slows the run down."""
@@ -72,6 +91,19 @@ class Lines:
         """While something other than steps goes on."""
         yield
 
+    def _note(self, line: Mapping[str, Any]) -> None:
+        """Keep what the verdict on the run is given by."""
+        self._losses_seen.add(line)
+        if line.get("kind") == "eval" and line.get("step") != 0:
+            self._newest = line
+
+    def _warn_of_learning(self) -> None:
+        """Say what the newest figures show to be wrong with what is learnt, as far as it was not said before."""
+        for finding in findings(self._newest, self._losses_seen.ends):
+            if finding.kind not in self._told:
+                self._told.add(finding.kind)
+                self._console.print(str(finding), soft_wrap=True, style="yellow", markup=False)
+
 
 def opened(
     console: Console, live: bool, folder: Path, last: int, phases: Sequence[dict[str, Any]] = ()
@@ -92,21 +124,38 @@ def shows_panels(console: Console, environment: Mapping[str, str]) -> bool:
     return console.is_terminal and console.file.isatty() and not console.is_dumb_terminal and not in_ci
 
 
-def in_short(line: dict[str, Any]) -> str:
-    """The figures of a log step that fit a line."""
-    return f"loss {_said(line, 'loss')}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
+def in_short(line: Mapping[str, Any]) -> str:
+    """The figures of a log step in a line: those at [MASK] first, then what is minimised, named for what it adds up."""
+    total = f"{sum_of(line)} loss {_said(line, 'loss')}"
+    return f"{at_mask(line)}{total}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
 
 
-def _in_words(figures: Mapping[str, Any]) -> str:
-    parts = [
-        f"loss at [MASK] {_said(figures, 'held_out_mask_loss')} "
-        f"(unigram {_said(figures, 'held_out_mask_unigram_loss')})"
+def at_mask(line: Mapping[str, Any]) -> str:
+    """Loss, accuracy and perplexity at [MASK] of a training line; empty where it has none."""
+    if number(line.get("mask_loss")) is None:
+        return ""
+    scores = [str(score) for score in leading(line, prefix="") if not score.what.startswith("NSP")]
+    return f"[MASK] {'  '.join(scores)}  "
+
+
+def held_out_words(figures: Mapping[str, Any]) -> str:
+    """The figures of an evaluation, each beside what a model without context would have."""
+    scores = "  ".join(map(str, leading(figures)))
+    if number(figures.get("held_out_mask_loss")) is not None:
+        return f"held-out at [MASK]: {scores}"
+    return f"held-out: {sum_of(figures)} loss {_said(figures, 'held_out_loss')}  {scores}".rstrip()
+
+
+def held_out_rows(step: int, figures: Mapping[str, Any]) -> list[str]:
+    """The same in up to two rows, for where there is little room to the right."""
+    scores = leading(figures)
+    losses = [str(score) for score in scores if not score.value.endswith("%")]
+    shares = [str(score) for score in scores if score.value.endswith("%")]
+    return [
+        row for row in ("   ".join([*losses, f"step {step:,}"]) if losses else "", "   ".join(shares)) if row
     ]
-    if "held_out_nsp_accuracy" in figures:
-        parts.append(f" NSP accuracy {figures['held_out_nsp_accuracy']:.1%}")
-    return " ".join(parts)
 
 
 def _said(figures: Mapping[str, Any], name: str) -> str:
-    value = figures.get(name)
-    return f"{value:.3f}" if isinstance(value, int | float) else "not a number"
+    value = number(figures.get(name))
+    return f"{value:.3f}" if value is not None else "not a number"

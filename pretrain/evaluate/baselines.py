@@ -12,11 +12,24 @@ if TYPE_CHECKING:
 
     Counts = NDArray[np.int64]
 
+MAJORITY = "held_out_nsp_majority"
 
 def majority_share(held_out: Mapping[str, Any]) -> float | None:
     """Accuracy on the pairs of always the same answer; None without pairs."""
     counts = [int(held_out.get(name, 0)) for name in ("pairs_is_next", "pairs_random")]
     return max(counts) / sum(counts) if sum(counts) else None
+
+
+def with_majority(figures: Mapping[str, Any], held_out: object) -> dict[str, Any]:
+    """The figures, with the majority label's accuracy from the statistics of the held-out examples where an older run
+    did not log it."""
+    if figures.get(MAJORITY) is not None or not isinstance(held_out, Mapping):
+        return dict(figures)
+    try:
+        known = majority_share(held_out)
+    except (TypeError, ValueError):  # a damaged summary
+        known = None
+    return {**figures, **({MAJORITY: known} if known is not None else {})}
 
 
 def masked_targets(batch: "MicroBatch", vocabulary: "VocabularyStamp") -> "Counts":
@@ -45,8 +58,10 @@ def unigram(counts: "Counts") -> dict[str, float]:
 
 
 def pair_majority(counts: "Counts") -> dict[str, float]:
-    """Accuracy of always the commoner of two labels with these counts; empty without pairs."""
-    return {"nsp_majority": float(counts.max() / counts.sum())} if counts.any() else {}
+    """Accuracy of always the commoner of two labels with these counts, and how many pairs they are; empty without."""
+    if not counts.any():
+        return {}
+    return {"nsp_majority": float(counts.max() / counts.sum()), "pairs": float(counts.sum())}
 
 
 def answers_in_short(counts: "Counts", words: Sequence[str]) -> dict[str, float | str]:

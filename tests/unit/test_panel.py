@@ -17,10 +17,16 @@ from pretrain.phases import Phase
 from pretrain.terminal import Lines, opened, shows_panels
 
 LINE: dict[str, Any] = {
-    "kind": "train", "step": 40, "loss": 5.4321, "lr": 1.25e-3, "tokens_per_s": 15_240.0, "mfu": 0.407,
+    "kind": "train", "step": 40, "loss": 5.4321, "mask_loss": 4.8, "mask_accuracy": 0.12, "mlm_loss": 4.75,
+    "nsp_loss": 0.68, "lr": 1.25e-3, "tokens_per_s": 15_240.0, "mfu": 0.407,
     "step_ms": 212.0, "grad_norm": 0.92, "trust_ratio": 0.09, "data_wait_share": 0.012, "fill": 0.97, "memory_gb": 1.29,
 }  # fmt: skip
-EVALUATION = {"held_out_loss": 5.61, "held_out_mask_loss": 5.0, "held_out_mask_unigram_loss": 6.4}
+EVALUATION: dict[str, Any] = {
+    "held_out_loss": 5.61, "held_out_mlm_loss": 4.9, "held_out_mask_loss": 5.0, "held_out_mask_unigram_loss": 6.4,
+    "held_out_mask_accuracy": 0.11, "held_out_mask_majority": 0.05, "held_out_mask_top_share": 0.2,
+    "held_out_mask_top_token": "the", "held_out_nsp_accuracy": 0.7, "held_out_nsp_majority": 0.576,
+}  # fmt: skip
+PLATEAU: dict[str, Any] = {**EVALUATION, "held_out_mask_loss": 6.5, "held_out_mask_top_share": 0.97}
 
 
 def phase(name: str = "") -> Phase:
@@ -51,7 +57,7 @@ def run_of(panel: Panel, clock: list[float], steps: int = 40) -> None:
     for step in range(1, steps + 1):
         clock[0] += 0.5
         panel.step(step)
-        panel.figures({**LINE, "step": step, "loss": 9 - 0.09 * step})
+        panel.figures({**LINE, "step": step, "loss": 9 - 0.09 * step, "mask_loss": 8.5 - 0.09 * step})
 
 
 def test_it_shows_what_goes_on(tmp_path: Path, clock: list[float]) -> None:
@@ -60,17 +66,21 @@ def test_it_shows_what_goes_on(tmp_path: Path, clock: list[float]) -> None:
     assert "not yet" in painted(panel, console)
     run_of(panel, clock)
     panel.held_out(40, EVALUATION)
+    assert "held-out at [MASK]: loss 5.000" in console.file.getvalue()  # type: ignore[attr-defined]
     panel.saved(20, 1.5, 17_800_000)
     clock[0] += 12
     shown = painted(panel, console)
     for words in (
-        "sea  training", "step 40 of 100  40%  30 s left", "5.4000", "held-out 5.6100 at step 40", "15,240 tokens/s",
+        "sea  training", "step 40 of 100  40%  30 s left", "at [MASK]", "loss 4.900  accuracy 12.0%",
+        "loss 5.000 (unigram 6.400)   perplexity 148 (unigram 602)   step 40", "MLM + NSP loss 5.4000",
+        "accuracy 11.0% (most frequent token 5.0%)   NSP accuracy 70.0% (commoner label 57.6%)", "15,240 tokens/s",
         "40.7% of the peak (MFU)", "212 ms a step", "rate 1.25e-03", "gradient 0.92", "trust ratio 0.090",
-        "waited for 1.2% of the time", "batches 97% full", "1.29 GB", "step 20, 17.8 MB in 1.5 s, 12 s ago", "32 s",
+        "waited for 1.2% of the time", "97% of the token budget used", "1.29 GB",
+        "step 20, 17.8 MB in 1.5 s, 12 s ago", "32 s",
     ):  # fmt: skip
         assert words in shown, words
     assert "look at" not in shown
-    line = next(line for line in shown.splitlines() if "held-out" in line)
+    line = next(line for line in shown.splitlines() if "at [MASK]" in line)
     blocks = re.findall("[▁▂▃▄▅▆▇█]", line)
     assert len(blocks) > 20
     assert (blocks[0], blocks[-1]) == ("█", "▁")
@@ -111,7 +121,7 @@ def test_it_fits_small_and_plain_terminals(tmp_path: Path, clock: list[float]) -
     ascii_only.print(panel._painted())
     plain.flush()
     assert b"step 40 of 100" in written.getvalue()
-    assert re.search(rb"loss +5.4000 +%+#+\*+", written.getvalue())
+    assert re.search(rb"at \[MASK\] +loss 4.900 .* %+#+\*+", written.getvalue())
 
 
 def test_time_left_is_judged_anew_in_a_phase(tmp_path: Path, clock: list[float]) -> None:
@@ -140,7 +150,7 @@ def test_a_rollback_takes_the_steps_back(tmp_path: Path, clock: list[float]) -> 
 
 def test_very_many_losses_are_thinned(tmp_path: Path, clock: list[float]) -> None:
     panel = Panel(screen(), tmp_path / "run", 10**6)
-    panel.begin(0, [{**LINE, "step": step, "loss": float(step)} for step in range(5000)])
+    panel.begin(0, [{**LINE, "step": step, "mask_loss": float(step)} for step in range(5000)])
     assert KEPT / 2 <= len(panel._losses) <= KEPT
     assert panel._losses == sorted(panel._losses)
     assert panel._losses[-1] > 4900
@@ -173,6 +183,10 @@ def test_panels_are_for_people_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not shows_panels(Console(file=io.StringIO(), force_terminal=True), {})  # as FORCE_COLOR has it
 
 
+def written(console: Console) -> list[str]:
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
+
+
 def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
     with opened(console, True, tmp_path, 900) as lines:
@@ -181,13 +195,75 @@ def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
         lines.step(1)
         lines.figures(LINE)
         with lines.busy("evaluating"):
-            lines.held_out(40, {**EVALUATION, "held_out_nsp_accuracy": 0.5})
+            lines.held_out(40, EVALUATION)
         lines.disturbed("skip", "batch 3 [is] bad")
         lines.saved(40, 1.0, 9)
-    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+    assert written(console) == [
         "phase short: steps 1 to 100",
-        "step 40/900  loss 5.432  lr 1.25e-03  ",
+        "step 40/900  [MASK] loss 4.800  accuracy 12.0%  perplexity 122  MLM + NSP loss 5.432  lr 1.25e-03  "
         "15,240 tokens/s",
-        "step 40  held-out: loss at [MASK] 5.000 (unigram 6.400)  NSP accuracy 50.0%",
+        "step 40  held-out at [MASK]: loss 5.000 (unigram 6.400)  accuracy 11.0% (most frequent token 5.0%)  "
+        "perplexity 148 (unigram 602)  NSP accuracy 70.0% (commoner label 57.6%)",
         "skip: batch 3 [is] bad",
     ]
+
+
+def test_lines_of_other_objectives_and_older_runs(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    with opened(console, True, tmp_path, 900) as lines:
+        lines.figures({"kind": "train", "step": 1, "loss": None, "lr": 0.1, "tokens_per_s": 5.0})
+        lines.held_out(1, {"held_out_loss": 5.0, "held_out_mlm_loss": 4.5})
+    assert written(console) == [
+        "step 1/900  total loss not a number  lr 1.00e-01  5 tokens/s",
+        "step 1  held-out: MLM loss 5.000",
+    ]
+
+
+def warnings(console: Console) -> list[str]:
+    return [line for line in written(console) if line.startswith(("No context", "The loss is", "The pair"))]
+
+
+def test_the_plateau_is_named_once_and_again_at_the_end(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    with opened(console, True, tmp_path, 100) as lines:
+        lines.held_out(0, PLATEAU)
+        assert warnings(console) == [], "before the first step nothing can have been learnt"
+        lines.held_out(40, PLATEAU)
+        lines.held_out(60, PLATEAU)
+        assert len(warnings(console)) == 1
+        assert '"the" at 97%' in warnings(console)[0]
+        lines.held_out(100, PLATEAU)
+    assert len(warnings(console)) == 2
+
+
+def test_a_loss_that_rose_is_named_at_the_end(tmp_path: Path) -> None:
+    for name in ("lines", "panel"):
+        console = Console(file=io.StringIO(), width=40)
+        view = Lines(console, 100) if name == "lines" else Panel(console, tmp_path, 100)
+        with view as lines:
+            lines.begin(10, [{**LINE, "step": step, "loss": 9.0} for step in range(10)])
+            for step in range(10, 100):
+                lines.figures({**LINE, "step": step, "loss": 30.0})
+            assert warnings(console) == []
+        assert [line[:50] for line in warnings(console)] == [
+            "The loss is higher than where the run began: 30.00"
+        ]
+
+
+def test_a_life_that_fails_ends_without_a_verdict(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    lines = Lines(console, 100)
+    for step in (1, 2, 3):
+        lines.figures({**LINE, "step": step, "loss": 9.0 * step})
+    lines.__exit__(OSError, OSError("full"), None)
+    assert warnings(console) == []
+
+
+def test_the_panel_says_what_is_wrong_with_what_is_learnt(tmp_path: Path, clock: list[float]) -> None:
+    console = screen()
+    panel = Panel(console, tmp_path / "sea", 100)
+    run_of(panel, clock)
+    panel.held_out(40, PLATEAU)
+    assert re.search(r"look at +No context has been learnt yet", painted(panel, console))
+    panel.held_out(60, EVALUATION)
+    assert "look at" not in painted(panel, console)

@@ -48,6 +48,7 @@ class Folder:
         self, status: str = "running", ago: float = 1.0, began: float = 1000.0, lives: int = 1, **more: Any
     ) -> None:
         """Twenty steps of a hundred, one every two seconds."""
+        evaluated = more.pop("evaluated", {})
         identity = {"identity": {}, "lives": lives, "id": "x"}
         self.write("run.json", json.dumps(identity), began)
         lines = [
@@ -61,7 +62,9 @@ class Folder:
             for step in range(1, 21)
         ]
         lines = [line | ({"phase": more["phase"]} if "phase" in more else {}) for line in lines]
-        lines.insert(10, {"kind": "eval", "step": 10, "held_out_loss": 8.25, "held_out_mlm_loss": 7.5})
+        lines.insert(
+            10, {"kind": "eval", "step": 10, "held_out_loss": 8.25, "held_out_mlm_loss": 7.5, **evaluated}
+        )
         text = "".join(json.dumps(line) + "\n" for line in lines)
         self.write("metrics.jsonl", text + '{"kind": "train", "step": 21, "lo', ago)  # half-written
         words = {"status": status, "step": 20, "steps": 100, "command": "maskmill train demo", **more}
@@ -102,6 +105,44 @@ def test_figures_of_a_run_that_is_going_on(folder: Folder) -> None:
     assert "step 10, 1 min old, 13 steps behind" in text or "step 10, 60 s old, 13 steps behind" in text
     assert "restarted 2 times; on elsewhere, Slurm job 17" in text
     assert "2 min 34 s, until " in text
+
+
+AT_MASK = {
+    "held_out_mask_loss": 3.0, "held_out_mask_unigram_loss": 5.88, "held_out_mask_accuracy": 0.47,
+    "held_out_mask_majority": 0.05, "held_out_mask_top_share": 0.1, "held_out_mask_top_token": ",",
+    "held_out_nsp_accuracy": 0.576, "held_out_nsp_loss": 0.68,
+}  # fmt: skip
+
+
+def test_what_was_learnt_stands_beside_what_word_frequencies_give(folder: Folder) -> None:
+    data = {"held_out": {"pairs_is_next": 424, "pairs_random": 576}}
+    folder.run(evaluated=AT_MASK, mask_loss=2.9, mlm_loss=2.7, headline="mask_loss", data=data)
+    status = folder.status()
+    text = in_words(status, "again")
+    assert (
+        "  at [MASK]   loss 3.000 (unigram 5.880), accuracy 47.0% (most frequent token 5.0%), perplexity 20.1 "
+        "(unigram 358), NSP accuracy 57.6% (commoner label 57.6%), held out; loss 2.900 in training\n"
+    ) in text
+    assert "  loss        7.000 in training, 8.250 held out (MLM + NSP)\n" in text
+    assert len(status.findings) == 1, "pairs at their majority"
+    assert "  look at     The pair task has not been learnt yet" in text
+    assert status.figures["held_out_mask_top_token"] == ","
+
+
+def test_a_run_that_learnt_nothing_is_not_praised(folder: Folder) -> None:
+    folder.run("finished", evaluated={**AT_MASK, "held_out_mask_loss": 6.0, "held_out_nsp_accuracy": 0.9})
+    (finding,) = folder.status().findings
+    assert finding.startswith("No context has been learnt yet: at [MASK] the held-out loss is 6.000")
+    assert f"  look at     {finding}" in in_words(folder.status(), "again")
+    folder.run("finished", evaluated={**AT_MASK, "held_out_mask_loss": 6.0, "step": 0})
+    assert folder.status().findings == [], "step 0 is no ground to judge by"
+    lines = [
+        {"kind": "train", "step": step, "loss": 30.0 if step else 9.0, "pad": "x" * 4000}
+        for step in range(200)
+    ]
+    folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    (finding,) = folder.status().findings
+    assert "30.000, and 9.000 at the beginning" in finding, "the beginning of a long file is read too"
 
 
 def test_later_phases_count_by_their_tokens(folder: Folder) -> None:
