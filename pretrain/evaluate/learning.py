@@ -28,7 +28,7 @@ def learning_of(
     shown = {
         f"{prefix}{name}" for prefix in ("", HELD_OUT) for name in {*NAMED, str(summary.get("headline"))}
     }
-    figures = {name: value for name, value in newest.items() if name in shown}
+    figures = {name: value for name, value in newest.items() if name in shown or name.endswith("_loss")}
     losses = Losses()
     for line in [*tables(_beginning_of(metrics)), *lines]:
         losses.add(line)

@@ -1,4 +1,4 @@
-"""A RunRecord in, what a person should look at and what to do about it out: nothing where all is well."""
+"""List what a person should look at in a run, and what to do about it: nothing where all is well."""
 
 from dataclasses import dataclass
 from html import escape
@@ -6,12 +6,15 @@ from html import escape
 import numpy as np
 
 from data_pipeline.blotting import blot
+from pretrain.evaluate.verdict import PLATEAU, RISEN
 from pretrain.forgiving import number
 from pretrain.report.record import Points, RunRecord
 from pretrain.report.scales import text
 
-FEW, MANY = 0.02, 0.05
-"""Shares of batches or log lines from which something is worth a word, and worth a loud one."""
+MANY = 0.05
+"""Share of batches from which skipped ones are grave."""
+HELD_UP, FEWEST = {"waiting for data": 0.05, "rank": 0.1, "an outlier": 0.1}, 5
+"""Share and number of log lines from which what holds a run up is worth a word: ranks always jitter a little."""
 WORSE = 0.02
 """Share by which the held-out loss has risen above its lowest when it is said that the model overfits."""
 
@@ -65,8 +68,14 @@ def _ends(run: RunRecord) -> list[Advice]:
 
 
 def _broken(run: RunRecord) -> list[Advice]:
-    names = {"loss": "the loss", "mlm_loss": "the masked-token loss", "grad_norm": "the gradient norm"}
+    names = {
+        "loss": "the loss",
+        "mask_loss": "the loss at [MASK]",
+        "mlm_loss": "the masked-token loss",
+        "grad_norm": "the gradient norm",
+    }
     held_out = {
+        "held_out_mask_loss": "the held-out loss at [MASK]",
         "held_out_mlm_loss": "the held-out masked-token loss",
         "held_out_loss": "the held-out loss",
     }
@@ -114,16 +123,15 @@ def _batches(run: RunRecord) -> list[Advice]:
 
 
 def _learning(run: RunRecord) -> list[Advice]:
-    found = []
-    held_out, entropy = run.held_out.get("held_out_mlm_loss"), run.final("unigram_entropy")
-    newest = run.final("held_out_mlm_loss")
-    if run.ended and newest is not None and entropy is not None and newest >= entropy:
-        found.append(
-            Advice(
-                "The model has not learnt more than how frequent words are.",
-                "It needs more steps, or another optim.lr; the loss curve says whether it still falls.",
-            )
+    found = [
+        Advice(
+            finding.what,
+            finding.remedy,
+            grave=finding.kind == RISEN or (finding.kind == PLATEAU and run.ended),
         )
+        for finding in run.findings
+    ]
+    held_out = run.held_out.get("held_out_mask_loss", run.held_out.get("held_out_mlm_loss"))
     if held_out is not None and (rise := _risen(held_out)):
         found.append(
             Advice(
@@ -165,7 +173,7 @@ def _speed(run: RunRecord) -> list[Advice]:
     found = []
     for start, (what, remedy) in remedies.items():
         steps = {step for step, words in run.held_up if words.startswith(start)}
-        if lines and len(steps) > FEW * lines and (len(steps) > 1 or start != "an outlier"):
+        if lines and len(steps) >= max(FEWEST, HELD_UP[start] * lines):
             last = next(words for _, words in reversed(run.held_up) if words.startswith(start))
             found.append(
                 Advice(f"{what} in {len(steps):,} of {lines:,} log lines.", f"{remedy} Newest: {last}.")

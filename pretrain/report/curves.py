@@ -1,4 +1,4 @@
-"""A RunRecord in, its pictures out: learning, optimizer, speed. What the run did not log is left out.
+"""Draw a run's pictures: learning, optimizer, speed. What the run did not log is left out.
 
 `PICTURES` is the table of them; a metric of an objective that it does not name gets a picture of its own.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pretrain.evaluate.scores import sum_of
 from pretrain.forgiving import number
 from pretrain.report.charts import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
 from pretrain.report.figures import Level, Series
@@ -77,6 +78,8 @@ def charts(run: RunRecord) -> dict[str, list[str]]:
         if picture.id == THROUGHPUT:
             series += _ceilings(run) if series else []
             about = f"{about} {ceiling(run)}".strip()
+        if picture.id == "loss":
+            about = f"{about}: {sum_of(run.train)}."
         figure = draw(
             Chart(
                 picture.id, picture.title, about, series, picture.levels(run),
@@ -119,9 +122,14 @@ def _ceilings(run: RunRecord) -> list[Series]:
     return [Series("ceiling", Points(steps, tops), 5, dashed=True)] if np.isfinite(tops).any() else []
 
 
-def _unigram(run: RunRecord) -> list[Level]:
-    entropy = run.final("unigram_entropy")
-    return [Level("unigram entropy", entropy)] if entropy is not None else []
+def _baseline(name: str, metric: str) -> Callable[[RunRecord], list[Level]]:
+    """A level at the newest value of a held-out baseline."""
+
+    def levels(run: RunRecord) -> list[Level]:
+        value = run.final(f"{HELD_OUT}{metric}")
+        return [Level(name, value)] if value is not None else []
+
+    return levels
 
 
 def _share(run: RunRecord) -> float:
@@ -157,18 +165,36 @@ def _held_out(metric: str) -> Curve:
 
 
 PICTURES = (
-    Picture(LEARNING, "mlm-loss", "Masked-token loss",
-            "Nats a masked token; lower is better. Word frequencies alone would give the unigram entropy.",
-            (Curve("train", "mlm_loss"), _held_out("mlm_loss")), _unigram, wide=True),
-    Picture(LEARNING, "mlm-accuracy", "Masked-token accuracy",
-            "Share of masked tokens whose most probable word is the right one.",
-            (Curve("train", "mlm_accuracy"), _held_out("mlm_accuracy")), share=True, zero=True),
+    Picture(LEARNING, "mask-loss", "Loss at [MASK]",
+            "Nats a token that is predicted at [MASK]; lower is better. Below the dashed line context has been learnt.",
+            (Curve("train", "mask_loss"), _held_out("mask_loss")),
+            _baseline("word frequencies alone", "mask_unigram_loss"), wide=True),
+    Picture(LEARNING, "mask-accuracy", "Accuracy at [MASK]",
+            "Share of [MASK] positions whose most probable word is the right one.",
+            (Curve("train", "mask_accuracy"), _held_out("mask_accuracy")),
+            _baseline("most frequent token", "mask_majority"), share=True, zero=True),
     Picture(LEARNING, "nsp-loss", "Next-sentence loss",
             "Nats a pair; lower is better. Knowing only how many pairs are NotNext would give the dashed line.",
             _pairs("nsp_loss"), _knowing_shares),
     Picture(LEARNING, "nsp-accuracy", "Next-sentence accuracy, by pair label", "Share of pairs judged right.",
             _pairs("nsp_accuracy"), _one_answer, share=True),
-    Picture(LEARNING, "loss", "Total loss", "The sum that is minimised.",
+    Picture(LEARNING, "kinds-accuracy", "Accuracy where a word is shown",
+            "Copying gets kept words right without any context; where a random word is shown, it gets none right.",
+            (Curve("kept, train", "kept_accuracy", 3), Curve("kept, held-out", "held_out_kept_accuracy", 3, dots=True),
+             Curve("random, train", "random_accuracy", 4),
+             Curve("random, held-out", "held_out_random_accuracy", 4, dots=True)), share=True, zero=True),
+    Picture(LEARNING, "kinds-loss", "Loss where a word is shown",
+            "Nats a token, of words that are kept and of positions that show a random one.",
+            (Curve("kept, train", "kept_loss", 3), Curve("kept, held-out", "held_out_kept_loss", 3, dots=True),
+             Curve("random, train", "random_loss", 4),
+             Curve("random, held-out", "held_out_random_loss", 4, dots=True))),
+    Picture(LEARNING, "mlm-loss", "Loss over all predicted tokens",
+            "Nats a token, visible words included: copying those lowers it, so it does not show what was learnt.",
+            (Curve("train", "mlm_loss"), _held_out("mlm_loss"))),
+    Picture(LEARNING, "mlm-accuracy", "Accuracy over all predicted tokens",
+            "Visible words included, which copying gets right.",
+            (Curve("train", "mlm_accuracy"), _held_out("mlm_accuracy")), share=True, zero=True),
+    Picture(LEARNING, "loss", "Total loss", "The sum that is minimised",
             (Curve("train", "loss"), _held_out("loss")), needs="nsp_loss"),
     Picture(OPTIMIZER, "lr", "Learning rate", "As the schedule set it.",
             (Curve("learning rate", "lr"),), noisy=False, zero=True),
@@ -183,9 +209,10 @@ PICTURES = (
             "Milliseconds, on the rank where it is longest: the median step, its forward passes, and the slowest.",
             (Curve("median", "step_ms"), Curve("forward", "forward_ms", 3), Curve("slowest", "slowest_step_ms", 4)),
             zero=True),
-    Picture(SPEED, "shares", "Where the time and the room go",
-            "Fill: batch slots that hold tokens. Data wait: time spent waiting for batches. MFU: of the peak.",
-            (Curve("fill", "fill", 3), Curve("data wait", "data_wait_share", 2), Curve("MFU", "mfu"),
+    Picture(SPEED, "shares", "Where the time and the token budget go",
+            "Budget used: tokens of what the micro-batches could have held; what is left of it is not padding, which "
+            "has a line of its own. Data wait: time spent waiting for batches. MFU: of the peak.",
+            (Curve("budget used", "fill", 3), Curve("data wait", "data_wait_share", 2), Curve("MFU", "mfu"),
              Curve("padding", "padding_share", 4)), share=True, whole=True),
     Picture(SPEED, "slow-rank", "The slowest rank",
             "How many times as long its forward passes take, token for token, as the median of the others.",

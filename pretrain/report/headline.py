@@ -1,4 +1,4 @@
-"""A RunRecord in, the top of the page out: what ran, where, how well, in one look."""
+"""Write the top of the page: what ran, where, how well, in one look."""
 
 import math
 from datetime import datetime
@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from pretrain.evaluate.scores import perplexity
+from pretrain.evaluate.verdict import PLATEAU
 from pretrain.forgiving import number, objects
 from pretrain.report.history import last_sign
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
 from pretrain.report.statistics import not_next_share, splits_of
+from pretrain.report.tiles import learning_tiles, tile
 from pretrain.spoken import duration
 from pretrain.time_left import phase_at, seconds_left
 
@@ -22,6 +25,12 @@ STATUS = {
     "running": ("live", "Running"),
     "unknown": ("fair", "End unknown"),
 }
+
+
+KEPT = (
+    "Some of these tokens stay visible, and copying them lowers it: it does not show that context was learnt."
+)
+"""Of a run whose log does not tell positions at [MASK] apart."""
 
 
 def headline(run: RunRecord, advice: str) -> str:
@@ -36,20 +45,43 @@ def headline(run: RunRecord, advice: str) -> str:
 
 def verdict(run: RunRecord) -> str:
     """How well the run did, or does so far, in a sentence."""
-    loss, entropy = run.final("held_out_mlm_loss"), run.final("unigram_entropy")
+    figures = run.figures
+    loss, unigram = (
+        number(figures.get("held_out_mask_loss")),
+        number(figures.get("held_out_mask_unigram_loss")),
+    )
     if loss is None:
-        loss = run.final("mlm_loss")
-        if loss is None:
-            return "No step is logged yet." if not run.ended else ""
-        return f"The masked-token loss in training is {text(loss)} nats."
-    guesses = math.exp(min(loss, 50.0))
-    words = f"On text it has not seen, the masked-token loss is {text(loss)} nats"
-    if entropy is None:
+        return _verdict_without_mask(run, figures)
+    words = f"At [MASK] in text it has not seen, its loss is {text(loss)} nats, a perplexity of {perplexity(loss)}"
+    if unigram is None:
         return f"{words}."
-    if loss >= entropy:
-        return f"{words}, not better than word frequencies alone ({text(entropy)})."
-    fewer = math.exp(min(entropy, 50.0)) / guesses
-    return f"{words}: word frequencies alone would be {fewer:.2f} times as unsure."
+    beside = f"word frequencies alone give {text(unigram)}, a perplexity of {perplexity(unigram)}"
+    if any(finding.kind == PLATEAU for finding in run.findings):
+        return f"No context has been learnt yet. {words}; {beside}."
+    fewer = math.exp(min(unigram - loss, 50.0))
+    return f"{words}; {beside}, {fewer:.2f} times as unsure."
+
+
+def _verdict_without_mask(run: RunRecord, figures: dict[str, Any]) -> str:
+    """The same of an objective without [MASK], of an older run, or of one that was not evaluated yet."""
+    for name, words in (
+        (
+            f"held_out_{run.headline}",
+            f"On text it has not seen, its {run.headline.replace('_', ' ')} is {{}}.",
+        ),
+        ("mask_loss", "The loss at [MASK] in training is {} nats."),
+        (run.headline, f"Its {run.headline.replace('_', ' ')} in training is {{}}."),
+        (
+            "held_out_mlm_loss",
+            f"On text it has not seen, its loss over all predicted tokens is {{}} nats. {KEPT}",
+        ),
+        ("mlm_loss", f"The loss over all predicted tokens in training is {{}} nats. {KEPT}"),
+        ("loss", "The loss in training is {}."),
+    ):
+        value = number(figures.get(name))
+        if value is not None:
+            return words.format(text(value))
+    return "No step is logged yet." if not run.ended else ""
 
 
 def moment(value: Any) -> datetime | None:
@@ -101,14 +133,14 @@ def _steps(run: RunRecord) -> float | None:
 
 
 def _tiles(run: RunRecord) -> list[str]:
-    tiles = [_loss_tile(run), _pair_tile(run), _masked_tile(run)]
+    tiles = [*learning_tiles(run), _pair_tile(run)]
     speed = run.final("tokens_per_s")
     if speed is not None:
         examples = run.final("examples_per_s")
         share = run.final("mfu")
         parts = [f"{text(examples)} examples/s" if examples is not None else ""]
         parts.append(f"{text(share, share=True)} of the peak" if share else "")
-        tiles.append(_tile("Throughput", text(speed), "tokens/s", ", ".join(part for part in parts if part)))
+        tiles.append(tile("Throughput", text(speed), "tokens/s", ", ".join(part for part in parts if part)))
     if elapsed(run) is not None:
         started = moment(run.summary.get("started"))
         about = f"Started {started:%Y-%m-%d %H:%M}{_zone(started)}." if started else ""
@@ -124,12 +156,12 @@ def _tiles(run: RunRecord) -> list[str]:
         if not run.ended and run.history:
             sign = last_sign(run, run.history[-1])
             about += f" Last sign of life {sign:%Y-%m-%d %H:%M:%S}{_zone(sign)}: long ago means that it was killed."
-        tiles.append(_tile("Time", duration(elapsed(run)), "", about))
+        tiles.append(tile("Time", duration(elapsed(run)), "", about))
     parameters = number(run.summary.get("parameters"))
     if parameters is not None:
-        tiles.append(_tile("Parameters", _large(parameters), "", _shape(run)))
+        tiles.append(tile("Parameters", _large(parameters), "", _shape(run)))
     tiles.append(_data_tile(run))
-    return [tile for tile in tiles if tile] or [_tile("Results", "none yet", "", "No metrics were logged.")]
+    return [tile for tile in tiles if tile] or [tile("Results", "none yet", "", "No metrics were logged.")]
 
 
 def _left(run: RunRecord) -> float | None:
@@ -150,31 +182,6 @@ def _left(run: RunRecord) -> float | None:
     return seconds_left(int(steps[-1]), a_step, int(planned), phases) or None
 
 
-def _loss_tile(run: RunRecord) -> str:
-    held_out, entropy = run.final("held_out_mlm_loss"), run.final("unigram_entropy")
-    if held_out is None:
-        train = run.final("mlm_loss")
-        about = "In training; this run was not evaluated on held-out text."
-        if "held_out_mlm_loss" in run.held_out:
-            about = "In training; on held-out text the newest was no number."
-        return _tile("Masked-token loss", text(train), "nats", about) if train is not None else ""
-    if entropy is None:
-        return _tile("Held-out masked-token loss", text(held_out), "nats", "Lower is better.", wide=True)
-    better = held_out < entropy
-    verdict = (
-        "it knows more than how frequent words are" if better else "not yet better than word frequencies"
-    )
-    side = "below" if better else "above"
-    about = f"{abs(entropy - held_out):.2f} nats {side} the unigram entropy ({text(entropy)}): {verdict}."
-    scale = max(held_out, entropy) or 1.0
-    bars = "".join(
-        f'<div class="bar"><span>{name}</span><i class="{kind}" style="width:{max(0.0, 60 * value / scale):.1f}%"></i>'
-        f"<b>{value:.2f}</b></div>"
-        for name, kind, value in (("this model", "b2", held_out), ("unigram", "b0", entropy))
-    )
-    return _tile("Held-out masked-token loss", f"{held_out:.3f}", "nats", about, bars, wide=True)
-
-
 def _pair_tile(run: RunRecord) -> str:
     prefix, where = "held_out_nsp_accuracy", "Held-out next-sentence accuracy"
     if run.final(prefix) is None:
@@ -182,20 +189,14 @@ def _pair_tile(run: RunRecord) -> str:
     accuracy = run.final(prefix)
     if accuracy is None:
         return ""
+    logged = number(run.figures.get("held_out_nsp_majority")) if prefix.startswith("held_out") else None
     share = not_next_share(run, "held_out" if prefix.startswith("held_out") else "train")
-    always = max(share, 1 - share) if share is not None else 0.5
+    always = logged if logged is not None else max(share, 1 - share) if share is not None else 0.5
     about = f"One answer for all pairs would get {text(always, share=True)}."
     labels = [run.final(f"{prefix}_{label}") for label in ("is_next", "not_next")]
     if None not in labels:
         about = f"IsNext {text(labels[0], share=True)}, NotNext {text(labels[1], share=True)}. {about}"
-    return _tile(where, text(accuracy, share=True), "", about)
-
-
-def _masked_tile(run: RunRecord) -> str:
-    accuracy = run.final("held_out_mlm_accuracy")
-    if accuracy is None:
-        return ""
-    return _tile("Held-out masked-token accuracy", text(accuracy, share=True), "", "First guess right.")
+    return tile(where, text(accuracy, share=True), "", about)
 
 
 def _data_tile(run: RunRecord) -> str:
@@ -211,15 +212,7 @@ def _data_tile(run: RunRecord) -> str:
         for name, count in (("examples", examples), ("documents", documents))
         if count
     ]
-    return _tile("Data", _large(tokens), "tokens", ", ".join(about) + "." if about else "")
-
-
-def _tile(name: str, value: str, unit: str, about: str, picture: str = "", wide: bool = False) -> str:
-    return (
-        f'<div class="tile{" wide" if wide else ""}"><h2>{escape(name)}</h2>'
-        f'<p class="value">{escape(value)}{f" <small>{escape(unit)}</small>" if unit else ""}</p>'
-        f"{picture}{f'<p>{escape(about)}</p>' if about else ''}</div>"
-    )
+    return tile("Data", _large(tokens), "tokens", ", ".join(about) + "." if about else "")
 
 
 def _zone(when: datetime) -> str:

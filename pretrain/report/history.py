@@ -1,4 +1,4 @@
-"""A RunRecord in, what became of it out: its lives and checkpoints on a line of time, and its disturbances."""
+"""Show what became of a run: its lives and checkpoints on a line of time, and its disturbances."""
 
 from datetime import datetime, timedelta
 from html import escape
@@ -114,23 +114,22 @@ def _checkpoints(run: RunRecord) -> str:
     """Every checkpoint that was made, and whether it is still there."""
     made = {save.step: save for life in run.history for save in life.saves}
     kept = {checkpoint.step: checkpoint for checkpoint in run.checkpoints}
-    held_out = run.held_out.get("held_out_loss")
-    losses = (
-        dict(zip(held_out.steps.tolist(), held_out.values.tolist(), strict=True))
-        if held_out is not None
-        else {}
-    )
+    at_mask = run.held_out.get("held_out_mask_loss")
+    held_out = at_mask if at_mask is not None else run.held_out.get("held_out_loss")
+    losses = dict(zip(*(column.tolist() for column in held_out), strict=True)) if held_out is not None else {}
     rows = ""
     steps = sorted(made.keys() | kept.keys(), reverse=True)
     for step in steps[:MOST_EVENTS]:
         here, save = kept.get(step), made.get(step)
-        loss = here.held_out_loss if here is not None and here.held_out_loss is not None else losses.get(step)
+        loss = losses.get(step)
+        if at_mask is None and here is not None and here.held_out_loss is not None:
+            loss = here.held_out_loss
         weight = here.bytes if here is not None else save.bytes if save is not None else 0
         cells = (
             in_bytes(weight),
-            f"{save.seconds:.1f} s, training held up for {text(1e3 * save.held)} ms" if save else "—",
+            f"{save.seconds:.1f} s, {text(1e3 * save.held)} ms" if save else "—",
             text(loss),
-            escape(here.name) if here is not None else "dropped since",
+            "dropped" if here is None else "kept" if here.name == f"step-{step:08d}" else escape(here.name),
         )
         rows += f'<tr><th scope="row">{text(step)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
     if not rows:
@@ -139,7 +138,14 @@ def _checkpoints(run: RunRecord) -> str:
             "<p>There is no whole checkpoint in the run folder.</p></div>"
         )
     head = "".join(
-        f'<th scope="col">{name}</th>' for name in ("step", "size", "took", "held-out loss", "folder")
+        f'<th scope="col">{name}</th>'
+        for name in (
+            "step",
+            "size",
+            "took, training waited",
+            "held-out loss at [MASK]" if at_mask is not None else "held-out loss, total",
+            "now",
+        )
     )
     more = (
         f'<p class="aside">{len(steps) - MOST_EVENTS:,} older ones are left out.</p>'

@@ -1,4 +1,4 @@
-"""A run folder in, a RunRecord out: metrics by name, final numbers, settings, checkpoints.
+"""Read a run folder into a RunRecord: metrics by name, final numbers, settings, checkpoints.
 
 Read from files alone, so that it works while the run goes on, after a kill, and on another machine.
 """
@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
+from pretrain.evaluate.baselines import with_majority
+from pretrain.evaluate.scores import HELD_OUT, NAMED
+from pretrain.evaluate.verdict import Finding, Losses, findings
 from pretrain.forgiving import number, objects, table, tables, text_of
 from pretrain.lives import LOST, Life, read_lives
 from pretrain.monitor import METRICS, TRUST, TRUST_PREFIX, read_metrics
@@ -50,6 +53,8 @@ class RunRecord:
     history: list[Life]  # what is known of each
     checkpoints: list[SavedCheckpoint]
     complaints: list[str]  # files that could not be read, in words
+    ends: tuple[float, float] | None = None  # the first loss and the newest
+    top_token: str | None = None  # the model's commonest answer at [MASK] of held-out text
 
     @property
     def name(self) -> str:
@@ -72,6 +77,30 @@ class RunRecord:
         rows = objects(self.summary.get("phases"))
         ends = [(str(row.get("name")), number(row.get("first")), number(row.get("last"))) for row in rows]
         return [(name, first, end) for name, first, end in ends if first is not None and end is not None]
+
+    @property
+    def headline(self) -> str:
+        """The metric that the run's objective leads with."""
+        return str(self.summary.get("headline") or "mask_loss")
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The newest figures by name, held-out ones of no evaluation at step 0, with what the baselines are."""
+        names = {f"{prefix}{name}" for prefix in ("", HELD_OUT) for name in {*NAMED, self.headline}}
+        untrained = all(points.steps[-1] == 0 for points in self.held_out.values()) and bool(self.held_out)
+        found = {
+            name: value
+            for name in sorted(names)
+            if not (untrained and name.startswith(HELD_OUT)) and (value := self.final(name)) is not None
+        }
+        data = self.summary.get("data")
+        figures = with_majority(found, data.get("held_out") if isinstance(data, dict) else None)
+        return {**figures, "held_out_mask_top_token": self.top_token}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong with what it has learnt."""
+        return findings(self.figures, self.ends)
 
     @property
     def lost(self) -> list[Life]:
@@ -118,6 +147,9 @@ def read_run(folder: Path) -> RunRecord:
     logged = read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
     lines = [line for line in logged if line.get("kind") != TRUST]
     evaluations = [line for line in lines if _is_evaluation(line)]
+    losses = Losses()
+    for line in lines:
+        losses.add(line)
     about = table(folder / RUN)
     identity, lives = about.get("identity"), number(about.get("lives"))
     return RunRecord(
@@ -134,7 +166,14 @@ def read_run(folder: Path) -> RunRecord:
         history=read_lives(folder),
         checkpoints=read_checkpoints(folder),
         complaints=complaints,
+        ends=losses.ends,
+        top_token=_top_token(evaluations),
     )
+
+
+def _top_token(evaluations: list[dict[str, Any]]) -> str | None:
+    token = evaluations[-1].get("held_out_mask_top_token") if evaluations else None
+    return token if isinstance(token, str) else None
 
 
 def _trust(lines: list[dict[str, Any]]) -> dict[str, Points]:

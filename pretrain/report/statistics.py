@@ -1,4 +1,4 @@
-"""The index's statistics in, a section about the data out: counts, lengths, pair labels, masks."""
+"""Show the statistics of the data: counts, lengths, pair labels, masks, padding."""
 
 from html import escape
 from typing import Any
@@ -14,6 +14,10 @@ MASKS = {
     "masked_as_itself": "left as it was",
 }
 HISTOGRAM = "length_histogram"
+BUDGET = (
+    '<p class="aside">A micro-batch may hold so many tokens (train.micro_batch); what a rank\'s share of the global '
+    "batch does not use is no padding, and nothing is computed for it unless the model is compiled.</p>"
+)
 
 
 def data_section(run: RunRecord) -> str:
@@ -39,16 +43,23 @@ def data_section(run: RunRecord) -> str:
 
 
 def _padding(run: RunRecord, part: dict[str, Any], longest: float | None) -> str:
-    """What padding would have cost, and what packing left empty."""
+    """Padding as it is and as it would be, and, apart from it, how much of the token budget was used."""
     tokens, examples = number(part.get("tokens")), number(part.get("examples"))
-    padded, fill = number(part.get("padded_blocks")), middle(run.train.get("fill"))
-    if not tokens or not examples or not longest or fill is None:
-        return ""
-    wasted = {"padded to full length": 1 - tokens / (examples * longest)}
-    if padded:
-        wasted["padded to the longest of its block"] = 1 - tokens / padded
-    wasted["packed, as trained"] = 1 - fill
-    return _bars("Room that holds no token", wasted, scale=max(*wasted.values(), 0.1))
+    padded, own = number(part.get("padded_blocks")), middle(run.train.get("padding_share"))
+    shares = {} if own is None else {"as trained": own}
+    if tokens and examples and longest:
+        if padded:
+            shares["if padded to the longest of each block"] = 1 - tokens / padded
+        shares["if padded to full length"] = 1 - tokens / (examples * longest)
+    fill = middle(run.train.get("fill"))
+    found = (
+        _bars("Padding, as a share of all positions", shares, scale=max(*shares.values(), 0.1))
+        if shares
+        else ""
+    )
+    if fill is None:
+        return found
+    return found + _bars("Token budget of the micro-batches", {"used": fill, "not used": 1 - fill}) + BUDGET
 
 
 def splits_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ from pretrain.report import render
 from tests.command_line import ROOT
 
 sys.path.append(str(ROOT / "tests" / "unit"))
-from test_report import DATA, HOSTILE, SUMMARY, make_run, train_line
+from test_report import DATA, EVALUATION, HOSTILE, SUMMARY, make_run, train_line
 from test_report_sections import SKIPPED, THREE_LIVES, trust_line, write_lives
 
 pytestmark = pytest.mark.browser
@@ -39,6 +39,7 @@ def rich_run(folder: Path) -> Path:
         fall = 3 * math.exp(-step / 90)
         extra = {
             "loss": 5.1 + fall + draw.gauss(0, 0.05), "mlm_loss": 4.6 + fall + draw.gauss(0, 0.05),
+            "mask_loss": 4.7 + fall + draw.gauss(0, 0.05),
             "grad_norm": 1 + draw.random(), "step_ms": 210 + draw.gauss(0, 5), "slowest_step_ms": 260.0,
             "forward_ms": 70.0, "slowest_rank": draw.randrange(2), "slowest_rank_ratio": 1 + draw.random() / 4,
             "held_up": [slow] if step > 380 else None, "skipped_batches": 1,
@@ -49,8 +50,8 @@ def rich_run(folder: Path) -> Path:
             lines.append(trust_line(step))
         if step % 50 == 0:
             loss = 4.7 + 3 * math.exp(-step / 90)
-            lines.append({"kind": "eval", "step": step, "held_out_mlm_loss": loss, "held_out_loss": loss + 0.5,
-                          "unigram_entropy": 6.36, "held_out_nsp_accuracy": 0.7, "eval_seconds": 2.0})  # fmt: skip
+            lines.append({**EVALUATION, "step": step, "held_out_mask_loss": loss, "held_out_loss": loss + 0.5,
+                          "eval_seconds": 2.0})  # fmt: skip
     phases = [{"name": "short", "first": 0, "last": 300}, {"name": "long", "first": 300, "last": 400}]
     summary = {**SUMMARY, "steps": 400, "phases": phases, "phase": "long", "peak_source": "measured",
                "hosts": ["node1", "node2"], "seconds": 90.0, "step": 400}  # fmt: skip
@@ -141,6 +142,18 @@ def test_nothing_sticks_out_and_every_chart_is_drawn(quiet: Chromium, page: Path
     assert small == []
 
 
+def test_the_table_of_checkpoints_fits_a_phone(quiet: Chromium, tmp_path: Path) -> None:
+    """Also of a run of a million steps, without a bar to scroll it sideways."""
+    run = rich_run(tmp_path / "run")
+    saved = {**THREE_LIVES[1], "step": 1_000_000, "seconds": 123.4, "held": 12.345, "bytes": 123_400_000}
+    write_lives(run, [THREE_LIVES[0], saved])
+    quiet.open(render(run), 375)
+    widths = "(() => { const box = document.querySelector('#checkpoints .scroll'); return [%s] })()"
+    needed, there = quiet.run(widths % "box.scrollWidth, box.clientWidth")
+    assert needed <= there
+    assert "1,000,000" in quiet.run("document.querySelector('#checkpoints').textContent")
+
+
 def test_light_and_dark_by_the_device_and_by_the_switch(quiet: Chromium, page: Path) -> None:
     shades: dict[str, float] = {}
     for width, name in ((PHONE, "phone"), (DESK, "desk")):
@@ -174,7 +187,7 @@ def middle_of(browser: Chromium, selector: str) -> tuple[float, float]:
 
 def test_pointer_finger_and_keys_read_values(quiet: Chromium, page: Path) -> None:
     quiet.open(page, DESK)
-    quiet.point(*middle_of(quiet, "#mlm-loss .plot"))
+    quiet.point(*middle_of(quiet, "#mask-loss .plot"))
     found = visible_tip(quiet)
     assert found[0].startswith(("step 199", "step 20"))
     assert [line.split(":")[0] for line in found[1:]] == ["train", "held-out"]
@@ -191,7 +204,7 @@ def test_pointer_finger_and_keys_read_values(quiet: Chromium, page: Path) -> Non
     assert visible_tip(quiet) == []
 
     quiet.open(page, PHONE)
-    for selector in ("#mlm-loss .plot", "#trust-map .plot"):
+    for selector in ("#mask-loss .plot", "#trust-map .plot"):
         quiet.tap(*middle_of(quiet, selector))
         assert visible_tip(quiet)[0].startswith("step ")
         ends = quiet.run(
@@ -235,7 +248,7 @@ def test_hostile_names_run_nothing(quiet: Chromium, tmp_path: Path) -> None:
     summary = {**SUMMARY, "device": HOSTILE, "hosts": [HOSTILE], "data": {"train": {**DATA, HOSTILE: HOSTILE}},
                "phases": [{"name": HOSTILE, "first": 0, "last": 50}]}  # fmt: skip
     quiet.open(render(make_run(tmp_path / "run", lines=lines, summary=summary)), DESK)
-    quiet.point(*middle_of(quiet, "#mlm-loss .plot"))
+    quiet.point(*middle_of(quiet, "#mask-loss .plot"))
     assert visible_tip(quiet)
     assert quiet.run("document.images.length") == 0
 

@@ -57,7 +57,9 @@ class Page(HTMLParser):
 def train_line(step: int, **changes: Any) -> dict[str, Any]:
     t = step / 100
     line = {
-        "kind": "train", "step": step, "batch": step, "epoch": 0, "loss": 7 - t, "mlm_loss": 6.4 - t / 2,
+        "kind": "train", "step": step, "batch": step, "epoch": 0, "loss": 7 - t, "mlm_loss": 6.2 - t / 2,
+        "mask_loss": 6.4 - t / 2, "mask_accuracy": 0.05 + t / 20, "kept_loss": 0.9, "kept_accuracy": 0.91,
+        "random_loss": 7.2, "random_accuracy": 0.03,
         "nsp_loss": 0.6, "nsp_loss_is_next": 0.55, "nsp_loss_not_next": 0.65, "mlm_accuracy": 0.1 + t / 20,
         "nsp_accuracy": 0.7, "nsp_accuracy_is_next": 0.75, "nsp_accuracy_not_next": 0.65, "lr": 1e-3 * t,
         "grad_norm": 1.5, "trust_ratio": 0.05, "tokens_per_s": 15000.0, "examples_per_s": 140.0, "mfu": 0.4,
@@ -68,8 +70,18 @@ def train_line(step: int, **changes: Any) -> dict[str, Any]:
 
 EVALUATION = {
     "kind": "eval", "step": 100, "held_out_loss": 6.6, "held_out_mlm_loss": 6.02, "held_out_nsp_loss": 0.58,
-    "held_out_mlm_accuracy": 0.17, "held_out_nsp_accuracy": 0.71, "unigram_entropy": 6.36,
+    "held_out_mlm_accuracy": 0.17, "held_out_nsp_accuracy": 0.71, "held_out_nsp_majority": 0.52,
+    "held_out_mask_loss": 6.12, "held_out_mask_accuracy": 0.14, "held_out_mask_unigram_loss": 6.36,
+    "held_out_mask_majority": 0.05, "held_out_mask_top_share": 0.3, "held_out_mask_top_token": ",",
+    "held_out_kept_loss": 0.8, "held_out_kept_accuracy": 0.9, "held_out_random_loss": 7.1,
+    "held_out_random_accuracy": 0.02,
 }  # fmt: skip
+OLD_EVALUATION = {
+    name: value
+    for name, value in EVALUATION.items()
+    if not any(kind in name for kind in ("mask", "kept", "random", "majority"))
+} | {"unigram_entropy": 6.36}
+"""As versions wrote it that did not tell kinds of positions apart."""
 DATA = {
     "documents": 1928, "examples": 1000, "tokens": 100_000, "masked": 15_000, "masked_as_mask": 12_000,
     "masked_as_random": 1_500, "masked_as_itself": 1_500, "pairs_is_next": 480, "pairs_random": 520,
@@ -116,21 +128,74 @@ def test_says_what_ran_where_and_how_well(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "tiny"))
     for words in (
         "Finished", "tiny", "100 steps in 3 min 5 s on 2 ranks of CPU", "6.020", "71.0 %", "15,000", "1.54 M",
-        "0.34 nats below the unigram entropy (6.360)", "maskmill train demo run.dir=runs/demo", "2.13.0",
+        "At [MASK] in text it has not seen, its loss is 6.120 nats, a perplexity of 455; word frequencies alone give "
+        "6.360, a perplexity of 578, 1.27 times as unsure.",
+        "0.24 nats below what word frequencies alone give (6.360).",
+        "Always the most frequent token would get 5.0 %.", "By word frequencies alone: 578.",
+        "One answer for all pairs would get 52.0 %.", "copying gets them right, without any context",
+        "maskmill train demo run.dir=runs/demo", "2.13.0",
         "48.0 %", "80.0 %", "documents",
     ):  # fmt: skip
         assert words in page.text, words
 
 
+def in_mask(page: Page) -> list[str]:
+    """Where the page says that context was learnt, or that it was not."""
+    return re.findall("No context has been learnt yet|times as unsure", page.text)
+
+
+def test_a_copier_is_not_praised(tmp_path: Path) -> None:
+    """What the loss over all predicted tokens shows is that visible words were copied."""
+    copier = {
+        **EVALUATION,
+        "held_out_mlm_loss": 5.97,
+        "held_out_mask_loss": 6.485,
+        "held_out_mask_top_share": 0.97,
+    }
+    lines = [*(train_line(step) for step in range(1, 101)), copier]
+    page = page_of(make_run(tmp_path / "copier", lines=lines))
+    assert in_mask(page) == ["No context has been learnt yet"] * 2, (
+        "in the first sentence, and in what to look at"
+    )
+    assert "0.12 nats above what word frequencies alone give" in page.text
+    assert '"," at 97% of the [MASK] positions' in page.text
+    assert "data.sequence_length" in page.text
+    only_at_start = page_of(make_run(tmp_path / "young", lines=[train_line(1), {**copier, "step": 0}]))
+    assert in_mask(only_at_start) == []
+    assert "only the untrained model was evaluated yet" in only_at_start.text
+
+
+def test_an_older_run_is_shown_and_nothing_is_claimed(tmp_path: Path) -> None:
+    old = {k: v for k, v in train_line(1).items() if not k.startswith(("mask_", "kept_", "random_"))}
+    lines = [*({**old, "step": step} for step in range(1, 101)), OLD_EVALUATION]
+    page = page_of(make_run(tmp_path / "old", lines=lines))
+    assert in_mask(page) == []
+    assert "its loss over all predicted tokens is 6.020 nats. Some of these tokens stay visible" in page.text
+    assert "unigram" not in page.text
+    assert "frequencies" not in page.text
+    assert "mask-loss" not in page.ids()
+
+
+def test_an_objective_without_mask_leads_with_its_own(tmp_path: Path) -> None:
+    lines = [
+        {"kind": "train", "step": step, "loss": 0.5, "disc_accuracy": 0.8, "lr": 1e-3} for step in range(1, 9)
+    ]
+    lines.append({"kind": "eval", "step": 8, "held_out_loss": 0.5, "held_out_disc_accuracy": 0.85})
+    page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "headline": "disc_accuracy"}))
+    assert "On text it has not seen, its disc accuracy is 0.8500." in page.text
+    assert "Disc accuracy85.0 %" in page.text
+
+
 def test_every_picture_is_there_and_told_in_words_and_numbers(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run"))
     wanted = {
-        "mlm-loss", "mlm-accuracy", "nsp-loss", "nsp-accuracy", "loss", "lr", "grad-norm", "trust-ratio",
+        "mask-loss", "mask-accuracy", "kinds-loss", "kinds-accuracy", "mlm-loss", "mlm-accuracy", "nsp-loss",
+        "nsp-accuracy", "loss", "lr", "grad-norm", "trust-ratio",
         "tokens-per-s", "shares", "memory", "data", "checkpoints", "reproduce", "settings",
     }  # fmt: skip
     assert wanted <= set(page.ids())
     pictures = [attributes for tag, attributes in page.tags if tag == "svg" and "role" in attributes]
-    assert len(pictures) == 12  # eleven charts and the lengths
+    assert len(pictures) == 16  # fifteen charts and the lengths
     for picture in pictures:
         assert set(str(picture["aria-labelledby"]).split()) <= set(page.ids())
     assert sum(tag == "table" for tag, _ in page.tags) >= len(pictures)
@@ -211,7 +276,7 @@ def test_broken_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     page = page_of(run)
     assert "summary.json cannot be read (JSONDecodeError" in page.text
     assert "config.yaml cannot be read" in page.text
-    assert "Masked-token loss" in page.text
+    assert "Loss at [MASK]" in page.text
     (run / "summary.json").write_text("[]")
     assert "summary.json holds no table" in page_of(run).text
 
@@ -222,7 +287,7 @@ def test_single_streams_have_no_pictures_of_pairs(tmp_path: Path) -> None:
 
     lines = [without_pairs(train_line(step)) for step in range(1, 50)] + [without_pairs(EVALUATION)]
     page = page_of(make_run(tmp_path / "run", lines=lines))
-    assert {"mlm-loss", "mlm-accuracy"} <= set(page.ids())
+    assert {"mask-loss", "mask-accuracy"} <= set(page.ids())
     assert not {"nsp-loss", "nsp-accuracy", "loss"} & set(page.ids())
     assert "next-sentence" not in page.text.lower()
 
@@ -328,7 +393,7 @@ def test_pair_scores_are_set_beside_what_one_answer_would_get(tmp_path: Path) ->
     """An accuracy of 57.6 % is nothing where 57.6 % of the pairs are NotNext."""
     always = {"held_out_nsp_accuracy_is_next": 0.0, "held_out_nsp_accuracy_not_next": 1.0}
     parts = {"train": DATA, "held_out": {**DATA, "pairs_is_next": 424, "pairs_random": 576}}
-    lines = [train_line(1), train_line(2), {**EVALUATION, "held_out_nsp_accuracy": 0.576, **always}]
+    lines = [train_line(1), train_line(2), {**OLD_EVALUATION, "held_out_nsp_accuracy": 0.576, **always}]
     page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "data": parts}))
     assert "IsNext 0.0 %, NotNext 100.0 %. One answer for all pairs would get 57.6 %." in page.text
     assert "one answer for all 52.0 %" in page.text  # the training part's

@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_report import CONFIG, DATA, EVALUATION, HOSTILE, SUMMARY, Page, make_run, page_of, train_line
+from test_report import (
+    CONFIG,
+    DATA,
+    EVALUATION,
+    HOSTILE,
+    OLD_EVALUATION,
+    SUMMARY,
+    Page,
+    make_run,
+    page_of,
+    train_line,
+)
 
 from pretrain.lives import LIVES, LOST, SPENT, Diary, read_lives
 from pretrain.report.advice import advice
@@ -67,7 +78,7 @@ def test_lives_and_checkpoints_on_a_line_of_time(tmp_path: Path) -> None:
     page = page_of(run)
     for words in (
         "0 to 50", "50 to 70", "60 to 100", "killed or crashed", "node1, node2", "2026-03-04 10:15:00 UTC",
-        "1.5 s, training held up for 250 ms", "dropped since", "One life of the run ended without a word",
+        "1.5 s, 250 ms", "dropped", "One life of the run ended without a word",
     ):  # fmt: skip
         assert words in page.text, words
     assert "resumed 2" in page.text
@@ -176,7 +187,7 @@ def test_advice_names_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     lines[60]["mlm_loss"] = math.nan
     lines[-1] |= {"skipped_batches": 7, "damaged_examples": 3}
     held_out = [
-        {**EVALUATION, "step": s, "held_out_mlm_loss": v}
+        {**EVALUATION, "step": s, "held_out_mask_loss": v, "held_out_nsp_accuracy": 0.52}
         for s, v in ((20, 6.9), (40, 6.4), (60, 6.6), (100, 7.2))
     ]
     summary = {**SUMMARY, "status": "failed", "error": "UserError: ten in a row at s3://me:hunter2@b/x"}
@@ -185,12 +196,13 @@ def test_advice_names_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     found = [one.what for one in advice(read_run(run))]
     for words in (
         "The run failed: UserError: ten in a row at s3://***@b/x", "the masked-token loss is not finite in 1 log",
-        "7 of 100 batches were skipped", "3 examples could not be read", "not learnt more than how frequent words are",
+        "7 of 100 batches were skipped", "3 examples could not be read", "No context has been learnt yet",
+        "The pair task has not been learnt yet",
         "lowest at step 40 and has risen", "One rank was slower than the others in 20 of 100 log lines",
     ):  # fmt: skip
         assert any(words in what for what in found), words
         assert words in page.text
-    assert page.text.index("The run failed") < page.text.index("Masked-token loss")
+    assert page.text.index("The run failed") < page.text.index("Held-out loss at [MASK]")
     assert page.text.index("The run failed") < page.text.index("One rank was slower")
     assert advice(read_run(make_run(tmp_path / "well"))) == []
 
@@ -200,20 +212,20 @@ def test_a_held_out_loss_that_is_no_number_is_not_hidden_by_the_one_before(
     tmp_path: Path, status: str
 ) -> None:
     held_out = [{**EVALUATION, "step": step} for step in (50, 100)]
-    held_out[1]["held_out_mlm_loss"] = None  # as the journal writes it
+    held_out[1]["held_out_mask_loss"] = None  # as the journal writes it
     lines = [train_line(step) for step in range(1, 101)]
-    told = {**SUMMARY, "status": status, "held_out_mlm_loss": None}
+    told = {**SUMMARY, "status": status, "held_out_mask_loss": None}
     run = make_run(tmp_path / "run", lines=[*lines, *held_out], summary=told)
-    assert read_run(run).final("held_out_mlm_loss") is None
-    assert read_run(run).final("held_out_mlm_accuracy") == EVALUATION["held_out_mlm_accuracy"]
+    assert read_run(run).final("held_out_mask_loss") is None
+    assert read_run(run).final("held_out_mask_accuracy") == EVALUATION["held_out_mask_accuracy"]
     grave = [one.what for one in advice(read_run(run)) if one.grave]
-    assert grave == ["From step 100 on, the held-out masked-token loss is not finite in 1 evaluations."]
+    assert grave == ["From step 100 on, the held-out loss at [MASK] is not finite in 1 evaluations."]
     page = page_of(run)
-    assert "On text it has not seen" not in page.text
+    assert "in text it has not seen" not in page.text
     assert "on held-out text the newest was no number" in page.text
     held_out[1]["step"], held_out[0]["step"] = 50, 100  # and well again
     run = make_run(tmp_path / "well", lines=[*lines, *held_out], summary={**SUMMARY, "status": status})
-    assert read_run(run).final("held_out_mlm_loss") == EVALUATION["held_out_mlm_loss"]
+    assert read_run(run).final("held_out_mask_loss") == EVALUATION["held_out_mask_loss"]
 
 
 def test_the_pace_is_that_of_the_newest_phase(tmp_path: Path) -> None:
@@ -335,8 +347,16 @@ def test_an_objectives_own_metrics_get_pictures(tmp_path: Path) -> None:
     assert "Sop loss" in page.text
 
 
+def test_a_checkpoint_is_shown_with_its_loss_at_mask(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_lives(run, [*THREE_LIVES[:1], {**THREE_LIVES[1], "step": 100}])
+    table = page_of(run).text.split("held-out loss at [MASK]now")[1]
+    assert table.startswith("1002.0 MB1.5 s, 250 ms6.120dropped")
+
+
 def test_how_to_run_it_again_has_commands_hashes_and_conditions(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", config=CONFIG)
+    lines = [train_line(1), OLD_EVALUATION]
+    run = make_run(tmp_path / "run", lines=lines, config=CONFIG)
     (run / "run.json").write_text(
         json.dumps({"lives": 1, "identity": {"data": "abc123", "vocabulary": "def456"}})
     )
@@ -357,9 +377,35 @@ def test_how_to_run_it_again_has_commands_hashes_and_conditions(tmp_path: Path) 
 def test_data_says_what_padding_would_cost(tmp_path: Path) -> None:
     data = {**DATA, "padded_blocks": 125_000, "examples": 1000}
     page = page_of(make_run(tmp_path / "run", summary={**SUMMARY, "data": {"train": data}}))
-    assert "padded to full length21.9 %" in page.text  # 100,000 tokens in 1,000 x 128
-    assert "padded to the longest of its block20.0 %" in page.text
-    assert "packed, as trained3.0 %" in page.text
+    assert "if padded to full length21.9 %" in page.text  # 100,000 tokens in 1,000 x 128
+    assert "if padded to the longest of each block20.0 %" in page.text
+
+
+def test_padding_and_an_unused_budget_are_two_things(tmp_path: Path) -> None:
+    lines = [train_line(step, padding_share=0.0, fill=0.764) for step in range(1, 9)]
+    page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "data": {"train": DATA}}))
+    padding, budget = page.text.split("Padding, as a share of all positions")[1].split(
+        "Token budget of the micro-"
+    )
+    assert "as trained0.0 %" in padding
+    assert "used76.4 %not used23.6 %" in budget
+    assert "23.6 %" not in padding
+
+
+def test_a_little_jitter_of_ranks_is_no_warning(tmp_path: Path) -> None:
+    slow = "rank 1 is 1.4x slower than the median: 812 ms computing forward passes in a step"
+    for wrong, warned in ((2, False), (8, False), (9, True)):
+        lines = [train_line(s, held_up=[slow] if s <= wrong else None) for s in range(1, 91)]
+        found = advice(read_run(make_run(tmp_path / str(wrong), lines=[*lines, EVALUATION])))
+        assert [one.what for one in found] == [
+            "One rank was slower than the others in 9 of 90 log lines."
+        ] * warned
+
+
+def test_a_loss_that_rose_is_grave(tmp_path: Path) -> None:
+    lines = [train_line(s, loss=10.0 + 30 * (s > 5)) for s in range(1, 50)]
+    (found,) = [one for one in advice(read_run(make_run(tmp_path / "run", lines=lines))) if one.grave]
+    assert found.what.startswith("The loss is higher than where the run began: 40.000, and 10.000")
 
 
 def test_no_two_pictures_share_a_name() -> None:
