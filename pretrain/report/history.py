@@ -6,6 +6,7 @@ from typing import Any
 
 from pretrain.forgiving import number
 from pretrain.lives import LOST, Life
+from pretrain.report.reading import SavedCheckpoint
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
 from pretrain.spoken import duration, in_bytes
@@ -127,9 +128,9 @@ def _checkpoints(run: RunRecord) -> str:
         weight = here.bytes if here is not None else save.bytes if save is not None else 0
         cells = (
             in_bytes(weight),
-            f"{save.seconds:.1f} s, {text(1e3 * save.held)} ms" if save else "—",
+            f"{save.seconds:.1f}&nbsp;s, {_short(save.held)}&nbsp;s" if save else "—",
             text(loss),
-            "dropped" if here is None else "kept" if here.name == f"step-{step:08d}" else escape(here.name),
+            _state(here),
         )
         rows += f'<tr><th scope="row">{text(step)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
     if not rows:
@@ -156,6 +157,17 @@ def _checkpoints(run: RunRecord) -> str:
         f'<div class="card" id="checkpoints"><h3>Checkpoints</h3><div class="scroll"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}</div>"
     )
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2g}"
+
+
+def _state(here: SavedCheckpoint | None) -> str:
+    """Whether a checkpoint is still there; the name of its folder where that is not the usual one."""
+    if here is None:
+        return "dropped"
+    return "kept" if here.name == f"step-{here.step:08d}" else f"<code>{escape(here.name)}</code>"
 
 
 def _disturbances(run: RunRecord) -> str:

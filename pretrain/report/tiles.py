@@ -13,13 +13,11 @@ def learning_tiles(run: RunRecord) -> list[str]:
     """Loss, accuracy and perplexity at [MASK] of held-out text; in training where nothing was held out."""
     figures = run.figures
     if number(figures.get("held_out_mask_loss")) is not None:
-        return [_loss_tile(run), _accuracy_tile(run), _perplexity_tile(run), _kinds_tile(run)]
+        return [_loss_tile(run), _accuracy_tile(run), _perplexity_tile(run)]
     trained = number(figures.get("mask_loss"))
     if trained is not None:
-        return [
-            tile("Loss at [MASK]", text(trained), "nats", _in_training(run, "mask_loss")),
-            _kinds_tile(run),
-        ]
+        about = _in_training(run, "mask_loss") + _kinds(run, "")
+        return [tile("Loss at [MASK]", text(trained), "nats", about)]
     return _other_tiles(run)
 
 
@@ -37,14 +35,15 @@ def _loss_tile(run: RunRecord) -> str:
     loss, unigram = (number(run.figures.get(f"held_out_mask_{name}loss")) for name in ("", "unigram_"))
     assert loss is not None
     if unigram is None:
-        return tile(title, f"{loss:.3f}", "nats", "Lower is better.", wide=True)
+        return tile(title, f"{loss:.3f}", "nats", "Lower is better." + _kinds(run, "held_out_"), wide=True)
     side = "below" if loss < unigram else "above"
     about = f"{abs(unigram - loss):.2f} nats {side} what word frequencies alone give ({text(unigram)})."
+    about += _kinds(run, "held_out_")
     scale = max(loss, unigram) or 1.0
     bars = "".join(
         f'<div class="bar"><span>{name}</span><i class="{kind}" style="width:{max(0.0, 60 * value / scale):.1f}%"></i>'
         f"<b>{value:.2f}</b></div>"
-        for name, kind, value in (("this model", "b2", loss), ("frequencies", "b0", unigram))
+        for name, kind, value in (("this model", "b2", loss), ("unigram", "b0", unigram))
     )
     return tile(title, f"{loss:.3f}", "nats", about, bars, wide=True)
 
@@ -67,16 +66,13 @@ def _perplexity_tile(run: RunRecord) -> str:
     return tile("Held-out perplexity at [MASK]", perplexity(loss), "", about)
 
 
-def _kinds_tile(run: RunRecord) -> str:
-    """What is predicted where a word is visible: copying does well on kept ones."""
-    prefix = "held_out_" if "held_out_mask_loss" in run.figures else ""
+def _kinds(run: RunRecord, prefix: str) -> str:
+    """What is predicted where a word is visible, in a sentence; empty where that is not known."""
     kept, random = (number(run.figures.get(f"{prefix}{kind}_accuracy")) for kind in ("kept", "random"))
     if kept is None:
         return ""
-    about = "Predicted words that stay visible: copying gets them right, without any context."
-    if random is not None:
-        about += f" Where a random word is shown: {text(random, share=True)}."
-    return tile("Accuracy at kept words", text(kept, share=True), "", about)
+    words = f" Apart from this: {text(kept, share=True)} right at words that are kept, which takes no more than copying"
+    return f"{words}{'' if random is None else f', {text(random, share=True)} where a random word is shown'}."
 
 
 def _other_tiles(run: RunRecord) -> list[str]:

@@ -78,7 +78,7 @@ def test_lives_and_checkpoints_on_a_line_of_time(tmp_path: Path) -> None:
     page = page_of(run)
     for words in (
         "0 to 50", "50 to 70", "60 to 100", "killed or crashed", "node1, node2", "2026-03-04 10:15:00 UTC",
-        "1.5 s, 250 ms", "dropped", "One life of the run ended without a word",
+        "1.5 s, 0.25 s", "dropped", "One life of the run ended without a word",
     ):  # fmt: skip
         assert words in page.text, words
     assert "resumed 2" in page.text
@@ -351,7 +351,7 @@ def test_a_checkpoint_is_shown_with_its_loss_at_mask(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     write_lives(run, [*THREE_LIVES[:1], {**THREE_LIVES[1], "step": 100}])
     table = page_of(run).text.split("held-out loss at [MASK]now")[1]
-    assert table.startswith("1002.0 MB1.5 s, 250 ms6.120dropped")
+    assert table.startswith("1002.0 MB1.5 s, 0.25 s6.120dropped")
 
 
 def test_how_to_run_it_again_has_commands_hashes_and_conditions(tmp_path: Path) -> None:
