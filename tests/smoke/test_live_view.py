@@ -100,7 +100,7 @@ def test_a_panel_in_a_terminal_and_lines_in_a_log(
     assert terminal.end() == 3
     assert terminal.said.rfind(SHOW) > terminal.said.rfind(HIDE)
     last = terminal.said[at:].decode()
-    assert re.search(r"steps \d+ to \d+ of 100,000 in [\d a-z]+: loss \d", last)
+    assert re.search(r"steps \d+ to \d+ of 100,000 in [\d a-z]+: \[MASK\] loss \d", last)
     assert "the same command goes on from there" in last
     panel = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.said.decode(errors="replace"))
     for words in ("run  training", "of 100,000", "ms a step", "GB on the fullest rank", "in this life"):
