@@ -19,7 +19,6 @@ from pretrain.config import RunConfig
 from pretrain.export.facts import card_of
 from pretrain.export.huggingface import export
 from pretrain.export.upload import EXPORT
-from pretrain.objectives import load
 from pretrain.phases import phase_at
 from pretrain.run_folder import CONFIG, read_run
 
@@ -49,8 +48,7 @@ def export_run(source: Path, out: str, licence: str = "") -> Exported:
     card = card_of(run, checkpoint, index, whole, config)
     parity = export(
         {name: checkpoint.tensor(name) for name in checkpoint.shapes},
-        config.encoder,
-        load(config.objective.name),
+        config,
         read_bytes(index.path(TOKENIZER)).decode("utf-8"),
         target,
         proof_examples(index),

@@ -101,8 +101,7 @@ def run_phases(
 ) -> int:
     """Trains from the newest checkpoint on, phase after phase, and returns the step that it came to."""
     objective, vocabulary = plans[0].objective, plans[0].index.vocabulary
-    checkpointing = config.train.activation_checkpointing
-    model = build(objective, config.encoder, vocabulary.size, config.run.seed, checkpointing, vocabulary.mask)
+    model = build(objective, config, vocabulary.size, vocabulary.mask)
     engine = build_engine(model, config, world)
     position = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)

@@ -22,9 +22,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.index import canonical_json
 from data_pipeline.records import Examples
 from data_pipeline.storage import writing
-from pretrain.config import EncoderSettings
+from pretrain.config import EncoderSettings, RunConfig
 from pretrain.encoder.embeddings import SEGMENTS
-from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.initialize import load_parameters, without_padding
 from pretrain.export.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.card import Card, write_card
@@ -32,13 +31,13 @@ from pretrain.export.names import to_hugging_face
 from pretrain.export.parity import Parity, check_parity, quiet
 from pretrain.export.tokenizer import size_and_pad, write_tokenizer
 from pretrain.export.upload import NOTE
+from pretrain.objectives import load
 from pretrain.objectives.base import Model, Objective
 
 
 def export(
     state: Mapping[str, Tensor],
-    settings: EncoderSettings,
-    objective: type[Objective],
+    config: RunConfig,
     tokenizer_json: str,
     out: str | Path,
     held_out: Examples,
@@ -50,9 +49,10 @@ def export(
     `state` maps our parameter names to float32 tensors, with or without vocabulary padding. The folder appears
     under its name only after transformers has loaded it and computed, for real examples of `held_out`, the
     same logits as our model: see `check_parity`, whose findings by head are returned. Raises UserError if it
-    does not, if `out` exists (unless `overwrite`), or if state and settings do not fit; then nothing is left."""
+    does not, if `out` exists (unless `overwrite`), or if state and `config` do not fit; then nothing is left."""
     vocabulary_size, pad = size_and_pad(tokenizer_json)
-    model = objective.model(Encoder(settings, vocabulary_size))
+    objective, settings = load(config.objective.name), config.encoder
+    model = objective.build_model(config, vocabulary_size)
     load_parameters(model, state, where="weights to export")
     with writing(out), _folder_when_whole(Path(out), overwrite) as folder, quiet():
         write_config(settings, objective, vocabulary_size, pad, folder)

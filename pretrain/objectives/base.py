@@ -1,21 +1,15 @@
 """What an objective is: its settings, its data recipe, its model; and what all models share to be built."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
-from pretrain.config import EncoderSettings
+from pretrain.config import RunConfig
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.initialize import initialize
 from pretrain.objectives.terms import Terms
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """The settings of an objective that has none of its own."""
 
 
 class Model(nn.Module):
@@ -38,7 +32,6 @@ class Model(nn.Module):
 class Objective(Protocol):
     """One entry of the registry."""
 
-    Config: ClassVar[type]  # settings of this objective only
     pairs: ClassVar[bool]  # whether examples have two segments and a label
     terms: ClassVar[tuple[str, ...]]  # names in Terms
     export_class: ClassVar[str]  # the class of transformers that loads an export
@@ -46,7 +39,11 @@ class Objective(Protocol):
     headline: ClassVar[
         str
     ]  # the one of them that says best how good the model is; status and report lead with it
-    model: ClassVar[type[Model]]
+
+    @staticmethod
+    def build_model(config: RunConfig, vocabulary_size: int, mask_id: int | None = None) -> Model:
+        """The model of a run with these settings, its weights not yet set; `mask_id`: as for Model. Training, export
+        and the forecast of memory build it here, and nowhere else."""
 
     @staticmethod
     def counts(share: StepShare) -> dict[str, int]:
@@ -55,16 +52,15 @@ class Objective(Protocol):
 
 
 def build(
-    objective: type[Objective],
-    settings: EncoderSettings,
-    vocabulary_size: int,
-    seed: int = 0,
-    activation_checkpointing: bool = False,
-    mask_id: int | None = None,
+    objective: type[Objective], config: RunConfig, vocabulary_size: int, mask_id: int | None = None
 ) -> Model:
     """The objective's model with fresh weights, on the CPU in float32: equal for equal arguments, on every rank,
-    and without a draw from torch's global generator. `mask_id`: as for Model. Raises UserError where a setting is
-    out of range."""
-    model = objective.model(Encoder(settings, vocabulary_size, activation_checkpointing), mask_id)
-    initialize(model, seed, settings.initializer_range)
+    and without a draw from torch's global generator. Raises UserError where a setting is out of range."""
+    model = objective.build_model(config, vocabulary_size, mask_id)
+    initialize(model, config.run.seed, config.encoder.initializer_range)
     return model
+
+
+def build_encoder(config: RunConfig, vocabulary_size: int) -> Encoder:
+    """The encoder of a run with these settings, its weights not yet set."""
+    return Encoder(config.encoder, vocabulary_size, config.train.activation_checkpointing)

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
+from pretrain.config import RunConfig
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead, NextSentenceHead
-from pretrain.objectives.base import Model, NoSettings
+from pretrain.objectives.base import Model, build_encoder
 from pretrain.objectives.terms import (
     MASKED_METRICS,
     Ratio,
@@ -61,7 +62,6 @@ class MaskedTokensAndNextSentence(Model):
 class Bert:
     """The objective `bert`."""
 
-    Config = NoSettings
     pairs = True
     terms = ("mlm", "nsp")
     export_class = "BertForPreTraining"
@@ -74,7 +74,11 @@ class Bert:
         "nsp_accuracy_not_next",
     )
     headline = "mask_loss"
-    model = MaskedTokensAndNextSentence
+
+    @staticmethod
+    def build_model(config: RunConfig, vocabulary_size: int, mask_id: int | None = None) -> Model:
+        """The encoder with its heads."""
+        return MaskedTokensAndNextSentence(build_encoder(config, vocabulary_size), mask_id)
 
     @staticmethod
     def counts(share: StepShare) -> dict[str, int]:

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
+from pretrain.config import RunConfig
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead
-from pretrain.objectives.base import Model, NoSettings
+from pretrain.objectives.base import Model, build_encoder
 from pretrain.objectives.terms import MASKED_METRICS, Term, Terms, masked_metrics
 
 
@@ -34,13 +35,16 @@ class MaskedTokens(Model):
 class Mlm:
     """The objective `mlm`."""
 
-    Config = NoSettings
     pairs = False
     terms = ("mlm",)
     export_class = "BertForMaskedLM"
     metrics = MASKED_METRICS
     headline = "mask_loss"
-    model = MaskedTokens
+
+    @staticmethod
+    def build_model(config: RunConfig, vocabulary_size: int, mask_id: int | None = None) -> Model:
+        """The encoder with its head."""
+        return MaskedTokens(build_encoder(config, vocabulary_size), mask_id)
 
     @staticmethod
     def counts(share: StepShare) -> dict[str, int]:

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.deepspeed_setup import BUCKET
-from pretrain.encoder.encoder import Encoder
 from pretrain.objectives import load
 from pretrain.optim.groups import parameter_groups
 
@@ -49,8 +48,7 @@ class States:
 def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
     """The run's model on the meta device, in fp32."""
     with torch.device("meta"):
-        encoder = Encoder(config.encoder, vocabulary_size, config.train.activation_checkpointing)
-        return load(config.objective.name).model(encoder)
+        return load(config.objective.name).build_model(config, vocabulary_size)
 
 
 def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:

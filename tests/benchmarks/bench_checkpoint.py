@@ -30,12 +30,11 @@ from pretrain.batch import MicroBatch
 from pretrain.checkpoint import newest_checkpoint
 from pretrain.config import EncoderSettings, RunConfig
 from pretrain.engine import Engine, build_engine
-from pretrain.objectives import load
-from pretrain.objectives.base import build
 from pretrain.optim.zero_partition import KINDS
 from pretrain.resume import _real, reader, real_shapes
 from pretrain.saving import Saver
 from pretrain.world import World
+from tests.models import fresh_model
 from tests.unit.shard_material import filled
 
 
@@ -73,7 +72,7 @@ def random_batch(count: int, vocabulary: int) -> MicroBatch:
 
 def engine_of(encoder: EncoderSettings, vocabulary: int, config: RunConfig, world: World) -> Engine:
     config.encoder, config.zero.stage, config.train.precision = encoder, 1, "fp32"
-    return build_engine(build(load("bert"), encoder, vocabulary, 1, False), config, world)
+    return build_engine(fresh_model("bert", encoder, vocabulary, 1), config, world)
 
 
 def save(engine: Engine, saver: Saver, step: int) -> None:

@@ -35,11 +35,10 @@ from pretrain.batch import Shape
 from pretrain.config import EncoderSettings, RunConfig
 from pretrain.encoder.attention import choose_backend
 from pretrain.feeding import Feed, HostShare
-from pretrain.objectives import load
-from pretrain.objectives.base import build
 from pretrain.optim.groups import build_optimizer
 from pretrain.planning.memory import DTYPES, meta_model, pass_peak, states
 from pretrain.throughput import peak_flops, training_flops
+from tests.models import fresh_model
 from tests.unit.shard_material import filled
 
 CLS, SEP = 2, 3
@@ -125,7 +124,7 @@ def measure(label: str, row: Row, arguments: argparse.Namespace, device: torch.d
     """Prints one row: speed, share of the peak, memory, waits and kernels."""
     config, precision = run_config(row, arguments), "bf16" if device.type == "cuda" else "fp32"
     share, shape = global_batch(row, arguments)
-    model = build(load("bert"), row.encoder, arguments.vocabulary)
+    model = fresh_model("bert", row.encoder, arguments.vocabulary)
     engine = (plain_engine if arguments.engine == "plain" else deepspeed_engine)(
         model, config, precision, device
     )

@@ -228,9 +228,7 @@ class Judge:
         plan = check_run(self._config, 1)[0]
         self._words = plan.index.vocabulary.size
         self._held_out = HeldOut(plan, self._config, World())
-        self._model = build(
-            plan.objective, self._config.encoder, self._words, mask_id=plan.index.vocabulary.mask
-        )
+        self._model = build(plan.objective, self._config, self._words, plan.index.vocabulary.mask)
 
     def figures(self, contender: Contender, where: Path) -> dict[str, float | str]:
         """Losses, accuracies and their baselines."""

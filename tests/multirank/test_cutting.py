@@ -22,11 +22,11 @@ from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.objectives import load
-from pretrain.objectives.base import build
 from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.train import compute
 from pretrain.world import World
+from tests.models import fresh_model
 from tests.unit.shard_material import SIZE, StubVocabulary, blocks_of
 
 pytestmark = pytest.mark.multirank
@@ -79,7 +79,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
         overrides += ["encoder.max_positions=64", "train.precision=fp32", "train.clip=0", "run.seed=3"]
         overrides += ["encoder.dropout=0", "encoder.attention_dropout=0", f"zero.stage={stage}"]
         config = load_config("demo", [*overrides, "data.sequence_length=48", f"train.global_batch={BATCH}"])
-        engine = build_engine(build(load("bert"), config.encoder, SIZE, seed=3), config, world)
+        engine = build_engine(fresh_model("bert", config.encoder, SIZE, seed=3), config, world)
         order, caps = order_of(index, seed=1, global_batch=BATCH), caps_for(index.train, micro_batch, LONGEST)
         journal = SimpleNamespace(meter=Meter(), pace=Pace(world.device))
         plan = SimpleNamespace(index=index, objective=load("bert"))

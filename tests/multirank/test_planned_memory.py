@@ -11,11 +11,10 @@ from launch.recipe import load_config
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.engine import build_engine
-from pretrain.objectives import load
-from pretrain.objectives.base import build
 from pretrain.planning import memory
 from pretrain.planning.memory import meta_model, states
 from pretrain.world import World
+from tests.models import fresh_model
 
 pytestmark = pytest.mark.multirank
 
@@ -50,7 +49,7 @@ def held(world: World) -> list[dict[str, int]]:
     for stage, precision in CELLS:
         config = config_of(stage, precision)
         torch.manual_seed(1)
-        model = build(load("bert"), config.encoder, VOCABULARY)
+        model = fresh_model("bert", config.encoder, VOCABULARY)
         engine = build_engine(model, config, world)
         batch = MicroBatch.from_lists([[1, 2, 3, 4]] * 2, [2, 2], [{1: 5}] * 2, [0, 1])
         terms, _ = engine(batch)

@@ -8,20 +8,21 @@ from torch.nn import functional as F
 
 from data_pipeline.records import Examples
 from pretrain.batch import MicroBatch
-from pretrain.config import EncoderSettings
+from pretrain.config import EncoderSettings, RunConfig
 from pretrain.encoder.initialize import without_padding
 from pretrain.export.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.names import to_hugging_face
 from pretrain.export.parity import hugging_face_logits
 from pretrain.objectives import OBJECTIVES, load
-from pretrain.objectives.base import Model, build
+from pretrain.objectives.base import Model
+from tests.models import fresh_model
 
 VOCABULARY = 85
 
 
 def pair(name: str, settings: EncoderSettings) -> tuple[Model, transformers.PreTrainedModel]:
     """Our model and transformers' with the same weights, in float64."""
-    ours = build(load(name), settings, VOCABULARY, seed=5)
+    ours = fresh_model(name, settings, VOCABULARY, seed=5)
     config = transformers.BertConfig(
         **{theirs: getattr(settings, mine) for mine, theirs in CONFIG.items()},
         vocab_size=VOCABULARY,
@@ -87,9 +88,6 @@ def test_their_own_loss_is_ours(settings: EncoderSettings, examples: Examples) -
 def test_bert_base_has_its_parameters() -> None:
     """110,106,428: BERT-base with both heads (objectives of Devlin et al. 2019, uncased vocabulary)."""
     with torch.device("meta"):
-        model = load("bert").model
-        from pretrain.encoder.encoder import Encoder
-
-        module = model(Encoder(EncoderSettings(), 30522))
+        module = load("bert").build_model(RunConfig(), 30522)
     shapes = without_padding(module, dict(module.named_parameters()))
     assert sum(p.numel() for p in shapes.values()) == 110_106_428

@@ -20,8 +20,8 @@ from pretrain.export.card import Card
 from pretrain.export.huggingface import export
 from pretrain.export.names import from_hugging_face, from_hugging_face_name, to_hugging_face
 from pretrain.export.tokenizer import write_tokenizer
-from pretrain.objectives import OBJECTIVES, load
-from pretrain.objectives.base import build
+from pretrain.objectives import OBJECTIVES
+from tests.models import config_of, fresh_model
 
 FACTS = Card(
     {
@@ -33,7 +33,7 @@ FACTS = Card(
 
 
 def weights(settings: EncoderSettings, name: str = "bert") -> dict[str, Tensor]:
-    model = build(load(name), settings, 85, seed=1)
+    model = fresh_model(name, settings, 85, seed=1)
     generator = torch.Generator().manual_seed(6)
     for parameter in model.parameters():  # biases and norms too, so that no two tensors of a shape are equal
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -52,7 +52,7 @@ def test_round_trip_is_bit_equal(
 ) -> None:
     settings.activation = activation
     state = weights(settings, name)
-    found = export(state, settings, load(name), tokenizer_json, tmp_path / "model", examples, FACTS)
+    found = export(state, config_of(name, settings), tokenizer_json, tmp_path / "model", examples, FACTS)
     assert set(found) == ({"mlm", "nsp"} if name == "bert" else {"mlm"})
     for head in found.values():
         assert head.difference <= head.allowed == 1e-9 * max(1.0, head.largest_logit)
@@ -66,7 +66,9 @@ def test_round_trip_is_bit_equal(
 def test_transformers_loads_all_keys_and_ties(
     settings: EncoderSettings, tokenizer_json: str, examples: Examples, tmp_path: Path
 ) -> None:
-    export(weights(settings), settings, load("bert"), tokenizer_json, tmp_path / "model", examples, FACTS)
+    export(
+        weights(settings), config_of("bert", settings), tokenizer_json, tmp_path / "model", examples, FACTS
+    )
     model, info = transformers.BertForPreTraining.from_pretrained(
         tmp_path / "model", output_loading_info=True
     )
@@ -81,7 +83,9 @@ def test_transformers_loads_all_keys_and_ties(
 def test_tokenizer_and_fill_mask(
     settings: EncoderSettings, tokenizer_json: str, examples: Examples, tmp_path: Path
 ) -> None:
-    export(weights(settings), settings, load("bert"), tokenizer_json, tmp_path / "model", examples, FACTS)
+    export(
+        weights(settings), config_of("bert", settings), tokenizer_json, tmp_path / "model", examples, FACTS
+    )
     for kind in (transformers.AutoTokenizer, transformers.BertTokenizer):
         tokenizer = kind.from_pretrained(tmp_path / "model")
         assert isinstance(tokenizer, transformers.BertTokenizer)
@@ -103,7 +107,12 @@ def test_card_states_data_recipe_and_parity(
     settings: EncoderSettings, tokenizer_json: str, streams: Examples, tmp_path: Path
 ) -> None:
     export(
-        weights(settings, "mlm"), settings, load("mlm"), tokenizer_json, tmp_path / "my.model", streams, FACTS
+        weights(settings, "mlm"),
+        config_of("mlm", settings),
+        tokenizer_json,
+        tmp_path / "my.model",
+        streams,
+        FACTS,
     )
     card = (tmp_path / "my.model" / "README.md").read_text("utf-8")
     assert "\nlibrary_name: transformers\n" in card.partition("\n---\n")[0]
@@ -141,7 +150,14 @@ def test_a_wrong_mapping_fails_and_leaves_nothing(
     monkeypatch.setitem(names.NAMES, a, right[b])
     monkeypatch.setitem(names.NAMES, b, right[a])
     with pytest.raises(UserError, match="logits of the exported model differ from ours"):
-        export(weights(settings), settings, load("bert"), tokenizer_json, tmp_path / "model", examples, FACTS)
+        export(
+            weights(settings),
+            config_of("bert", settings),
+            tokenizer_json,
+            tmp_path / "model",
+            examples,
+            FACTS,
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,7 +179,14 @@ def test_a_wrong_pooler_shows_in_its_own_head_only(
 
     monkeypatch.setattr(parity, "_loaded", spoilt)
     with pytest.raises(UserError, match="the nsp logits of the exported model differ"):
-        export(weights(settings), settings, load("bert"), tokenizer_json, tmp_path / "model", examples, FACTS)
+        export(
+            weights(settings),
+            config_of("bert", settings),
+            tokenizer_json,
+            tmp_path / "model",
+            examples,
+            FACTS,
+        )
     assert seen
     assert list(tmp_path.iterdir()) == []
 
@@ -181,7 +204,14 @@ def test_a_wrong_activation_fails(
     settings.activation = ours
     monkeypatch.setitem(bert_config.ACTIVATIONS, ours, wrong)
     with pytest.raises(UserError, match="logits of the exported model differ"):
-        export(weights(settings), settings, load("bert"), tokenizer_json, tmp_path / "model", examples, FACTS)
+        export(
+            weights(settings),
+            config_of("bert", settings),
+            tokenizer_json,
+            tmp_path / "model",
+            examples,
+            FACTS,
+        )
 
 
 def test_missing_keys_fail(
@@ -193,7 +223,14 @@ def test_missing_keys_fail(
 ) -> None:
     monkeypatch.setitem(names.NAMES, "nsp_head.pooler", "bert.pooler.thick")
     with pytest.raises(UserError, match=r"BertForPreTraining loads with .*bert\.pooler\.dense\.bias"):
-        export(weights(settings), settings, load("bert"), tokenizer_json, tmp_path / "model", examples, FACTS)
+        export(
+            weights(settings),
+            config_of("bert", settings),
+            tokenizer_json,
+            tmp_path / "model",
+            examples,
+            FACTS,
+        )
 
 
 def test_gelu_tanh_has_one_right_name() -> None:
@@ -210,7 +247,7 @@ def test_an_existing_folder_is_kept_unless_told(
     out = tmp_path / "model"
     out.mkdir()
     (out / "thesis.txt").write_text("mine")
-    arguments = (weights(settings), settings, load("bert"), tokenizer_json, out, examples, FACTS)
+    arguments = (weights(settings), config_of("bert", settings), tokenizer_json, out, examples, FACTS)
     with pytest.raises(UserError, match="exists already"):
         export(*arguments)
     assert (out / "thesis.txt").read_text() == "mine"
@@ -221,7 +258,7 @@ def test_an_existing_folder_is_kept_unless_told(
 
 def test_every_name_translates_both_ways(settings: EncoderSettings) -> None:
     settings.layers = 11
-    model = build(load("bert"), settings, 85)
+    model = fresh_model("bert", settings, 85)
     theirs = [to_hugging_face(n) for n, _ in model.named_parameters()]
     assert len(set(theirs)) == len(theirs)
     assert [from_hugging_face_name(n) for n in theirs] == [n for n, _ in model.named_parameters()]
@@ -231,7 +268,9 @@ def test_every_name_translates_both_ways(settings: EncoderSettings) -> None:
 
 @pytest.fixture
 def folder(settings: EncoderSettings, tokenizer_json: str, examples: Examples, tmp_path: Path) -> Path:
-    export(weights(settings), settings, load("bert"), tokenizer_json, tmp_path / "model", examples, FACTS)
+    export(
+        weights(settings), config_of("bert", settings), tokenizer_json, tmp_path / "model", examples, FACTS
+    )
     return tmp_path / "model"
 
 
@@ -257,7 +296,7 @@ def test_import_of_older_and_barer_files(folder: Path, settings: EncoderSettings
     assert expected.keys() - bare.keys() == {
         n for n in expected if n.startswith(("mlm_head", "nsp_head.classifier"))
     }
-    model = build(load("bert"), settings, 85)
+    model = fresh_model("bert", settings, 85)
     assert set(load_parameters(model, bare, partial=True)) == expected.keys() - bare.keys()
 
 

@@ -23,9 +23,8 @@ from pretrain.export.hub import push
 from pretrain.export.huggingface import export
 from pretrain.export.upload import BELONGS, PLACEHOLDER, exported_folder, gather
 from pretrain.inspection import describe
-from pretrain.objectives import load
-from pretrain.objectives.base import build
 from tests.command_line import Maskmill
+from tests.models import config_of, fresh_model
 
 # the library's own upload of large files, which newer clients of HTTP deprecate
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -43,9 +42,9 @@ CARD = Card(
 @pytest.fixture(scope="session")
 def exported_once(tokenizer_json: str, examples: Examples, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = EncoderSettings(layers=1, hidden=24, heads=2, intermediate=32, max_positions=48)
-    state = {n: p.detach() for n, p in build(load("bert"), settings, 85, seed=1).named_parameters()}
+    state = {n: p.detach() for n, p in fresh_model("bert", settings, 85, seed=1).named_parameters()}
     out = tmp_path_factory.mktemp("push") / "model"
-    export(state, settings, load("bert"), tokenizer_json, out, examples, CARD)
+    export(state, config_of("bert", settings), tokenizer_json, out, examples, CARD)
     return out
 
 

@@ -15,10 +15,10 @@ from pretrain import compiling
 from pretrain.batch import MicroBatch, Shape
 from pretrain.config import EncoderSettings, RunConfig
 from pretrain.encoder.cross_entropy import _with_gradients, vocabulary_cross_entropy
-from pretrain.objectives import load
-from pretrain.objectives.base import Model, build
+from pretrain.objectives.base import Model
 from pretrain.resume import conditions
 from pretrain.world import World
+from tests.models import fresh_model
 
 VOCABULARY = 90
 SETTINGS = EncoderSettings(
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def model(**changes: float) -> Model:
-    return build(load("bert"), replace(SETTINGS, **changes), VOCABULARY, seed=4)
+    return fresh_model("bert", replace(SETTINGS, **changes), VOCABULARY, seed=4)
 
 
 def batch(lengths: list[int], seed: int = 0) -> MicroBatch:

@@ -13,7 +13,6 @@ from data_pipeline.records import Examples
 from pretrain.agreement import Agreed
 from pretrain.batch import MicroBatch, Shape
 from pretrain.config import EncoderSettings, RunConfig
-from pretrain.encoder.encoder import Encoder
 from pretrain.engine import Engine
 from pretrain.feeding import Feed
 from pretrain.guard import Guard
@@ -24,6 +23,7 @@ from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.train import compute
 from pretrain.world import World
+from tests.models import config_of
 
 CAPS = Caps(tokens=32, examples=6, masked=8)
 SHAPE = Shape.of(CAPS, 16)
@@ -81,7 +81,7 @@ def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | No
     meta, kind = torch.device("meta"), load(objective)
     settings = EncoderSettings(layers=2, hidden=16, heads=2, intermediate=32, max_positions=40)
     with meta:
-        model = kind.model(Encoder(settings, 60)).bfloat16()
+        model = kind.build_model(config_of(objective, settings), 60).bfloat16()
     feed, meter = Feed(meta, 2, 3, shape), Meter()
     ready = feed.on_host(share())
     count = len(ready.ready) + 1

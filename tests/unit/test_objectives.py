@@ -10,8 +10,9 @@ from pretrain.config import EncoderSettings
 from pretrain.encoder import cross_entropy
 from pretrain.encoder.heads import KINDS
 from pretrain.objectives import OBJECTIVES, load, registered
-from pretrain.objectives.base import Model, build
+from pretrain.objectives.base import Model
 from pretrain.objectives.terms import Terms
+from tests.models import fresh_model
 
 VOCABULARY, MASK = 90, 4
 TINY = EncoderSettings(
@@ -32,7 +33,7 @@ def cut(*numbers: int) -> MicroBatch:
 
 def model(name: str, **options: object) -> Model:
     settings = EncoderSettings(**{**vars(TINY), "initializer_range": 0.3})
-    return build(load(name), settings, VOCABULARY, seed=2, mask_id=MASK, **options)
+    return fresh_model(name, settings, VOCABULARY, seed=2, mask_id=MASK, **options)
 
 
 def gradients(module: Model, batches: list[MicroBatch], totals: dict[str, int]) -> list[torch.Tensor]:

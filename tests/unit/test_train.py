@@ -24,7 +24,6 @@ from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.objectives import load
-from pretrain.objectives.base import build
 from pretrain.objectives.terms import Term, Terms
 from pretrain.pace import Pace
 from pretrain.resume import Position
@@ -32,6 +31,7 @@ from pretrain.throughput import training_flops
 from pretrain.train import compute, is_due
 from pretrain.world import World
 from tests.command_line import setting
+from tests.models import fresh_model
 
 BATCH = 12
 SETTINGS = EncoderSettings(
@@ -43,9 +43,8 @@ class PlainEngine:
     """Stands in for DeepSpeed: adds up gradients, in float64, so that only the arithmetic of the cut is compared."""
 
     def __init__(self, index: Index) -> None:
-        self.module = build(
-            load("bert"), SETTINGS, index.vocabulary.size, seed=3, mask_id=index.vocabulary.mask
-        ).double()
+        mask = index.vocabulary.mask
+        self.module = fresh_model("bert", SETTINGS, index.vocabulary.size, seed=3, mask_id=mask).double()
 
     def __call__(self, batch):  # type: ignore[no-untyped-def]
         return self.module(batch)

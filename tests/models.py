@@ -1,0 +1,28 @@
+"""Models and settings of tests, from an objective's name and an encoder's sizes."""
+
+from pretrain.config import EncoderSettings, RunConfig
+from pretrain.objectives import load
+from pretrain.objectives.base import Model, build
+
+
+def config_of(
+    name: str, encoder: EncoderSettings, seed: int = 0, activation_checkpointing: bool = False
+) -> RunConfig:
+    """The settings of a run of this objective and encoder."""
+    config = RunConfig(encoder=encoder)
+    config.objective.name, config.run.seed = name, seed
+    config.train.activation_checkpointing = activation_checkpointing
+    return config
+
+
+def fresh_model(
+    name: str,
+    encoder: EncoderSettings,
+    vocabulary_size: int,
+    seed: int = 0,
+    mask_id: int | None = None,
+    activation_checkpointing: bool = False,
+) -> Model:
+    """The objective's model with fresh weights."""
+    config = config_of(name, encoder, seed, activation_checkpointing)
+    return build(load(name), config, vocabulary_size, mask_id)
