@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import draws
-from data_pipeline.order import SEQUENTIAL
-from data_pipeline.settings import DataSettings
+from data_pipeline.settings import SEQUENTIAL, DataSettings
 
 
 def arrangement(lengths: NDArray[np.int64], settings: DataSettings, number: int) -> NDArray[np.int64]:

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.corpus import save_column
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.hygiene import utf8_size
+from data_pipeline.hygiene import BLANK_LINES, utf8_size
+from data_pipeline.npy import save_column
 from data_pipeline.records import Document
-from data_pipeline.sentences import BLANK_LINES
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import SourceFile, read, with_visible
+from data_pipeline.source_file import SourceFile
+from data_pipeline.sources import read, with_visible
 from data_pipeline.storage import whole_folder
 
 RUN_ENTRIES = 1 << 21

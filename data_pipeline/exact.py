@@ -26,13 +26,13 @@ from data_pipeline.compiled import jit
 from data_pipeline.covering import emit_covered, mask_sequence, scratch_for
 from data_pipeline.donors import no_files
 from data_pipeline.errors import UserError
-from data_pipeline.formats import SourceFile
 from data_pipeline.mapping import mapped
 from data_pipeline.pair_walks import next_pair
 from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, Examples
 from data_pipeline.segments import flat_columns
 from data_pipeline.settings import DataSettings
+from data_pipeline.source_file import SourceFile
 from data_pipeline.spool import spooled
 from data_pipeline.tokens import WordCache
 from data_pipeline.twister import python_stream, shuffle

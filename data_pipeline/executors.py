@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -19,9 +18,6 @@ from typing import Any, NamedTuple, Protocol
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
 from data_pipeline.storage import write_whole, writing
-
-Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""
 
 ATTEMPTS = 3
 """Times in a row that workers may die, without a task done in between, before the run gives up."""

@@ -19,6 +19,8 @@ from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+"""What separates the paragraphs of a document."""
 
 _BLOCK = 1 << 22
 _C0 = bytes(c for c in (*range(0x20), 0x7F) if c not in b"\t\n")

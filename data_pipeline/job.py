@@ -19,13 +19,13 @@ from typing import Any
 
 from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
-from data_pipeline.formats import SourceFile
 from data_pipeline.plan import Partition, parsed_plan
 from data_pipeline.provenance import described_sources, summary
 from data_pipeline.recipes import recipe_of
 from data_pipeline.remote import object_names, remove_object
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.settings import DataSettings, deciding_values, token_values
+from data_pipeline.source_file import SourceFile
 from data_pipeline.sources import source_files, units_of
 from data_pipeline.storage import (
     is_uri,

@@ -8,11 +8,11 @@ from typing import Any, BinaryIO
 from data_pipeline.bytestream import open_bytes
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.formats import Record, SourceFile
 from data_pipeline.hygiene import BYTE_ORDER_MARK, decode
 from data_pipeline.lines import Line, lines_of
 from data_pipeline.long_json import LongString, read_object
 from data_pipeline.settings import DataSettings
+from data_pipeline.source_file import Record, SourceFile
 
 LONG_LINE = 4 << 20
 """Bytes of a line that is still decoded in one piece."""

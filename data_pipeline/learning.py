@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from data_pipeline.counts import Counts
 from data_pipeline.draws import VOCABULARY, first_words, text_key
-from data_pipeline.executors import Stage
-from data_pipeline.formats import SourceFile
 from data_pipeline.hygiene import utf8_size
 from data_pipeline.pieces import Vocabulary
-from data_pipeline.records import Document
+from data_pipeline.records import Document, ShowProgress
 from data_pipeline.sampling import repeats, source_weights
 from data_pipeline.settings import DataSettings, VocabularySettings, required
+from data_pipeline.source_file import SourceFile
 from data_pipeline.sources import discover, read
 from data_pipeline.vocabulary import save_vocabulary
 from data_pipeline.vocabulary_training import train_vocabulary
@@ -35,7 +34,9 @@ READ_FACTOR = 20
 """Bytes on disk that are read, at most, for each byte of the sample."""
 
 
-def learn_vocabulary(settings: DataSettings, vocabulary: VocabularySettings, stage: Stage) -> Vocabulary:
+def learn_vocabulary(
+    settings: DataSettings, vocabulary: VocabularySettings, stage: ShowProgress
+) -> Vocabulary:
     """Trains a vocabulary on a sample of the sources and writes it into the folder data.vocab."""
     folder = required(settings.vocab, "data.vocab", "a folder for the vocabulary")
     with stage("learning a vocabulary from documents", 0) as advance:

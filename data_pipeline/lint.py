@@ -15,12 +15,11 @@ from data_pipeline.columns import COLUMNS
 from data_pipeline.compiled import jit
 from data_pipeline.entries import LONGEST
 from data_pipeline.errors import UserError
-from data_pipeline.executors import Stage
 from data_pipeline.findings import findings
 from data_pipeline.index import SPLITS, Index, Split, VocabularyStamp
 from data_pipeline.mask_budget import MaskBudget
 from data_pipeline.padding import PaddingCounter
-from data_pipeline.records import Examples
+from data_pipeline.records import Examples, ShowProgress
 from data_pipeline.repeats import Repeats
 from data_pipeline.shards import BlockReader, tokenizer_problem, verified_blocks
 
@@ -32,7 +31,7 @@ NAMED = 10
 
 
 def lint(
-    index: Index, stage: Stage, batch: int = BATCH, plan: Mapping[str, int] | None = None
+    index: Index, stage: ShowProgress, batch: int = BATCH, plan: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Everything that `maskmill inspect` tells of shards, as JSON values. `plan`: `steps` and `global_batch` of a
     training, `dynamic_masking` 0 or 1.
@@ -67,7 +66,7 @@ def documents(index: Index) -> int | None:
     return reading["documents"] - (without if isinstance(without, int) else 0)
 
 
-def _scanned(index: Index, stage: Stage, batch: int) -> dict[str, Any]:
+def _scanned(index: Index, stage: ShowProgress, batch: int) -> dict[str, Any]:
     """Facts by split. All files are read before an error names the damaged ones."""
     damaged = [error for error in [tokenizer_problem(index)] if error]
     scans = {name: _Scan(index, index.splits[name], batch) for name in SPLITS}

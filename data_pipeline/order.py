@@ -35,8 +35,6 @@ from data_pipeline.compiled import jit
 from data_pipeline.draws import BLOCK_ORDER, WINDOW_ORDER
 from data_pipeline.errors import UserError
 
-SEQUENTIAL = "sequential"
-"""Value of data.order for a sequential order; the other one is `shuffled`."""
 MOST_STREAMS = 256
 WINDOW_BLOCKS = 256
 """Blocks in all streams' windows together, unless there are more streams than that."""

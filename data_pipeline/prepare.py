@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import executors
 from data_pipeline.duplicates import kinds
 from data_pipeline.errors import UserError
 from data_pipeline.exact import exact_examples
@@ -25,6 +24,7 @@ from data_pipeline.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, canon
 from data_pipeline.job import WORK, Job, close_job, open_job
 from data_pipeline.packing import original_tokens
 from data_pipeline.provenance import LOG, contents, in_words, what_changed
+from data_pipeline.records import ShowProgress
 from data_pipeline.remote import writable
 from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards import write_shard
@@ -40,7 +40,7 @@ NAMES = (DISCOVER, *(stage.name for stage in STAGES), FINISH)
 """What `prepare_share` can be asked for, in this order."""
 
 
-def prepare(settings: DataSettings, show: executors.Stage) -> tuple[Index, bool]:
+def prepare(settings: DataSettings, show: ShowProgress) -> tuple[Index, bool]:
     """Makes the shards that `settings` describe; returns their index, and False where they were there already.
 
     Raises UserError for sources, a vocabulary or settings that cannot be used, and for a folder that holds other
@@ -60,7 +60,7 @@ def prepare(settings: DataSettings, show: executors.Stage) -> tuple[Index, bool]
     return _finish_stages(job, started), True
 
 
-def prepare_share(settings: DataSettings, show: executors.Stage, name: str, share: Share = ALL) -> str:
+def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: Share = ALL) -> str:
     """Does a share of one stage, beside other processes that do other shares; returns what to say about it.
     Raises UserError, as `prepare` does, and where tasks of an earlier stage are missing."""
     started = time.monotonic()
@@ -100,7 +100,7 @@ def stages_of(settings: DataSettings) -> list[str]:
     return [name for name in NAMES[1:] if kinds(settings) or name not in ("fingerprint", "repeats")]
 
 
-def _do(stage: Stage, job: Job, workers: Workers, show: executors.Stage, share: Share = ALL) -> int:
+def _do(stage: Stage, job: Job, workers: Workers, show: ShowProgress, share: Share = ALL) -> int:
     """Does the share of the stage; returns how many tasks that are."""
     tasks = stage.tasks(job)
     if not tasks:
@@ -125,7 +125,7 @@ def _checked(settings: DataSettings) -> Vocabulary:
     return load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
 
 
-def _exact(job: Job, show: executors.Stage) -> list[tuple[str, dict[str, Any]]]:
+def _exact(job: Job, show: ShowProgress) -> list[tuple[str, dict[str, Any]]]:
     """One process, one pass after the other, in the order of google-research/bert's script."""
     settings = job.settings
     written: list[tuple[str, dict[str, Any]]] = []

@@ -15,8 +15,8 @@ from typing import Any
 
 from data_pipeline.bytestream import filesystem, patiently, reading
 from data_pipeline.errors import UserError
-from data_pipeline.formats import SourceFile
 from data_pipeline.settings import DataSettings
+from data_pipeline.source_file import SourceFile
 from data_pipeline.sources import source_files
 from data_pipeline.storage import exists, is_uri, join, read_bytes
 

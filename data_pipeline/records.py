@@ -6,7 +6,8 @@ tokenization are arithmetic over flat arrays.
     Document -> Sentences -> Corpus (token ids) -> Segments (pairs or streams) -> Examples (masked)
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import NamedTuple
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 
 from data_pipeline.bits import copy_run
 from data_pipeline.compiled import jit
+
+ShowProgress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""
 
 NO_LABEL = -1
 """Value of `labels` for a single stream, which has no second segment to judge."""

@@ -13,13 +13,13 @@ Chosen by measurement, on one core and 20 MB of novels: sentencex 99 MB/s, bling
 abbreviations, but blingfire parts '"Why?" asked Tom.' at the question mark and misses most ends after ' or ”.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import sentencex
 
 from data_pipeline.counts import Counts
+from data_pipeline.hygiene import BLANK_LINES
 from data_pipeline.records import Document, Sentences
 from data_pipeline.settings import DataSettings, language_of
 
@@ -33,8 +33,6 @@ PASSAGE = 1 << 20
 
 # Beyond ASCII and its control characters, str.isspace knows these; sentencex panics at some of them.
 _WIDE_SPACES = [chr(c) for c in range(0x80, 0x3001) if chr(c).isspace()]
-BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
-"""What parts the paragraphs of a document."""
 
 
 def split(document: Document, settings: DataSettings, counts: Counts) -> Sentences:

@@ -11,6 +11,8 @@ SCRIPT_PREDICTIONS = 20
 """What data.max_predictions=0 is in exact mode: the default of max_predictions_per_seq in google-research/bert's
 create_pretraining_data.py."""
 
+SEQUENTIAL = "sequential"
+"""Value of data.order for a sequential order; the other one is `shuffled`."""
 MASKINGS = ("token", "span", "ngram", "phrase", "entity")
 """Values of data.masking."""
 

@@ -29,11 +29,12 @@ import numpy as np
 from data_pipeline.bytestream import filesystem, is_local, reading
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.formats import SourceFile, records
+from data_pipeline.formats import records
 from data_pipeline.hygiene import clean, cleaned, utf8_size
 from data_pipeline.listing import files_of
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, language_of
+from data_pipeline.source_file import SourceFile
 
 UNIT_BYTES = 32 << 20
 """A plain local file larger than this is shared out among workers in pieces of this size."""

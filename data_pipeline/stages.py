@@ -33,7 +33,8 @@ from data_pipeline.segments import SegmentRecipe
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
-from data_pipeline.sources import SourceFile, read
+from data_pipeline.source_file import SourceFile
+from data_pipeline.sources import read
 from data_pipeline.spool import spooled
 from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
 from data_pipeline.storage import exists, join, temporary_folder, whole_folder, write_whole

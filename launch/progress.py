@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from data_pipeline.executors import Stage
+    from data_pipeline.records import ShowProgress
 
 LATE = 2.0
 """Seconds from which a wait is shown."""
@@ -17,12 +17,12 @@ LINES_APART = 30.0
 """Seconds between two lines about one thing in a batch log."""
 
 
-def stages(console: Console) -> "Stage":
+def stages(console: Console) -> "ShowProgress":
     """Shows how far each stage is, on whatever `console` writes to."""
     return _bars(console) if console.is_terminal else _lines(console)
 
 
-def late_stages(console: Console, seconds: float | None = None) -> "Stage":
+def late_stages(console: Console, seconds: float | None = None) -> "ShowProgress":
     """As `stages`, for what is mostly quick: nothing is shown of a stage that ends within so many seconds (two on a
     terminal; in a batch log as many as there are between two lines)."""
     shown, patience = stages(console), LATE if console.is_terminal else LINES_APART
@@ -88,7 +88,7 @@ def _say_time(console: Console, doing: str, started: float) -> None:
     console.print(f"{doing}: {time.monotonic() - started:.0f} s", soft_wrap=True, markup=False)
 
 
-def _bars(console: Console) -> "Stage":
+def _bars(console: Console) -> "ShowProgress":
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -114,7 +114,7 @@ def _bars(console: Console) -> "Stage":
     return stage
 
 
-def _lines(console: Console) -> "Stage":
+def _lines(console: Console) -> "ShowProgress":
     @contextmanager
     def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
         started, done = time.monotonic(), 0

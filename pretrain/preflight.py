@@ -14,8 +14,8 @@ from data_pipeline.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.errors import UserError
 from data_pipeline.index import TRAIN, Index, Split
 from data_pipeline.loader import order_of
-from data_pipeline.order import SEQUENTIAL, Order, default_streams
-from data_pipeline.settings import deciding_values
+from data_pipeline.order import Order, default_streams
+from data_pipeline.settings import SEQUENTIAL, deciding_values
 from data_pipeline.shards import verify_full
 from data_pipeline.vocabulary import load_vocabulary
 from pretrain.config import RunConfig

@@ -14,7 +14,6 @@ from prepare_material import corpus_of, hashes, settings_for, silent
 
 from data_pipeline import executors, provenance
 from data_pipeline.errors import UserError
-from data_pipeline.formats import SourceFile
 from data_pipeline.index import HELD_OUT, TRAIN, Index
 from data_pipeline.learning import learn_vocabulary
 from data_pipeline.packing import original_tokens
@@ -22,6 +21,7 @@ from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
+from data_pipeline.source_file import SourceFile
 from data_pipeline.sources import source_files
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 

@@ -20,7 +20,8 @@ from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import SourceFile, discover, read
+from data_pipeline.source_file import SourceFile
+from data_pipeline.sources import discover, read
 
 
 def documents(*names, counts=None, **options):

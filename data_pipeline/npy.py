@@ -1,0 +1,35 @@
+"""Write one column as an .npy file, read its header, and turn lengths into offsets."""
+
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.storage import writing
+
+
+def starts_of(lengths: NDArray) -> NDArray[np.int64]:
+    """Where each of runs with these lengths begins, and where the last ends."""
+    starts = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def save_column(path: Path, column: NDArray) -> None:
+    """As numpy.save, whose own way to write says of a full disk only that fewer bytes were written."""
+    with writing(path), open(path, "wb") as file:
+        write_header(file, column.dtype, len(column))
+        file.write(np.ascontiguousarray(column).data)
+
+
+def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def opened(file: BinaryIO) -> tuple[np.dtype, int]:
+    """The type of the values in an .npy file, and where the first one lies."""
+    np.lib.format.read_magic(file)
+    _, _, dtype = np.lib.format.read_array_header_1_0(file)
+    return dtype, file.tell()
