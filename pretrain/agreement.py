@@ -5,7 +5,7 @@ stop. It is issued for the next step before this one computes, so that nobody wa
 """
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol, TypeVar
@@ -16,10 +16,6 @@ from data_pipeline.errors import UserError
 from data_pipeline.packing import StepShare
 from pretrain import pace
 from pretrain.world import SumMax, World
-
-Found = TypeVar("Found")
-REFUSED = 2
-"""Exit code after what a person can put right."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +67,6 @@ class StopRequest:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.received = self.received or signal.Signals(number).name
-
-
-def told_alike(world: World, check: Callable[[], Found]) -> Found:
-    """What `check` finds. All ranks call this; where it is refused on some, it is refused on all, and in one line:
-    the first rank raises that UserError, the others end with its exit code and say nothing."""
-    found: list[Found] = []
-    try:
-        world.together(lambda: found.append(check()))
-    except UserError:
-        if world.rank != 0:
-            raise SystemExit(REFUSED) from None
-        raise
-    return found[0]
 
 
 def agreed(

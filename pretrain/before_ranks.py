@@ -6,12 +6,12 @@ The ranks check the same again, since a launcher may have started them elsewhere
 from pathlib import Path
 
 from pretrain.checkpoint import checkpoints
+from pretrain.claim_folder import check_folder, is_finished, refuse_locked
 from pretrain.config import RunConfig
 from pretrain.phases import total_steps
 from pretrain.precision import sees_gpus
 from pretrain.preflight import check_run
 from pretrain.room import surely_has_room
-from pretrain.run_folder import check_folder, is_finished, refuse_locked
 from pretrain.starting_weights import check_starting_weights
 
 

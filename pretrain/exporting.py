@@ -4,23 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from data_pipeline.errors import UserError
 from data_pipeline.index import TOKENIZER, Index
 from data_pipeline.records import Examples
 from data_pipeline.shards import BlockReader
 from data_pipeline.storage import read_bytes
-from pretrain.bounded_yaml import load_yaml
 from pretrain.checkpoint import Checkpoint, find_checkpoint
-from pretrain.config import RunConfig
 from pretrain.export.facts import card_of
 from pretrain.export.huggingface import export
 from pretrain.export.upload import EXPORT
 from pretrain.phases import phase_at
-from pretrain.run_folder import CONFIG, read_run
+from pretrain.run_folder import CONFIG, read_config, read_run
 
 
 class Exported(NamedTuple):
@@ -61,20 +55,6 @@ def export_run(source: Path, out: str, licence: str = "") -> Exported:
     )
     proof = f"proof: largest difference to transformers' logits in float64: {heads}"
     return Exported(target, run, checkpoint, proof)
-
-
-def read_config(run: Path) -> RunConfig:
-    """The resolved settings that a run folder keeps."""
-    path = run / CONFIG
-    if not path.is_file():
-        raise UserError("not a run folder", where=run, expected=f"a folder with {CONFIG}")
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), load_yaml(path))
-        config = OmegaConf.to_object(merged)
-    except (ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"malformed: {error}", where=path) from None
-    assert isinstance(config, RunConfig)
-    return config
 
 
 def proof_examples(index: Index) -> Examples:

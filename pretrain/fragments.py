@@ -8,11 +8,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
+
+from pretrain.optim.segments import Fragment
 
 DTYPES = {
     torch.float64: "F64",
@@ -29,21 +31,6 @@ DTYPES = {
 """What safetensors calls the element types, widest first."""
 PIECE = 1 << 22
 """Bytes that are hashed and written at a time: still in the cache for the second of the two."""
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """Elements start..start+len(values)-1 of one flattened tensor: a weight (fp32 master) or a moment of it."""
-
-    kind: str  # master, exp_avg or exp_avg_sq; buffers and frozen weights are masters too
-    name: str
-    start: int
-    values: torch.Tensor  # 1-D
-
-    @property
-    def key(self) -> str:
-        """Its name in a file."""
-        return f"{self.kind}/{self.name}@{self.start}"
 
 
 def parsed_key(key: str) -> tuple[str, str, int]:

@@ -16,7 +16,7 @@ from data_pipeline.errors import UserError
 from pretrain.checkpoint import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.evaluate.baselines import majority_share
 from pretrain.export.upload import CARD, CHANGED, NOTE, changed
-from pretrain.monitor import is_number, read_metrics
+from pretrain.metrics_file import is_number, read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
 from pretrain.world import World
 

@@ -2,8 +2,9 @@
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +15,13 @@ from rich.console import Console
 
 from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
-from pretrain.agreement import Agreed, told_alike
+from pretrain.agreement import Agreed
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.evaluate.held_out import Figures
 from pretrain.lives import SPENT, Diary
-from pretrain.monitor import TRUST, TRUST_PREFIX, open_tracker, read_metrics
+from pretrain.metrics_file import TRUST, TRUST_PREFIX, read_metrics
+from pretrain.monitor import open_tracker
 from pretrain.monitoring.alerts import cause_of, disk_nearly_full
 from pretrain.preflight import Plan
 from pretrain.pulse import EVALUATING, STARTING, TRAINING, Pulse
@@ -28,10 +30,10 @@ from pretrain.room import BYTES_OF_A_WEIGHT, ROOM
 from pretrain.run_folder import read_summary, write_summary
 from pretrain.run_summary import begun, now, phases_of
 from pretrain.tally import Tally
-from pretrain.terminal import opened
+from pretrain.terminal import Lines, shows_panels
 from pretrain.throughput import peak_flops
 from pretrain.whole_writes import append
-from pretrain.world import World
+from pretrain.world import World, told_alike
 
 EVENTS = "events.jsonl"
 
@@ -55,7 +57,7 @@ class Journal:
         self._folder = Path(config.run.dir)
         shown = console if world.rank == 0 else Console(quiet=True)
         live = config.run.live and world.rank == 0
-        self._view = opened(shown, live, self._folder, plans[-1].phase.last, phases_of(plans))
+        self._view = open_view(shown, live, self._folder, plans[-1].phase.last, phases_of(plans))
         self._diary = Diary(self._folder, writes=world.rank == 0)
         peak = sum(world.gather(peak_flops(world.device, config.monitor.peak_tflops)))
         self._tally = Tally(config.encoder, world, peak)
@@ -252,3 +254,15 @@ def _in_json(line: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in line.items()
         if value is not None
     }
+
+
+def open_view(
+    console: Console, live: bool, folder: Path, last: int, phases: Sequence[dict[str, Any]] = ()
+) -> Lines:
+    """The view of a run of `last` steps in `phases` (as summary.json has them): a live panel where `live` asks for one
+    and `console` can show it."""
+    if live and shows_panels(console, os.environ):
+        from pretrain.panel import Panel
+
+        return Panel(console, folder, last, phases)
+    return Lines(console, last)

@@ -32,7 +32,7 @@ from pretrain.checkpoint import (
 )
 from pretrain.config import RunConfig
 from pretrain.marker import Damaged
-from pretrain.monitor import METRICS, read_metrics
+from pretrain.metrics_file import METRICS, read_metrics
 from pretrain.retention import kept
 from pretrain.run_folder import CONFIG, RUN, parsed_run, read_run, refuse_another
 from pretrain.tidying import set_aside

@@ -5,15 +5,14 @@ from typing import Any
 
 from rich.console import Console
 
-from pretrain.agreement import told_alike
 from pretrain.checkpoint import checkpoints
+from pretrain.claim_folder import check_folder, lock, open_run, run_identity, seen_by_all
 from pretrain.config import RunConfig
 from pretrain.mirror import bring_back
 from pretrain.preflight import Plan
-from pretrain.run_folder import check_folder, lock, open_run, run_identity, seen_by_all
 from pretrain.starting_weights import check_starting_weights
 from pretrain.tidying import drop_leftovers
-from pretrain.world import World
+from pretrain.world import World, told_alike
 
 
 def agreed_run(

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader import Shares
-from pretrain.agreement import told_alike
 from pretrain.config import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.optim.schedule import warmup_updates
@@ -22,7 +21,7 @@ from pretrain.planning.memory import meta_model
 from pretrain.preflight import Plan
 from pretrain.room import check_room
 from pretrain.spoken import in_bytes
-from pretrain.world import World
+from pretrain.world import World, told_alike
 
 PROBE = {"cuda": 64 << 20, "cpu": 4 << 20}
 """Bytes of the all-reduce that measures the links."""

@@ -21,24 +21,24 @@ from data_pipeline.blotting import blotted
 from data_pipeline.errors import UserError
 from data_pipeline.loader import loader_state, resumed_batch
 from pretrain import compiling
-from pretrain.agreement import told_alike
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
+from pretrain.claim_folder import identity_of
 from pretrain.config import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face
-from pretrain.fragments import Fragment
 from pretrain.kernels import lamb
-from pretrain.monitor import cut_metrics
+from pretrain.metrics_file import cut_metrics
+from pretrain.optim.segments import Fragment
 from pretrain.optim.zero_partition import KINDS, Reader
 from pretrain.position import Position, position_of
 from pretrain.precision import resolve_precision
 from pretrain.preflight import Plan
 from pretrain.recovery import recovered
-from pretrain.run_folder import identity_of, refuse_another
+from pretrain.run_folder import refuse_another
 from pretrain.saving import Saver
 from pretrain.starting_weights import check_hugging_face, refuse_another_model
-from pretrain.world import World
+from pretrain.world import World, told_alike
 
 
 def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:

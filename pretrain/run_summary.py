@@ -8,7 +8,7 @@ from data_pipeline.blotting import blot
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.machine import machine
-from pretrain.monitor import TRUST
+from pretrain.metrics_file import TRUST
 from pretrain.phases import Phase
 from pretrain.preflight import Plan
 from pretrain.resume import real_shapes

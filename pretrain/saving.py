@@ -21,8 +21,9 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import FOLDER, LATEST, name_latest, save_checkpoint, step_of
 from pretrain.config import RunConfig
-from pretrain.fragments import Fragment, HostCopies
+from pretrain.fragments import HostCopies
 from pretrain.mirror import Mirror
+from pretrain.optim.segments import Fragment
 from pretrain.tidying import drop_old
 from pretrain.world import World
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pretrain.evaluate.learning import learning_of
 from pretrain.forgiving import number, objects, table, tables, text_of
-from pretrain.monitor import METRICS
+from pretrain.metrics_file import METRICS
 from pretrain.pulse import TRAINING, is_dead, read_pulse
 from pretrain.time_left import seconds_left
 

@@ -1,12 +1,10 @@
 """Print what happens in a run as lines on a console: those of a batch log, and those above a live panel.
 
-`Lines` is plain. pretrain/panel.py has the view for a terminal, with the same methods; `opened` chooses.
+`Lines` is plain. pretrain/panel.py has the view for a terminal, with the same methods; pretrain/journal.py chooses.
 """
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -103,18 +101,6 @@ class Lines:
             if finding.kind not in self._told:
                 self._told.add(finding.kind)
                 self._console.print(str(finding), soft_wrap=True, style="yellow", markup=False)
-
-
-def opened(
-    console: Console, live: bool, folder: Path, last: int, phases: Sequence[dict[str, Any]] = ()
-) -> Lines:
-    """The view of a run of `last` steps in `phases` (as summary.json has them): a live panel where `live` asks for one
-    and `console` can show it."""
-    if live and shows_panels(console, os.environ):
-        from pretrain.panel import Panel
-
-        return Panel(console, folder, last, phases)
-    return Lines(console, last)
 
 
 def shows_panels(console: Console, environment: Mapping[str, str]) -> bool:

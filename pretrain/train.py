@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pretrain import compiling
-from pretrain.agreement import Agreed, StopRequest, agreed, told_alike
+from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.config import RunConfig
 from pretrain.determinism import seed_dropout, set_threads
 from pretrain.engine import Engine, build_engine
@@ -30,7 +30,7 @@ from pretrain.report import render
 from pretrain.resume import Position, begin, enter, roll_back, save
 from pretrain.saving import Saver
 from pretrain.watchdog import Watchdog, patience, rank_log
-from pretrain.world import World
+from pretrain.world import World, told_alike
 
 STOPPED = 3
 """Exit code after a signal: the run is saved, and the same command goes on with it."""

@@ -8,13 +8,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import UserError
 from pretrain.launchers import PORT, place
+
+Found = TypeVar("Found")
+REFUSED = 2
+"""Exit code after what a person can put right."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,19 @@ class SumMax:
             self._works.pop(0).wait()
         sums = [kind(value) for kind, value in zip(self._kinds, self._sums.tolist(), strict=True)]
         return sums, self._maxima.tolist()
+
+
+def told_alike(world: World, check: Callable[[], Found]) -> Found:
+    """What `check` finds. All ranks call this; where it is refused on some, it is refused on all, and in one line:
+    the first rank raises that UserError, the others end with its exit code and say nothing."""
+    found: list[Found] = []
+    try:
+        world.together(lambda: found.append(check()))
+    except UserError:
+        if world.rank != 0:
+            raise SystemExit(REFUSED) from None
+        raise
+    return found[0]
 
 
 def check_gpus(ranks: int) -> None:

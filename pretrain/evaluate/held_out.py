@@ -6,14 +6,13 @@ import torch
 from data_pipeline.index import Index
 from data_pipeline.instances import words_of
 from data_pipeline.loader import held_out
-from pretrain.agreement import told_alike
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.evaluate.baselines import answers_in_short, label_counts, masked_targets, pair_majority, unigram
 from pretrain.meters import Meter
 from pretrain.preflight import Plan
-from pretrain.world import World
+from pretrain.world import World, told_alike
 
 Figures = dict[str, float | str]
 """Of one evaluation, by name."""

@@ -17,7 +17,7 @@ from pretrain.export.card import Card
 from pretrain.export.energy import FORMULA, estimate, watts
 from pretrain.export.recipe_again import name_only, reproduce
 from pretrain.lives import Life, read_lives
-from pretrain.monitor import read_metrics
+from pretrain.metrics_file import read_metrics
 from pretrain.run_folder import read_run, read_summary
 
 

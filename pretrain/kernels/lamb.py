@@ -13,27 +13,13 @@ at most some thousand elements, then in float64.
 import importlib.util
 import math
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.optim.segments import Layout, squared_norm
-
-
-class Coefficients(NamedTuple):
-    """The numbers of one update of one parameter group: u = scale * m / (sqrt(v) + eps) + weight_decay * w."""
-
-    beta1: float
-    beta2: float
-    eps: float
-    """The group's eps times sqrt(1 - beta2^t): both sides of m̂ / (sqrt(v̂) + eps) times that root, so that v̂ needs
-    no memory of its own."""
-    scale: float
-    """sqrt(1 - beta2^t) / (1 - beta1^t)."""
-    weight_decay: float
+from pretrain.optim.segments import Coefficients, Layout, Passes, squared_norm
 
 
 def coefficients(group: dict[str, Any], updates: int, bias_correction: bool) -> Coefficients:
@@ -42,19 +28,6 @@ def coefficients(group: dict[str, Any], updates: int, bias_correction: bool) -> 
     steps = updates if bias_correction else math.inf  # beta^inf = 0: no correction
     root = math.sqrt(1 - beta2**steps)
     return Coefficients(beta1, beta2, group["eps"] * root, root / (1 - beta1**steps), group["weight_decay"])
-
-
-class Passes(NamedTuple):
-    """The two passes. Tensors are contiguous, of one shape, dtype and device, and changed in place.
-
-    `update(weights, gradient, first, second, layout, coefficients, norms)`: moments, and the update in the gradient's
-    place; with `norms` returns (2, parameters) float64, this rank's share of ||w||^2 (before the update) and ||u||^2
-    in the order of `layout.names`, else None.
-    `apply(weights, update, layout, ratios, lr)`: `ratios` (parameters,) in the order of `layout.names`; None: all 1.
-    """
-
-    update: Callable[[Tensor, Tensor, Tensor, Tensor, Layout, Coefficients, bool], Tensor | None]
-    apply: Callable[[Tensor, Tensor, Layout, Tensor | None, float], None]
 
 
 def update(

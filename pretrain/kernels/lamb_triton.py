@@ -22,8 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pretrain.kernels.lamb import Coefficients, Passes
-from pretrain.optim.segments import Layout
+from pretrain.optim.segments import Coefficients, Layout, Passes
 
 BLOCK = tl.constexpr(2048)
 LANES = tl.constexpr(1024)

@@ -121,7 +121,7 @@ def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
 
 def settings_of(run: Path) -> RunConfig | None:
     """The settings that a run folder keeps; None where it has none that can be read."""
-    from pretrain.exporting import read_config
+    from pretrain.run_folder import read_config
 
     try:
         return read_config(run)

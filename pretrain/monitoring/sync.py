@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_pipeline.blotting import blotted
 from data_pipeline.errors import UserError
-from pretrain.monitor import read_metrics
+from pretrain.metrics_file import read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.connection import first_line, has_key, start
 from pretrain.monitoring.points import point_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import MonitorSettings
-from pretrain.monitor import JsonLines, read_metrics
+from pretrain.metrics_file import JsonLines, read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.alerts import Alerts
 from pretrain.monitoring.connection import Connection, begin, first_line, warn

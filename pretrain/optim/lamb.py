@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretrain.kernels.lamb import Passes, choose, coefficients
-from pretrain.optim.segments import Layout, whole
+from pretrain.kernels.lamb import choose, coefficients
+from pretrain.optim.segments import Layout, Passes, whole
 
 
 class Lamb(Optimizer):

@@ -1,5 +1,9 @@
-"""How named parameters lie in a flat tensor, and exact squared norms of the pieces."""
+"""Describe how named parameters lie in a flat tensor, and take exact squared norms of the pieces.
 
+The types that optimizer, kernels, partition map and checkpoints share are here as well: nothing of them is imported.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +48,47 @@ class Layout:
                 gaps.append((end, segment.start - end))
             end = segment.start + segment.length
         return [*gaps, (end, self.numel - end)] if end < self.numel else gaps
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements start..start+len(values)-1 of one flattened tensor: a weight (fp32 master) or a moment of it."""
+
+    kind: str  # master, exp_avg or exp_avg_sq; buffers and frozen weights are masters too
+    name: str
+    start: int
+    values: torch.Tensor  # 1-D
+
+    @property
+    def key(self) -> str:
+        """Its name in a file."""
+        return f"{self.kind}/{self.name}@{self.start}"
+
+
+class Coefficients(NamedTuple):
+    """The numbers of one update of one parameter group: u = scale * m / (sqrt(v) + eps) + weight_decay * w."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    """The group's eps times sqrt(1 - beta2^t): both sides of m̂ / (sqrt(v̂) + eps) times that root, so that v̂ needs
+    no memory of its own."""
+    scale: float
+    """sqrt(1 - beta2^t) / (1 - beta1^t)."""
+    weight_decay: float
+
+
+class Passes(NamedTuple):
+    """The two passes. Tensors are contiguous, of one shape, dtype and device, and changed in place.
+
+    `update(weights, gradient, first, second, layout, coefficients, norms)`: moments, and the update in the gradient's
+    place; with `norms` returns (2, parameters) float64, this rank's share of ||w||^2 (before the update) and ||u||^2
+    in the order of `layout.names`, else None.
+    `apply(weights, update, layout, ratios, lr)`: `ratios` (parameters,) in the order of `layout.names`; None: all 1.
+    """
+
+    update: Callable[[Tensor, Tensor, Tensor, Tensor, Layout, Coefficients, bool], Tensor | None]
+    apply: Callable[[Tensor, Tensor, Layout, Tensor | None, float], None]
 
 
 def whole(name: str, numel: int) -> Layout:

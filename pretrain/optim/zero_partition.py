@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretrain.fragments import Fragment
-from pretrain.optim.segments import Layout
+from pretrain.optim.segments import Fragment, Layout
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("master", *MOMENTS)

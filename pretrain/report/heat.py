@@ -11,7 +11,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.monitor import layer_of
+from pretrain.metrics_file import layer_of
 from pretrain.report.record import Points, RunRecord
 from pretrain.report.scales import text, ticks
 

@@ -17,7 +17,7 @@ from pretrain.evaluate.scores import HELD_OUT, NAMED
 from pretrain.evaluate.verdict import Finding, Losses, findings
 from pretrain.forgiving import number, objects, table, tables, text_of
 from pretrain.lives import LOST, Life, read_lives
-from pretrain.monitor import METRICS, TRUST, TRUST_PREFIX, read_metrics
+from pretrain.metrics_file import METRICS, TRUST, TRUST_PREFIX, read_metrics
 from pretrain.report.reading import (
     SavedCheckpoint,
     read,

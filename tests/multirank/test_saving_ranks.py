@@ -19,9 +19,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from pretrain import checkpoint
 from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
+from pretrain.claim_folder import seen_by_all
 from pretrain.config import RunConfig
-from pretrain.fragments import Fragment
-from pretrain.run_folder import seen_by_all
+from pretrain.optim.segments import Fragment
 from pretrain.saving import Saver
 from pretrain.world import World
 from tests.command_line import setting
@@ -184,7 +184,7 @@ def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
     """What `maskmill train` ends with on this rank: where the first cannot cut the history, as the run begins and as
     it is rolled back; and with shards that only the second finds damaged."""
     from launch.recipe import load_config
-    from pretrain import monitor, resume, train
+    from pretrain import metrics_file, resume, train
     from pretrain.guard import Guard
 
     first = os.environ["RANK"] == "0"
@@ -210,7 +210,7 @@ def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
             elif name == "rolls-back":
                 patch.setattr(Guard, "accepts", lambda _guard: False)
                 if first:
-                    patch.setattr(monitor, "cut_metrics", full)
+                    patch.setattr(metrics_file, "cut_metrics", full)
             ends[name] = life(port, given)
     return ends
 

@@ -13,7 +13,7 @@ import pytest
 import wandb
 from omegaconf import OmegaConf
 
-from pretrain import monitor
+from pretrain import metrics_file, monitor
 from pretrain.checkpoint import MARKER
 from pretrain.config import MonitorSettings, RunConfig
 from pretrain.monitoring.layout import keys_of, sections
@@ -73,7 +73,7 @@ def test_one_training_is_one_run_over_its_lives(tracked: tuple[Standin, Path, st
     known = json.loads((run / "run.json").read_text())
     of_train = {name: one for name, one in state.runs.items() if one.settings["jobType"] == "train"}
     assert list(of_train) == [known["id"]]
-    lines = monitor.read_metrics(run)
+    lines = metrics_file.read_metrics(run)
     assert [p["step"] for p in state.points(known["id"])] == [line["step"] for line in lines]
     assert len(lines) == 4 + 2 + 2, "steps, trust ratios, evaluations"
     assert of_train[known["id"]].exit_code == 0
@@ -123,7 +123,7 @@ def test_the_dashboard_names_what_a_run_logs(tracked: tuple[Standin, Path, str])
     logged = {
         key for point in state.points(json.loads((run / "run.json").read_text())["id"]) for key in point
     }
-    assert logged == {key for line in monitor.read_metrics(run) for key in point_of(line)}
+    assert logged == {key for line in metrics_file.read_metrics(run) for key in point_of(line)}
     of_many_ranks = {"slowest_rank", "slowest_rank_ratio"}
     assert keys_of(sections("bert")) - of_many_ranks <= logged
     patterns = [panel.pattern for section in sections("bert") for panel in section.panels if panel.pattern]
@@ -202,7 +202,7 @@ def test_a_machine_without_a_network(elsewhere: Path, tmp_path: Path) -> None:
         check=True,
     )
     assert "going on offline" in done.stdout
-    assert len(monitor.read_metrics(run)) == 3
+    assert len(metrics_file.read_metrics(run)) == 3
     assert len(list((run / "wandb").glob("offline-run-*/run-abc.wandb"))) == 1
 
 

@@ -22,8 +22,9 @@ from pretrain.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
-from pretrain.fragments import Fragment, HostCopies
+from pretrain.fragments import HostCopies
 from pretrain.marker import sealed
+from pretrain.optim.segments import Fragment
 from pretrain.retention import kept
 from pretrain.tidying import drop_leftovers, drop_old
 from pretrain.world import World

@@ -16,7 +16,7 @@ from pretrain import train, whole_writes
 from pretrain.config import RunConfig
 from pretrain.forgiving import number, table, tables, text_of
 from pretrain.journal import EVENTS, Journal
-from pretrain.monitor import JsonLines, read_metrics
+from pretrain.metrics_file import JsonLines, read_metrics
 from pretrain.objectives import load
 from pretrain.position import Position
 from pretrain.run_folder import read_summary

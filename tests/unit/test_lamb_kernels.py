@@ -17,7 +17,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from pretrain.kernels import lamb as kernels
 from pretrain.optim.lamb import Lamb
-from pretrain.optim.segments import Layout, Segment
+from pretrain.optim.segments import Coefficients, Layout, Segment
 
 Check = Callable[..., Any]
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -184,9 +184,7 @@ def norms_of_a_long_tensor(device: str, numel: int) -> tuple[list[float], list[f
     w, g = (torch.randn(numel + 999, generator=generator).to(device) for _ in range(2))
     layout = Layout(("long",), (Segment(0, 999, numel, 0),), numel + 999, split=False)
     start, zeros = w.double(), torch.zeros_like(w)
-    squares = update(
-        w, g, zeros, zeros.clone(), layout, kernels.Coefficients(0.9, 0.999, 1e-6, 0.3, 0.01), True
-    )
+    squares = update(w, g, zeros, zeros.clone(), layout, Coefficients(0.9, 0.999, 1e-6, 0.3, 0.01), True)
     right = [float(values[999:].double().square().sum()) for values in (start, g)]  # g now holds the update
     assert squares is not None
     return squares.view(-1).tolist(), right

@@ -14,11 +14,11 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.remote import object_names, read_object, write_object
 from data_pipeline.storage import write_whole
-from pretrain import mirror, opening, run_folder
+from pretrain import claim_folder, mirror, opening
 from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config import RunConfig
+from pretrain.metrics_file import read_metrics
 from pretrain.mirror import Mirror, bring_back
-from pretrain.monitor import read_metrics
 from pretrain.recovery import recovered
 from pretrain.run_folder import read_run
 from pretrain.saving import Saver
@@ -274,19 +274,19 @@ Start = Callable[[RunConfig], Checkpoint | None]
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """What `maskmill train` does before it trains: the supervisor looks at the run folder, the first rank takes hold
     of it, brings back what it lacks and mends what is damaged. Returns what the run goes on from."""
-    for module in (run_folder, opening):
+    for module in (claim_folder, opening):
         monkeypatch.setattr(module, "run_identity", lambda plans: IDENTITY)
     holds: list[Any] = []
 
     def noted(folder: Path) -> Any:
-        holds.append(run_folder.lock(folder))
+        holds.append(claim_folder.lock(folder))
         return holds[-1]
 
     monkeypatch.setattr(opening, "lock", noted)
 
     def started(config: RunConfig) -> Checkpoint | None:
         try:
-            run_folder.check_folder(config, [])
+            claim_folder.check_folder(config, [])
             opening.agreed_run(config, [], World(), Console(quiet=True))
             return recovered(config, World(), lambda line: None)
         finally:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain import monitor
+from pretrain import metrics_file, monitor
 from pretrain.config import MonitorSettings
 
 
 def steps(folder: Path) -> list[int]:
-    return [line["step"] for line in monitor.read_metrics(folder)]
+    return [line["step"] for line in metrics_file.read_metrics(folder)]
 
 
 def write(folder: Path, *numbers: int) -> None:
@@ -25,7 +25,7 @@ def write(folder: Path, *numbers: int) -> None:
 
 def test_a_resumed_run_cuts_what_its_checkpoint_does_not_know(tmp_path: Path) -> None:
     write(tmp_path, 10, 20, 30, 40)
-    assert monitor.cut_metrics(tmp_path, 20) == 2
+    assert metrics_file.cut_metrics(tmp_path, 20) == 2
     assert steps(tmp_path) == [10, 20]
     write(tmp_path, 30, 40, 50)
     assert steps(tmp_path) == [10, 20, 30, 40, 50]
@@ -38,7 +38,7 @@ def test_a_line_torn_by_a_kill_is_not_a_line(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2')
     assert steps(tmp_path) == [10]
-    monitor.cut_metrics(tmp_path, 10)
+    metrics_file.cut_metrics(tmp_path, 10)
     write(tmp_path, 20)
     assert steps(tmp_path) == [10, 20]
 
@@ -52,7 +52,7 @@ def test_a_cut_that_finds_no_room_is_one_line_and_leaves_the_history(
     write(tmp_path, 10, 20, 30)
     monkeypatch.setattr(monitor, "append", full)
     with pytest.raises(UserError, match=r"metrics\.lost\.jsonl: cannot be written: No space left"):
-        monitor.cut_metrics(tmp_path, 10)
+        metrics_file.cut_metrics(tmp_path, 10)
     assert steps(tmp_path) == [10, 20, 30]
     assert not (tmp_path / "metrics.lost.jsonl").exists()
 
@@ -70,14 +70,14 @@ def test_lines_wait_for_a_folder_that_is_full_or_gone(
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    lines = monitor.JsonLines(folder)
+    lines = metrics_file.JsonLines(folder)
     lines.log({"step": 1})
     folder.rename(tmp_path / "away")
     lines.log({"step": 2})
     assert "1 lines wait" in capsys.readouterr().err
     (tmp_path / "away").rename(folder)
     code = (
-        "import resource, signal, sys; from pathlib import Path; from pretrain.monitor import JsonLines\n"
+        "import resource, signal, sys; from pathlib import Path; from pretrain.metrics_file import JsonLines\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
         "JsonLines(Path(sys.argv[1])).log({'step': 22222222})"
     )

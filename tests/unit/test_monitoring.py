@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain import monitor
+from pretrain import metrics_file, monitor
 from pretrain.config import MonitorSettings, RunConfig
 from pretrain.guard import Guard
 from pretrain.monitoring import alerts, connection, stages, tracker
@@ -69,10 +69,10 @@ def a_life(folder: Path, *steps: int, status: str = "stopped") -> None:
 
 def test_each_line_is_sent_once_over_several_lives(tmp_path: Path, server: Server) -> None:
     a_life(tmp_path, 1, 2, 3)
-    assert monitor.cut_metrics(tmp_path, 2) == 1  # step 3 is done again
+    assert metrics_file.cut_metrics(tmp_path, 2) == 1  # step 3 is done again
     a_life(tmp_path, 3, 4, status="finished")
     assert server.steps() == [1, 2, 3, 3, 4], "W&B takes nothing back: the step done again is there twice"
-    assert [line["step"] for line in monitor.read_metrics(tmp_path)] == [1, 2, 3, 4]
+    assert [line["step"] for line in metrics_file.read_metrics(tmp_path)] == [1, 2, 3, 4]
     assert server.ended == [(3, True), (0, False)], "a life that a signal ended is preempted, no success"
     assert all("kind" not in point for point in server.points_), "only numbers make points"
 
@@ -85,7 +85,7 @@ def test_what_was_on_the_way_when_a_run_was_killed_is_sent_again(tmp_path: Path,
     assert server.steps() == [1, 2, 3, 4, 5, 6]
     server.takes = 8
     a_life(tmp_path, 7, 8, 9, 10)
-    monitor.cut_metrics(tmp_path, 9)  # of the two lost ones, 10 is cut
+    metrics_file.cut_metrics(tmp_path, 9)  # of the two lost ones, 10 is cut
     server.takes = math.inf
     a_life(tmp_path, 10)
     assert server.steps() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -128,7 +128,7 @@ def test_a_failure_of_wandb_does_not_end_the_run(
 
     monkeypatch.setattr(tracker, "begin", lambda stage: Broken(Server(), online=True))
     a_life(tmp_path, 1, 2)
-    assert [line["step"] for line in monitor.read_metrics(tmp_path)] == [1, 2]
+    assert [line["step"] for line in metrics_file.read_metrics(tmp_path)] == [1, 2]
     assert capsys.readouterr().out.count("W&B failed, going on without it") == 1
 
 

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from pretrain import panel as panel_module
 from pretrain.config import RunConfig, TrainSettings
+from pretrain.journal import open_view
 from pretrain.panel import KEPT, PLAIN, Panel, sparkline
 from pretrain.phases import Phase
-from pretrain.terminal import Lines, opened, shows_panels
+from pretrain.terminal import Lines, shows_panels
 
 LINE: dict[str, Any] = {
     "kind": "train", "step": 40, "loss": 5.4321, "mask_loss": 4.8, "mask_accuracy": 0.12, "mlm_loss": 4.75,
@@ -174,8 +175,8 @@ def test_panels_are_for_people_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert shows_panels(console, {})
         assert shows_panels(console, {"CI": "false"})
         assert not shows_panels(console, {"CI": "true"})
-        assert type(opened(console, True, tmp_path, 9)) is Panel
-        assert type(opened(console, False, tmp_path, 9)) is Lines
+        assert type(open_view(console, True, tmp_path, 9)) is Panel
+        assert type(open_view(console, False, tmp_path, 9)) is Lines
         monkeypatch.setenv("TERM", "dumb")
         assert not shows_panels(Console(file=terminal), {})
     os.close(leader)
@@ -189,7 +190,7 @@ def written(console: Console) -> list[str]:
 
 def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
-    with opened(console, True, tmp_path, 900) as lines:
+    with open_view(console, True, tmp_path, 900) as lines:
         lines.begin(0, [])
         lines.enter(phase("short"))
         lines.step(1)

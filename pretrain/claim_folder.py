@@ -1,0 +1,163 @@
+"""Claim the folder of a run: what is its identity, whether the folder is its own, and who holds it.
+
+Without torch: the command line asks before any rank starts.
+"""
+
+import fcntl
+import secrets
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from data_pipeline.blotting import blot
+from data_pipeline.errors import UserError
+from data_pipeline.index import canonical_json
+from data_pipeline.storage import write_whole
+from pretrain.checkpoint import checkpoints
+from pretrain.config import RunConfig
+from pretrain.metrics_file import read_metrics
+from pretrain.preflight import Plan
+from pretrain.run_folder import CONFIG, RUN, read_run, read_summary, refuse_another
+
+if TYPE_CHECKING:
+    from pretrain.world import World
+
+
+def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """What decides the weights in one phase: a folder holds one run, and a run has one identity.
+
+    Ranks, ZeRO stage, micro-batch and intervals are not in it: they may change at a resume."""
+    groups = {name: asdict(config)[name] for name in ("optim", "schedule", "encoder")}
+    return {
+        "data": plan.index.identity,
+        "vocabulary": plan.index.vocabulary.sha256,
+        "objective.name": config.objective.name,
+        "data.streams": plan.streams,
+        "data.dynamic_masking": dict(plan.masking.identity) if plan.masking else None,
+        "run.seed": config.run.seed,
+        "train.steps": config.train.steps,
+        "train.global_batch": config.train.global_batch,
+        "train.precision": plan.precision,
+        "train.clip": config.train.clip,
+        **{f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()},
+        "init_from": config.init_from,
+        "init_moments": config.init_moments,
+    }
+
+
+def run_identity(plans: list[Plan]) -> dict[str, Any]:
+    """identity_of the run; where it has phases, what differs between them is under the name of each."""
+    each = {plan.phase.name: identity_of(plan.phase.config, plan) for plan in plans}
+    first = next(iter(each.values()))
+    if len(each) == 1:
+        return first | ({"phases": list(each)} if list(each) != [""] else {})
+    shared = {key for key in first if all(other[key] == first[key] for other in each.values())}
+    return {
+        "phases": list(each),
+        **{key: first[key] for key in first if key in shared},
+        **{f"{name}.{key}": own[key] for name, own in each.items() for key in own if key not in shared},
+    }
+
+
+def check_folder(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
+    """run.json of this very run in run.dir, or a new one's; nothing is written. Raises UserError for a folder that
+    holds something else."""
+    folder, identity = Path(config.run.dir), run_identity(plans)
+    run = read_run(folder)
+    if run is not None and not checkpoints(folder) and not read_metrics(folder):
+        run = None  # a first start that came to nothing: what it was told may be corrected
+    elif run is None and _holds_other_files(folder):
+        raise UserError(
+            "holds other files", where=folder, expected="a new or empty folder, or this run's own"
+        )
+    if run is None:
+        return {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "lives": 0}
+    if is_finished(folder):
+        _refuse_more_steps(run["identity"], identity, folder)
+    refuse_another(run["identity"], identity, folder, "choose another run.dir")
+    return run
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run of this folder has made all its steps."""
+    return bool(read_summary(folder).get("status") == "finished")
+
+
+def _refuse_more_steps(then: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Raises UserError, with the command's settings for more of them, where nothing differs but steps."""
+    differing = [key for key, value in now.items() if then.get(key) != value]
+    if not differing or any(not f".{key}".endswith(".train.steps") for key in differing):
+        return
+    new = next(path for n in count(2) if not (path := folder.with_name(f"{folder.name}-{n}")).exists())
+    more = sum(int(now[key]) - int(then.get(key, 0)) for key in differing)
+    added = f" train.steps={more}" if differing == ["train.steps"] and more > 0 else ""
+    raise UserError(
+        f"the run is finished at {_steps_of(then, differing)}, where its learning-rate schedule ends; "
+        f"asked for are {_steps_of(now, differing)}",
+        where=folder,
+        remedy="to train on, start another run from its weights and moments: "
+        f"run.dir={new} init_from={folder} init_moments=true{added}",
+    )
+
+
+def _steps_of(identity: dict[str, Any], keys: list[str]) -> str:
+    return ", ".join(f"{key}={identity.get(key)}" for key in keys)
+
+
+def _holds_other_files(folder: Path) -> bool:
+    """Whether there is anything beside what a start that came to nothing leaves: logs and hidden files."""
+    if not folder.is_dir():
+        return folder.exists()
+    return any(path.name != "logs" and not path.name.startswith(".") for path in folder.iterdir())
+
+
+def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
+    """Makes the run folder where there is none and counts this life; the first rank calls this. Returns the run's
+    W&B `id` and whether it is `finished`."""
+    folder, run = Path(config.run.dir), check_folder(config, plans)
+    finished = is_finished(folder)
+    if not finished:
+        run["lives"] += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / RUN, canonical_json(run, indent=1))
+        write_whole(folder / CONFIG, blot(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
+    return {"id": run["id"], "lives": run["lives"], "finished": finished}
+
+
+def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
+    """Raises UserError on every rank where some rank does not see the run folder of the first. All ranks call it."""
+    run = read_run(folder)
+    here = run is not None and (run["id"], run["lives"]) == (about["id"], about["lives"])
+    blind = [rank for rank, sees in enumerate(world.gather(here)) if not sees]
+    if blind:
+        raise UserError(
+            f"ranks {blind[:5]} do not see what the first rank wrote",
+            where=folder,
+            expected="a folder on storage that all nodes share",
+        )
+
+
+def lock(folder: Path) -> Any:
+    """Makes the run folder and holds it until the process ends or the result is closed. Raises UserError where
+    another life of the run is at work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(
+            "another process is training here", where=folder, remedy="wait for it, or end it"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+    return file
+
+
+def refuse_locked(folder: Path) -> None:
+    """Raises UserError where another life of the run is at work. Makes nothing, and holds nothing afterwards."""
+    if (folder / ".lock").is_file():
+        lock(folder).close()

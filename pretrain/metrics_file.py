@@ -1,0 +1,102 @@
+"""Append to, read and cut metrics.jsonl.
+
+It is the surviving history, written once: a resumed run cuts it at its checkpoint's step.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.storage import write_whole, writing
+from pretrain.forgiving import tables
+from pretrain.monitoring.uploaded import lines_were_cut
+from pretrain.whole_writes import append
+
+METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
+FIGURES = (
+    *("step", "steps", "batch", "loss", "lr", "seconds", "ranks", "tokens_per_s", "parameters"),
+    *("held_out_mlm_loss", "held_out_nsp_accuracy", "unigram_entropy"),
+)
+"""What verbs reckon with, of a line of metrics.jsonl and of summary.json."""
+TRUST, TRUST_PREFIX = "trust", "trust_ratio/"
+"""Kind of a line that holds LAMB's trust ratio of each tensor, and what is put before the tensors' names."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+class JsonLines:
+    """Appends to metrics.jsonl, a whole line at a time, so that a killed run leaves at most one torn line. Where the
+    folder is full or gone for a while, that is told, and the lines wait for the next one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / METRICS
+        self._waiting: list[bytes] = []
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Writes `line` and flushes it."""
+        self._waiting.append(json.dumps(line).encode() + b"\n")
+        self.close()
+
+    def alert(self, cause: str, text: str) -> None:
+        """Does nothing: events.jsonl has what happened, and the terminal said it."""
+
+    def cut(self, step: int) -> None:
+        """Moves the lines after `step`, which a rolled back run does again, to metrics.lost.jsonl."""
+        self.close()
+        cut_metrics(self._folder, step)
+
+    def close(self, status: str = "finished") -> None:
+        """Writes what waits."""
+        if not self._waiting:
+            return
+        try:
+            append(self._path, b"".join(self._waiting))
+            self._waiting.clear()
+        except OSError as error:
+            waiting = f"{len(self._waiting)} lines wait for the next one"
+            print(f"maskmill: WARNING: {self._path}: {error.strerror}; {waiting}", file=sys.stderr)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a torn last line, left by a kill, is not one, nor is one whose figures are none."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    lines = tables(path.read_text(encoding="utf-8", errors="replace"))
+    return [line for line in lines if is_number(line.get("step", 0)) and not wrong_figure(line)]
+
+
+def layer_of(tensor: str) -> int | None:
+    """The layer, from 1 on, that the tensor of this name is of; 0: the embeddings; None: the heads."""
+    if found := _LAYER.search(tensor):
+        return int(found[1]) + 1
+    return 0 if ".embeddings." in f".{tensor}" else None
+
+
+def wrong_figure(values: Mapping[str, Any]) -> str:
+    """The name of a figure that is no number, of those that are reckoned with; empty where all are. NaN is one, and
+    what is unknown is null."""
+    known = {name: values[name] for name in FIGURES if values.get(name) is not None}
+    return next((name for name, value in known.items() if not is_number(value) and value == value), "")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one, and neither NaN nor as good as infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**62
+
+
+def cut_metrics(folder: Path, step: int) -> int:
+    """Keeps the lines up to `step` in metrics.jsonl; later ones, which the checkpoint does not know of, go to
+    metrics.lost.jsonl. Returns how many went. Raises UserError where the disk is full: the history then stays."""
+    lines = read_metrics(folder)
+    kept = [line for line in lines if line.get("step", 0) <= step]
+    lost = [line for line in lines if line.get("step", 0) > step]
+    if lost:
+        with writing(folder / LOST):
+            append(folder / LOST, b"".join(json.dumps(line).encode() + b"\n" for line in lost))
+    if (folder / METRICS).is_file():
+        write_whole(folder / METRICS, [f"{json.dumps(line)}\n".encode() for line in kept])
+    lines_were_cut(folder, len(kept))
+    return len(lost)
