@@ -59,13 +59,17 @@ def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
     save_sorted(corpus_of(documents=400, sentences=4000, longest=120), tmp_path)
     assert (tmp_path / "tokens.npy").stat().st_size > 180 << 20
     code = (
-        "import sys, re; from pathlib import Path; from data_pipeline import donors, corpus, recipes, vocabulary\n"
+        "import sys, re; from pathlib import Path\n"
+        "from data_pipeline import donors\n"
+        "from data_pipeline.corpus import open_corpus\n"
+        "from data_pipeline.recipes import recipe_of\n"
+        "from data_pipeline.vocabulary import load_vocabulary\n"
         "from data_pipeline.settings import DataSettings\n"
         "donors.MAPPED_BYTES = 0\n"
-        "recipe = recipes.recipe_of(DataSettings(sources=['x'], sequences='segment_pair'),"
-        " vocabulary.load_vocabulary(sys.argv[2]))\n"
+        "recipe = recipe_of(DataSettings(sources=['x'], sequences='segment_pair'),"
+        " load_vocabulary(sys.argv[2]))\n"
         "status = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) >> 10\n"
-        "mill = corpus.open_corpus(Path(sys.argv[1]))\n"
+        "mill = open_corpus(Path(sys.argv[1]))\n"
         "for _ in recipe.pieces(mill, 0, 1, 1, 1): pass\n"
         "before = status()\n"
         "pairs = sum(len(piece) for piece in recipe.pieces(mill, 0, 12, 1, 1))\n"

@@ -50,7 +50,7 @@ def test_a_cut_that_finds_no_room_is_one_line_and_leaves_the_history(
         raise OSError(28, "No space left on device")
 
     write(tmp_path, 10, 20, 30)
-    monkeypatch.setattr(monitor, "append", full)
+    monkeypatch.setattr(metrics_file, "append", full)
     with pytest.raises(UserError, match=r"metrics\.lost\.jsonl: cannot be written: No space left"):
         metrics_file.cut_metrics(tmp_path, 10)
     assert steps(tmp_path) == [10, 20, 30]
