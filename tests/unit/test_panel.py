@@ -211,7 +211,7 @@ def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
 
 def test_lines_of_other_objectives_and_older_runs(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
-    with opened(console, True, tmp_path, 900) as lines:
+    with open_view(console, True, tmp_path, 900) as lines:
         lines.figures({"kind": "train", "step": 1, "loss": None, "lr": 0.1, "tokens_per_s": 5.0})
         lines.held_out(1, {"held_out_loss": 5.0, "held_out_mlm_loss": 4.5})
     assert written(console) == [
@@ -226,7 +226,7 @@ def warnings(console: Console) -> list[str]:
 
 def test_the_plateau_is_named_once_and_again_at_the_end(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
-    with opened(console, True, tmp_path, 100) as lines:
+    with open_view(console, True, tmp_path, 100) as lines:
         lines.held_out(0, PLATEAU)
         assert warnings(console) == [], "before the first step nothing can have been learnt"
         lines.held_out(40, PLATEAU)
