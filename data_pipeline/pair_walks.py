@@ -8,7 +8,7 @@ import numpy as np
 
 from data_pipeline.compiled import jit
 from data_pipeline.donors import sentence_start
-from data_pipeline.records import NO_LABEL
+from data_pipeline.entries import NO_LABEL
 from data_pipeline.twister import PHILOX_WORDS, below, unit
 from data_pipeline.walks import (
     DOCUMENT,

@@ -21,9 +21,6 @@ from data_pipeline.compiled import jit
 ShowProgress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""
 
-NO_LABEL = -1
-"""Value of `labels` for a single stream, which has no second segment to judge."""
-
 
 def _no_sources() -> NDArray[np.uint16]:
     return np.empty(0, np.uint16)

@@ -8,7 +8,7 @@ Shape legend: T packed tokens, E examples, R masked rows.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from data_pipeline.bins import Caps
-from data_pipeline.packing import PackedMicroBatch
-from data_pipeline.records import NO_LABEL, Examples
+from data_pipeline.entries import NO_LABEL
 from pretrain.encoder.attention import Packing
+
+if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for
+    from data_pipeline.bins import Caps
+    from data_pipeline.packing import PackedMicroBatch
+    from data_pipeline.records import Examples
 
 IGNORED = -1
 """Value of `masked_ids` in a spare row: no prediction is asked for."""
@@ -35,7 +38,7 @@ class Shape(NamedTuple):
     """At least the longest example."""
 
     @staticmethod
-    def of(caps: Caps, longest: int) -> "Shape":
+    def of(caps: "Caps", longest: int) -> "Shape":
         """Room for a micro-batch within `caps`, and for spare tokens in examples of their own."""
         return Shape(caps.tokens, caps.examples + -(-caps.tokens // longest), caps.masked, longest)
 
@@ -166,7 +169,7 @@ class MicroBatch:
         )
 
     @staticmethod
-    def from_packed(packed: PackedMicroBatch) -> "MicroBatch":
+    def from_packed(packed: "PackedMicroBatch") -> "MicroBatch":
         """What the loader packed, without a copy."""
         return MicroBatch(
             input_ids=torch.from_numpy(packed.input_ids),
@@ -181,7 +184,7 @@ class MicroBatch:
         )
 
     @staticmethod
-    def from_examples(examples: Examples, max_length: int | None = None) -> "MicroBatch":
+    def from_examples(examples: "Examples", max_length: int | None = None) -> "MicroBatch":
         """All of `examples` (columns as shards hold them) as one micro-batch."""
         return MicroBatch.from_arrays(
             examples.tokens,

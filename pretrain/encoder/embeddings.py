@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pretrain.config import EncoderSettings
 from pretrain.encoder.dropout import Dropout
-from pretrain.encoder.initialize import bare, padded
+from pretrain.encoder.initialize import bare, bare_embedding, padded
 
 SEGMENTS = 2
 """Segments that an encoder tells apart: A and B."""
@@ -20,9 +20,9 @@ class Embeddings(nn.Module):
 
     def __init__(self, settings: EncoderSettings, vocabulary_size: int) -> None:
         super().__init__()
-        self.word = bare(nn.Embedding, padded(vocabulary_size), settings.hidden)
-        self.position = bare(nn.Embedding, settings.max_positions, settings.hidden)
-        self.segment = bare(nn.Embedding, SEGMENTS, settings.hidden)
+        self.word = bare_embedding(padded(vocabulary_size), settings.hidden)
+        self.position = bare_embedding(settings.max_positions, settings.hidden)
+        self.segment = bare_embedding(SEGMENTS, settings.hidden)
         self.norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
         self.dropout = Dropout(settings.dropout)
         self.vocabulary_rows = {"word.weight": vocabulary_size}

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.draws import text_key
 from data_pipeline.errors import UserError
 
 VOCABULARY_MULTIPLE = 64
@@ -30,6 +29,12 @@ def bare(kind: type[AnyModule], *sizes: int, **options: Any) -> AnyModule:
     return nn.utils.skip_init(kind, *sizes, device=torch.get_default_device(), **options)
 
 
+def bare_embedding(rows: int, size: int) -> nn.Embedding:
+    """As `bare`. nn.Embedding itself would draw from a normal, which for tensors without storage, as `skip_init` makes
+    them first, imports all of torch.compile: more than a second."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, size), freeze=False)
+
+
 def vocabulary_rows(module: nn.Module) -> dict[str, int]:
     """The parameters of `module` that have a row for each entry of the padded vocabulary, with the number of
     their rows that are real: what its submodules state in an attribute `vocabulary_rows` of their own."""
@@ -47,6 +52,8 @@ def initialize(module: nn.Module, seed: int, std: float) -> None:
 
     Each tensor is drawn by a generator of its own, keyed by seed and name: equal on every rank, whatever
     else was drawn, and equal for the same encoder under another objective."""
+    from data_pipeline.draws import text_key
+
     real_rows = vocabulary_rows(module)
     norms = {id(p) for m in module.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(False)}
     for name, parameter in module.named_parameters():

@@ -1,15 +1,17 @@
 """What an objective is: its settings, its data recipe, its model; and what all models share to be built."""
 
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.initialize import initialize
 from pretrain.objectives.terms import Terms
+
+if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
+    from data_pipeline.packing import StepShare
 
 
 class Model(nn.Module):
@@ -46,7 +48,7 @@ class Objective(Protocol):
         and the forecast of memory build it here, and nowhere else."""
 
     @staticmethod
-    def counts(share: StepShare) -> dict[str, int]:
+    def counts(share: "StepShare") -> dict[str, int]:
         """Of each of `terms`, how many predictions this rank's share of a global batch has: known on the host before
         the step, and summed over the ranks what the term is divided by."""
 

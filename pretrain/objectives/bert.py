@@ -1,10 +1,9 @@
 """BERT: masked tokens and next sentence, each weighing 1 (Devlin et al. 2019, section 3.1 and appendix A.2)."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.encoder.encoder import Encoder
@@ -19,6 +18,9 @@ from pretrain.objectives.terms import (
     loss_ratio,
     masked_metrics,
 )
+
+if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
+    from data_pipeline.packing import StepShare
 
 
 class MaskedTokensAndNextSentence(Model):
@@ -81,6 +83,6 @@ class Bert:
         return MaskedTokensAndNextSentence(build_encoder(config, vocabulary_size), mask_id)
 
     @staticmethod
-    def counts(share: StepShare) -> dict[str, int]:
+    def counts(share: "StepShare") -> dict[str, int]:
         """Masked tokens and pairs."""
         return {"mlm": share.masked, "nsp": share.pairs}

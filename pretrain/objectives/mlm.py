@@ -1,16 +1,18 @@
 """Masked language modelling, without a judgement of pairs (Liu et al. 2019, RoBERTa)."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from data_pipeline.packing import StepShare
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead
 from pretrain.objectives.base import Model, build_encoder
 from pretrain.objectives.terms import MASKED_METRICS, Term, Terms, masked_metrics
+
+if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
+    from data_pipeline.packing import StepShare
 
 
 class MaskedTokens(Model):
@@ -47,6 +49,6 @@ class Mlm:
         return MaskedTokens(build_encoder(config, vocabulary_size), mask_id)
 
     @staticmethod
-    def counts(share: StepShare) -> dict[str, int]:
+    def counts(share: "StepShare") -> dict[str, int]:
         """Masked tokens."""
         return {"mlm": share.masked}

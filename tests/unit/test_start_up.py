@@ -13,6 +13,8 @@ DATA = {"numba", "llvmlite", "pyarrow", "pandas", "fsspec", "webdataset", "dask"
 RECIPES = {"numpy", "omegaconf", "yaml"}
 """What it takes to read a recipe, too, is nothing that help or completion needs."""
 
+HUGGING_FACE = {"transformers", "tokenizers", "huggingface_hub"}
+
 RUN = """
 import sys
 from launch.cli import main
@@ -89,3 +91,25 @@ def test_status_imports_nothing_of_training(tmp_path: Path, named: str) -> None:
 def test_doctor_tries_torch_in_another_process_only(tmp_path: Path) -> None:
     _, modules = imported_by("doctor", str(tmp_path))
     assert modules & (TRAINING | DATA | RECIPES) == set()
+
+
+def test_plan_imports_torch_and_nothing_of_data_or_export() -> None:
+    output, modules = imported_by("plan", "bert_tiny", "--nodes", "2")
+    assert "H100" in output
+    assert modules & (DATA | HUGGING_FACE | {"deepspeed", "wandb"}) == set()
+
+
+def test_a_model_without_values_is_built_without_torch_compile() -> None:
+    """The draw of nn.Embedding itself would import it, which takes more than a second."""
+    code = """
+import sys
+import torch
+from pretrain.config import RunConfig
+from pretrain.encoder.encoder import Encoder
+with torch.device(sys.argv[1]):
+    Encoder(RunConfig().encoder, 100)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    for device in ("meta", "cpu"):
+        done = subprocess.run([sys.executable, "-P", "-c", code, device], env=environ(), check=False)
+        assert done.returncode == 0, device
