@@ -1,1 +1,1 @@
-"""The data mill: raw text in, pre-masked shards and their loader out. Imports neither torch nor pretrain."""
+"""Turn raw text into pre-masked shards, and load them. Imports neither torch nor pretrain."""

@@ -1,4 +1,4 @@
-"""Lengths of a unit's examples in, the order in which its shard holds them out."""
+"""Order the examples of a shard: as their documents come, shuffled, or in blocks of near-equal lengths."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,5 +1,5 @@
-"""An Arrow file in, its rows out in batches: the stream format, in which Hugging Face `datasets` saves, and the
-file format.
+"""Read the rows of an Arrow file in batches: the stream format, in which Hugging Face `datasets` saves, and the file
+format.
 """
 
 from collections.abc import Iterator

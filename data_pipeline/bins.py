@@ -1,4 +1,4 @@
-"""Lengths and caps in, who shares a micro-batch with whom out: bin packing with three caps."""
+"""Pack examples into micro-batches under three caps: tokens, examples and masked rows."""
 
 from collections.abc import Sequence
 from math import ceil, sqrt

@@ -1,4 +1,4 @@
-"""For compiled code: instructions of the processor that numba has no names for, and a copy that allocates nothing."""
+"""Provide processor instructions that numba has no names for, and a copy that allocates nothing, to compiled code."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Text, or settings, that may hold credentials in; the same without them out.
+"""Redact credentials in text and settings.
 
 Everything that is written or shown passes through here: run folders are copied, reports are passed on.
 """

@@ -1,4 +1,4 @@
-"""Pieces, merges and letter case in, a vocabulary out: byte-level BPE, as RoBERTa's (Radford et al. 2019).
+"""Build a byte-level BPE vocabulary, as RoBERTa's (Radford et al. 2019), from pieces, merges and letter case.
 
 Three steps make words: lower case and no accents, if wanted; every run of white space (Unicode's) becomes one space,
 and there is always one in front of a sentence; GPT-2's pattern then cuts, and a space stays with what follows it.

@@ -1,4 +1,4 @@
-"""A path or URI in, its decompressed bytes out: local files and object stores, plain, gzip, bzip2, xz or Zstandard.
+"""Open a path or URI as decompressed bytes: local files and object stores, plain, gzip, bzip2, xz or Zstandard.
 
 A stream that ends before its compressed data does is an error that names the file, never a short text.
 """

@@ -1,4 +1,4 @@
-"""Settings in, workers on a Dask cluster out: a `concurrent.futures` executor; the one door to dask.
+"""Start workers on a Dask cluster as a `concurrent.futures` executor. The only import of dask.
 
 `data.scheduler` names a cluster that runs (the address of its scheduler, or the path of its scheduler file), or
 `slurm`: then dask-jobqueue submits a Slurm job for every worker and ends them at the end. Queue, account, walltime,

@@ -1,4 +1,5 @@
-"""Examples <-> the bytes of one block: tar members that are plain .npy columns; nothing is trusted on the way in.
+"""Encode examples as the bytes of one block, tar members that are plain .npy columns, and decode them; what is read is
+checked before it is used.
 
 Block 7 of a shard holds the members `000007.tokens.npy`, `000007.offsets.npy` and so on in the order of COLUMNS.
 Written by hand, 512 bytes of ustar header and 128 of .npy header, so that no release of a library

@@ -1,4 +1,4 @@
-"""Functions in, compiled functions out: loops over arrays at the speed of the machine; the one door to numba.
+"""Compile loops over arrays and cache the result on disk. The only import of numba.
 
 `jit` is what nearly every loop wants; `inlined` is for the inside of the hottest ones, `allocating` for what makes
 arrays itself.

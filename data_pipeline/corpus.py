@@ -1,4 +1,4 @@
-"""A Corpus in memory <-> a folder of .npy columns, in the order of its keys, that can be memory-mapped."""
+"""Save a Corpus as a folder of .npy columns in the order of its keys, and memory-map it again."""
 
 import mmap
 from dataclasses import fields

@@ -1,4 +1,6 @@
-"""What the mill met on its way from files to token ids: the stages count, `prepare` adds up and shows."""
+"""Count what is read, cleaned and dropped on the way from files to token ids; `prepare` sums the counts and shows
+them.
+"""
 
 from dataclasses import asdict, dataclass, fields
 

@@ -1,5 +1,4 @@
-"""A sequence and a rule in; which of its tokens are covered, and what stands in their place, out: the compiled walk
-of all kinds of masking.
+"""Choose which tokens of a sequence are masked and what replaces them: the compiled loop behind all kinds of masking.
 
     group_tokens         tokens, words or units (units.py joins these)
     ngram_end, span_end  how many of them are covered as one (spans.py)

@@ -1,4 +1,4 @@
-"""Files of a Corpus in; compiled reads of a few of its sentences and tokens, anywhere in it, out.
+"""Read a few sentences or tokens anywhere in a Corpus on disk, from compiled code.
 
 A random next segment may come from anywhere in a partition. Through a map, each would bring at least 64 KB into the
 memory of the process, on some kernels 2 MB: soon all of a partition. One that is too large for that is read instead,

@@ -1,4 +1,4 @@
-"""Units of sources in; which of their documents and paragraphs are exact repetitions of earlier ones, out.
+"""Find documents and paragraphs that repeat earlier ones exactly.
 
     fingerprint    one unit of a source -> hashes of its documents and paragraphs, sorted, in runs
     find_repeats   a range of hashes of all units -> what repeats, unit by unit

@@ -1,5 +1,5 @@
-"""Examples as the shards hold them in, the same ones masked anew out: RoBERTa's dynamic masking (Liu et al. 2019,
-section 4.1), and ERNIE's stages of it.
+"""Re-mask the examples of a shard in the loader: RoBERTa's dynamic masking (Liu et al. 2019, section 4.1), and ERNIE's
+stages of it.
 
 A mask is a function of (seed, epoch, number of the example) and of the stage, which the number of the global batch
 tells: so it is the same at every world size and after every resume. Held-out examples are never masked anew.

@@ -1,4 +1,6 @@
-"""The entries of index.json and of the block tables beside it: canonical JSON <-> typed, checked records."""
+"""Convert the entries of index.json and of the block tables beside it between canonical JSON and typed, checked
+records.
+"""
 
 import json
 import re

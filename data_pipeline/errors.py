@@ -1,4 +1,4 @@
-"""One exception for everything a person can put right: the command line prints it as one line and exits 2."""
+"""Define the exception for everything a person can put right: the command line prints it as one line and exits 2."""
 
 from data_pipeline.blotting import blot
 

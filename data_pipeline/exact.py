@@ -1,5 +1,5 @@
-"""Exact mode: text files in; out, in blocks, the very instances of google-research/bert's
-create_pretraining_data.py, id for id and in its order.
+"""Reproduce the instances of google-research/bert's create_pretraining_data.py from text files, id for id and in its
+order, in blocks.
 
 The text holds one sentence a line; a blank line parts documents, the end of a file does not. Every draw
 comes from Python's `random.Random(seed)` in the script's order: documents shuffled once; in each pass and

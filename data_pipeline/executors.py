@@ -1,4 +1,4 @@
-"""A function and its tasks in, their results out, over any `concurrent.futures` executor, each task once.
+"""Run a function over its tasks on any `concurrent.futures` executor, each task once.
 
 A result is a JSON file, the task's marker: a killed run finds it there and does not do the task again, and any process
 that sees the folder can do any share of the tasks. A worker that dies is replaced and its tasks are tried again; an

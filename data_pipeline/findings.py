@@ -1,4 +1,4 @@
-"""Facts of the linter in; what a careful engineer would want to hear before spending money, in plain words, out.
+"""Judge the facts that the linter gathered: what a careful engineer would want to hear before spending money.
 
 Each rule takes the facts of one split, its name and all facts, and yields findings: what is so, and what to do. They
 are warnings: the shards can be read, and what is right for one study is a mistake in another.

@@ -1,4 +1,4 @@
-"""One unit of a source in, its records out: (record, text, more) with the text as it stands in the file.
+"""Read the records of a part of a source file: (record, text, more) with the text as it is in the file.
 
 A unit may be a piece of a larger file: every piece finds the records that are its own without reading the others.
 A record too long to be held comes in passages: the first is `text`, the others are read from `more`, before the

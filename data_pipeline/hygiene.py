@@ -1,4 +1,4 @@
-"""Raw bytes or text in, clean text out, with every change counted.
+"""Clean raw bytes or text, counting every change.
 
 The rules, in this order:
 

@@ -1,4 +1,4 @@
-"""A folder of shards <-> what index.json says of it: every shard with its counts and hashes, and how it was made.
+"""Write and load index.json: every shard of a folder with its counts and hashes, and how it was made.
 
 index.json holds one entry a shard. The block table of a shard (offset, bytes, counts and checksum of each block)
 lies beside it in `<shard>.json` and is read when the shard is first needed, so that opening a hundred thousand

@@ -1,4 +1,4 @@
-"""Examples in; single ones as text, or with the keys of google-research/bert's instances, out."""
+"""Show single examples as text, or with the keys of google-research/bert's instances."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Settings in; out comes a preparation: its folders, whose they are, and what its stages have left in them.
+"""Open the folders of a preparation: whose they are, and what its stages have left in them.
 
     WORK        unfinished work: OUT/.work, or a folder of its own in data.work; removed at the end
     OUT/.work   finished shards, until all of them are there; an OUT on an object store gets each when it is whole

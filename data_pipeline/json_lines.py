@@ -1,4 +1,4 @@
-"""A unit of a file of JSON lines in, its records out: line or id field, and text."""
+"""Read the records of a part of a JSON-lines file: line number or id field, and text."""
 
 import json
 import tempfile

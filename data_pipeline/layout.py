@@ -1,4 +1,4 @@
-"""Numbers of examples in, rows of blocks of shards out: where the examples of a split lie.
+"""Compute where the examples of a split are: rows of blocks of shards from numbers of examples.
 
 Order says how they are numbered. Whole numbers only; no file is opened here.
 """

@@ -1,4 +1,4 @@
-"""Sources in, a trained vocabulary out: which documents it learns from is decided here.
+"""Train a vocabulary from sources; decides which documents it learns from.
 
 The sample is spread over the whole text: first documents may all be of one author or one letter of the alphabet. Each
 source gives a share of its text, the same for all but for data.weights and data.smoothing (sampling.py), such that

@@ -1,4 +1,4 @@
-"""A unit of a file of lines in, its lines out."""
+"""Read the lines of a part of a file."""
 
 from collections.abc import Iterator
 from functools import partial

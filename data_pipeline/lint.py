@@ -1,4 +1,4 @@
-"""A folder of shards in; facts about every example of it, its hashes verified on the way, out.
+"""Scan a folder of shards: facts about every example, with all hashes verified on the way.
 
     verified blocks -> one compiled pass over their columns -> counts by split -> facts, and what they mean
 

@@ -1,4 +1,4 @@
-"""Facts of the linter in; lines for a terminal out."""
+"""Print the facts that the linter gathered as lines for a terminal."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

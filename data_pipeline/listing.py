@@ -1,4 +1,4 @@
-"""A source in (file, folder, glob or URI), its files by name out, each with its format.
+"""List the files of a source (file, folder, glob or URI) by name, each with its format.
 
 Formats go by suffix; what has none, and XML, is known by how it begins. A folder that Hugging Face `datasets` saved is
 checked against what it says of itself.

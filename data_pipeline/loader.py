@@ -1,4 +1,4 @@
-"""Shards in, packed batches out: what one rank reads in each step, made ahead by a thread, resumable at any step.
+"""Load what one rank reads in each step as packed batches, made ahead by a thread and resumable at any step.
 
     Order (who reads what) -> Windows (blocks, checked and shuffled) -> [DynamicMasking] -> pack (micro-batches)
     -> StepShare

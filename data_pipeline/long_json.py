@@ -1,4 +1,4 @@
-"""One JSON object too long to be held in, in pieces; its fields out, long strings as streams.
+"""Read the fields of one JSON object that is too long for memory; long strings come as streams.
 
 Strings longer than SHORT go to a spool on disk, as they stand; what is left of the object goes through `json`,
 which so judges its form and its fields as it does any other's. A long string is decoded when it is read.

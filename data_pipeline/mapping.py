@@ -1,4 +1,4 @@
-"""Files in, their values out as memory-mapped columns whose memory can be given back.
+"""Memory-map columns in files, and release the memory of what was read.
 
 What is touched of a map counts as memory of the process. The kernel maps more than that: sixteen pages around one, or
 two megabytes where the file lies in huge pages, so that random places would soon have mapped everything.

@@ -1,4 +1,4 @@
-"""Pure maskers: Segments and a seed in, Examples out; nothing else decides a mask.
+"""Mask Segments into Examples as a pure function of the segments and a seed.
 
 A sequence is parted into candidates; they are taken in random order until
 k = max(1, round(masked_lm_prob * length)) tokens, at most max_predictions where that is above 0, are covered, the

@@ -1,4 +1,4 @@
-"""Documents of many tokenized parts in; one corpus in the order of their keys out, whatever their size."""
+"""Merge the documents of many tokenized parts into one corpus in the order of their keys, whatever their size."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

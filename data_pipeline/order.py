@@ -1,4 +1,5 @@
-"""Who reads what, when: whole numbers in, whole numbers out; no file is opened here, no table grows with the data.
+"""Compute which rank reads which example when, as pure functions of integers; no file is opened here, and no table
+grows with the data.
 
 The N examples of a split are numbered: first those of all full blocks, shard after shard, then those of the
 shards' last, shorter blocks, again in a row. Every `block` numbers are a virtual block; all are full but,

@@ -1,4 +1,4 @@
-"""Examples in, packed micro-batches out: runs of tokens without padding, each within three caps.
+"""Pack examples into micro-batches: runs of tokens without padding, each within three caps.
 
 A micro-batch holds whole examples, longest first, one behind the other. The caps (tokens, examples, masked rows)
 let compiled code pad to one shape; the token cap is the one that fills up.

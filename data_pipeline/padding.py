@@ -1,4 +1,4 @@
-"""Lengths of examples in reading order in, what batches of them cost a reader that pads, bins or packs out."""
+"""Compute what batches of examples cost a reader that pads, bins or packs, from lengths in reading order."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""The compiled walks behind the pairs: flat columns of a Corpus in, pairs out in buffers.
+"""Build pairs from the flat columns of a Corpus in compiled loops.
 
 Where a pair of BERT's begins and ends is decided here, once for the fast and the exact mode: the order of the draws is
 that of google-research/bert's create_pretraining_data.py, and the golden files hold it fast.

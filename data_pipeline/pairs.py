@@ -1,4 +1,4 @@
-"""Data recipes that make pairs: documents in, [CLS] A [SEP] B [SEP] and a label out."""
+"""Build pairs from documents: [CLS] A [SEP] B [SEP] and a label."""
 
 from collections.abc import Iterator
 from functools import partial

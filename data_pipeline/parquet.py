@@ -1,4 +1,4 @@
-"""A Parquet file in, its rows out in batches; row groups are the units that workers share."""
+"""Read the rows of a Parquet file in batches; workers share it by row groups."""
 
 import shutil
 import tempfile

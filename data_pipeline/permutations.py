@@ -1,5 +1,5 @@
-"""Examples before masking in, their prediction targets and factorization orders out: what permutation language
-modelling draws for each example (Yang et al. 2019, XLNet, sections 2.2 and 2.3; its data_utils.py).
+"""Draw prediction targets and a factorization order for each example, for permutation language modelling (Yang et al.
+2019, XLNet, sections 2.2 and 2.3; its data_utils.py).
 
     select   spans of pieces, spread over a part of an example, whose tokens are to be predicted
     order    a permutation of each window of a part: token i is predicted from what stands before it in this order

@@ -1,4 +1,4 @@
-"""What every kind of vocabulary is: pieces with ids, five of them special, and one canonical tokenizer.json.
+"""Define what every kind of vocabulary has: pieces with ids, five of them special, and one canonical tokenizer.json.
 
 Whatever file a vocabulary came from, its tokenizer.json is written here and not by the library; its bytes and their
 hash are the vocabulary's identity. Two things hold for each kind (wordpiece.py, bytebpe.py, unigram.py):

@@ -1,4 +1,4 @@
-"""A unit of a plain text file in, its documents out: apart by blank lines, or one a file."""
+"""Read the documents of a part of a plain text file: separated by blank lines, or one per file."""
 
 import re
 from collections.abc import Iterator

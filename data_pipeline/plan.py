@@ -1,4 +1,4 @@
-"""Tokenized parts in; which documents form a pool of donors, and which a shard, out.
+"""Partition the tokenized documents into pools for random-next segments and into shards.
 
 Both are ranges of documents in the order of their keys, which are hashes: every range is a uniform sample of the
 corpus, or with data.across_languages=false of one language. The plan follows from the documents and the settings

@@ -1,4 +1,4 @@
-"""An iterator in, the same items out, made ahead of time by one background thread."""
+"""Make the items of an iterator ahead of time in one background thread."""
 
 import queue
 import threading

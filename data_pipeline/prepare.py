@@ -1,4 +1,4 @@
-"""Sources in, a folder of shards with its index.json out: the stages of the mill, composed on one page.
+"""Prepare a folder of shards with its index.json from sources: the stages of the data pipeline, composed on one page.
 
     discover -> read, per unit of a source -> plan -> gather, per range of keys -> write, per shard -> finish
 

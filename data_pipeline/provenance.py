@@ -1,4 +1,4 @@
-"""Settings in; out comes what their text is made from, and whether the shards of a finished folder are still of it.
+"""Record what text a preparation is made from, and tell whether finished shards are still of it.
 
 A file is known by its name, its size and the time of its last change; on a store by the mark (ETag) that the store
 gives its content. Copying, unpacking or installing changes the time and nothing else: where names and sizes agree, a

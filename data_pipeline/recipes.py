@@ -1,4 +1,4 @@
-"""The data recipes by the name of the sequences they make; one line registers one."""
+"""Register the sequence builders by the name of the sequences they make; one line registers one."""
 
 from data_pipeline.errors import UserError
 from data_pipeline.pairs import NextSentencePairs, OrderedPairs, SentencePairs

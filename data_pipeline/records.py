@@ -1,4 +1,4 @@
-"""The record types that travel through the mill; nothing else passes between its stages.
+"""Define the record types that the stages of the data pipeline exchange; nothing else passes between them.
 
 Columns instead of objects: one ragged array holds thousands of examples, so that the stages after
 tokenization are arithmetic over flat arrays.

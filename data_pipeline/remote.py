@@ -1,4 +1,4 @@
-"""URIs of object stores in, whole objects out and back, through fsspec; what fails for a moment is tried again.
+"""Read and write whole objects of object stores through fsspec, with retries for what fails for a moment.
 
 An object appears under its name only when all of its bytes are there: that is what these stores promise, and why only
 they are written to. Credentials and endpoints come from where fsspec's packages look for them (AWS_ENDPOINT_URL, ...).

@@ -1,4 +1,4 @@
-"""64-bit hashes of examples in, in parts; how many examples repeat another one, in bounded memory, out."""
+"""Count examples that repeat another one, from 64-bit hashes in parts, in bounded memory."""
 
 import numpy as np
 from numpy.typing import NDArray

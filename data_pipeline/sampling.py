@@ -1,4 +1,4 @@
-"""Amounts of text by source in; how often each source's text is passed over out: weights and smoothed languages.
+"""Compute how often each source's text is read: weights, and languages smoothed by their amounts.
 
 Exponentially smoothed sampling (Devlin et al., multilingual BERT's README; google-research/bert/multilingual.md):
 a language with the share p of the text gets the share q ~ p ** data.smoothing, for the vocabulary's sample and for

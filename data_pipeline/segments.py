@@ -1,4 +1,5 @@
-"""What all data recipes share: documents start..stop-1 of a Corpus in, Segments out (pairs, or single streams).
+"""Define what all sequence builders share: documents start..stop-1 of a Corpus become Segments, pairs or single
+sequences.
 
 A document is walked once a pass. The draws of (document, pass) come from a stream of its own, keyed by the
 seed and mix(document key, pass), so that a document yields the same sequences whatever its range holds

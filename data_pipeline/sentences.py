@@ -1,4 +1,4 @@
-"""A document in, its sentences out, as they are found: of a document only some passages are in memory at a time.
+"""Split a document into sentences as they are found; only some passages of it are in memory at a time.
 
 `lines`: each line that holds more than white space is a sentence, as it stands, but for a line of more than
 LONGEST_LINE characters, which is cut as text without an end is.

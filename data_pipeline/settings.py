@@ -1,4 +1,6 @@
-"""Settings of the mill, in two groups: those that decide the bytes of the shards, and those that do not."""
+"""Define the settings of the data pipeline, in two groups: those that decide the bytes of the shards, and those that
+do not.
+"""
 
 import hashlib
 import re

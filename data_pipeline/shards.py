@@ -1,4 +1,5 @@
-"""Examples -> WebDataset tars, and shards -> Examples, each block checked at every read; the one door to webdataset.
+"""Write Examples to WebDataset tars, and read them back, each block checked at every read. The only import of
+webdataset.
 
 A shard is a plain tar that stock `webdataset.WebDataset(url).decode()` reads: one sample a block of many examples,
 keys 000000, 000001, ..., a .npy column each (data_pipeline/columns.py). Writing and reading need no

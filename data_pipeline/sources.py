@@ -1,4 +1,4 @@
-"""Files, folders, globs and URIs in, documents with stable ids out.
+"""Read documents with stable ids from files, folders, globs and URIs.
 
 `discover` lists the units of work in an order that depends on nothing but the files' names; `read` streams the
 documents of one. Formats go by suffix: .txt (.text), .jsonl (.json, .ndjson), .parquet, .arrow, .xml (Wikipedia's

@@ -1,4 +1,4 @@
-"""Words of a sequence and a place in, how many words from there on are masked as one out: spans and n-grams.
+"""Draw how many words are masked together from a word on: spans and n-grams.
 
     ALONE    the one word or unit itself
     NGRAM    n words, n with probability proportional to 1/n (Lan et al. 2020, ALBERT, section 3.1)

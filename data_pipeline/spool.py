@@ -1,4 +1,4 @@
-"""Examples in, part by part; all of them out, in columns that lie on disk where they are too many for memory."""
+"""Collect examples part by part, in columns that move to disk when they are too many for memory."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""The kinds of task that workers do; each reads files, writes files under a final name once whole, and returns
+"""Define the kinds of task that workers do; each reads files, writes files under a final name once whole, and returns
 counts as JSON.
 
     fingerprint        one unit of a source -> hashes of its text     (duplicates.py; where repetitions are dropped)

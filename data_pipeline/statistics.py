@@ -1,4 +1,4 @@
-"""Examples in, counts out that add up over shards, and the sums that people want to read."""
+"""Count what examples hold, in figures that add up over shards."""
 
 from collections.abc import Iterable
 from typing import Any

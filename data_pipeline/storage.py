@@ -1,4 +1,4 @@
-"""Paths and fsspec URIs -> bytes, and bytes -> files that appear under their name only when whole."""
+"""Read bytes from paths and fsspec URIs, and write files that appear under their name only when whole."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The compiled walks behind single streams: flat columns of a Corpus in, runs of whole sentences out in buffers."""
+"""Build single sequences, runs of whole sentences, from the flat columns of a Corpus in compiled loops."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Data recipes that make single streams: documents in, [CLS] text [SEP] without a label out."""
+"""Build single sequences from documents: [CLS] text [SEP], without a label."""
 
 from collections.abc import Iterator
 from typing import ClassVar

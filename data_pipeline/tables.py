@@ -1,4 +1,4 @@
-"""A unit of a Parquet or Arrow file in, its records out: number or id field, and text, a batch of rows at a time.
+"""Read the records of a part of a Parquet or Arrow file, number or id field and text, a batch of rows at a time.
 
 Apart from formats.py, so that only who reads tables imports pyarrow.
 """

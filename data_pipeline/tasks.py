@@ -1,4 +1,4 @@
-"""A job's folders in; each stage of the mill as a list of tasks, which follows from these folders alone, out."""
+"""List the tasks of each stage of a preparation; they follow from its folders alone."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Sequences in, their tokens masked one by one, out: the commonest kind of masking, draw for draw what the general
-walk does, in a third of its time.
+"""Mask the tokens of sequences one by one: the commonest kind of masking, draw for draw what the general loop does, in
+a third of its time.
 
 A group is a single token here, so that a candidate is a position, what is covered fits in a set of bits, and listing
 it in order is to walk over these bits.

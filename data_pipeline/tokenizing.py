@@ -1,4 +1,4 @@
-"""Documents cut into sentences in, a Corpus of token ids out, batch by batch.
+"""Tokenize documents that are cut into sentences, batch by batch.
 
 A batch is so many characters, whatever documents they are of: many small ones, or a part of a long one.
 """

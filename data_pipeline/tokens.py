@@ -1,4 +1,4 @@
-"""Sentences in, token ids out: the tokenizers library's ids, at many times its speed.
+"""Tokenize sentences: the tokenizers library's ids, at many times its speed.
 
 `WordCache` asks the library once for every distinct word and remembers. That gives equal ids because nothing that
 BERT's pipeline does crosses the borders at which it cuts, ASCII white space and characters that always stand alone:

@@ -1,4 +1,4 @@
-"""Python's own random numbers, compiled: a seed in, the draws of `random.Random(seed)` out, in the same order.
+"""Reproduce the draws of Python's `random.Random(seed)` in compiled code, in the same order.
 
 The exact mode repeats a script that draws from Python's `random`. Its streams live beside those of draws.py:
 both are arrays of uint64, told apart by their length, so that one compiled algorithm serves both modes, and

@@ -1,4 +1,4 @@
-"""Pieces, their scores and a normaliser in, a vocabulary out: SentencePiece's unigram, as ALBERT's and XLNet's.
+"""Build a unigram vocabulary, SentencePiece's as ALBERT and XLNet have it, from pieces, their scores and a normaliser.
 
 (Kudo 2018; its marks and its escape of spaces: Kudo and Richardson 2018.) The normaliser is the vocabulary's own; after
 it every run of white space (Unicode's, and the mark ▁ itself) becomes one space, and there is always one in front of

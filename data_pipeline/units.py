@@ -1,5 +1,5 @@
-"""A lexicon, a list of closed-class words and a vocabulary in, a UnitTable out, by which compiled code joins the words
-of a sequence to units: phrases and names that are masked as one (Sun et al. 2019, ERNIE, section 3).
+"""Join the words of a sequence to phrases and names that are masked as one (Sun et al. 2019, ERNIE, section 3), by a
+table from a lexicon and a list of closed-class words.
 
 A unit is, in this order: the longest entry of the lexicon that begins with a word and ends with one; in English text,
 for masking=phrase, a chunk: up to CHUNK_WORDS words in a row that are neither closed-class words (articles,

@@ -1,4 +1,4 @@
-"""A tokenizer.json, a vocab.txt, or vocab.json with merges.txt in, a Vocabulary (pieces.py) out; and back to files."""
+"""Load a Vocabulary (pieces.py) from a tokenizer.json, a vocab.txt, or vocab.json with merges.txt, and write it back."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Documents in, a vocabulary of the kind that the settings name out: its text is held once, as UTF-8.
+"""Train a vocabulary of the kind that the settings name; the text of its documents is held once, as UTF-8.
 
 A trained vocabulary is the same for the same text on any number of threads, which no library promises:
 

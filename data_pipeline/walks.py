@@ -1,4 +1,4 @@
-"""What every compiled walk over documents shares: its draws, its memory, and how a sequence is written.
+"""Share what every compiled loop over documents needs: its draws, its memory, and how a sequence is written.
 
 A walk goes from sequence to sequence through the flat columns of a Corpus (`flat_columns`); a range of tokens is a
 pair of numbers, nothing is copied until a sequence is written into the buffers. The walks themselves are in

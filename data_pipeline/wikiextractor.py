@@ -1,4 +1,4 @@
-"""A unit of WikiExtractor's output in, its pages out: what lies between `<doc id=...>` and `</doc>`."""
+"""Read the pages of a part of WikiExtractor's output: what is between `<doc id=...>` and `</doc>`."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""A Wikipedia dump (pages-articles, MediaWiki's XML) in, the running text of its articles out.
+"""Read the running text of the articles of a Wikipedia dump (pages-articles, MediaWiki's XML).
 
 A page is cut out of the stream at `<page>` and `</page>`, which cannot occur within text, and parsed by itself: so
 memory is one page's, a damaged page is named by its place, and no document type can declare an entity, neither

@@ -1,4 +1,5 @@
-"""An article's wikitext in, its running text out: paragraphs, headings and list items apart by blank lines.
+"""Extract the running text of an article from its wikitext: paragraphs, headings and list items separated by blank
+lines.
 
 Templates, tables, references, formulae, files and categories go; links, styles and other tags leave their text.
 

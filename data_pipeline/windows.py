@@ -1,4 +1,4 @@
-"""Blocks in, shuffled examples out: the open windows of a rank's streams, kept in one arena of flat columns.
+"""Shuffle the examples of blocks within windows: those of a rank's streams, in one arena of flat columns.
 
 A stream has one slot. When it walks out of its window the slot is filled anew: the window's blocks are read, all
 waiting streams' together, and their examples are written in shuffled order, so that a step takes runs of

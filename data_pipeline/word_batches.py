@@ -1,4 +1,4 @@
-"""Words in, the tokenizers library's ids for each out: a few long calls instead of many short ones.
+"""Encode words with the tokenizers library in a few long calls instead of many short ones.
 
 A call costs the library more than the word in it. Words of ASCII letters go as one text, apart by spaces: no normaliser
 and no pre-tokenizer joins or parts them. All others go as pre-tokenized input, which the library takes one by one

@@ -1,4 +1,4 @@
-"""UTF-8 text in, where its words lie out: 64 bytes at a time, in compiled code.
+"""Find where the words of UTF-8 text begin and end, 64 bytes at a time, in compiled code.
 
 What counts as a word here is what BERT's pre-tokenizer can never join with its neighbours: text between white space,
 and single characters of punctuation or Chinese. Everything else (accents, case, other scripts' punctuation and white

@@ -1,4 +1,4 @@
-"""Words of a text in, their ids out: an exact hash table from words to ids, in compiled code."""
+"""Look up the ids of words in an exact hash table, in compiled code."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Pieces and the way text is normalised in, a vocabulary out: BERT's WordPiece.
+"""Build a WordPiece vocabulary, as BERT's, from pieces and the way text is normalised.
 
 Text is normalised and parted into words exactly as BERT does it (`BertNormalizer` with clean_text,
 `BertPreTokenizer`); a piece that goes on within a word begins with ##. BERT's [UNK] is a whole word.

@@ -1,1 +1,1 @@
-"""The command line: parse, build, call."""
+"""Define the command line: parse, build, call."""

@@ -1,4 +1,4 @@
-"""The application that the verbs register with, what their arguments mean, and how a line is said."""
+"""Define the application that the verbs register with, what their arguments mean, and how a line is printed."""
 
 import difflib
 import os

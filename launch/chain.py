@@ -1,4 +1,4 @@
-"""A request and names of stages in; the jobs that are left to do, each behind the one before, out."""
+"""Compute which jobs of a request are left to do, each behind the one before."""
 
 from pathlib import Path
 from typing import NamedTuple

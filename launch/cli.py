@@ -1,4 +1,4 @@
-"""The `maskmill` command: each verb parses, builds, calls. Anything a person can put right is one line, exit 2."""
+"""Run the `maskmill` command: each verb parses, builds, calls. Anything a person can put right is one line, exit 2."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
-"""A word that is half typed in; the words that it may become, for the shell, out. typer asks, at every TAB, so this is
-quick: no torch, no files but the recipes' names.
+"""Complete a half-typed word for the shell. typer asks at every TAB, so this is quick: no torch, no files but the
+recipes' names.
 
 A shell that finds one word only puts a blank behind it, which no `key=` wants: so each key comes with a value, its
 choices or its default. bash takes `=` for the end of a word: what is left of it is then among the words before.

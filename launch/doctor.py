@@ -1,4 +1,4 @@
-"""A machine and a folder in; findings, each with what to do about it, out: what is here, what works, what is missing.
+"""Check a machine and a folder: what is there, what works, what is missing, and what to do about it.
 
 The hardware's probes are in machine.py. Nothing heavy is imported: torch is tried in a process of its own, which may
 be as broken as it likes.

@@ -1,4 +1,4 @@
-"""What `maskmill inspect` prints: of shards the linter's report or examples, of anything else what it is."""
+"""Print what `maskmill inspect` shows: of shards the linter's report or examples, of anything else what it is."""
 
 import json
 from pathlib import Path

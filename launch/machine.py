@@ -1,4 +1,4 @@
-"""One machine in; findings about its hardware and its limits, each with what to do about it, out.
+"""Check the hardware and the limits of one machine, with what to do about each finding.
 
 Each probe looks at one thing. Programs are asked by argument lists, each under a time limit.
 """

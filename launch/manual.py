@@ -1,4 +1,4 @@
-"""RunConfig's source, and perhaps one run's settings, in; key, value and meaning of every setting out."""
+"""List key, value and meaning of every setting, from RunConfig's source and perhaps one run's settings."""
 
 import ast
 import inspect

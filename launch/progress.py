@@ -1,4 +1,4 @@
-"""A console in; progress bars on a terminal, a plain line a stage in a batch log, out."""
+"""Show progress: bars on a terminal, a plain line per stage in a batch log."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""A command and a number of ranks in; that many local processes, supervised and started again after a fault, out.
+"""Start a command as that many local processes, supervise them, and restart them after a fault.
 
 Where torchrun, the deepspeed launcher or Slurm's srun has started the ranks already, nothing is started here.
 """

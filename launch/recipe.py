@@ -1,4 +1,4 @@
-"""Recipe name or YAML path and `key=value` pairs in, a checked RunConfig out.
+"""Load a checked RunConfig from a recipe's name or YAML path and `key=value` pairs.
 
 Three merges: defaults <- recipe (after the one it `extends`) <- command line. Unknown keys are errors.
 """

@@ -1,4 +1,4 @@
-"""The phases of a recipe and what a command line or a child recipe says in; the phases after it out."""
+"""Merge what a command line or a child recipe says into the phases of a recipe."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Jobs in; a batch script that submits them, for people to read and run, or the numbers of the submitted jobs, out.
+"""Write a batch script that submits jobs, for people to read and run, or submit them and return their numbers.
 
 What goes to sbatch is a list of arguments and an environment, never a line for a shell. In the script, which is
 such a line after the other, every word is quoted.

@@ -1,4 +1,4 @@
-"""A recipe and the size of a cluster in; the jobs of its stages, from text to model, out. Nothing is started here.
+"""Plan the jobs of a recipe's stages, from text to model, for the size of a cluster. Nothing is started here.
 
     vocab -> prepare (discover -> read (array) -> plan -> gather (array) -> write (array) -> finish) -> train -> export
 

@@ -1,1 +1,1 @@
-"""The trainer: shards in, checkpoints and Hugging Face folders out. Imports data_pipeline, never launch."""
+"""Train encoders from shards to checkpoints and Hugging Face folders. Imports data_pipeline, never launch."""

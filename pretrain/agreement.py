@@ -1,4 +1,4 @@
-"""This rank's share of each global batch in; the share with what all ranks agreed on for it, one step ahead, out.
+"""Agree with all ranks on the counts of the next global batch, one step ahead.
 
 One small all-reduce a step carries the counts that normalise the loss, the number of micro-batches and the wish to
 stop. It is issued for the next step before this one computes, so that nobody waits for it.

@@ -1,4 +1,4 @@
-"""The micro-batch that an objective sees: columns of packed examples in, tensors on a device out.
+"""Make the tensors of a micro-batch, as an objective sees it, from columns of packed examples.
 
 Spare rows, which give a micro-batch a static shape or stand in for one that a rank lacks, carry no weight:
 a masked row with id -1 and an example with label -1 add nothing to any sum, count or gradient.

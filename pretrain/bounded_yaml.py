@@ -1,4 +1,4 @@
-"""A YAML file in; its values out, once it is known that they are of a size and a depth that a person would write.
+"""Load a YAML file once it is known to have a size and a depth that a person would write.
 
 The parsers recurse in C, where 60,000 open brackets end the process, and an alias of an alias of an alias doubles what
 is read each time. Events tell the shape before anything is built of them.

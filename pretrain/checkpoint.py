@@ -1,4 +1,4 @@
-"""Named fragments of tensors and a JSON state <-> a checkpoint folder that any number of ranks can read.
+"""Save and load a checkpoint folder, named fragments of tensors and a JSON state, that any number of ranks can read.
 
     RUN/checkpoints/step-00000100/
         fragments-00003.safetensors    rank 3's share: 1-D pieces, named `kind/parameter@start`

@@ -1,4 +1,4 @@
-"""A run's settings and its model in; whether to compile it, and the model compiled for one shape, out."""
+"""Decide whether a run compiles its model, and compile it for one shape."""
 
 import shutil
 import time

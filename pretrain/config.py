@@ -1,4 +1,4 @@
-"""RunConfig: every setting of a run, typed and documented here; recipes and the command line fill it in.
+"""Define RunConfig: every setting of a run, typed and documented here; recipes and the command line fill it in.
 
 launch/recipe.py reads them, pretrain/config_check.py refuses what cannot be meant.
 """

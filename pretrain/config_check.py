@@ -1,4 +1,4 @@
-"""RunConfig in; nothing, or one UserError that names the setting, out."""
+"""Check a RunConfig, and refuse it with one UserError that names the setting."""
 
 import math
 from typing import Any

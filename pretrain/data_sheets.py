@@ -1,4 +1,4 @@
-"""What a GPU calls itself in; what its data sheet says of it out."""
+"""Look up the data sheet of a GPU by what the GPU calls itself."""
 
 import re
 from typing import NamedTuple

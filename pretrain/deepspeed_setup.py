@@ -1,4 +1,4 @@
-"""A RunConfig in; what DeepSpeed is told out, and DeepSpeed itself, imported quietly. The one door to deepspeed."""
+"""Import DeepSpeed quietly, and write its settings for a RunConfig. The only import of deepspeed."""
 
 import logging
 import os

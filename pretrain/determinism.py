@@ -1,4 +1,4 @@
-"""Settings and places of draws in; torch set so that the same run gives the same bits out."""
+"""Set torch up so that the same run gives the same bits, and seed its dropout by the place of each draw."""
 
 import os
 

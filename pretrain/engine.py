@@ -1,4 +1,4 @@
-"""A model and its RunConfig in; an Engine that steps it under DeepSpeed ZeRO out.
+"""Step a model under DeepSpeed ZeRO: the Engine of the training loop.
 
 What DeepSpeed 0.19 puts around our optimizer, and how each cell is kept to fp32 masters, moments, accumulation and
 reduction. All cells that are not refused are tested (tests/multirank; fp16 with DeepSpeed's CPU check patched).

@@ -1,4 +1,4 @@
-"""A run or checkpoint folder in; a Hugging Face folder out, with what its model card says and the proof it passed."""
+"""Export a run or checkpoint folder to a Hugging Face folder, with its model card and the proof that it passed."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A rank's shares in; micro-batches on its device, each on its way there while the one before is computed, out.
+"""Bring a rank's micro-batches to its device, each while the one before is computed.
 
 The loader's thread reads and packs. A second one, here, makes tensors of what was packed: padded to the run's one shape
 where there is one, and in page-locked memory for a GPU, which they reach on a stream of their own.

@@ -1,4 +1,4 @@
-"""A file that may be missing, torn or no JSON at all in; what of it can be read out. Nothing here raises.
+"""Read what can be read of a file that may be missing, torn or no JSON at all. Nothing here raises.
 
 For whoever looks at a run from outside: it may be writing, or may have been killed while it wrote.
 """

@@ -1,4 +1,4 @@
-"""Pieces of named tensors on any device in; copies of them in host memory, and a safetensors file of them, out.
+"""Copy pieces of named tensors on any device to host memory, and write them as a safetensors file.
 
 The file is written here, and not by the safetensors package, so that it streams: nothing is held in memory a second
 time, its SHA-256 is that of what was meant to be written, and a full disk is an OSError. The package reads it.

@@ -1,4 +1,4 @@
-"""Losses of global batches in; what becomes of each batch out: accepted, skipped, rolled back, or the end of the run.
+"""Decide from its loss what becomes of each global batch: accepted, skipped, rolled back, or the end of the run.
 
 Two things are judged. A gradient that is not finite (train.on_nan): the engine has not applied it. A loss far above
 those before it (train.on_spike), as OLMo's SkipStepOptimizer has it: more than `spike_sigma` standard deviations above

@@ -1,4 +1,4 @@
-"""A run, a checkpoint or an exported model in; what is in it, for people or as JSON, out.
+"""Describe a run, a checkpoint or an exported model, for people or as JSON.
 
 Every hash is verified on the way: what is shown has the bytes that were written. Shards are data_pipeline/lint.py's.
 """

@@ -1,4 +1,4 @@
-"""What happened in each step in; metrics.jsonl, summary.json, lives.jsonl and what a person sees of it out."""
+"""Write what happens in each step to metrics.jsonl, summary.json and lives.jsonl, and show it to a person."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The environment of a process in; its place among the ranks of a run out, as its launcher says it.
+"""Read a process's place among the ranks of a run from the environment that its launcher has set.
 
 torchrun, the deepspeed launcher, Slurm's `srun`, or nothing (a single process). Nobody else reads these variables.
 """

@@ -1,4 +1,4 @@
-"""What becomes of each life of a run in; lives.jsonl, a line for each start, checkpoint and end, out; and read back.
+"""Log each start, checkpoint and end of a run's processes to lives.jsonl, and read it back.
 
 A life is a run from its start to its end or its kill. A killed one cannot say so: the next one closes it, with what
 summary.json last said. No life cuts the file, so that it tells of work that was done again, too.

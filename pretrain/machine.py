@@ -1,4 +1,4 @@
-"""The ranks' machines in; what a run says of them out: devices, hosts, versions, memory."""
+"""Describe the ranks' machines: devices, hosts, versions, memory."""
 
 import platform
 import resource

@@ -1,4 +1,4 @@
-"""What is said of a checkpoint <-> the bytes of its marker, checkpoint.json, in which no change goes unnoticed."""
+"""Write and read the marker of a checkpoint, checkpoint.json, in which no change goes unnoticed."""
 
 import hashlib
 import json

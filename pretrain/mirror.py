@@ -1,4 +1,4 @@
-"""A run's whole checkpoints in; copies of them in an object store, and from there back into an empty folder, out.
+"""Copy a run's whole checkpoints to an object store, and from there back into an empty folder.
 
     URI/run.json, config.yaml, metrics.jsonl                  the run itself, as of the newest copy
     URI/checkpoints/step-00000100.3f2a91c0/checkpoint.json    a copy: the same files, the marker last

@@ -1,4 +1,4 @@
-"""Choose where the lines of metrics go: metrics.jsonl, W&B as well, or nowhere."""
+"""Write metrics to metrics.jsonl, and through pretrain/monitoring/ to W&B."""
 
 from pathlib import Path
 from typing import Any, Protocol

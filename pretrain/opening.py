@@ -1,4 +1,4 @@
-"""A recipe's run in; its folder, made or found, held by one process and seen by all ranks, out."""
+"""Open the folder of a recipe's run, new or existing, so that one process holds it and all ranks see it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""When each rank computed and when it waited in; what held the run up, in figures and in words, out.
+"""Measure when each rank computed and when it waited, and tell what slowed the run down.
 
 Every rank times its steps, its waits for data and its forward passes; no device is waited for. At a log step a few
 numbers a rank are gathered, and three things are told apart:

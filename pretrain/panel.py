@@ -1,4 +1,4 @@
-"""Show what happens in a run as a panel at the foot of the terminal, painted anew twice a second.
+"""Show what happens in a run as a panel at the foot of the terminal, repainted twice a second.
 
 The figures are those of the log steps: nothing here asks the device for anything, and a step costs the note of its
 number. A thread of rich's paints. On leaving, the panel goes and a plain summary stays.

@@ -1,4 +1,4 @@
-"""A RunConfig in; the phases of the run, each with a complete RunConfig of its own, out.
+"""Split a RunConfig into the phases of its run, each with a complete RunConfig of its own.
 
     phases:
       - {name: short, data: {out: shards/128, sequence_length: 128}, train: {steps: 7038}}

@@ -1,5 +1,4 @@
-"""How far a run is, counted batch by batch, and the same read back from a checkpoint's state, of which nothing is
-believed before it is looked at."""
+"""Count how far a run is, batch by batch, and read the same back from a checkpoint's state, checked before it is used."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields

@@ -1,4 +1,4 @@
-"""A RunConfig and a number of ranks in; everything a run needs, checked before anybody waits, out.
+"""Check everything that a run needs, before anybody waits.
 
 What can be wrong is found here, before the first rank starts and without torch, which takes seconds to import: shards,
 vocabulary, lengths, batch.

@@ -1,4 +1,4 @@
-"""A step and what is being done in; a small file that says so, and who is at work since when, out.
+"""Write a small file that says at which step a run is, what it does, and who has been at work since when.
 
 metrics.jsonl has a line every train.log_every steps, and none while the model is evaluated or saved. Whoever looks at a
 run from elsewhere has to tell a long wait from a dead run: the first rank's pulse is for that.

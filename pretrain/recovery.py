@@ -1,4 +1,4 @@
-"""A run folder and its mirror in; the newest whole checkpoint of both out; what is damaged is set aside, and said."""
+"""Find the newest whole checkpoint of a run folder and its mirror; damaged ones are set aside with a warning."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A checked plan in; an engine with the right weights and the position to go on from, out; and the way back.
+"""Give an engine the right weights and the position to resume from, and save both.
 
 Everything beside the tensors is in the checkpoint's JSON state: counters, skipped batches, loss scale, and the
 conditions under which the continuation is bit-equal.

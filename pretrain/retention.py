@@ -1,4 +1,4 @@
-"""Steps of checkpoints with their held-out losses in; the steps that stay out."""
+"""Choose which checkpoints to keep from their steps and held-out losses."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Read and write the small files of a run's folder, and name its parts.
+"""Read and write a run's folder: what it is a run of (identity), how far it is (summary), and its parts by name.
 
 RUN/config.yaml       resolved settings        RUN/metrics.jsonl     a line a log step
 RUN/run.json          identity, W&B run id     RUN/summary.json      status and newest figures

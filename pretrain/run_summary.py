@@ -1,4 +1,4 @@
-"""What a run is, and what its earlier lives left, in; the summary.json that a life begins with out."""
+"""Make the summary.json that a process of a run begins with, from what the run is and what earlier ones left."""
 
 import math
 from datetime import UTC, datetime

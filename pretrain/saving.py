@@ -1,4 +1,4 @@
-"""Fragments of a step in; a checkpoint of it, written while training goes on, out.
+"""Write a checkpoint while training goes on.
 
 A save has two parts. The copy to host memory is all that training waits for. A thread writes it: the same protocol
 as ever (checkpoint.py), its barriers and gathers on a gloo group of its own, so that they neither wait for nor come

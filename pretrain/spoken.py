@@ -1,4 +1,4 @@
-"""Seconds and bytes in; how people say them, out."""
+"""Format seconds and bytes as people say them."""
 
 
 def duration(seconds: float | None) -> str:

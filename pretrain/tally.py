@@ -1,4 +1,4 @@
-"""What each global batch held and took in; the figures of a line of metrics.jsonl out.
+"""Average what global batches held and took into the figures of a line of metrics.jsonl.
 
 They are those of the whole global batch, averaged over the steps since the last line.
 """

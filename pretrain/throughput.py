@@ -1,4 +1,4 @@
-"""Lengths and masked counts in; floating-point operations of the model, and the peak to hold them against, out.
+"""Count the floating-point operations of the model, and look up or measure the peak to compare them with.
 
 Only the model's own operations on real tokens count: 6 N s + 12 L h s^2 for the blocks (Kaplan et al. 2020,
 section 2.1, with the attention term of Narayanan et al. 2021), and 6 (h^2 + h V) a masked position for the head.

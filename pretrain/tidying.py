@@ -1,4 +1,4 @@
-"""A run's checkpoints in; those that stay out: what kills, damage and retention leave behind is named or removed."""
+"""Remove the checkpoints that retention drops, and name what kills and damage leave behind."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where a run stands and how long a step takes in; the seconds that are left out."""
+"""Estimate the seconds that a run has left."""
 
 from collections.abc import Sequence
 from typing import Any

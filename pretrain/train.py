@@ -1,4 +1,4 @@
-"""Shards in; checkpoints, metrics and a summary out: the training loop, from top to bottom.
+"""Train a run from shards to checkpoints, metrics and a summary: the training loop, from top to bottom.
 
 of each phase: agreed shares of global batches -> forward and backward over micro-batches -> one step -> log, evaluate,
 save

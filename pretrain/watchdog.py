@@ -1,4 +1,4 @@
-"""A time limit in; this process's stack in its log, and its end, out, unless it is fed before the limit.
+"""End a process that hangs, with its stack in its log, unless it is fed before a time limit.
 
 A hang has one cause and many victims: a rank that waits for a dead disk holds up all others in the next collective.
 Every rank has a watchdog, so that the log of each says where it stood.

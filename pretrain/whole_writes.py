@@ -1,4 +1,4 @@
-"""Lines and small files of a run folder, written so that nobody reads a half of one.
+"""Write lines and small files of a run folder so that nobody reads half of one.
 
 Without fsync, unlike data_pipeline/storage.py: what is written here, every log step and more often, may be lost with
 the machine, and must not make a step wait for the disk. All raise OSError where the folder is full or gone.

@@ -1,4 +1,4 @@
-"""The launcher's environment in; one World out: who this process is, which device it uses, how ranks talk.
+"""Tell who this process is, which device it uses and how ranks talk, from the launcher's environment.
 
 Built once, by the entry point, and passed down.
 """

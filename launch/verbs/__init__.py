@@ -1,4 +1,4 @@
-"""The verbs, a module for each subject. Importing this package registers all; the order here is that of `--help`."""
+"""Register all verbs, a module for each subject; the order here is that of `--help`."""
 
 from launch.verbs import data, training, slurm, status, models, publishing, looking, dashboard, doctor  # noqa: I001
 

@@ -1,4 +1,4 @@
-"""The verb that draws a W&B dashboard: dashboard."""
+"""Define the verb that draws a W&B dashboard: dashboard."""
 
 import json
 from pathlib import Path

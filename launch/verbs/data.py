@@ -1,4 +1,4 @@
-"""Verbs that make data: vocab, prepare."""
+"""Define the verbs that make data: vocab, prepare."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The verb that looks at the machine: doctor."""
+"""Define the verb that checks the machine: doctor."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Verbs that look at what is there: inspect, report, sync, settings."""
+"""Define the verbs that look at what is there: inspect, report, sync, settings."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Verbs of a trained model: export, fill."""
+"""Define the verbs of a trained model: export, fill."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Verbs that give a model away: push."""
+"""Define the verb that publishes a model: push."""
 
 from typing import Annotated
 

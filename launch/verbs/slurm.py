@@ -1,4 +1,4 @@
-"""The verb that hands a recipe to a cluster: slurm."""
+"""Define the verb that submits a recipe to a cluster: slurm."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The verb that says how a run is: status."""
+"""Define the verb that tells how a run is: status."""
 
 import json
 from dataclasses import asdict

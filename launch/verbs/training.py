@@ -1,4 +1,4 @@
-"""Verbs of a training: train, plan."""
+"""Define the verbs of training: train, plan."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Attention that never crosses an example's border: packed q, k, v in, packed outputs out, by any backend.
+"""Attend within each example of a packed micro-batch, with any backend.
 
 Backends, chosen by device, dtype and dropout:
 

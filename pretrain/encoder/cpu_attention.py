@@ -1,4 +1,4 @@
-"""Attention over packed examples on a CPU, forward and backward: packed q, k, v in, packed outputs out.
+"""Attend over packed examples on a CPU, forward and backward.
 
 Plain matrix products over dense tiles, in place where they can be: at BERT's lengths faster on a CPU than torch's
 fused kernel, and much faster with dropout, which that kernel lacks. One operator for all tiles of a micro-batch, so

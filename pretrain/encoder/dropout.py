@@ -1,4 +1,4 @@
-"""Dropout from 16 random bits an element: activations and a rate in, activations with zeros out.
+"""Apply dropout from 16 random bits per element.
 
 On a CPU torch draws a Bernoulli variable an element, serially: nine tenths of the cost of its dropout.
 Sixteen bits of a 64-bit word decide as well, so the rate is rounded to a multiple of 2**-16 and

@@ -1,4 +1,4 @@
-"""Embeddings: token ids, segment ids and positions in, the first hidden states out.
+"""Embed token ids, segment ids and positions: the first hidden states.
 
 Shape legend: T packed tokens, H hidden size.
 """

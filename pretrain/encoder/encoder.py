@@ -1,4 +1,4 @@
-"""The encoder: a MicroBatch of packed tokens in, one hidden state a token out.
+"""Encode a MicroBatch of packed tokens: one hidden state per token.
 
 Shape legend: T packed tokens, P rows that are asked for, H hidden size.
 """

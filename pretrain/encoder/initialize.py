@@ -1,4 +1,4 @@
-"""Parameters by name: a seed or stored tensors in, an initialised module out; the rule of vocabulary padding.
+"""Set the parameters of a module from a seed or from stored tensors; defines how the vocabulary is padded.
 
 A tensor that a module holds twice (the tied embedding) has one name here: the first in definition order, as
 `named_parameters` yields it. Checkpoints and exports hold such names and no padding rows.

@@ -1,4 +1,4 @@
-"""One encoder layer: hidden states in, hidden states out.
+"""Define one encoder layer, from hidden states to hidden states.
 
 Shape legend: T packed tokens, P rows that are asked for, H hidden size, N heads, D size of a head (N * D = H).
 """

@@ -1,4 +1,4 @@
-"""Dense attention over tiles of near-equal lengths: packed q, k, v in, packed outputs out.
+"""Attend densely over tiles of examples of near-equal lengths.
 
 The examples of a micro-batch are sorted by length and cut into tiles; each is a dense (examples, heads,
 length, size) block, padded to its longest example. The plan depends on the lengths alone, so it is made once

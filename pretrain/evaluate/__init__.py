@@ -1,1 +1,1 @@
-"""Exported models in; what they can do out."""
+"""Evaluate models: what they have learnt, beside what needs no learning."""

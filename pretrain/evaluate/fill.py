@@ -1,4 +1,4 @@
-"""An exported model and sentences with a blank in; the likeliest words out."""
+"""Fill blanks in sentences with an exported model: its likeliest words."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Export: weights by our names in, a Hugging Face folder out, and back."""
+"""Export weights to a Hugging Face folder, and import them from one."""

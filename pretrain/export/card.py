@@ -1,4 +1,4 @@
-"""The model card: what a run knows of itself in; README.md of the exported folder out."""
+"""Write the model card, README.md of the exported folder, from what a run knows of itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

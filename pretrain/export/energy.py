@@ -1,4 +1,4 @@
-"""Device-hours by name in; a range of energy out, and in words what it rests on.
+"""Estimate a range of energy from device-hours, and tell in words what it rests on.
 
 kWh = device-hours x highest power of the device x load x PUE. Nothing was measured, so the load and the overhead of
 the machine room are ranges, and so is the result. Of a device that is not in the table nothing is said.

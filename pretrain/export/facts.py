@@ -1,4 +1,4 @@
-"""A run folder and its checkpoint in; what the model card says of data, recipe, training, hardware and scores out.
+"""Gather what the model card says of data, recipe, training, hardware and scores from a run folder and its checkpoint.
 
 A card is published: of files and folders it has the last name only, of URIs nothing that could be secret, and of the
 settings those that decide the result.

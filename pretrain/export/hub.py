@@ -1,4 +1,4 @@
-"""The files of an export in; a repository on the Hugging Face hub out, in one commit.
+"""Upload the files of an export to a repository on the Hugging Face hub in one commit.
 
 The one door to huggingface_hub.
 """

@@ -1,4 +1,4 @@
-"""Export: weights by our names in; a folder that transformers loads out, and only if it computes the same."""
+"""Export weights to a folder that transformers loads, and only if it computes the same."""
 
 import hashlib
 import os

@@ -1,4 +1,6 @@
-"""Our names <-> Hugging Face's names, both ways from one dict; a Hugging Face folder in, weights by our names out."""
+"""Translate between our parameter names and Hugging Face's, both ways from one dict, and load the weights of a Hugging
+Face folder.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The gate of every export: our model, the exported folder and real examples in; how far the logits differ out.
+"""Compare the logits of our model with those of the exported folder on real examples: every export must pass.
 
 In float64 with dropout off, two programs that compute the same function agree to rounding: anything beyond
 1e-9 of the largest logit is a wrong name, a wrong setting or a wrong mask, and the export fails.

@@ -1,4 +1,4 @@
-"""A run's settings in; what a model card says of how to train it again out: a recipe without anything private.
+"""Write the part of a model card that tells how to train the model again: a recipe without anything private.
 
 Of files and folders it has the last name only, of URIs nothing that could be secret, and of the settings those that
 decide the result.

@@ -1,4 +1,4 @@
-"""Tokenizer files: the text of a tokenizer.json in; the files that transformers loads, with equal ids, out."""
+"""Write the tokenizer files that transformers loads, with equal ids, from a tokenizer.json."""
 
 import json
 from pathlib import Path

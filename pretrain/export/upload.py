@@ -1,4 +1,4 @@
-"""An exported folder in; what of it may leave this machine out, each file checked. No network here.
+"""List what of an exported folder may leave this machine, each file checked. No network here.
 
 It is a list of known names, each checked against the hash of its export: a folder that holds more than an export
 (checkpoints, logs, keys) gives none of it away.

@@ -1,1 +1,1 @@
-"""Fused kernels, each beside the plain torch that does the same: lamb.py (torch), lamb_triton.py (Triton)."""
+"""Provide LAMB's two passes as fused kernels, beside the plain torch that does the same."""

@@ -1,4 +1,4 @@
-"""A flat tensor, its gradient, moments and layout in; LAMB's two passes over them out, in plain torch.
+"""Compute LAMB's two passes over a flat tensor with its gradient, moments and layout, in plain torch.
 
     squares = passes.update(...)    moments; the update u in the gradient's place; squared norms of w and u by parameter
     passes.apply(...)               w <- w - lr * ratio * u, once the ratios are known

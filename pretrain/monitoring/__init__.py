@@ -1,4 +1,4 @@
-"""A run folder's history in; what a person sees on W&B out: one run for one training, alerts, artifacts, dashboards.
+"""Show a run on W&B: one run for one training, alerts, artifacts, dashboards.
 
 points.py     a line of metrics.jsonl -> a point            alerts.py      what is wrong -> at most one alert an hour
 connection.py one life of a run on W&B (the door to wandb)  stages.py      prepare, train, export: what each is called

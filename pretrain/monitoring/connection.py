@@ -1,4 +1,4 @@
-"""A stage and its points in; one life of a run on W&B, online or offline, out. The one door to wandb.
+"""Connect to a run on W&B, online or offline, and send points to it. The only import of wandb.
 
 Nothing here waits for ever, and nothing that W&B does ends a training: what it cannot take is told in one line.
 """

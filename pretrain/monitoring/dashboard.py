@@ -1,4 +1,4 @@
-"""A project, or a run folder, in; a W&B workspace and a report of it out, or their spec as JSON. The one door to
+"""Draw a W&B workspace and a report of a project or run, or print their spec as JSON. The only import of
 wandb-workspaces.
 
 Dashboards are code: what they show is layout.py's table, and calling this again after a change makes them anew.

@@ -1,4 +1,4 @@
-"""Names of metrics in; what the dashboard shows, section by section, out. No W&B here: a plain table of panels.
+"""Lay out what the dashboard shows, section by section, from names of metrics. No W&B here: a plain table of panels.
 
 Every key is one that a training logs: those of every run are named here, those of the objectives come from the
 objectives themselves.

@@ -1,4 +1,4 @@
-"""A run folder, shards or an exported model in; artifacts on W&B with what was made from what out.
+"""Log run folders, shards and exported models as W&B artifacts, with what was made from what.
 
     prepare ─► index (index.json, tokenizer.json) ─► train ─► checkpoint (its marker: hashes) ─► export ─► model
 

@@ -1,4 +1,4 @@
-"""A line of metrics.jsonl in; the point that W&B draws out: numbers, and bars that become rows of a heat map.
+"""Convert a line of metrics.jsonl to the point that W&B draws: numbers, and bars that become rows of a heat map.
 
 W&B draws a histogram that is logged step after step as a heat map: the steps go right, the bins up, the count is the
 colour. Bars whose bins are layers or ranks therefore make the picture "layer by step" or "rank by step".

@@ -1,4 +1,4 @@
-"""A run folder in; what W&B has not of its history, sent as one run, out.
+"""Send the part of a run folder's history that W&B lacks, as one run.
 
 The history comes from metrics.jsonl, not from the offline files of each life: those hold steps that a resumed run did
 again.

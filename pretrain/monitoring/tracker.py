@@ -1,4 +1,4 @@
-"""Lines of metrics in; metrics.jsonl first, then W&B, out: the tracker of `monitor.tracker=wandb`.
+"""Track metrics in metrics.jsonl first, then on W&B: the tracker of `monitor.tracker=wandb`.
 
 W&B is fed with the lines of metrics.jsonl under the run's own `step` axis and never decides what is true. Whatever it
 does, training goes on: on its first failure this life goes on without it, and the next life or `maskmill sync` sends

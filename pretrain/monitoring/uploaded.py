@@ -1,4 +1,4 @@
-"""How many lines of metrics.jsonl W&B was given <-> wandb_uploaded.json in the run folder.
+"""Record in wandb_uploaded.json how many lines of metrics.jsonl W&B was given.
 
 A point that is handed to W&B is not yet on the server: a kill, or a server that goes away, loses those on the way. The
 server says how many points of a run it has; what is missing at the end is sent again by the next life, or by

@@ -1,4 +1,4 @@
-"""The registry of objectives: a name in, an objective (data recipe and model) out. One line registers one."""
+"""Register the objectives by name, each with its data and its model. One line registers one."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple

@@ -1,4 +1,4 @@
-"""What an objective is: its settings, its data recipe, its model; and what all models share to be built."""
+"""Define what an objective is, and build its model with fresh weights."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 

@@ -1,4 +1,4 @@
-"""BERT: masked tokens and next sentence, each weighing 1 (Devlin et al. 2019, section 3.1 and appendix A.2)."""
+"""Train BERT: masked tokens and next sentence, each weighing 1 (Devlin et al. 2019, section 3.1 and appendix A.2)."""
 
 from typing import TYPE_CHECKING, Any
 

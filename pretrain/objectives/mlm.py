@@ -1,4 +1,4 @@
-"""Masked language modelling, without a judgement of pairs (Liu et al. 2019, RoBERTa)."""
+"""Train a masked language model, without a judgement of pairs (Liu et al. 2019, RoBERTa)."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,1 +1,1 @@
-"""Optimizers that give the same update however DeepSpeed cuts the parameters, and learning-rate schedules."""
+"""Optimize with the same updates however DeepSpeed cuts the parameters; and learning-rate schedules."""

@@ -1,4 +1,4 @@
-"""A model in, parameter groups and an optimizer over them out.
+"""Group a model's parameters, and build an optimizer over the groups.
 
 Weight decay (and with LAMB the trust ratio; in Google's form even where the decay is 0) is for tensors of two
 dimensions and more. Vectors and scalars, which in an encoder are the biases and LayerNorm's weights, have none: the

@@ -1,4 +1,4 @@
-"""Gradients of flat tensors in, updated flat tensors out: LAMB whose trust ratios are those of the parameters.
+"""Update flat tensors with LAMB whose trust ratios are those of the parameters in them.
 
 You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes". Weight decay is inside the
 update. Three forms are in use (`optim.form`):

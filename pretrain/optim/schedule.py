@@ -1,4 +1,4 @@
-"""Number of updates done in, factor of the peak learning rate out. Pure functions, one a schedule.
+"""Compute the learning rate from the number of updates done. Pure functions, one per schedule.
 
 t: updates done before this one, 0 to T - 1; T: `train.steps`; W: warm-up in updates; w = W / T.
 

@@ -1,4 +1,4 @@
-"""Describe how named parameters lie in a flat tensor, and take exact squared norms of the pieces.
+"""Describe how named parameters are placed in a flat tensor, and compute exact squared norms of the pieces.
 
 The types that optimizer, kernels, partition map and checkpoints share are here as well: nothing of them is imported.
 """

@@ -1,4 +1,4 @@
-"""DeepSpeed's optimizer after `initialize` in; one map from its flat tensors to named parameters out.
+"""Map the flat tensors of DeepSpeed's optimizer, after `initialize`, to named parameters.
 
 Where the pieces are, by what DeepSpeed
 (0.19) put around our optimizer; found by experiment, held by tests/multirank:

@@ -1,4 +1,4 @@
-"""DeepSpeed's optimizer around a step in; the same with the gradients that this step's backward passes gave it out.
+"""Give DeepSpeed's optimizer the gradients of this step's backward passes, and no others.
 
 DeepSpeed (0.19) keeps pieces of gradients from one step to the next and looks only at the parameters that the last
 micro-batch used. `complete` goes before each step, `forget` after it, applied or not; then a gradient that is missing

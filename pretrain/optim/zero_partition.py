@@ -1,4 +1,4 @@
-"""Named pieces of DeepSpeed's flat tensors in; their values, by name, out and back in.
+"""Read and write the values of named pieces of DeepSpeed's flat tensors.
 
 The same map serves the norms of LAMB, and saving and loading by name. zero_flats.py finds the pieces.
 """

@@ -1,4 +1,4 @@
-"""A RunConfig and a number of GPUs in; memory, time and cost out, before anyone pays. Read in this order:
+"""Forecast memory, time and cost of a run on a number of GPUs before anyone pays. Read in this order:
 
 hardware.py  what a GPU and its links can do, as their makers state it
 memory.py    bytes a rank needs, from the real model on the meta device

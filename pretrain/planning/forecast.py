@@ -1,4 +1,4 @@
-"""A RunConfig and a cluster in; what the run needs, how long it takes, and what does not add up, out."""
+"""Forecast what a run needs on a cluster, how long it takes, and what does not add up."""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Names of GPUs in, what they and their usual links can do out: figures of data sheets, nothing fitted."""
+"""List what GPUs and their usual links can do, by name: figures of data sheets, nothing fitted."""
 
 from typing import NamedTuple
 

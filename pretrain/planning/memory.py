@@ -1,6 +1,6 @@
-"""A RunConfig in, the bytes that one rank needs out: weights, gradients and optimizer state as the engine lays them
-out at each ZeRO stage, and the peak of one forward and backward pass of the real model, run on the meta device,
-where tensors have shapes and no storage.
+"""Compute the bytes that one rank needs: weights, gradients and optimizer state as the engine lays them out at each
+ZeRO stage, and the peak of one forward and backward pass of the real model, run on the meta device, where tensors have
+shapes and no storage.
 
 Not counted: the CUDA context, NCCL's buffers and what the allocator loses to fragments; RESERVED leaves room.
 """

@@ -1,4 +1,4 @@
-"""A Forecast in; tables and a curve on a console, or plain values for JSON, out."""
+"""Show a Forecast as tables and a curve on a console, or as plain values for JSON."""
 
 import math
 from typing import Any

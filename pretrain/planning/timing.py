@@ -1,4 +1,5 @@
-"""Sizes and links in, seconds of one step out. A model of few terms, each stated; nothing is fitted to a run.
+"""Estimate the seconds of one step from sizes and links. A model of few terms, each stated; nothing is fitted to a
+run.
 
     step = arithmetic x (1 + straggling) + optimizer + communication
 

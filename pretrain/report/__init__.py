@@ -1,4 +1,4 @@
-"""A run folder in, report.html out: one page that needs nothing but a browser, on a phone or a desk.
+"""Draw report.html of a run folder: one page that needs nothing but a browser, on a phone or a desk.
 
 reading.py, record.py       the folder's files -> RunRecord, forgiving what a killed run leaves behind
 scales.py, figures.py       numbers -> axes, text, tables

@@ -1,4 +1,4 @@
-"""A RunRecord in, where its time went out: within a step, over the whole run, and by rank."""
+"""Show where a run's time went: within a step, over the whole run, and by rank."""
 
 from collections import Counter
 from html import escape

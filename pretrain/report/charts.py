@@ -1,4 +1,4 @@
-"""Series of numbers in, pictures out: each an SVG that stretches to any width, with its numbers in a table.
+"""Draw charts as SVGs that stretch to any width, with their numbers in a table.
 
 Lines live in an SVG of 1000 x 1000 units that is stretched to the plot; strokes keep their width, and the
 axis labels are HTML at percentages, so that text keeps its size on a phone. A picture's size on the page is

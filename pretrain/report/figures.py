@@ -1,4 +1,4 @@
-"""Series of a chart in; their numbers in words, in a table, and for the script that reads them off, out."""
+"""Put the numbers of a chart into words, into a table, and into data for the script that reads them off."""
 
 import json
 from dataclasses import dataclass

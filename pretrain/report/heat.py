@@ -1,4 +1,4 @@
-"""Trust ratios by tensor in; a picture of layers over steps, dark where the ratio is high, out.
+"""Draw trust ratios by layer over steps, dark where the ratio is high.
 
 A row is a layer: the geometric mean over its tensors, since ratios are factors. Colours are on a logarithmic scale, in
 as many shades as an eye tells apart, and each shade is one path, so that the picture stays small.

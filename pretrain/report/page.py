@@ -1,4 +1,4 @@
-"""A run folder in, its report.html out: one file that asks for nothing from anywhere.
+"""Write report.html of a run folder: one file that asks for nothing from anywhere.
 
 A content security policy forbids every request, and every script but the one whose hash it names, so that a
 hostile name in a run's settings stays text even where escaping failed.

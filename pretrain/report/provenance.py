@@ -1,4 +1,4 @@
-"""A RunRecord in, the end of the page out: how to run it again, every setting.
+"""Write the end of the page: how to run it again, and every setting.
 
 A report is made to be passed on: credentials inside URIs are blotted out.
 """

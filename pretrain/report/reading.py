@@ -1,4 +1,4 @@
-"""Files of a run folder in, what can be read of them out: nothing here raises for a file that is torn or missing."""
+"""Read what can be read of a run folder's files; nothing here raises for a file that is torn or missing."""
 
 import json
 from collections.abc import Callable

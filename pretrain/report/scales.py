@@ -1,4 +1,4 @@
-"""Numbers in, what a picture needs out: text, axis limits, tick values, fewer points, smoother lines."""
+"""Compute what a picture needs from numbers: text, axis limits, tick values, fewer points, smoother lines."""
 
 import math
 
