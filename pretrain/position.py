@@ -1,4 +1,4 @@
-"""Count how far a run is, batch by batch, and read the same back from a checkpoint's state, checked before it is used."""
+"""Count how far a run is, batch by batch, and read the same from a checkpoint's state, checked before it is used."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
