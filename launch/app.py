@@ -80,8 +80,8 @@ def run_folder_of(source: str, overrides: list[str] | None) -> Path:
                 f"cannot apply {overrides[0]!r} to a folder", where=source, expected="a recipe before it"
             )
         return Path(source)
-    if "/" in source and not source.endswith((".yaml", ".yml")):
-        raise no_such_folder(Path(source))
+    if not source.endswith((".yaml", ".yml")) and ("/" in source or source not in recipe_names()):
+        raise no_such_run(source)
     from launch.recipe import load_config
 
     config = load_config(source, overrides or [])
@@ -96,6 +96,19 @@ def no_such_folder(path: Path) -> UserError:
     near = [str(path.parent / name) for name in difflib.get_close_matches(path.name, beside, n=3)]
     return UserError(
         "no such folder", where=path, remedy=f"did you mean {' or '.join(near)}?" if near else ""
+    )
+
+
+def no_such_run(source: str) -> UserError:
+    """The error for a run folder that is not there; a word without a slash might have been meant as a recipe."""
+    error = no_such_folder(Path(source))
+    if "/" in source:
+        return UserError("no such run folder", where=source, remedy=error.remedy)
+    near = difflib.get_close_matches(source, recipe_names(), n=3)
+    return UserError(
+        "no such run folder, and no recipe of that name",
+        where=source,
+        remedy=f"did you mean the recipe {' or '.join(near)}?" if near else error.remedy,
     )
 
 

@@ -197,8 +197,31 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
             raise UserError(f"{full} is a list of values", where=where, expected=f"{full}=[a, b]")
         elif value is None:
             raise UserError(f"{full} has no value", where=where, expected=f"{full}=value")
-        result[key] = value
+        result[key] = _whole(value) if hints[key] is int else value
     return result
+
+
+def _whole(value: Any) -> Any:
+    """1000 for 1e3, 1000.0 or the text of either; anything that is no whole number in decimals is left to the typed
+    merge, which refuses it."""
+    if not isinstance(value, float | str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    if not number.is_integer() or (isinstance(value, str) and _is_int(value)):
+        return value
+    return int(number)
+
+
+def _is_int(text: str) -> bool:
+    """Whether Python reads all digits of it: a float would round those of a large seed."""
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _checked_phases(phases: Any, where: str) -> list[dict[str, Any]]:

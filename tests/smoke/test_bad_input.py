@@ -30,6 +30,15 @@ def test_arguments(maskmill: Maskmill, tmp_path: Path) -> None:
     assert "no such recipe" in refused(maskmill, "train", "nobody")
     assert "No such command" in refused(maskmill, "trian", "demo")
     assert "no such folder" in refused(maskmill, "inspect", str(tmp_path / "nowhere"))
+    (tmp_path / "nowhere2").mkdir()
+    near = f"nowhere: no such run folder (did you mean {tmp_path}/nowhere2?)"
+    for verb in ("status", "export", "report"):
+        assert refused(maskmill, verb, str(tmp_path / "nowhere")).endswith(near)
+        assert refused(maskmill, verb, "nobody").endswith(
+            "nobody: no such run folder, and no recipe of that name"
+        )
+    assert "did you mean the recipe demo or mlm_demo?" in refused(maskmill, "status", "demoo")
+    assert "no such recipe" in refused(maskmill, "status", str(tmp_path / "nowhere.yaml"))
     assert "nothing to inspect" in refused(maskmill, "inspect", str(tmp_path))
     assert "beyond the model's positions" in refused(maskmill, "train", "demo", "data.sequence_length=512")
 

@@ -186,6 +186,30 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         load_config("demoo", [])
 
 
+@pytest.mark.parametrize("text", ["1e3", "1000.0", "1_000", "1000", "1E+3"])
+def test_a_whole_number_is_one_however_it_is_written(text: str, tmp_path: Path) -> None:
+    config = load_config("demo", [f"train.steps={text}", "schedule.warmup=0"])
+    assert (config.train.steps, type(config.train.steps)) == (1000, int)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"extends: bert_large\nrun: {{seed: {text}}}\n")
+    config = load_config(str(path), [f"phases.phase1.train.steps={text}", "run.ranks=1e0"])
+    assert (config.run.seed, config.run.ranks, config.phases[0]["train"]["steps"]) == (1000, 1, 1000)
+    assert type(config.phases[0]["train"]["steps"]) is int
+
+
+@pytest.mark.parametrize("text", ["1.5", "15e-1", "inf", "1e999", "nan", "1e3x", "0x1p3"])
+def test_what_is_no_whole_number_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"extends: demo\ntrain: {{steps: {text}}}\n")
+    for recipe, overrides in (("demo", [f"train.steps={text}"]), (str(path), [])):
+        with pytest.raises(UserError, match=r"train\.steps"):
+            load_config(recipe, overrides)
+
+
+def test_every_digit_of_a_seed_counts() -> None:
+    assert load_config("demo", [f"run.seed={2**62 + 1}"]).run.seed == 2**62 + 1
+
+
 def test_every_setting_is_documented_and_checked() -> None:
     listed = {key: meaning for key, _, meaning in manual()}
     assert list(listed) == setting_names()
