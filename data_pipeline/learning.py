@@ -28,6 +28,13 @@ from data_pipeline.settings import DataSettings, VocabularySettings, required
 from data_pipeline.source_file import SourceFile
 from data_pipeline.sources import discover, read
 from data_pipeline.vocabulary import save_vocabulary
+from data_pipeline.vocabulary_check import (
+    CHECKED_CHARACTERS,
+    COARSE_SHARE,
+    coarseness,
+    log_vocabulary,
+    trained_before,
+)
 from data_pipeline.vocabulary_training import train_vocabulary
 
 READ_FACTOR = 20
@@ -35,26 +42,51 @@ READ_FACTOR = 20
 
 
 def learn_vocabulary(
-    settings: DataSettings, vocabulary: VocabularySettings, stage: ShowProgress
-) -> Vocabulary:
-    """Trains a vocabulary on a sample of the sources and writes it into the folder data.vocab."""
+    settings: DataSettings,
+    vocabulary: VocabularySettings,
+    stage: ShowProgress,
+    warn: Callable[[str], None] = lambda _: None,
+) -> tuple[Vocabulary, bool]:
+    """Trains a vocabulary on a sample of the sources and writes it into the folder data.vocab; returns it, and False
+    where it was there already. `warn` is told what is odd about it.
+
+    Raises UserError, before it reads, where the folder holds another vocabulary."""
     folder = required(settings.vocab, "data.vocab", "a folder for the vocabulary")
+    if there := trained_before(settings, vocabulary):
+        return there, False
+    head: list[str] = []
     with stage("learning a vocabulary from documents", 0) as advance:
-        result = train_vocabulary(sample(settings, vocabulary.sample_mb * 1_000_000, advance), vocabulary)
+        documents = sample(settings, vocabulary.sample_mb * 1_000_000, advance)
+        result = train_vocabulary(_noting(documents, head), vocabulary)
     save_vocabulary(result, folder)
-    return result
+    log_vocabulary(result, settings, vocabulary)
+    if (share := coarseness(result, "\n".join(head))) > COARSE_SHARE:
+        warn(
+            f"vocabulary.size={vocabulary.size} leaves little but single characters: {share:.0%} of the pieces of the "
+            "text's words are single characters or unknown; a larger vocabulary.size has words"
+        )
+    return result, True
+
+
+def _noting(documents: Iterable[Document], head: list[str]) -> Iterator[Document]:
+    """The same documents; the text of the first ones is added to `head`."""
+    left = CHECKED_CHARACTERS
+    for document in documents:
+        if left > 0:
+            head.append(document.text[:left])
+            left -= len(head[-1])
+        yield document
 
 
 def sample(
     settings: DataSettings, size: int, advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[Document]:
     """About `size` bytes of UTF-8, in whole documents, in the order of the sources; a document that is taken twice
-    comes twice. `advance(1)` is called for each document read."""
+    comes twice. `advance(1)` is called once for each document, when it is first read."""
     units, parts = _within_reach(discover(settings), settings.seed, READ_FACTOR * size)
     copies = iter(_copies(units, parts, settings, size, advance).tolist())
     for unit in units:
         for document, times in zip(read(unit, settings, Counts()), copies, strict=False):
-            advance(1)
             if times:
                 yield from repeat(_head(document, size), times)
 

@@ -12,7 +12,7 @@ from launch.progress import stages
 @app.command()
 def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
     """Train a vocabulary on data.sources and write it into the folder data.vocab: WordPiece, or what
-    vocabulary.kind says.
+    vocabulary.kind says. A folder that holds another vocabulary is left as it is.
 
     \b
     Example:
@@ -22,8 +22,9 @@ def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
     config = load_config(recipe, overrides or [])
     from data_pipeline.learning import learn_vocabulary
 
-    vocabulary = learn_vocabulary(config.data, config.vocabulary, stages(console))
-    say(f"vocabulary of {vocabulary.size:,} entries in {config.data.vocab}")
+    vocabulary, fresh = learn_vocabulary(config.data, config.vocabulary, stages(console), warn=say)
+    there = "" if fresh else "already there: "
+    say(f"{there}vocabulary of {vocabulary.size:,} entries in {config.data.vocab}")
 
 
 @app.command()

@@ -4,15 +4,19 @@ import gzip
 import json
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_pipeline import learning, sources
+from data_pipeline.errors import UserError
 from data_pipeline.learning import learn_vocabulary, sample
 from data_pipeline.sampling import smoothed
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary import Vocabulary, load_vocabulary
+from tests.command_line import write_text
 from tests.unit.vocabulary_material import TEXT
 
 
@@ -86,7 +90,7 @@ def test_of_huge_sources_only_a_part_is_read(tmp_path: Path, monkeypatch: pytest
     plain = DataSettings(sources=[write(tmp_path / "a.jsonl", 1000), write(tmp_path / "b.jsonl", 1000)])
     asked: list[int] = []
     found = [d.id for d in sample(plain, 5000, asked.append)]
-    assert 2 * 150 < len(asked) < 2 * 260  # twice 20,000 of 220,000 bytes
+    assert 150 < len(asked) < 260  # 20,000 of 220,000 bytes, each document counted once
     assert 45 <= len(found) <= 55
     assert Counter(name[0] for name in found)["a"] in range(23, 28)
 
@@ -110,7 +114,7 @@ def test_of_compressed_files_only_some_records_are_read(
     size = -(-packed.stat().st_size // 4)
     asked: list[int] = []
     found = [d.id for d in sample(DataSettings(sources=[str(packed)]), size, asked.append)]
-    assert len(asked) == 2 * 250
+    assert len(asked) == 250
     numbers = [int(name.split(":")[1]) for name in found]
     assert len({n % 4 for n in numbers}) == 1
     assert len(found) == pytest.approx(size / 100, abs=1)
@@ -122,11 +126,69 @@ def test_a_document_beyond_the_sample_is_cut(tmp_path: Path) -> None:
     assert 100_000 <= len(found.text) < 5_000_000
 
 
+def learnt(data: DataSettings, warned: list[str] | None = None, **settings: Any) -> tuple[Vocabulary, bool]:
+    return learn_vocabulary(
+        data,
+        VocabularySettings(**settings),
+        lambda name, total: nullcontext(lambda n: None),
+        (warned if warned is not None else []).append,
+    )
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_a_vocabulary_is_learnt_and_written(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     data = DataSettings(sources=[str(tmp_path / "a.txt")], vocab=str(tmp_path / "v"))
-    found = learn_vocabulary(
-        data, VocabularySettings(size=400, kind=kind), lambda name, total: nullcontext(lambda n: None)
-    )
+    found, fresh = learnt(data, size=400, kind=kind)
+    assert fresh
     assert load_vocabulary(data.vocab).sha256 == found.sha256
+    again, fresh = learnt(data, size=400, kind=kind)
+    assert (again.sha256, fresh) == (found.sha256, False), "the same command finds it done"
+
+
+def test_another_vocabulary_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    data = DataSettings(sources=[str(tmp_path / "a.txt")], vocab=str(tmp_path / "v"))
+    learnt(data, size=400)
+    before = {path: path.read_bytes() for path in (tmp_path / "v").iterdir()}
+    with pytest.raises(UserError, match=r"vocabulary\.size=300 \(there: 400\).*choose another data\.vocab"):
+        learnt(data, size=300)
+    (tmp_path / "a.txt").write_text(TEXT + " And more.")
+    with pytest.raises(UserError, match="its sources had other names"):
+        learnt(data, size=400)
+    assert {path: path.read_bytes() for path in (tmp_path / "v").iterdir()} == before
+    (tmp_path / "v/vocabulary.log.json").write_text("[")
+    with pytest.raises(UserError, match="not trained into it"):
+        learnt(data, size=400)
+    given = replace(data, vocab=str(tmp_path / "given"))
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    with pytest.raises(UserError, match="not trained into it"):
+        learnt(given, size=400)
+    with pytest.raises(UserError, match="is a file"):
+        learnt(replace(data, vocab=str(tmp_path / "a.txt")), size=400)
+
+
+@pytest.mark.parametrize(
+    ("kind", "small", "large"),
+    [("wordpiece", 30, 400), ("bpe", 264, 600), ("unigram", 20, 400)],
+)
+def test_a_size_that_leaves_single_characters_is_warned_of(
+    kind: str, small: int, large: int, tmp_path: Path
+) -> None:
+    write_text(tmp_path / "a.txt", 100)
+    data = DataSettings(sources=[str(tmp_path / "a.txt")], vocab=str(tmp_path / "v"))
+    warned: list[str] = []
+    learnt(data, warned, size=large, kind=kind)
+    assert not warned
+    learnt(replace(data, vocab=str(tmp_path / "w")), warned, size=small, kind=kind)
+    assert len(warned) == 1
+    assert f"vocabulary.size={small} leaves little but single characters" in warned[0]
+
+
+def test_characters_that_are_words_are_not_held_against_a_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "zh.txt").write_text("这是一本书。我们读它。\n" * 50)
+    data = DataSettings(sources=[str(tmp_path / "zh.txt")], vocab=str(tmp_path / "v"), languages=["zh"])
+    warned: list[str] = []
+    learnt(data, warned, size=400)
+    assert not warned

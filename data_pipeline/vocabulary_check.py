@@ -1,0 +1,103 @@
+"""Keep a trained vocabulary from being overwritten, and tell one that is too small for its text.
+
+Beside the vocabulary VOCABULARY_LOG says from which sources and settings it was trained, so that the same command again
+finds it done, and any other is refused.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.entries import canonical_json
+from data_pipeline.errors import UserError
+from data_pipeline.pieces import Vocabulary
+from data_pipeline.provenance import described_sources
+from data_pipeline.settings import DataSettings, VocabularySettings
+from data_pipeline.storage import write_whole
+from data_pipeline.vocabulary import holds_vocabulary, load_vocabulary
+
+VOCABULARY_LOG = "vocabulary.log.json"
+CHECKED_CHARACTERS = 1 << 18
+"""Characters of text that are encoded to judge a vocabulary: less than a second."""
+COARSE_SHARE = 0.8
+"""Share of the pieces of words that may be single characters or unknown."""
+_TEXT_SETTINGS = ("text_field", "id_field", "documents", "languages", "weights", "smoothing", "seed")
+
+
+def trained_before(settings: DataSettings, vocabulary: VocabularySettings) -> Vocabulary | None:
+    """The vocabulary in data.vocab, if it was trained from this very text with these settings; None where there is
+    none. Raises UserError for any other, and where data.vocab is a file."""
+    folder = Path(settings.vocab)
+    if folder.is_file():
+        raise UserError("is a file", where=folder, expected="a folder", remedy="check data.vocab")
+    if not folder.is_dir() or not holds_vocabulary(folder):
+        return None
+    log = _logged(folder)
+    there = load_vocabulary(folder) if log else None
+    if there is None or log.get("sha256") != there.sha256:
+        raise _held(folder, "a vocabulary that was not trained into it by `maskmill vocab`")
+    wanted, had = _made_from(settings, vocabulary), log.get("made_from")
+    had = had if isinstance(had, dict) else {}
+    differing = [
+        f"{key}={value} (there: {had.get(key)})"
+        for key, value in wanted.items()
+        if key != "sources" and had.get(key) != value
+    ]
+    if had.get("sources") != wanted["sources"]:
+        differing.append("its sources had other names, sizes or times")
+    if differing:
+        raise _held(folder, f"another vocabulary: {', '.join(differing)}")
+    return there
+
+
+def log_vocabulary(trained: Vocabulary, settings: DataSettings, vocabulary: VocabularySettings) -> None:
+    """Notes in data.vocab from what the vocabulary there was trained."""
+    facts = {"made_from": _made_from(settings, vocabulary), "sha256": trained.sha256}
+    write_whole(Path(settings.vocab) / VOCABULARY_LOG, canonical_json(facts, indent=1))
+
+
+def coarseness(vocabulary: Vocabulary, text: str) -> float:
+    """The share of single characters and unknown pieces among the pieces of the words in `text` that have more than
+    one character; 0 where there are none, as in Chinese."""
+    encoding = vocabulary.tokenizer.encode(text[:CHECKED_CHARACTERS], add_special_tokens=False)
+    offsets, ids = encoding.offsets, encoding.ids  # each look at them makes new lists
+    words: dict[int, list[int]] = {}
+    for piece, word in enumerate(encoding.word_ids):
+        if word is not None:
+            words.setdefault(word, []).append(piece)
+    pieces = single = 0
+    for members in words.values():
+        spans = [_visible(text, *offsets[piece]) for piece in members]
+        if max(stop for _, stop in spans) - min(start for start, _ in spans) > 1:
+            pieces += len(members)
+            single += sum(
+                stop - start <= 1 or ids[piece] == vocabulary.unk
+                for piece, (start, stop) in zip(members, spans, strict=True)
+            )
+    return single / max(pieces, 1)
+
+
+def _visible(text: str, start: int, stop: int) -> tuple[int, int]:
+    """The span without the white space that a piece begins with."""
+    while start < stop and text[start].isspace():
+        start += 1
+    return start, stop
+
+
+def _made_from(settings: DataSettings, vocabulary: VocabularySettings) -> dict[str, Any]:
+    values = {f"vocabulary.{key}": value for key, value in asdict(vocabulary).items()}
+    values |= {f"data.{key}": getattr(settings, key) for key in _TEXT_SETTINGS}
+    return json.loads(canonical_json(values | {"sources": described_sources(settings)}))
+
+
+def _logged(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / VOCABULARY_LOG).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _held(folder: Path, what: str) -> UserError:
+    return UserError(f"holds {what}", where=folder, remedy="choose another data.vocab, or remove it")
