@@ -28,12 +28,14 @@ DATA_SHEETS = (
     DataSheet(r"V100-SXM\d", 125.0, 300),
     DataSheet(r"V100-PCIE", 112.0, 250),
     DataSheet(r"L40S", 362.0, 350),
+    DataSheet(r"RTX 4090", 165.2, 450),
     DataSheet(r"L4", 121.0, 72),
     DataSheet(r"A40", 149.7, 300),
     DataSheet(r"A10", 125.0, 150),
     DataSheet(r"T4", 65.0, 70),
 )
-"""NVIDIA's; the first that fits counts. Figures "with sparsity" are halved."""
+"""NVIDIA's (RTX 4090: the Ada white paper's, with fp32 sums); the first that fits counts. Figures "with sparsity" are
+halved."""
 
 
 def data_sheet(device: str) -> DataSheet | None:

@@ -57,22 +57,33 @@ def plan(
     nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs of each machine.", min=1)] = 8,
     gpu: Annotated[
-        str, typer.Option(help="v100, a100, a100-80, h100 or h200.", autocompletion=completion.gpu_names)
+        str,
+        typer.Option(
+            help="v100, a100, a100-80, h100, h200, b200, l40s, a10 or rtx4090, in any case.",
+            autocompletion=completion.gpu_names,
+        ),
     ] = "h100",
     network: Annotated[
         float, typer.Option(help="Gbit/s a GPU has to other machines; 0: what such machines usually have.")
     ] = 0.0,
     utilisation: Annotated[
         float,
-        typer.Option(help="Share of the GPU's peak that the arithmetic reaches; measure it if you can."),
-    ] = 0.4,
+        typer.Option(
+            help="Share of the GPU's peak that the arithmetic reaches, the mfu of a measured run; 0: 0.4 is assumed.",
+            min=0,
+            max=1,
+        ),
+    ] = 0.0,
+    price_per_hour: Annotated[
+        float, typer.Option(help="Price of one GPU for an hour, in any currency, for the cost.", min=0)
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Say what a run needs and costs before anyone pays: memory, time, epochs, and what does not add up.
 
     \b
     Example:
-        maskmill plan bert_large --nodes 8 --gpu h100"""
+        maskmill plan bert_large --nodes 8 --gpu H100 --price-per-hour 2.5"""
     from launch.recipe import load_config
 
     config = load_config(recipe, overrides or [])
@@ -84,6 +95,6 @@ def plan(
 
         found = forecast_phases(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
     if as_json:
-        print(json.dumps(phases_as_values(found), indent=1))
+        print(json.dumps(phases_as_values(found, price_per_hour), indent=1))
     else:
-        show_phases(found, config.zero.stage, console)
+        show_phases(found, config.zero.stage, console, price_per_hour)

@@ -12,17 +12,31 @@ from data_pipeline.index import INDEX, Index
 from data_pipeline.mask_budget import MaskBudget, measured_note
 from data_pipeline.storage import is_uri
 from pretrain.config import RunConfig
-from pretrain.optim.schedule import learning_rate, warmup_updates
+from pretrain.optim.schedule import learning_rate
 from pretrain.phases import Phase, phases_of
-from pretrain.planning.memory import RESERVED, States, meta_model, pass_peak, states
-from pretrain.planning.timing import Cluster, StepTime, communication_bytes, step_time
+from pretrain.planning.hardware import CALIBRATED, Gpu
+from pretrain.planning.memory import RESERVED, PeakBytes, States, meta_model, meta_pass, states
+from pretrain.planning.timing import (
+    COMPILED_PER_PRODUCT,
+    OPERATIONS_PER_GRADIENT,
+    Cluster,
+    StepTime,
+    StepWork,
+    collectives_per_step,
+    communication_bytes,
+    step_time,
+    update_operations,
+)
+from pretrain.planning.warnings import warnings_of
 from pretrain.precision import resolve_precision
 from pretrain.throughput import training_flops
 
 VOCABULARY = 30_522
 """Entries taken where neither shards nor a vocabulary say how many: BERT's."""
 UTILISATION = 0.40
-"""Share of the peak that the arithmetic is taken to reach, unless stated."""
+"""Share of the peak that the arithmetic is taken to reach, where it is neither stated nor measured on such a GPU."""
+MEASURED_EXAMPLES = (8, 16)
+"""Examples of the two passes on the meta device from which memory is extrapolated."""
 
 
 class Text(NamedTuple):
@@ -64,7 +78,11 @@ class Forecast:
     moved: float
     """Bytes that go through collectives in a step."""
     step: StepTime
+    operations: int
+    """Launches of one forward and backward pass over a micro-batch."""
     utilisation: float
+    calibrated: bool
+    """Whether a run has been measured on this kind of GPU."""
     tokens: float
     """Tokens of the whole run."""
     epochs: float
@@ -76,14 +94,15 @@ class Forecast:
 
 
 def forecast_phases(
-    config: RunConfig, cluster: Cluster, utilisation: float = UTILISATION
+    config: RunConfig, cluster: Cluster, utilisation: float = 0.0
 ) -> list[tuple[Phase, Forecast]]:
     """`forecast` for each phase of the run."""
     return [(phase, forecast(phase.config, cluster, utilisation)) for phase in phases_of(config)]
 
 
-def forecast(config: RunConfig, cluster: Cluster, utilisation: float = UTILISATION) -> Forecast:
-    """What training by `config` takes on `cluster`. Reads index.json if it is there, starts nothing.
+def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> Forecast:
+    """What training by `config` takes on `cluster`; `utilisation`: share of the peak that the arithmetic reaches, 0 for
+    what was measured there or is assumed. Reads index.json if it is there, starts nothing.
     Raises UserError where there are more ranks than examples in a batch."""
     ranks, batch = cluster.ranks, config.train.global_batch
     if ranks > batch:
@@ -96,7 +115,9 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = UTILISATI
     precision = resolve_precision(config, "cuda")
     model = meta_model(config, text.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
-    memory = memory_by_stage(model, config, precision, cluster)
+    passes = meta_passes(model, config, precision)
+    memory = memory_by_stage(model, config, precision, cluster, passes)
+    utilisation = utilisation or CALIBRATED.get(cluster.gpu.name, UTILISATION)
     share = math.ceil(batch / ranks)
     micro_batches = math.ceil(share * text.length / (config.train.micro_batch * config.data.sequence_length))
     peak = cluster.gpu.half_flops if precision != "fp32" else cluster.gpu.single_flops
@@ -109,8 +130,17 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = UTILISATI
     )
     stage = config.zero.stage
     moved = communication_bytes(stage, parameters, micro_batches, 4, 4 if precision == "fp32" else 2)
-    updated = parameters / (ranks if stage else 1)
-    step = step_time(flops / (peak * utilisation), updated, moved, cluster)
+    tensors = sum(1 for _ in model.parameters())
+    operations = launches_of_pass(config, precision, cluster.gpu, passes[-1])
+    work = StepWork(
+        arithmetic=flops / (peak * utilisation),
+        updated=parameters / (ranks if stage else 1),
+        moved=moved,
+        pass_operations=micro_batches * (operations + OPERATIONS_PER_GRADIENT * tensors),
+        update_operations=update_operations(stage, tensors),
+        collectives=collectives_per_step(stage, parameters, micro_batches, config.encoder.layers),
+    )
+    step = step_time(work, cluster)
     steps = config.train.steps
     found = Forecast(
         cluster=cluster,
@@ -121,7 +151,9 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = UTILISATI
         micro_batches=micro_batches,
         moved=moved,
         step=step,
+        operations=operations,
         utilisation=utilisation,
+        calibrated=cluster.gpu.name in CALIBRATED,
         tokens=steps * batch * text.length,
         epochs=steps * batch / text.examples if text.examples else math.nan,
         seconds=steps * step.total,
@@ -131,7 +163,7 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = UTILISATI
         ),
         warnings=(),
     )
-    return replace(found, warnings=tuple(_warnings(config, found)))
+    return replace(found, warnings=tuple(warnings_of(config, found)))
 
 
 def text_of(config: RunConfig) -> Text:
@@ -171,16 +203,29 @@ def _mean_square(index: Index, mean: float) -> float:
     return sum(n * ((i + 0.5) * width) ** 2 for i, n in enumerate(counts)) / sum(counts)
 
 
-def memory_by_stage(
-    model: nn.Module, config: RunConfig, precision: str, cluster: Cluster
-) -> tuple[Memory, ...]:
-    """Memory at ZeRO stages 0 to 3, activations measured on the meta device at two sizes: they grow by a constant
-    for each example more."""
+def meta_passes(model: nn.Module, config: RunConfig, precision: str) -> list[PeakBytes]:
+    """Counts of a pass over MEASURED_EXAMPLES full-length examples each."""
     length = config.data.sequence_length
     masked = MaskBudget.of(config.data).count(length)
-    few, many = (pass_peak(model, precision, n, length, masked) for n in (8, 16))
-    slope = (many - few) / 8
-    base = few - 8 * slope
+    return [meta_pass(model, precision, n, length, masked) for n in MEASURED_EXAMPLES]
+
+
+def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, counted: PeakBytes) -> int:
+    """Operations that the host launches in a pass. A model is compiled where its attention is flash attention and ZeRO
+    does not fetch parameters in the middle (compiling.py)."""
+    compiled = (
+        config.train.compile != "off" and config.zero.stage < 3 and precision != "fp32" and gpu.has_bf16
+    )
+    return COMPILED_PER_PRODUCT * counted.products if compiled else counted.operations
+
+
+def memory_by_stage(
+    model: nn.Module, config: RunConfig, precision: str, cluster: Cluster, passes: list[PeakBytes]
+) -> tuple[Memory, ...]:
+    """Memory at ZeRO stages 0 to 3, from `meta_passes`: activations grow by a constant for each example more."""
+    few, many = (counted.peak for counted in passes)
+    slope = (many - few) / (MEASURED_EXAMPLES[1] - MEASURED_EXAMPLES[0])
+    base = few - MEASURED_EXAMPLES[0] * slope
     room = cluster.gpu.memory * (1 - RESERVED)
     found = []
     for stage in range(4):
@@ -189,66 +234,3 @@ def memory_by_stage(
         largest = max(0, math.floor((room - kept.total - base) / slope))
         found.append(Memory(stage, kept, round(base + slope * config.train.micro_batch), largest))
     return tuple(found)
-
-
-def _warnings(config: RunConfig, found: Forecast) -> list[str]:
-    train, ranks = config.train, found.cluster.ranks
-    here = found.memory[config.zero.stage]
-    checks = [
-        (
-            found.precision == "bf16" and not found.cluster.gpu.has_bf16,
-            f"{found.cluster.gpu.name} has no bf16: train.precision=fp16 (with zero.stage=1 or more)",
-        ),
-        (
-            here.largest_micro_batch == 0,
-            f"zero.stage={here.stage}: weights and optimizer state alone take {here.states.total / 1e9:.1f} GB of "
-            f"{found.cluster.gpu.memory / 1e9:.0f}: a higher stage, more GPUs, or larger ones",
-        ),
-        (
-            0 < here.largest_micro_batch < train.micro_batch,
-            f"train.micro_batch={train.micro_batch} does not fit: at most {here.largest_micro_batch} at "
-            f"zero.stage={here.stage}",
-        ),
-        (
-            here.largest_micro_batch >= 2 * train.micro_batch and found.micro_batches > 1,
-            f"train.micro_batch={train.micro_batch} leaves memory unused: {here.largest_micro_batch} fit, and a "
-            f"step has {found.micro_batches} of them",
-        ),
-        (
-            train.global_batch % ranks != 0,
-            f"train.global_batch={train.global_batch} does not divide among {ranks} GPUs: some have one example "
-            "more than others, and all wait for them",
-        ),
-        (
-            train.global_batch / ranks < train.micro_batch and found.micro_batches == 1,
-            f"a GPU's share of the batch, {train.global_batch / ranks:g} examples, does not fill "
-            f"train.micro_batch={train.micro_batch}",
-        ),
-        (
-            found.epochs > 40,
-            f"the run goes {found.epochs:.0f} times through the shards: prepare more text, or mask anew at each "
-            "epoch with data.dynamic_masking=true",
-        ),
-        (
-            bool(found.text.capped),
-            found.text.capped,
-        ),
-        (
-            0 < found.epochs < 1,
-            f"the run ends after {found.epochs:.0%} of the shards",
-        ),
-        (
-            warmup_updates(config.schedule.warmup, train.steps) > train.steps // 2,
-            f"the warm-up takes {warmup_updates(config.schedule.warmup, train.steps):,} of {train.steps:,} steps",
-        ),
-        (
-            found.step.communication > found.step.arithmetic,
-            "communication takes longer than arithmetic: larger batches a GPU, fewer nodes or faster links",
-        ),
-        (
-            config.zero.stage >= 2 and found.micro_batches > 4,
-            f"zero.stage={config.zero.stage} sends gradients at each of the {found.micro_batches} micro-batches of "
-            "a step; stage 1 sends them once",
-        ),
-    ]
-    return [line for holds, line in checks if holds]

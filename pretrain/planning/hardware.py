@@ -1,11 +1,13 @@
-"""List what GPUs and their usual links can do, by name: figures of data sheets, nothing fitted."""
+"""Look up what a GPU and its usual links can do, by its name: figures of data sheets, nothing fitted."""
 
+import re
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
 from pretrain.data_sheets import data_sheet
 
-GB = 1e9
+GB, GBIT = 1e9, 1e9 / 8
+NVLINK, PCIE = "NVLink", "PCIe"
 
 
 class Gpu(NamedTuple):
@@ -13,13 +15,14 @@ class Gpu(NamedTuple):
 
     name: str
     memory: float  # bytes
-    half_flops: float  # dense bf16 (V100: fp16) operations a second
+    half_flops: float  # dense bf16 (V100: fp16) with fp32 sums, operations a second
     single_flops: float  # fp32 operations a second, TF32 not counted
     memory_bandwidth: float  # bytes a second
     inside: float  # bytes a second that a GPU sends to the others of its node, one direction
     between: (
         float  # bytes a second that a GPU has to other nodes, one direction: its share of the node's adapters
     )
+    link: str = NVLINK  # inside the node
 
     @property
     def has_bf16(self) -> bool:
@@ -34,23 +37,47 @@ def _half(device: str) -> float:
 
 
 GPUS = {
-    "v100": Gpu("V100 32 GB", 32 * GB, _half("V100-SXM2"), 15.7e12, 900 * GB, 150 * GB, 6.25 * GB),
-    "a100": Gpu("A100 40 GB", 40 * GB, _half("A100-SXM4"), 19.5e12, 1555 * GB, 300 * GB, 25 * GB),
-    "a100-80": Gpu("A100 80 GB", 80 * GB, _half("A100-SXM4"), 19.5e12, 2039 * GB, 300 * GB, 25 * GB),
-    "h100": Gpu("H100 80 GB", 80 * GB, _half("H100"), 67e12, 3350 * GB, 450 * GB, 50 * GB),
-    "h200": Gpu("H200 141 GB", 141 * GB, _half("H200"), 67e12, 4800 * GB, 450 * GB, 50 * GB),
+    "v100": Gpu("V100 32 GB", 32 * GB, _half("V100-SXM2"), 15.7e12, 900 * GB, 150 * GB, 50 * GBIT),
+    "a100": Gpu("A100 40 GB", 40 * GB, _half("A100-SXM4"), 19.5e12, 1555 * GB, 300 * GB, 200 * GBIT),
+    "a100-80": Gpu("A100 80 GB", 80 * GB, _half("A100-SXM4"), 19.5e12, 2039 * GB, 300 * GB, 200 * GBIT),
+    "h100": Gpu("H100 80 GB", 80 * GB, _half("H100"), 67e12, 3350 * GB, 450 * GB, 400 * GBIT),
+    "h200": Gpu("H200 141 GB", 141 * GB, _half("H200"), 67e12, 4800 * GB, 450 * GB, 400 * GBIT),
+    "b200": Gpu("B200 180 GB", 180 * GB, _half("B200"), 80e12, 8000 * GB, 900 * GB, 400 * GBIT),
+    "l40s": Gpu("L40S 48 GB", 48 * GB, _half("L40S"), 91.6e12, 864 * GB, 32 * GB, 50 * GBIT, PCIE),
+    "a10": Gpu("A10 24 GB", 24 * GB, _half("A10"), 31.2e12, 600 * GB, 32 * GB, 12.5 * GBIT, PCIE),
+    "rtx4090": Gpu(
+        "RTX 4090 24 GB", 24 * GB, _half("RTX 4090"), 82.6e12, 1008 * GB, 32 * GB, 3.1 * GBIT, PCIE
+    ),
 }
-"""By the name in `--gpu`: NVIDIA's data sheets of the SXM parts; NVLink of DGX-1V, DGX A100 and DGX H100, whose
-nodes have 4 x 100, 8 x 200 and 8 x 400 Gbit/s InfiniBand for eight GPUs."""
+"""By the name in `--gpu`. NVIDIA's data sheets of the V100, A100, H100, H200 and B200 (SXM parts), of the L40S and the
+A10; the RTX 4090's from the Ada architecture's white paper (bf16 with fp32 sums). Figures "with sparsity" are halved.
+Inside a node: NVLink, or PCIe 4.0 x16 for L40S, A10 and RTX 4090, which have none. Between nodes: DGX-1V, DGX A100, DGX
+H100 and DGX B200 have 4 x 100, 8 x 200, 8 x 400 and 8 x 400 Gbit/s of InfiniBand for eight GPUs; for the others, whose
+machines differ, 400 (L40S), 100 (A10) and 25 Gbit/s (RTX 4090) for eight are assumed, and --network states what is."""
+
+CALIBRATED: dict[str, float] = {}
+"""By the name of a Gpu: the share of the peak that a run of this program reached there, measured. Empty: no run has
+been measured on any GPU yet, so every forecast says that it is not calibrated."""
 
 LINK_EFFICIENCY = 0.8
 """Share of a link's stated bandwidth that a large collective moves."""
 
 
 def gpu_named(name: str, between_gbit: float = 0.0) -> Gpu:
-    """The GPU called `name`; `between_gbit` states another bandwidth between nodes, Gbit/s a GPU. Raises UserError
-    for an unknown name."""
-    if name not in GPUS:
+    """The GPU called `name`, in any case, with or without blanks and dashes; `between_gbit` states another bandwidth
+    between nodes, Gbit/s per GPU. Raises UserError for an unknown name."""
+    gpu = GPUS[key_of(name)]
+    return gpu._replace(between=between_gbit * GBIT) if between_gbit else gpu
+
+
+def key_of(name: str) -> str:
+    """The key of GPUS that `name` means: "RTX 4090", "H100" and "nvidia A100-80GB" are understood. Raises UserError."""
+    keys = {_letters(key): key for key in GPUS} | {"4090": "rtx4090", "a10040": "a100", "v10032": "v100"}
+    wanted = _letters(name).removeprefix("nvidia").removeprefix("geforce").removesuffix("gb")
+    if wanted not in keys:
         raise UserError(f"unknown GPU {name!r}", where="--gpu", expected=", ".join(GPUS))
-    gpu = GPUS[name]
-    return gpu._replace(between=between_gbit * GB / 8) if between_gbit else gpu
+    return keys[wanted]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

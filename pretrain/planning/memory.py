@@ -90,16 +90,26 @@ def _most_gradients(groups: list[list[int]], shares: list[int], ranks: int) -> i
     return int(held.max())
 
 
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "attn", "attention")
+"""Parts of the names of operations that stay kernels of their own in a compiled model."""
+
+
 class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations under it make and that are still alive."""
+    """Counts the bytes of all storages that operations under it make and that are still alive, and the operations that
+    would launch a kernel: all but views."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
+        self.operations = 0
+        self.products = 0  # of them, matrix products and attentions
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.operations += 1
+            self.products += any(part in func.overloadpacket.__name__ for part in PRODUCTS)
         given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
@@ -121,8 +131,13 @@ class PeakBytes(TorchDispatchMode):
 
 
 def pass_peak(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> int:
-    """Peak bytes of activations, logits and what else one forward and backward pass makes, over `examples` examples
-    of `length` tokens, `masked` of each to predict. Parameters' gradients count only while they are made."""
+    """Peak bytes of activations, logits and what else one forward and backward pass makes (`meta_pass`)."""
+    return meta_pass(model, precision, examples, length, masked).peak
+
+
+def meta_pass(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> PeakBytes:
+    """Counts of one forward and backward pass over `examples` examples of `length` tokens, `masked` of each to
+    predict. Parameters' gradients count only while they are made."""
     model.to(DTYPES[precision])
     batch = MicroBatch.from_arrays(
         tokens=np.ones(examples * length, np.int64),
@@ -141,7 +156,7 @@ def pass_peak(model: nn.Module, precision: str, examples: int, length: int, mask
         total = sum((term.sum for term in terms.values()), torch.zeros((), device="meta"))
         del terms
         total.backward()
-    return counter.peak
+    return counter
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:

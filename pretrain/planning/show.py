@@ -15,98 +15,125 @@ CURVE_ROWS = 8
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def show_phases(phases: list[tuple[Phase, Forecast]], stage: int, console: Console) -> None:
-    """Prints the forecast of each phase, and of them together."""
+def show_phases(
+    phases: list[tuple[Phase, Forecast]], stage: int, console: Console, price: float = 0.0
+) -> None:
+    """Prints the forecast of each phase, and of them together; `price`: of one GPU for an hour, 0: not known."""
     for phase, found in phases:
         if phase.name:
             console.rule(f"phase {phase.name}: steps {phase.first + 1:,} to {phase.last:,}", align="left")
-        show(found, stage, console)
+        show(found, stage, console, price)
     if len(phases) > 1:
         seconds = sum(found.seconds for _, found in phases)
         hours, ranks = seconds / 3600, phases[0][1].cluster.ranks
         tokens = sum(found.tokens for _, found in phases)
+        cost = f", cost {hours * ranks * price:,.2f}" if price else ""
         console.rule("the whole run", align="left")
         console.print(
-            f"{phases[-1][0].last:,} steps, {tokens / 1e9:,.2f} billion tokens, {hours:,.1f} hours, "
-            f"{hours * ranks:,.0f} GPU-hours",
-            soft_wrap=True,
+            f"{phases[-1][0].last:,} steps, {tokens / 1e9:,.2f} billion tokens, {_hours(hours)} hours, "
+            f"{_hours(hours * ranks)} GPU-hours{cost}",
             highlight=False,
         )
 
 
-def phases_as_values(phases: list[tuple[Phase, Forecast]]) -> dict[str, Any]:
+def phases_as_values(phases: list[tuple[Phase, Forecast]], price: float = 0.0) -> dict[str, Any]:
     """The forecast of a run as plain values: of its only phase, or a list of them with what they come to."""
     if len(phases) == 1:
-        return as_values(phases[0][1])
+        return as_values(phases[0][1], price)
     values = [
-        {"name": phase.name, "steps": phase.config.train.steps, **as_values(found)} for phase, found in phases
+        {"name": phase.name, "steps": phase.config.train.steps, **as_values(found, price)}
+        for phase, found in phases
     ]
-    return {
-        "phases": values,
-        **{key: sum(v[key] for v in values) for key in ("tokens", "hours", "gpu_hours")},
-    }
+    keys = ("tokens", "hours", "gpu_hours", *(("cost",) if price else ()))
+    return {"phases": values, **{key: sum(v[key] for v in values) for key in keys}}
 
 
-def show(found: Forecast, stage: int, console: Console) -> None:
-    """Prints the forecast; `stage` is the run's ZeRO stage."""
-    gpu, ranks = found.cluster.gpu, found.cluster.ranks
+def show(found: Forecast, stage: int, console: Console, price: float = 0.0) -> None:
+    """Prints the forecast, no line wider than 80 columns but for names; `stage` is the run's ZeRO stage."""
+    gpu = found.cluster.gpu
     console.print(
         f"{found.parameters:,} parameters in {found.precision} on {found.cluster.nodes} x "
         f"{found.cluster.gpus_per_node} {gpu.name}; lengths from {found.text.source}",
-        soft_wrap=True,
+        markup=False,
+        highlight=False,
     )
     console.print(_memory_table(found.memory, stage, gpu.memory))
-    console.print(_time_table(found, ranks))
+    console.print(_time_table(found, price))
+    console.print(basis_of(found), markup=False, highlight=False)
     first, most, last = found.rates[0], max(found.rates), found.rates[-1]
-    console.print(f"learning rate, from {first:.3g} over {most:.3g} to {last:.3g}", soft_wrap=True)
+    console.print(f"learning rate, from {first:.3g} over {most:.3g} to {last:.3g}", highlight=False)
     console.print("\n".join(curve(found.rates)))
     for line in found.warnings:
-        console.print(f"! {line}", soft_wrap=True, markup=False)
+        console.print(f"! {line}", markup=False)
     if not found.warnings:
         console.print("everything adds up")
+
+
+def basis_of(found: Forecast) -> str:
+    """What the times rest on, in words."""
+    if found.calibrated:
+        return f"calibrated by a run measured on {found.cluster.gpu.name}"
+    return (
+        f"! not calibrated on this GPU: no run on {found.cluster.gpu.name} has been measured. The times are arithmetic "
+        "on data sheets, with floors for launches and collectives; a real run is likely slower. The mfu of a short one "
+        "(metrics.jsonl), given as --utilisation, brings them closer"
+    )
 
 
 def _memory_table(memory: tuple[Memory, ...], stage: int, capacity: float) -> Table:
     table = Table(
         title=f"memory of one GPU, GB of {capacity / 1e9:.0f}, {RESERVED:.0%} kept free", title_justify="left"
     )
-    columns = (
-        "ZeRO stage", "weights", "gradients", "masters", "moments", "one pass", "in all", "largest micro-batch",
-    )  # fmt: skip
-    for name in columns:
-        table.add_column(name, justify="right")
+    table.add_column("ZeRO stage (> this run's)")
     for row in memory:
-        kept = row.states
-        sizes = (kept.weights, kept.gradients, kept.masters, kept.moments, row.activations, row.total)
-        table.add_row(
-            f"{'> ' if row.stage == stage else ''}{row.stage}",
-            *(f"{size / 1e9:.2f}" for size in sizes),
-            f"{row.largest_micro_batch:,}",
-        )
+        table.add_column(f"{'> ' if row.stage == stage else ''}{row.stage}", justify="right")
+    sizes = {
+        "weights": [row.states.weights for row in memory],
+        "gradients": [row.states.gradients for row in memory],
+        "master weights": [row.states.masters for row in memory],
+        "moments": [row.states.moments for row in memory],
+        "one forward and backward pass": [row.activations for row in memory],
+        "in all": [row.total for row in memory],
+    }
+    for name, values in sizes.items():
+        table.add_row(name, *(f"{size / 1e9:.2f}" for size in values))
+    table.add_row("largest micro-batch, examples", *(f"{row.largest_micro_batch:,}" for row in memory))
     return table
 
 
-def _time_table(found: Forecast, ranks: int) -> Table:
+def _time_table(found: Forecast, price: float) -> Table:
     step, hours = found.step, found.seconds / 3600
+    gpu_hours = hours * found.cluster.ranks
     table = Table(
         title=f"time, at {found.utilisation:.0%} of the peak and {LINK_EFFICIENCY:.0%} of the links",
         title_justify="left",
         show_header=False,
     )
+    batches = f"{found.micro_batches} micro-batch{'es' if found.micro_batches > 1 else ''}"
+    cost = f"{gpu_hours * price:,.2f} at {price:g} per GPU-hour" if price else "--price-per-hour says it"
+    moved = f"{step.communication * 1e3:,.1f} ms for {found.moved / 1e9:,.2f} GB"
+    if found.cluster.ranks == 1:
+        moved = "none: one GPU"
     rows = [
-        ("arithmetic of a step", f"{step.arithmetic * 1e3:,.1f} ms in {found.micro_batches} micro-batches"),
+        ("arithmetic per step", f"{step.arithmetic * 1e3:,.1f} ms in {batches}"),
+        ("waiting for kernel launches", f"{step.launching * 1e3:,.1f} ms"),
         ("waiting for the slowest GPU", f"{step.straggling * 1e3:,.1f} ms"),
         ("optimizer", f"{step.optimizer * 1e3:,.1f} ms"),
-        ("communication", f"{step.communication * 1e3:,.1f} ms for {found.moved / 1e9:,.2f} GB"),
-        ("a step", f"{step.total * 1e3:,.1f} ms"),
+        ("communication", moved),
+        ("one step", f"{step.total * 1e3:,.1f} ms"),
         ("tokens of the run", f"{found.tokens / 1e9:,.2f} billion"),
         ("epochs", "unknown: no shards yet" if math.isnan(found.epochs) else f"{found.epochs:,.2f}"),
-        ("hours", f"{hours:,.1f}"),
-        ("GPU-hours", f"{hours * ranks:,.0f}"),
+        ("hours", _hours(hours)),
+        ("GPU-hours", _hours(gpu_hours)),
+        ("cost", cost),
     ]
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}" if hours >= 10 else f"{hours:.2f}"
 
 
 def curve(values: tuple[float, ...], rows: int = CURVE_ROWS) -> list[str]:
@@ -119,8 +146,9 @@ def curve(values: tuple[float, ...], rows: int = CURVE_ROWS) -> list[str]:
     ]
 
 
-def as_values(found: Forecast) -> dict[str, Any]:
+def as_values(found: Forecast, price: float = 0.0) -> dict[str, Any]:
     """The forecast as plain values, for JSON."""
+    gpu_hours = found.seconds / 3600 * found.cluster.ranks
     return {
         "parameters": found.parameters,
         "precision": found.precision,
@@ -142,11 +170,15 @@ def as_values(found: Forecast) -> dict[str, Any]:
         "micro_batches": found.micro_batches,
         "collective_bytes": found.moved,
         "step_seconds": found.step._asdict() | {"total": found.step.total},
+        "launches_per_pass": found.operations,
         "utilisation": found.utilisation,
+        "calibrated": found.calibrated,
         "tokens": found.tokens,
         "epochs": None if math.isnan(found.epochs) else found.epochs,
         "hours": found.seconds / 3600,
-        "gpu_hours": found.seconds / 3600 * found.cluster.ranks,
+        "gpu_hours": gpu_hours,
+        "price_per_gpu_hour": price or None,
+        "cost": gpu_hours * price if price else None,
         "learning_rates": list(found.rates),
         "warnings": list(found.warnings),
     }

@@ -1,25 +1,50 @@
-"""Estimate the seconds of one step from sizes and links. A model of few terms, each stated; nothing is fitted to a
-run.
+"""Predict the seconds of one step from sizes and links. A model of few terms, each stated; nothing is fitted to a run.
 
-    step = arithmetic x (1 + straggling) + optimizer + communication
+    step = max(arithmetic, launches) x (1 + straggling) + optimizer + communication
 
 arithmetic      operations of the model / (peak x utilisation); utilisation is an assumption, or measured
+launches        the floor of a pass: the host starts each operation, LAUNCH_SECONDS apart; small models wait for that
 straggling      ranks wait for the slowest: the expected largest of W normal draws, in deviations of DEVIATION
-optimizer       LAMB's two passes: BYTES_A_PARAMETER of memory traffic for each parameter that a rank updates
+optimizer       LAMB's two passes: BYTES_A_PARAMETER of memory traffic for each parameter that a rank updates; no less
+                than the launches that DeepSpeed and LAMB need for it
 communication   reduce-scatter and all-gather in rings: inside the node over all of the data, between nodes over each
-                GPU's part of it, one after the other, at LINK_EFFICIENCY of the stated bandwidth; not overlapped
+                GPU's part of it, one after the other, at LINK_EFFICIENCY of the stated bandwidth; not overlapped. Each
+                collective has NCCL's latency, however little it moves
+
+The floors are lower bounds: Python's own time in the engine and waits for data come on top.
 """
 
+from math import ceil, floor, log2
 from statistics import NormalDist
 from typing import NamedTuple
 
-from pretrain.planning.hardware import LINK_EFFICIENCY, Gpu
+from pretrain.deepspeed_setup import BUCKET
+from pretrain.planning.hardware import LINK_EFFICIENCY, NVLINK, PCIE, Gpu
 
 DEVIATION = 0.01
 """Standard deviation of a rank's step time, as a share of it."""
 BYTES_A_PARAMETER = 42
 """LAMB in mixed precision: reads gradient, weight and two moments, writes the moments and the update; reads weight
 and update, writes weight and its half-precision copy."""
+LAUNCH_SECONDS = 5e-6
+"""Host time per operation: Python, PyTorch's dispatcher and autograd, cudaLaunchKernel. Profiles of PyTorch show 5 to
+25 microseconds; the lower end, since this is a floor."""
+COMPILED_PER_PRODUCT = 2
+"""Launches of a compiled model per matrix product or attention: itself, and one fused kernel for all between two."""
+OPERATIONS_PER_GRADIENT = 2
+"""Per tensor and micro-batch: DeepSpeed adds its gradient to the fp32 sum, and copies it to the bucket that travels."""
+OPERATIONS_PER_UPDATE = 1
+"""Per tensor and step: the norm of its gradient, for clipping."""
+LAMB_LAUNCHES = 3
+"""Per flat tensor and step (kernels/lamb_triton.py): the update and its norms, their sum over ranks, the weights."""
+SMALL_ALL_REDUCES = 3
+"""Per step: whether a gradient overflowed, the gradient's norm, LAMB's norms."""
+RING_BASE, RING_HOP = 8.4e-6, {NVLINK: 3.4e-6, PCIE: 5.7e-6}
+RING_NETWORK_HOP = 14e-6
+TREE_BASE, TREE_HOP = 6.8e-6, {NVLINK: 0.6e-6, PCIE: 1.0e-6}
+TREE_NETWORK_HOP = 5e-6
+"""Seconds of latency in NCCL's own model of its collectives (NVIDIA/nccl, src/graph/tuning.cc, `baseLat` and `hwLat`):
+rings with the Simple protocol, which move much, and trees with LL, which move little."""
 
 
 class Cluster(NamedTuple):
@@ -34,10 +59,29 @@ class Cluster(NamedTuple):
         return self.nodes * self.gpus_per_node
 
 
+class StepWork(NamedTuple):
+    """What one rank does in an optimizer step."""
+
+    arithmetic: float
+    """Seconds."""
+    updated: float
+    """Parameters that it updates."""
+    moved: float
+    """Bytes through collectives (`communication_bytes`)."""
+    pass_operations: int = 0
+    """That the host launches in forward and backward of all micro-batches."""
+    update_operations: int = 0
+    """That it launches for the optimizer."""
+    collectives: int = 0
+    """Reduce-scatters and all-gathers (`collectives_per_step`)."""
+
+
 class StepTime(NamedTuple):
     """Seconds of one optimizer step."""
 
     arithmetic: float
+    launching: float
+    """For which the GPU waits for the host, beyond its arithmetic."""
     straggling: float
     optimizer: float
     communication: float
@@ -56,6 +100,19 @@ def collective_seconds(size: float, cluster: Cluster) -> float:
     return within + across
 
 
+def ring_latency(cluster: Cluster) -> float:
+    """Seconds that a reduce-scatter or an all-gather takes even of nothing: a ring of all ranks, hop after hop."""
+    across = cluster.nodes - 1
+    within = cluster.ranks - 1 - across
+    return RING_BASE + within * RING_HOP[cluster.gpu.link] + across * RING_NETWORK_HOP
+
+
+def small_all_reduce(cluster: Cluster) -> float:
+    """Seconds of an all-reduce of a few numbers: up a tree of nodes and down again, in each along a chain of GPUs."""
+    within = (cluster.gpus_per_node - 1) * TREE_HOP[cluster.gpu.link]
+    return TREE_BASE + 2 * (within + floor(log2(cluster.nodes)) * TREE_NETWORK_HOP)
+
+
 def communication_bytes(
     stage: int, parameters: int, micro_batches: int, gradient_bytes: int, weight_bytes: int
 ) -> float:
@@ -71,6 +128,23 @@ def communication_bytes(
     return float(micro_batches * (gradients + 2 * weights))
 
 
+def collectives_per_step(stage: int, parameters: int, micro_batches: int, layers: int) -> int:
+    """Reduce-scatters and all-gathers in which those bytes travel: gradients by buckets, weights in as many; stage 3
+    gathers weights layer by layer, twice for each micro-batch."""
+    buckets = ceil(parameters / BUCKET)
+    if stage <= 1:
+        return 2 * buckets
+    if stage == 2:
+        return (micro_batches + 1) * buckets
+    return micro_batches * (buckets + 2 * max(buckets, layers))
+
+
+def update_operations(stage: int, tensors: int) -> int:
+    """Operations that the host launches in an update of so many tensors. LAMB's flat tensors are the two groups of
+    parameters, with weight decay and without; at stage 0 each tensor is one."""
+    return OPERATIONS_PER_UPDATE * tensors + LAMB_LAUNCHES * (2 if stage else tensors)
+
+
 def straggling(ranks: int) -> float:
     """By how much the slowest of `ranks` ranks exceeds their mean, as a share (Blom 1958's approximation of the
     expected largest of so many normal draws)."""
@@ -84,11 +158,17 @@ def optimizer_seconds(parameters_updated: float, gpu: Gpu) -> float:
     return parameters_updated * BYTES_A_PARAMETER / gpu.memory_bandwidth
 
 
-def step_time(arithmetic: float, parameters_updated: float, moved: float, cluster: Cluster) -> StepTime:
-    """Of a step whose arithmetic takes `arithmetic` seconds on one rank and whose collectives move `moved` bytes."""
+def step_time(work: StepWork, cluster: Cluster) -> StepTime:
+    """Of a step in which each rank of `cluster` does `work`."""
+    launches = work.pass_operations * LAUNCH_SECONDS
+    communication = 0.0
+    if cluster.ranks > 1:
+        communication = collective_seconds(work.moved, cluster) + work.collectives * ring_latency(cluster)
+        communication += SMALL_ALL_REDUCES * small_all_reduce(cluster) if work.collectives else 0.0
     return StepTime(
-        arithmetic,
-        arithmetic * straggling(cluster.ranks),
-        optimizer_seconds(parameters_updated, cluster.gpu),
-        collective_seconds(moved, cluster) if cluster.ranks > 1 else 0.0,
+        work.arithmetic,
+        max(0.0, launches - work.arithmetic),
+        max(work.arithmetic, launches) * straggling(cluster.ranks),
+        max(optimizer_seconds(work.updated, cluster.gpu), work.update_operations * LAUNCH_SECONDS),
+        communication,
     )

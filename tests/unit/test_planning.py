@@ -13,7 +13,7 @@ from pretrain.planning.forecast import Forecast, forecast
 from pretrain.planning.hardware import GPUS, Gpu
 from pretrain.planning.memory import PeakBytes, meta_model, pass_peak
 from pretrain.planning.show import as_values, curve, show
-from pretrain.planning.timing import Cluster, StepTime, communication_bytes, step_time
+from pretrain.planning.timing import Cluster, StepTime, StepWork, communication_bytes, step_time
 
 BERT_LARGE = 336_226_108
 """Parameters with both heads."""
@@ -24,7 +24,7 @@ def predicted(gpu: Gpu, nodes: int, a_gpu: int, per_example: float, *, sharded: 
     cluster = Cluster(nodes, 8, gpu)
     moved = communication_bytes(1 if sharded else 0, BERT_LARGE, 1, 2, 2)
     updated = BERT_LARGE / (cluster.ranks if sharded else 1)
-    return step_time(a_gpu * per_example, updated, moved, cluster)
+    return step_time(StepWork(a_gpu * per_example, updated, moved), cluster)
 
 
 def per_example(gpu: Gpu, a_gpu: int, examples_a_second: float, *, sharded: bool) -> float:
