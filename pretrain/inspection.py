@@ -14,7 +14,9 @@ from rich.table import Table
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
-from pretrain.evaluate.baselines import majority_share
+from pretrain.evaluate.baselines import with_majority
+from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
+from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.upload import CARD, CHANGED, NOTE, changed
 from pretrain.metrics_file import is_number, read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
@@ -159,20 +161,7 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
     ]
     if phases := facts.get("phases"):
         rows.append(("phases", ", ".join(f"{p['name']} up to step {p['last']:,}" for p in phases)))
-    loss, entropy = facts.get("held_out_mlm_loss"), facts.get("unigram_entropy")
-    if loss is not None:
-        rows.append(("held-out MLM loss", f"{loss:.3f} nats a token"))
-    if loss is not None and entropy is not None:
-        where = "below" if loss < entropy else "above"
-        rows.append(
-            (
-                "unigram entropy of the same text",
-                f"{entropy:.3f}: the model is {abs(entropy - loss):.3f} {where}",
-            )
-        )
-    if (accuracy := facts.get("held_out_nsp_accuracy")) is not None:
-        most = majority_share(facts.get("data", {}).get("held_out", {})) or 0.0
-        rows.append(("held-out NSP accuracy", f"{accuracy:.1%} (always the same answer: {most:.1%})"))
+    rows += _learning(facts, lines)
     speeds = sorted(line["tokens_per_s"] for line in lines if is_number(line.get("tokens_per_s")))
     if speeds:
         rows.append(("tokens/s, median, no padding counted", f"{speeds[len(speeds) // 2]:,.0f}"))
@@ -186,6 +175,31 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
     rows.append(("checkpoints", f"{', '.join(facts['checkpoints']) or 'none'}; all their hashes hold"))
     rows += [("DAMAGED checkpoint", f"{name}: {what}") for name, what in facts.get("damaged", {}).items()]
     return rows + [(name, where) for name, where in facts["where"].items() if where]
+
+
+def _learning(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What leads beside its baselines, then what copying could do, then what is wrong."""
+    data = facts.get("data")
+    figures = with_majority(facts, data.get("held_out") if isinstance(data, dict) else None)
+    evaluated = [line for line in lines if line.get("kind") == "eval"]
+    untrained = bool(evaluated) and evaluated[-1].get("step") == 0
+    losses = Losses()
+    for line in lines:
+        losses.add(line)
+    headline = str(facts.get("headline") or MASK_LOSS)
+    where = " at [MASK]" if f"{HELD_OUT}{MASK_LOSS}" in facts else ""
+    before = ", untrained" if untrained else ""
+    rows = [
+        (f"held-out {score.what}{'' if score.what.startswith('NSP') else where}{before}", _beside(score))
+        for score in leading(figures, headline=headline)
+    ]
+    rows += [(f"  {what}", value) for what, value in secondary(figures)]
+    found = findings({} if untrained else figures, losses.ends)
+    return rows + [("look at", str(finding)) for finding in found]
+
+
+def _beside(score: Score) -> str:
+    return f"{score.value} ({score.than}: {score.baseline})" if score.baseline else score.value
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -18,7 +18,9 @@ from pretrain.whole_writes import append
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
 FIGURES = (
     *("step", "steps", "batch", "loss", "lr", "seconds", "ranks", "tokens_per_s", "parameters"),
-    *("held_out_mlm_loss", "held_out_nsp_accuracy", "unigram_entropy"),
+    *("mask_loss", "held_out_mask_loss", "held_out_mask_unigram_loss", "held_out_mask_accuracy"),
+    *("held_out_mask_majority", "held_out_mask_top_share", "held_out_mlm_loss"),
+    *("held_out_nsp_accuracy", "held_out_nsp_majority", "held_out_pairs"),
 )
 """What verbs reckon with, of a line of metrics.jsonl and of summary.json."""
 TRUST, TRUST_PREFIX = "trust", "trust_ratio/"

@@ -35,7 +35,7 @@ def dashboard(
 
     target = target_of(source, entity)
     if dry_run:
-        for section in sections(target.objective):
+        for section in sections(target.objective, target.optimizer):
             say(section.name)
             for panel in section.panels:
                 say(f"    {panel.title}: {', '.join(panel.keys) or panel.pattern}")

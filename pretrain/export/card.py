@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pretrain.export.hub import front_matter
 from pretrain.export.parity import Parity
+from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
 from pretrain.export.upload import PLACEHOLDER
 from pretrain.objectives.base import Objective
 
@@ -43,7 +44,7 @@ _USE = """
 from transformers import pipeline
 
 fill = pipeline("fill-mask", model="{placeholder}")
-guesses = fill(f"She opened the {{fill.tokenizer.mask_token}} and went out.")
+guesses = fill(f"{sentence}"){comment}
 ```
 
 Vectors of a text's tokens, to fine-tune or to look at; and the model with all its heads:
@@ -88,7 +89,10 @@ def write_card(
     """Writes README.md: metadata for the hub, how to use the model, a section for each of the card's facts, what the
     parity check found, limits, licence, citation."""
     title = card.title or title
+    sentence = sentence_for(card.languages)
     use = _USE.format(
+        sentence=(sentence or SENTENCES["en"]).replace(BLANK, "{fill.tokenizer.mask_token}"),
+        comment="" if sentence else "  # better: a sentence in a language of its text",
         title=title,
         what=_PAIRS if objective.pairs else _STREAMS,
         export_class=objective.export_class,

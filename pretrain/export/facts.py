@@ -12,12 +12,14 @@ from typing import Any
 from data_pipeline.index import Index
 from pretrain.checkpoint import Checkpoint
 from pretrain.config import RunConfig
-from pretrain.evaluate.baselines import majority_share
+from pretrain.evaluate.baselines import with_majority
+from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
+from pretrain.evaluate.verdict import findings
 from pretrain.export.card import Card
 from pretrain.export.energy import FORMULA, estimate, watts
 from pretrain.export.recipe_again import name_only, reproduce
 from pretrain.lives import Life, read_lives
-from pretrain.metrics_file import read_metrics
+from pretrain.metrics_file import is_number, read_metrics
 from pretrain.run_folder import read_run, read_summary
 
 
@@ -30,7 +32,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         "Recipe": _recipe(config),
         "Training": _training(checkpoint, index, config, summary),
         "Hardware, time and energy": _hardware(read_lives(run, summary), int(about.get("lives", 0))),
-        "Scores on held-out text": _scores(figures, index),
+        "Scores on held-out text": _scores(figures, index, str(summary.get("headline") or MASK_LOSS)),
         "How to reproduce it": reproduce(whole, index, summary),
     }
     return Card(
@@ -43,8 +45,13 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
     )
 
 
-METRICS = ("held_out_mlm_loss", "held_out_mlm_accuracy", "held_out_nsp_accuracy")
-"""Held-out figures that go into the card's metadata."""
+METRICS = (
+    "held_out_mask_loss",
+    "held_out_mask_accuracy",
+    "held_out_mask_perplexity",
+    "held_out_nsp_accuracy",
+)
+"""Held-out figures that go into the card's metadata: of what is predicted at [MASK], and of pairs."""
 
 
 def _data(index: Index, config: RunConfig) -> dict[str, object]:
@@ -136,39 +143,38 @@ def _energy(lives: list[Life]) -> str:
     return f"{_rounded(found.least)} to {_rounded(found.most)} kWh. {FORMULA}"
 
 
-def _scores(figures: Mapping[str, float], index: Index) -> "str | dict[str, object]":
+def _scores(figures: Mapping[str, Any], index: Index, headline: str) -> "str | dict[str, object]":
+    """What leads beside its baselines; then what copying could do; then what is wrong, in words."""
     if not figures:
         return "The run was not evaluated at this step."
-    entropy, loss = figures.get("unigram_entropy"), figures.get("held_out_mlm_loss")
-    majority = majority_share(index.statistics.get("held_out") or {})
-    baselines = {
-        "held_out_mlm_loss": f" nats a masked token; guessing by frequency alone, the unigram entropy: {entropy:.3f}"
-        if entropy is not None
-        else "",
-        "held_out_nsp_accuracy": f"; always the same answer: {majority:.1%}" if majority else "",
-    }
+    known = with_majority(figures, index.statistics.get("held_out"))
+    where = " at [MASK]" if f"{HELD_OUT}{MASK_LOSS}" in known else ""
     rows: dict[str, object] = {
-        key: f"{value:.1%}{baselines.get(key, '')}"
-        if "accuracy" in key
-        else f"{value:.4g}{baselines.get(key, '')}"
-        for key, value in figures.items()
-        if key != "unigram_entropy"
+        f"{score.what}{'' if score.what.startswith('NSP') else where}": _beside(score)
+        for score in leading(known, headline=headline)
     }
-    if loss is not None and entropy is not None:
-        rows["below the unigram entropy by"] = f"{entropy - loss:.3f} nats a masked token"
-    return rows
+    rows |= {f"not comparable: {what}": value for what, value in secondary(known)}
+    found = findings(known)
+    return rows | ({"what this model has not learnt": " ".join(one.what for one in found)} if found else {})
 
 
-def _figures(run: Path, step: int) -> dict[str, float]:
-    """The held-out figures of this very step."""
+def _beside(score: Score) -> str:
+    return (
+        f"{score.value} (without any context, {score.than}: {score.baseline})"
+        if score.baseline
+        else score.value
+    )
+
+
+def _figures(run: Path, step: int) -> dict[str, Any]:
+    """The held-out figures of this very step, without what was no number."""
     here = [line for line in read_metrics(run) if line.get("kind") == "eval" and line.get("step") == step]
-    figures = {key: value for line in here for key, value in line.items() if _is_score(key)}
-    return {key: float(value) for key, value in figures.items() if isinstance(value, int | float)}
-
-
-def _is_score(name: str) -> bool:
-    """An evaluation also logs how long it took."""
-    return name.startswith("held_out_") or name == "unigram_entropy"
+    return {
+        name: value
+        for line in here
+        for name, value in line.items()
+        if name.startswith(HELD_OUT) and (is_number(value) or isinstance(value, str))
+    }
 
 
 def _shown(value: Any) -> object:

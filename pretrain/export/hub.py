@@ -71,7 +71,7 @@ def front_matter(name: str, languages: tuple[str, ...], licence: str, scores: Ma
             task_name="Masked language modelling",
             dataset_type="held-out",
             dataset_name="held-out documents of the training text",
-            metric_type="accuracy" if "accuracy" in key else "loss",
+            metric_type=next((kind for kind in ("accuracy", "perplexity") if kind in key), "loss"),
             metric_name=key,
             metric_value=round(value, 4),
         )

@@ -32,6 +32,8 @@ class Target:
     group: str = ""
     """Of one training; empty: of all in the project."""
     objective: str = ""
+    optimizer: str = ""
+    """Both empty: any."""
 
     @property
     def title(self) -> str:
@@ -49,7 +51,9 @@ def target_of(source: str, entity: str = "") -> Target:
                 "not a run folder", where=folder, expected="a run folder, or the name of a W&B project"
             )
         group = group_of(folder, config.monitor.group)
-        return Target(_entity(entity), config.monitor.project, group, config.objective.name)
+        return Target(
+            _entity(entity), config.monitor.project, group, config.objective.name, config.optim.name
+        )
     parts = source.split("/")
     if len(parts) > 2 or not all(parts):
         raise UserError(
@@ -99,7 +103,7 @@ def _workspace(target: Target) -> Any:
         name=target.title,
         sections=[
             ws.Section(name=section.name, panels=[_chart(panel) for panel in section.panels], is_open=True)
-            for section in sections(target.objective)
+            for section in sections(target.objective, target.optimizer)
         ],
         settings=ws.WorkspaceSettings(x_axis=X_AXIS),
         runset_settings=ws.RunsetSettings(filters=_filters(target)),
@@ -113,7 +117,7 @@ def _report(target: Target, online: bool) -> Any:
     whose: dict[str, Any] = {"entity": target.entity, "project": target.project} if online else {}
     runs = [wr.Runset(name="Trainings", filters=_filters(target), **whose)]
     blocks: list[Any] = [wr.TableOfContents()]
-    for section in sections(target.objective):
+    for section in sections(target.objective, target.optimizer):
         panels = [_chart(panel, place) for place, panel in enumerate(section.panels)]
         blocks += [
             wr.H1(text=section.name),

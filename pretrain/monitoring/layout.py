@@ -7,10 +7,13 @@ objectives themselves.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pretrain.evaluate.baselines import MAJORITY
+from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, UNIGRAM
 from pretrain.monitoring.points import BY_RANK, TRUST_BY_LAYER, TRUST_SPREAD
 from pretrain.objectives import OBJECTIVES, load
 
-HELD_OUT = "held_out_"
+LAMB = "lamb"
+"""The optimizer that has trust ratios."""
 PAIR_LABELS = ("_is_next", "_not_next", "_in_order", "_swapped")
 """How the figures of one pair label end."""
 
@@ -37,9 +40,9 @@ class Section:
     panels: tuple[Panel, ...]
 
 
-def sections(objective: str = "") -> list[Section]:
-    """The dashboard of runs of `objective`; empty: of any."""
-    return [_learning(objective), _speed(), _optimizer(), _health()]
+def sections(objective: str = "", optimizer: str = "") -> list[Section]:
+    """The dashboard of runs of `objective` with `optimizer`; empty: of any."""
+    return [_learning(objective), _speed(), _optimizer(optimizer), _health()]
 
 
 def keys_of(found: list[Section]) -> set[str]:
@@ -51,29 +54,62 @@ def _learning(objective: str) -> Section:
     known = [load(name) for name in ([objective] if objective else OBJECTIVES)]
     losses = _unique(f"{term}_loss" for one in known for term in one.terms)
     metrics = _unique(name for one in known for name in one.metrics)
+    at_mask = MASK_LOSS in metrics
     labelled = [name for name in metrics if name.endswith(PAIR_LABELS)]
-    accuracies = [name for name in metrics if "accuracy" in name and name not in labelled]
     by_label = [name for name in labelled if "accuracy" in name]
-    other = [name for name in labelled if name not in by_label]
+    by_kind = [name for name in metrics if name.startswith(("mask_", "kept_", "random_"))]
+    accuracies = [name for name in metrics if "accuracy" in name and name not in {*labelled, *by_kind}]
     panels = [
-        Panel("Loss", ("loss", f"{HELD_OUT}loss")),
-        Panel("Losses", tuple(losses)),
-        Panel("Held-out losses", (*_held_out(losses), "unigram_entropy")),
-        Panel("Accuracies", tuple(accuracies)),
-        Panel("Held-out accuracies", _held_out(accuracies)),
+        *(_at_mask() if at_mask else ()),
+        Panel("Accuracies", (*accuracies, *_held_out(accuracies), *_majority(metrics))),
     ]
     if by_label:
         panels += [
             Panel("Accuracy by pair label", tuple(by_label)),
             Panel("Held-out accuracy by pair label", _held_out(by_label)),
-            Panel("Loss by pair label", tuple(other)),
+            Panel("Loss by pair label", tuple(name for name in labelled if name not in by_label)),
         ]
+    if at_mask:
+        panels += _where_a_word_is_shown()
+    panels += [
+        Panel(f"Loss that is minimised: {' + '.join(losses)}", ("loss", f"{HELD_OUT}loss")),
+        Panel("Its terms", (*losses, *_held_out(losses))),
+    ]
     question = (
-        "Is it learning? The held-out masked-token loss must fall below the unigram entropy: a model above it knows "
-        "no more than how often each word comes. A pair label whose accuracy is 1 while the other's is 0 has not been "
-        "learnt at all."
+        "Is it learning? The held-out loss at [MASK] must fall below what word frequencies alone give there "
+        f"({UNIGRAM}), and no one answer may be given at more than half of the positions: until then no context has "
+        "been learnt. Losses over all predicted tokens fall by copying the words that stay visible. A pair label "
+        "whose accuracy is 1 while the other's is 0 has not been learnt at all."
+        if at_mask
+        else "Is it learning?"
     )
     return Section("Learning", question, tuple(panels))
+
+
+def _at_mask() -> tuple[Panel, ...]:
+    """What leads: predictions at [MASK], each beside its baseline."""
+    accuracy = ("mask_accuracy", "held_out_mask_accuracy", "held_out_mask_majority")
+    return (
+        Panel(
+            "Loss at [MASK], and of word frequencies alone", (MASK_LOSS, f"{HELD_OUT}{MASK_LOSS}", UNIGRAM)
+        ),
+        Panel("Accuracy at [MASK], and of the most frequent token", accuracy),
+        Panel("Perplexity at [MASK]", ("mask_perplexity", "held_out_mask_perplexity"), log=True),
+        Panel("Share of the commonest answer at [MASK]", ("held_out_mask_top_share",)),
+    )
+
+
+def _where_a_word_is_shown() -> list[Panel]:
+    """Secondary: copying does well at kept words."""
+    return [
+        Panel(f"{what.capitalize()} where a word is shown", (*names, *_held_out(names)))
+        for what in ("accuracy", "loss")
+        for names in [[f"{kind}_{what}" for kind in ("kept", "random")]]
+    ]
+
+
+def _majority(metrics: list[str]) -> tuple[str, ...]:
+    return (MAJORITY,) if "nsp_accuracy" in metrics else ()
 
 
 def _speed() -> Section:
@@ -81,7 +117,7 @@ def _speed() -> Section:
         Panel("Tokens per second", ("tokens_per_s",), unit="tokens/s"),
         Panel("Examples per second", ("examples_per_s",), unit="examples/s"),
         Panel("Model FLOPs utilisation", ("mfu",), unit="share of the peak"),
-        Panel("Fill and padding", ("fill", "padding_share"), unit="share of the slots"),
+        Panel("Token budget used, and padding", ("fill", "padding_share"), unit="share"),
         Panel("Waiting for data", ("data_wait_share",), unit="share of the time"),
         Panel("Step time", ("step_ms", "slowest_step_ms"), unit="ms", log=True),
         *(
@@ -100,20 +136,27 @@ def _speed() -> Section:
     return Section("Speed", question, panels)
 
 
-def _optimizer() -> Section:
-    panels = (
-        Panel("Learning rate", ("lr",)),
-        Panel("Gradient norm before clipping", ("grad_norm",), log=True),
+def _optimizer(optimizer: str) -> Section:
+    trust = (
         Panel("Mean trust ratio", ("trust_ratio",)),
         Panel("Trust ratio by layer: layer upwards, ratio as colour", (TRUST_BY_LAYER,), unit="layer"),
         Panel("Trust ratios of all tensors: ratio upwards, how many as colour", (TRUST_SPREAD,)),
+    )
+    has_trust = optimizer in ("", LAMB)
+    panels = (
+        Panel("Learning rate", ("lr",)),
+        Panel("Gradient norm before clipping", ("grad_norm",), log=True),
+        *(trust if has_trust else ()),
         Panel("Skipped batches", ("skipped_batches",)),
     )
     question = (
-        "Are the updates sound? A gradient norm that grows for hundreds of steps comes before a divergence. The trust "
-        "ratio by layer (monitor.trust_ratios_every) shows which layers move: row -1 is the embeddings, the last row "
-        "the heads."
+        "Are the updates sound? A gradient norm that grows for hundreds of steps comes before a divergence."
     )
+    if has_trust:
+        question += (
+            " The trust ratio by layer (monitor.trust_ratios_every) shows which layers move: row -1 is the embeddings, "
+            "the last row the heads."
+        )
     return Section("Optimizer", question, panels)
 
 

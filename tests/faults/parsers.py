@@ -354,7 +354,16 @@ def run_folders(folder: Path) -> Case:
         for n in range(1, 8)
     ]  # fmt: skip
     lines.append(
-        {"kind": "eval", "step": 7, "held_out_loss": 5.1, "held_out_mlm_loss": 5.0, "unigram_entropy": 5.6}
+        {
+            "kind": "eval",
+            "step": 7,
+            "held_out_loss": 5.1,
+            "held_out_mlm_loss": 5.0,
+            "held_out_mask_loss": 5.2,
+            "held_out_mask_unigram_loss": 5.6,
+            "held_out_mask_top_share": 0.6,
+            "held_out_mask_top_token": ",",
+        }
     )
     good = {
         "run.json": json.dumps({"identity": {"optim.lr": 0.01}, "id": "abc", "lives": 2}).encode(),

@@ -74,8 +74,9 @@ def test_the_hub_reads_its_metadata(card: ModelCard) -> None:
     assert (data.license, data.library_name, data.pipeline_tag) == ("cc-by-4.0", "transformers", "fill-mask")
     assert data.language is None  # nobody stated one
     assert {result.metric_name for result in data.eval_results or []} == {
-        "held_out_mlm_loss",
-        "held_out_mlm_accuracy",
+        "held_out_mask_loss",
+        "held_out_mask_accuracy",
+        "held_out_mask_perplexity",
         "held_out_nsp_accuracy",
     }
     assert re.findall(r"^## (.*)$", card.text, re.MULTILINE) == SECTIONS
@@ -96,11 +97,12 @@ def test_figures_are_those_of_the_run(card: ModelCard, run: Path) -> None:
     assert training["examples seen"] == "48"
     assert training["parameters"] == f"{summary['parameters']:,}"
     scores = table(card, "Scores on held-out text")
-    assert scores["held_out_mlm_loss"].startswith(f"{summary['held_out_mlm_loss']:.4g} nats")
-    assert f"{summary['unigram_entropy']:.3f}" in scores["held_out_mlm_loss"]
-    assert "always the same answer" in scores["held_out_nsp_accuracy"]
-    others = {name for name in scores if not name.startswith("held_out_")}
-    assert others <= {"below the unigram entropy by", "---", ""}, "how long it took is no score"
+    assert scores["loss at [MASK]"].startswith(
+        f"{summary['held_out_mask_loss']:.3f} (without any context, unigram"
+    )
+    assert f"{summary['held_out_mask_unigram_loss']:.3f}" in scores["loss at [MASK]"]
+    assert "commoner label" in scores["NSP accuracy"]
+    assert next(iter(scores)) == "loss at [MASK]" or "---" in next(iter(scores)), "what leads comes first"
     assert (
         "2.2e-16 in float64" in (proof := table(card, "Proof of the export")["mlm logits"])
         or "allowed" in proof
