@@ -13,6 +13,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,12 +40,15 @@ from launch.ranks import tuning
 NEEDED = ("deepspeed", "webdataset", "tokenizers", "transformers", "safetensors", "numba", "pyarrow")
 """Packages without which training, or what comes before and after it, does not work."""
 
+Probe = tuple[str, Callable[[], list[Finding]]]
+"""What is looked at, and the function that does."""
+
 
 def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
     """All findings; `tell` hears what is being looked at. `folder`: where shards and runs are to be."""
     run = run_command
     patient = partial(run_command, seconds=IMPORTED)
-    probes: list[tuple[str, Callable[[], list[Finding]]]] = [
+    first: list[Probe] = [
         (
             "processor and memory",
             lambda: [
@@ -54,7 +58,8 @@ def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
             ],
         ),
         ("GPUs", lambda: gpus(run)),
-        ("torch", lambda: torch_build(patient)),
+    ]
+    rest: list[Probe] = [
         ("packages", packages),
         ("compilers", lambda: compilers(run)),
         ("disk", lambda: disk(folder)),
@@ -62,10 +67,19 @@ def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
         ("Slurm", lambda: slurm(run)),
         ("keys", lambda: keys(os.environ, Path.home())),
     ]
-    found: list[Finding] = []
-    for name, probe in probes:
-        tell(name)
-        found += probe()
+
+    def results(probes: list[Probe]) -> list[Finding]:
+        found: list[Finding] = []
+        for name, probe in probes:
+            tell(name)
+            found += probe()
+        return found
+
+    with ThreadPoolExecutor(1) as beside:  # importing torch takes as long as all the others
+        torch = beside.submit(torch_build, patient)
+        before, after = results(first), results(rest)
+        tell("torch")
+        found = [*before, *torch.result(), *after]
     return [*found, *conclusions(found)]
 
 

@@ -139,7 +139,7 @@ def _links(run: Run, count: int) -> list[Finding]:
     return [Finding("links", NOTE, f"not all GPUs have NVLink: {slow} between some", remedy)]
 
 
-def disk(folder: Path, seconds: float = 1.0) -> list[Finding]:
+def disk(folder: Path, seconds: float = 0.5) -> list[Finding]:
     """Room, and how fast is written and read (not from the cache), in the folder or the one it would be made in."""
     place = folder.absolute()
     while not place.exists():

@@ -21,8 +21,8 @@ def doctor(
 ) -> None:
     """Say what this machine has, what will work on it, and what to install. Exit code 2 where nothing can be trained.
 
-    Looks at processor, memory, GPUs and their links, torch, compilers, Slurm, limits; measures the disk at PATH for two
-    seconds. Needs no network, and says of keys only whether they are there.
+    Looks at processor, memory, GPUs and their links, torch, compilers, Slurm, limits; measures the disk at PATH for a
+    second. Needs no network, and says of keys only whether they are there.
 
     \b
     Example:

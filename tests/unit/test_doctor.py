@@ -3,10 +3,12 @@
 import json
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
 
+from launch import doctor
 from launch.doctor import conclusions, keys, packages, slurm, torch_build
 from launch.machine import (
     MISSING,
@@ -218,3 +220,30 @@ def test_exit_code_2_where_nothing_can_be_trained(maskmill: Maskmill, tmp_path: 
     said = maskmill("doctor", str(path), code=2).stdout
     assert "missing training: cannot work here: disk" in said
     assert os.path.exists(path)
+
+
+def test_torch_is_imported_while_the_disk_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits here until the other has begun; the lines keep their order."""
+    importing, measuring = threading.Event(), threading.Event()
+
+    def torch_build(_run: object) -> list[Finding]:
+        importing.set()
+        return [Finding("torch", OK if measuring.wait(5) else MISSING, "")]
+
+    def disk(_folder: Path) -> list[Finding]:
+        measuring.set()
+        return [Finding("disk", OK if importing.wait(5) else MISSING, "")]
+
+    def compilers(_run: object) -> list[Finding]:
+        return [Finding("compiler", OK, "")]
+
+    for probe in (torch_build, disk, compilers):
+        monkeypatch.setattr(doctor, probe.__name__, probe)
+    told: list[str] = []
+    found = [
+        one for one in doctor.examine(tmp_path, told.append) if one.subject in ("torch", "compiler", "disk")
+    ]
+    assert [(one.subject, one.level) for one in found] == [("torch", OK), ("compiler", OK), ("disk", OK)]
+    assert told[-1] == "torch"
