@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.tar")
@@ -108,15 +109,6 @@ class VocabularyStamp(NamedTuple):
     mask: int
     pad: int
     unk: int
-
-
-def canonical_json(value: object, indent: int | None = None) -> bytes:
-    """JSON with sorted keys and the shortest digits that give each number back; one value, one text."""
-    separators = (",", ": ") if indent else (",", ":")
-    text = json.dumps(
-        value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators
-    )
-    return (text + "\n").encode("utf-8")
 
 
 def block_table_json(table: BlockTable) -> bytes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.entries import (
     LARGEST_VOCABULARY,
     REMEDY,
@@ -23,7 +24,6 @@ from data_pipeline.entries import (
     ShardEntry,
     VocabularyStamp,
     bad,
-    canonical_json,
     checked,
     is_sha256,
     parsed,

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.entries import canonical_json
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.plan import Partition, parsed_plan
 from data_pipeline.provenance import described_sources, summary

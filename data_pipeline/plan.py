@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import draws
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.corpus import document_tokens
-from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
 from data_pipeline.pairs import ALONE

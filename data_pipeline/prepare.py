@@ -16,11 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.duplicates import kinds
 from data_pipeline.errors import UserError
 from data_pipeline.exact import exact_examples
 from data_pipeline.executors import ALL, Share, Workers, pool_of
-from data_pipeline.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, canonical_json, write_index
+from data_pipeline.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, write_index
 from data_pipeline.job import WORK, Job, close_job, open_job
 from data_pipeline.packing import original_tokens
 from data_pipeline.provenance import LOG, contents, in_words, what_changed

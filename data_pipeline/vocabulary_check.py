@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.entries import canonical_json
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.pieces import Vocabulary
 from data_pipeline.provenance import described_sources

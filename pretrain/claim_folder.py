@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from data_pipeline.blotting import blot
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
-from data_pipeline.index import canonical_json
 from data_pipeline.storage import write_whole
 from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig

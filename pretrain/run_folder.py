@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
-from data_pipeline.index import canonical_json
 from data_pipeline.storage import write_whole
 from pretrain.bounded_yaml import load_yaml
 from pretrain.config import RunConfig

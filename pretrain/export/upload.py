@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.entries import canonical_json
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
 
 NOTE, CARD = "maskmill.json", "README.md"

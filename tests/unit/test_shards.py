@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from prepare_material import hashes
 from shard_material import SIZE, StubVocabulary, blocks_of, random_examples, shard_folder
 
+from data_pipeline.canonical_json import canonical_json
 from data_pipeline.columns import COLUMNS, BlockError, _member, check_examples, decode_block, encode_block
-from data_pipeline.entries import canonical_json
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.records import Examples, concatenate

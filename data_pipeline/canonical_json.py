@@ -1,0 +1,12 @@
+"""Write JSON so that one value has one text."""
+
+import json
+
+
+def canonical_json(value: object, indent: int | None = None) -> bytes:
+    """JSON with sorted keys and the shortest digits that give each number back; one value, one text."""
+    separators = (",", ": ") if indent else (",", ":")
+    text = json.dumps(
+        value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators
+    )
+    return (text + "\n").encode("utf-8")
