@@ -2,9 +2,9 @@
 
 Backends, chosen by device, dtype and dropout:
 
-    varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout
-    flash    the flash kernel below it, which takes a dropout rate: CUDA, half precision, Ampere or newer
-    tiles    dense tiles of near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout
+    varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout, all see all
+    flash    the flash kernel below it, which takes a dropout rate, a causal mask and a window: same devices
+    tiles    dense tiles of near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout, any visibility
 
 Shape legend: T packed tokens, N heads, D size of a head.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from pretrain.encoder.cpu_attention import cpu_attention
 from pretrain.encoder.tiles import TilePlan, plan_tiles, tile_attention
+from pretrain.encoder.visibility import FULL, Visibility
 
 BACKENDS = ("varlen", "flash", "tiles")
 _HALF = (torch.float16, torch.bfloat16)
@@ -47,13 +48,21 @@ class Packing:
         return Packing(cumulative.to(device), tuple(lengths), max(lengths))
 
 
-def choose_backend(device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> str:
+def choose_backend(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    dropout: float,
+    visibility: Visibility = FULL,
+) -> str:
     """The name of the backend that `attend` takes for such tensors."""
+    if visibility.ranked:
+        return "tiles"
     if device.type not in _FLASH_DEVICES or dtype not in _HALF or head_size % 8 or head_size > 256:
         return "tiles"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "tiles"
-    return "flash" if dropout > 0.0 else "varlen"
+    return "varlen" if dropout == 0.0 and visibility.full else "flash"
 
 
 def attend(
@@ -62,19 +71,22 @@ def attend(
     v_TND: Tensor,
     packing: Packing,
     dropout: float = 0.0,
+    visibility: Visibility = FULL,
     backend: str | None = None,
 ) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each example of a packed run (Vaswani et al. 2017, section 3.2.1).
+    """softmax(q k' / sqrt(D)) v within each example of a packed run (Vaswani et al. 2017, section 3.2.1), over the keys
+    that `visibility` lets a query see; 0 where it sees none.
 
     q, k and v are (T, N, D) of one floating dtype; so is the result. `dropout` is the rate at which
     attention probabilities are zeroed: 0 in evaluation. `backend` forces one of BACKENDS, for tests.
     Raises UserError where the forced backend cannot do what is asked."""
-    name = backend or choose_backend(q_TND.device, q_TND.dtype, q_TND.shape[-1], dropout)
+    name = backend or choose_backend(q_TND.device, q_TND.dtype, q_TND.shape[-1], dropout, visibility)
+    qkv = (q_TND, k_TND, v_TND)
     if name == "tiles" and q_TND.device.type == "cpu":
-        return cpu_attention(q_TND, k_TND, v_TND, packing.cu_seqlens, packing.max_length, dropout)
+        return cpu_attention(*qkv, packing.cu_seqlens, packing.max_length, dropout, visibility)
     if name == "tiles":
-        return tile_attention(q_TND, k_TND, v_TND, packing.tiles(q_TND.shape[1], q_TND.device), dropout)
-    _check_flash(name, q_TND, dropout)
+        return tile_attention(*qkv, packing.tiles(q_TND.shape[1], q_TND.device), dropout, visibility)
+    _check_flash(name, q_TND, dropout, visibility)
     lengths = (packing.cu_seqlens, packing.cu_seqlens, packing.max_length, packing.max_length)
     if name == "varlen":
         from torch.nn.attention.varlen import varlen_attn  # CUDA builds only promise it
@@ -82,13 +94,14 @@ def attend(
         out_TND = varlen_attn(q_TND, k_TND, v_TND, *lengths)
         assert isinstance(out_TND, Tensor)  # no auxiliary output was asked for
         return out_TND
-    causal, debug_mask = False, False
+    window, debug_mask = visibility.window or None, False
     return torch.ops.aten._flash_attention_forward(
-        q_TND, k_TND, v_TND, *lengths, dropout, causal, debug_mask
-    )[0]
+        *qkv, *lengths, dropout, visibility.causal, debug_mask, window_size_left=window,
+        window_size_right=0 if visibility.causal and window else window,
+    )[0]  # fmt: skip
 
 
-def _check_flash(name: str, q_TND: Tensor, dropout: float) -> None:
+def _check_flash(name: str, q_TND: Tensor, dropout: float, visibility: Visibility) -> None:
     if name not in BACKENDS:
         raise UserError(f"no attention backend {name!r}", expected=", ".join(BACKENDS))
     if name == "varlen" and dropout > 0.0:
@@ -96,6 +109,10 @@ def _check_flash(name: str, q_TND: Tensor, dropout: float) -> None:
             f"the varlen backend has no dropout, and {dropout} is asked for",
             where="encoder.attention_dropout",
             remedy="set it to 0, or let the backend be chosen",
+        )
+    if visibility.ranked or (name == "varlen" and not visibility.full):
+        raise UserError(
+            f"the {name} backend cannot limit what is seen in this way", remedy="let it be chosen"
         )
     if q_TND.device.type not in _FLASH_DEVICES or q_TND.dtype not in _HALF:
         raise UserError(

@@ -17,26 +17,45 @@ from torch import Tensor
 
 from pretrain.encoder.dropout import dropped, fill_keep_mask, survivors_scale
 from pretrain.encoder.tiles import TilePlan, from_tiles, plan_tiles, to_tiles
+from pretrain.encoder.visibility import FULL, Visibility
 
 _CPU = torch.device("cpu")
 
 
 def cpu_attention(
-    q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, cu_seqlens: Tensor, max_length: int, dropout: float
+    q_TND: Tensor,
+    k_TND: Tensor,
+    v_TND: Tensor,
+    cu_seqlens: Tensor,
+    max_length: int,
+    dropout: float,
+    visibility: Visibility = FULL,
 ) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), dropout on the probabilities.
+    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), over the keys that are visible, 0 where none is;
+    dropout on the probabilities.
 
     All tokens belong to an example of at most `max_length` tokens."""
-    return _attention(q_TND, k_TND, v_TND, cu_seqlens, max_length, dropout)[0]
+    return _attention(q_TND, k_TND, v_TND, cu_seqlens, max_length, dropout, *visibility)[0]
 
 
 @torch.library.custom_op(
     "maskmill::cpu_attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def _attention(
-    q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, cu_seqlens: Tensor, max_length: int, dropout: float
+    q_TND: Tensor,
+    k_TND: Tensor,
+    v_TND: Tensor,
+    cu_seqlens: Tensor,
+    max_length: int,
+    dropout: float,
+    causal: bool,
+    window: int,
+    query_ranks_T: Tensor | None,
+    key_ranks_T: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs, and for the backward pass the probabilities and which of them dropout keeps, tile by tile."""
+    """The outputs, and for the backward pass the probabilities and which of them dropout keeps, tile by tile. The last
+    four arguments are a Visibility's, since an operator takes no tuples of its own."""
+    visibility = Visibility(causal, window, query_ranks_T, key_ranks_T)
     plan = _plan(tuple(cu_seqlens.diff().tolist()), q_TND.shape[1], max_length)
     probabilities, keep = _buffers(q_TND, max_length, dropout)
     out_PD = q_TND.new_empty((len(plan.gather_P), q_TND.shape[-1]))
@@ -45,9 +64,14 @@ def _attention(
         plan.tiles, _cut(probabilities, plan), _cut(keep, plan), parts, strict=True
     ):
         torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5, out=scores)
+        by_head = scores.view(tile.examples, plan.heads, tile.length, tile.length)
         if tile.bias_E11S is not None:
-            scores.view(tile.examples, plan.heads, tile.length, tile.length).add_(tile.bias_E11S)
+            by_head.add_(tile.bias_E11S)
+        if (unseen := tile.hidden(visibility, _CPU)) is not None:
+            by_head.masked_fill_(unseen, -torch.inf)
         torch.softmax(scores, -1, out=scores)
+        if visibility.ranked and unseen is not None:  # NaN where a query sees no key
+            by_head.masked_fill_(unseen, 0.0)
         if dropout > 0.0:
             fill_keep_mask(kept, dropout)
         torch.bmm(_dropped(scores, kept, survivors_scale(dropout)), v, out=out)
@@ -121,7 +145,13 @@ def _dropped(x: Tensor, keep: Tensor, scale: float) -> Tensor:
 
 @_attention.register_fake
 def _(
-    q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, cu_seqlens: Tensor, max_length: int, dropout: float
+    q_TND: Tensor,
+    k_TND: Tensor,
+    v_TND: Tensor,
+    cu_seqlens: Tensor,
+    max_length: int,
+    dropout: float,
+    *_visibility: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q_TND, memory_format=torch.contiguous_format), *_buffers(
         q_TND, max_length, dropout
@@ -137,13 +167,14 @@ def _(grad_TND: Tensor, q_TND: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q_TND, k_TND, v_TND, cu_seqlens, ctx.max_length, ctx.dropout = inputs
+    q_TND, k_TND, v_TND, cu_seqlens, ctx.max_length, ctx.dropout = inputs[:6]
     ctx.save_for_backward(q_TND, k_TND, v_TND, cu_seqlens, *output[1:])
 
 
 def _backward(ctx: Any, grad_TND: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     scale = survivors_scale(ctx.dropout)
-    return *_attention_backward(grad_TND, *ctx.saved_tensors, ctx.max_length, scale), None, None, None
+    gradients = _attention_backward(grad_TND, *ctx.saved_tensors, ctx.max_length, scale)
+    return *gradients, None, None, None, None, None, None, None
 
 
 torch.library.register_autograd("maskmill::cpu_attention", _backward, setup_context=_save)

@@ -12,6 +12,7 @@ from pretrain.batch import MicroBatch
 from pretrain.config import EncoderSettings
 from pretrain.encoder.embeddings import Embeddings
 from pretrain.encoder.layers import ACTIVATIONS, Layer
+from pretrain.encoder.visibility import FULL, Visibility
 
 
 class Encoder(nn.Module):
@@ -32,8 +33,11 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(settings, vocabulary_size)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
 
-    def forward(self, batch: MicroBatch, rows_P: Tensor | None = None) -> Tensor:
-        """Hidden states (T, H) of the batch's tokens, in the parameters' dtype.
+    def forward(
+        self, batch: MicroBatch, rows_P: Tensor | None = None, visibility: Visibility = FULL
+    ) -> Tensor:
+        """Hidden states (T, H) of the batch's tokens, in the parameters' dtype; tokens attend to what `visibility` lets
+        them see of their example.
 
         With `rows_P`, the rows of the run that heads read, (P, H) of these: the last layer computes no others. A row
         may come twice. In pretraining they are a sixth of all."""
@@ -42,9 +46,9 @@ class Encoder(nn.Module):
         for number, layer in enumerate(self.layers, start=1):
             rows = rows_P if number == len(self.layers) else None
             if recompute:
-                x_TH = checkpoint(layer, x_TH, batch.packing, rows, use_reentrant=False)
+                x_TH = checkpoint(layer, x_TH, batch.packing, rows, visibility, use_reentrant=False)
             else:
-                x_TH = layer(x_TH, batch.packing, rows)
+                x_TH = layer(x_TH, batch.packing, rows, visibility)
         return x_TH
 
 

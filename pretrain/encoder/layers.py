@@ -14,6 +14,7 @@ from pretrain.config import EncoderSettings
 from pretrain.encoder.attention import Packing, attend
 from pretrain.encoder.dropout import Dropout
 from pretrain.encoder.initialize import bare
+from pretrain.encoder.visibility import FULL, Visibility
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -38,13 +39,16 @@ class SelfAttention(nn.Module):
         self.value = bare(nn.Linear, settings.hidden, settings.hidden)
         self.output = bare(nn.Linear, settings.hidden, settings.hidden)
 
-    def forward(self, x_TH: Tensor, packing: Packing, rows_P: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_TH: Tensor, packing: Packing, rows_P: Tensor | None = None, visibility: Visibility = FULL
+    ) -> Tensor:
         """(T, H), or (P, H) of the given rows of the run."""
         q_TND, k_TND, v_TND = (
             project(x_TH).unflatten(-1, (self.heads, -1)) for project in (self.query, self.key, self.value)
         )
         dropout = self.dropout if self.training else 0.0
-        return self.output(_of_rows(attend(q_TND, k_TND, v_TND, packing, dropout).flatten(-2), rows_P))
+        attended_TND = attend(q_TND, k_TND, v_TND, packing, dropout, visibility)
+        return self.output(_of_rows(attended_TND.flatten(-2), rows_P))
 
 
 class FeedForward(nn.Module):
@@ -71,9 +75,11 @@ class Layer(nn.Module):
         self.feed_forward_norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
         self.dropout = Dropout(settings.dropout)
 
-    def forward(self, x_TH: Tensor, packing: Packing, rows_P: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_TH: Tensor, packing: Packing, rows_P: Tensor | None = None, visibility: Visibility = FULL
+    ) -> Tensor:
         """(T, H), or (P, H) of the given rows of the run: what comes after attention is computed for them only."""
-        attended = self.dropout(self.attention(x_TH, packing, rows_P))
+        attended = self.dropout(self.attention(x_TH, packing, rows_P, visibility))
         x_PH = self.attention_norm(_of_rows(x_TH, rows_P) + attended)
         return self.feed_forward_norm(x_PH + self.dropout(self.feed_forward(x_PH)))
 

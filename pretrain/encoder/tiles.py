@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from pretrain.encoder.visibility import FULL, Visibility, visible
+
 # What starting one more tile costs, in attention scores: some 30 kernel starts against one exponential and
 # four multiply-adds a score. A GPU computes scores a thousand times faster and starts kernels no faster.
 _TILE_OVERHEAD = {"cpu": 6_000, "cuda": 4_000_000}
@@ -33,6 +35,17 @@ class Tile:
     examples: int
     length: int
     bias_E11S: Tensor | None  # float32: 0 at tokens, -inf at padding; None where there is no padding
+    positions_ES: NDArray[
+        np.int64
+    ]  # place of each row in its example; padding has its example's last token's
+    tokens_ES: NDArray[np.int64]  # the same in the packed run
+
+    def hidden(self, visibility: Visibility, device: torch.device) -> Tensor | None:
+        """(E, 1, S, S) bool: keys that a query does not see; None where it sees all of its example."""
+        if visibility.full:
+            return None
+        places = (torch.from_numpy(x).to(device) for x in (self.positions_ES, self.tokens_ES))
+        return ~visible(visibility, *places)
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,8 @@ def plan_tiles(
         rows = token[:, None, :] * heads + np.arange(heads)[None, :, None]
         gather.append(rows.ravel())
         padded.append(np.broadcast_to(is_padding[:, None, :], rows.shape).ravel())
-        tiles.append(Tile(len(members), width, _bias(is_padding, device)))
+        positions = token - starts[members, None]
+        tiles.append(Tile(len(members), width, _bias(is_padding, device), positions, token))
     gather_P, is_padding_P = np.concatenate(gather), np.concatenate(padded)
     scatter_TN = np.empty(int(length_of.sum()) * heads, np.int64)
     scatter_TN[gather_P[~is_padding_P]] = np.flatnonzero(~is_padding_P)
@@ -109,16 +123,30 @@ def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]
     return runs[::-1]
 
 
-def tile_attention(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, plan: TilePlan, dropout: float) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), dropout on the probabilities: torch's kernel for each
-    tile, where there is no better backend on a GPU."""
+def tile_attention(
+    q_TND: Tensor,
+    k_TND: Tensor,
+    v_TND: Tensor,
+    plan: TilePlan,
+    dropout: float,
+    visibility: Visibility = FULL,
+) -> Tensor:
+    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), over the keys that are visible, 0 where none is;
+    dropout on the probabilities: torch's kernel for each tile, where there is no better backend on a GPU."""
     size = q_TND.shape[-1]
     q_tiles, k_tiles, v_tiles = (_ToTiles.apply(x, plan).split(plan.sizes) for x in (q_TND, k_TND, v_TND))
     out = []
     for tile, *qkv in zip(plan.tiles, q_tiles, k_tiles, v_tiles, strict=True):
         q, k, v = (x.view(tile.examples, plan.heads, tile.length, size) for x in qkv)
         bias = None if tile.bias_E11S is None else tile.bias_E11S.to(q.dtype)
+        unseen = tile.hidden(visibility, q.device)
+        if unseen is not None:
+            # -inf would give a query that sees no key NaN, in its gradient too
+            lowest_E1SS = q.new_zeros(unseen.shape).masked_fill_(unseen, torch.finfo(q.dtype).min)
+            bias = lowest_E1SS if bias is None else lowest_E1SS + bias
         dense = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        if visibility.ranked and unseen is not None:
+            dense = dense.masked_fill(unseen.all(-1, keepdim=True), 0.0)
         out.append(dense.reshape(-1, size))
     return _FromTiles.apply(torch.cat(out) if len(out) > 1 else out[0], plan)
 

@@ -12,6 +12,7 @@ from data_pipeline.errors import UserError
 from pretrain.encoder.attention import Packing, attend, choose_backend
 from pretrain.encoder.dropout import dropout, keep_mask
 from pretrain.encoder.tiles import _cut, plan_tiles, tile_attention
+from pretrain.encoder.visibility import CAUSAL, Visibility
 
 LENGTHS = {
     "one": [7],
@@ -51,6 +52,78 @@ def test_packed_equals_one_at_a_time(name: str, heads: int) -> None:
     gradients = [torch.autograd.grad((out * weights).sum(), qkv) for out in (packed, apart)]
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def ranks_of(lengths: list[int], lowest: int = 0) -> torch.Tensor:
+    """An order of its own for each example; `lowest`: the first rank."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.cat([torch.randperm(n, generator=generator) + lowest for n in lengths])
+
+
+def limited(kind: str, lengths: list[int]) -> Visibility:
+    places = ranks_of(lengths)
+    return {
+        "causal": CAUSAL,
+        "window": Visibility(window=2),
+        "causal window": Visibility(causal=True, window=3),
+        "ranks": Visibility(query_ranks_T=places, key_ranks_T=places),
+        "strict ranks": Visibility(query_ranks_T=places - 1, key_ranks_T=places),
+    }[kind]
+
+
+def by_definition(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], kind: str
+) -> torch.Tensor:
+    """Query by query, key by key."""
+    places, out, start = ranks_of(lengths), [], 0
+    for n in lengths:
+        place = places[start : start + n].tolist()
+        sees = {
+            "causal": lambda i, j, place=place: j <= i,
+            "window": lambda i, j, place=place: abs(i - j) <= 2,
+            "causal window": lambda i, j, place=place: i - 3 <= j <= i,
+            "ranks": lambda i, j, place=place: place[j] <= place[i],
+            "strict ranks": lambda i, j, place=place: place[j] < place[i],
+        }[kind]
+        for i in range(n):
+            keys = [start + j for j in range(n) if sees(i, j)]
+            if not keys:
+                out.append(torch.zeros_like(v[0]))
+                continue
+            scores = torch.einsum("nd,jnd->nj", q[start + i], k[keys]) / q.shape[-1] ** 0.5
+            out.append(torch.einsum("nj,jnd->nd", scores.softmax(-1), v[keys]))
+        start += n
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("kind", ["causal", "window", "causal window", "ranks", "strict ranks"])
+@pytest.mark.parametrize("backend", ["cpu", "dense"])
+def test_a_query_sees_the_keys_that_it_may_and_no_others(kind: str, backend: str) -> None:
+    lengths = [4, 1, 9, 3]
+    qkv, weights = draw(lengths), torch.randn(sum(lengths), 2, 8, dtype=torch.float64)
+    packing, visibility = Packing.of(lengths), limited(kind, lengths)
+    if backend == "cpu":
+        ours = attend(*qkv, packing, visibility=visibility)
+    else:
+        plan = plan_tiles(lengths, 2, torch.device("cpu"), max_scores=0)
+        ours = tile_attention(*qkv, plan, 0.0, visibility)
+    theirs = by_definition(*qkv, lengths, kind)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+    gradients = [torch.autograd.grad((out * weights).sum(), qkv) for out in (ours, theirs)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_backends_that_cannot_limit_what_is_seen_are_not_chosen() -> None:
+    meta, half = torch.device("meta"), torch.bfloat16
+    ranked = limited("ranks", [3])
+    assert choose_backend(meta, half, 64, 0.0) == "varlen"
+    assert choose_backend(meta, half, 64, 0.0, CAUSAL) == "flash"
+    assert choose_backend(meta, half, 64, 0.0, ranked) == "tiles"
+    qkv = draw([3])
+    for backend, visibility in (("varlen", CAUSAL), ("flash", ranked)):
+        with pytest.raises(UserError, match="cannot limit what is seen"):
+            attend(*qkv, Packing.of([3]), visibility=visibility, backend=backend)
 
 
 def test_gradient_by_finite_differences_with_dropout() -> None:
