@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -190,6 +189,7 @@ def stock_samples(path: str) -> Iterator[dict[str, Any]]:
     webdataset runs with its `enforce_security` on from then on in this process: it opens no pipes, unpickles
     nothing and rewrites no URL. It would open no local file either, so it is handed an open one."""
     is_uri(path)
+    import fsspec
     import webdataset
 
     webdataset.utils.enforce_security = True

@@ -99,6 +99,18 @@ def test_plan_imports_torch_and_nothing_of_data_or_export() -> None:
     assert modules & (DATA | HUGGING_FACE | {"deepspeed", "wandb"}) == set()
 
 
+def test_export_imports_nothing_that_only_training_needs() -> None:
+    code = "import sys, pretrain.exporting, pretrain.monitoring.lineage; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environ(), capture_output=True, text=True, check=True
+    )
+    modules = set(done.stdout.split())
+    assert "transformers" in modules
+    assert modules & {"deepspeed", "wandb", "webdataset", "dask", "pyarrow.dataset"} == set()
+    ours = {"pretrain.train", "pretrain.engine", "data_pipeline.loader", "data_pipeline.prepare"}
+    assert modules & ours == set()
+
+
 def test_a_model_without_values_is_built_without_torch_compile() -> None:
     """The draw of nn.Embedding itself would import it, which takes more than a second."""
     code = """
