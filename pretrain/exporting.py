@@ -1,5 +1,6 @@
 """Export a run or checkpoint folder to a Hugging Face folder, with its model card and the proof that it passed."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,10 +11,13 @@ from data_pipeline.records import Examples
 from data_pipeline.shards import BlockReader
 from data_pipeline.storage import read_bytes
 from pretrain.checkpoint import Checkpoint, find_checkpoint
+from pretrain.evaluate.samples import SAMPLES, Sample, fill_samples, write_samples
 from pretrain.export.facts import card_of
 from pretrain.export.huggingface import export
 from pretrain.export.upload import EXPORT
 from pretrain.phases import phase_at
+from pretrain.report import render
+from pretrain.report.page import REPORT
 from pretrain.run_folder import CONFIG, read_config, read_run
 
 
@@ -40,21 +44,36 @@ def export_run(source: Path, out: str, licence: str = "") -> Exported:
         raise UserError("its vocabulary is not that of its shards", where=run, expected=index.folder)
     target = Path(out) if out else run / EXPORT
     card = card_of(run, checkpoint, index, whole, config)
+    examples, tokenizer = proof_examples(index), read_bytes(index.path(TOKENIZER)).decode("utf-8")
+    samples: list[Sample] = []
     parity = export(
         {name: checkpoint.tensor(name) for name in checkpoint.shapes},
         config,
-        read_bytes(index.path(TOKENIZER)).decode("utf-8"),
+        tokenizer,
         target,
-        proof_examples(index),
+        examples,
         replace(card, licence=licence) if licence else card,
         overwrite=not out,  # the run's own export may be renewed; what the user names must be new
+        proven=lambda model: samples.extend(fill_samples(model, examples, tokenizer, index.vocabulary.mask)),
     )
+    show_samples(run, checkpoint.step, samples, held_out=bool(index.held_out.examples))
     heads = ", ".join(
         f"{head} {p.difference:.1e} (allowed {p.allowed:.1e}; in float32 {p.difference_float32:.1e})"
         for head, p in parity.items()
     )
     proof = f"proof: largest difference to transformers' logits in float64: {heads}"
     return Exported(target, run, checkpoint, proof)
+
+
+def show_samples(run: Path, step: int, samples: list[Sample], held_out: bool) -> None:
+    """Keep the filled blanks in the run folder, and draw its report again with them, if it has one. The export is done:
+    a run folder that cannot be written stays as it is."""
+    try:
+        write_samples(run, step, samples, held_out)
+        if (run / REPORT).is_file():
+            render(run)
+    except OSError as error:
+        print(f"maskmill: WARNING: {run / SAMPLES}: {error.strerror}", file=sys.stderr)
 
 
 def proof_examples(index: Index) -> Examples:

@@ -6,7 +6,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -43,13 +43,15 @@ def export(
     held_out: Examples,
     card: Card,
     overwrite: bool = False,
+    proven: Callable[[Model], None] = lambda model: None,
 ) -> dict[str, Parity]:
     """Writes config.json, model.safetensors, tokenizer files and README.md (from `card`) to the folder `out`.
 
     `state` maps our parameter names to float32 tensors, with or without vocabulary padding. The folder appears
     under its name only after transformers has loaded it and computed, for real examples of `held_out`, the
     same logits as our model: see `check_parity`, whose findings by head are returned. Raises UserError if it
-    does not, if `out` exists (unless `overwrite`), or if state and `config` do not fit; then nothing is left."""
+    does not, if `out` exists (unless `overwrite`), or if state and `config` do not fit; then nothing is left.
+    `proven` is called with our model, on the CPU in float32 and evaluation mode, once it has passed."""
     vocabulary_size, pad = size_and_pad(tokenizer_json)
     objective, settings = load(config.objective.name), config.encoder
     model = objective.build_model(config, vocabulary_size)
@@ -59,6 +61,7 @@ def export(
         write_weights(model, folder)
         write_tokenizer(tokenizer_json, folder, settings.max_positions)
         parity = check_parity(model, folder, objective.export_class, held_out, pad)
+        proven(model)
         write_card(folder, Path(out).name, card, objective, parity)
         write_hashes(folder, parity, card.step)
         set_modes_by_umask(folder)

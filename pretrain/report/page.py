@@ -13,6 +13,7 @@ from pathlib import Path
 
 from data_pipeline.storage import write_whole
 from pretrain.report.advice import advice_section
+from pretrain.report.blanks import blanks_section
 from pretrain.report.breakdown import time_figures
 from pretrain.report.curves import OPTIMIZER, SPEED, charts
 from pretrain.report.headline import headline
@@ -90,6 +91,7 @@ def _sections(run: RunRecord) -> list[str]:
         ]
     return [
         headline(run, advice_section(run)),
+        blanks_section(run),
         *curves,
         data_section(run),
         history_section(run),

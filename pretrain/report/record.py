@@ -4,7 +4,7 @@ Read from files alone, so that it works while the run goes on, after a kill, and
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from pretrain.report.reading import (
 )
 
 SUMMARY, CONFIG, RUN, EVENTS = "summary.json", "config.yaml", "run.json", "events.jsonl"
+SAMPLES = "samples.json"
+"""What pretrain/evaluate/samples.py writes, which needs torch."""
 
 
 class Points(NamedTuple):
@@ -55,6 +57,7 @@ class RunRecord:
     complaints: list[str]  # files that could not be read, in words
     ends: tuple[float, float] | None = None  # the first loss and the newest
     top_token: str | None = None  # the model's commonest answer at [MASK] of held-out text
+    samples: dict[str, Any] = field(default_factory=dict)  # blanks that an export filled
 
     @property
     def name(self) -> str:
@@ -168,6 +171,7 @@ def read_run(folder: Path) -> RunRecord:
         complaints=complaints,
         ends=losses.ends,
         top_token=_top_token(evaluations),
+        samples=table(folder / SAMPLES),
     )
 
 

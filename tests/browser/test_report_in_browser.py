@@ -58,6 +58,13 @@ def rich_run(folder: Path) -> Path:
     run = make_run(folder, lines=lines, summary=summary)
     write_lives(run, THREE_LIVES)
     (run / "events.jsonl").write_text(json.dumps(SKIPPED) + "\n")
+    blank = {
+        "before": "member of the United",
+        "after": "and of the Council",
+        "word": "Nations",
+        "guesses": [["x", 0.5]],
+    }
+    (run / "samples.json").write_text(json.dumps({"step": 400, "held_out": True, "samples": [blank] * 8}))
     return run
 
 

@@ -109,6 +109,18 @@ def test_figures_are_those_of_the_run(card: ModelCard, run: Path) -> None:
     )
 
 
+def test_blanks_are_kept_in_the_run_and_none_of_its_text_is_published(card: ModelCard, run: Path) -> None:
+    found = json.loads((run / "samples.json").read_text())
+    assert (found["step"], found["held_out"]) == (4, True)
+    assert found["samples"], "each a blank in held-out text"
+    for sample in found["samples"]:
+        assert len(sample["guesses"]) == 3
+        assert f"{sample['before']} " not in card.text or len(sample["before"]) < 12
+    report = (run / "report.html").read_text()
+    assert ">Blanks</h2>" in report
+    assert f"<td>{found['samples'][0]['word']}</td>" in report
+
+
 def test_it_tells_no_folders(card: ModelCard, private: Path) -> None:
     assert table(card, "Data")["sources, by name"] == "minutes.txt"
     assert "secret" not in card.content
