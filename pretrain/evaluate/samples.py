@@ -48,7 +48,10 @@ def fill_samples(model: Model, examples: Examples, tokenizer_json: str, mask_id:
             return []
         top = logits.softmax(-1).topk(GUESSES)
         guesses = [
-            (tokenizer.decode([token]).strip() or tokenizer.id_to_token(token), round(float(probability), 4))
+            (
+                tokenizer.decode([token]).strip() or str(tokenizer.id_to_token(token)),
+                round(float(probability), 4),
+            )
             for probability, token in zip(top.values.tolist(), top.indices.tolist(), strict=True)
         ]
         found.append(Sample(*_around(tokenizer, example, place), word, guesses))

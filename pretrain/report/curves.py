@@ -166,7 +166,7 @@ def _held_out(metric: str) -> Curve:
 
 PICTURES = (
     Picture(LEARNING, "mask-loss", "Loss at [MASK]",
-            "Nats a token that is predicted at [MASK]; lower is better. Above the dashed line no context has been learnt.",
+            "Nats a token predicted at [MASK]; lower is better. Above the dashed line no context has been learnt.",
             (Curve("train", "mask_loss"), _held_out("mask_loss")),
             _baseline("word frequencies alone", "mask_unigram_loss"), wide=True),
     Picture(LEARNING, "mask-accuracy", "Accuracy at [MASK]",
