@@ -81,13 +81,20 @@ class Connection:
 
 def has_key() -> bool:
     """Whether W&B is to be reached: there is a key, and WANDB_MODE does not forbid it."""
-    if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled"):
-        return False
+    return not why_offline()
+
+
+def why_offline() -> str:
+    """What keeps W&B from being reached, with what to do; empty where nothing does."""
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode in ("offline", "disabled"):
+        return f"WANDB_MODE={mode}"
     if os.environ.get("WANDB_API_KEY"):
-        return True
+        return ""
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     host = os.environ.get("WANDB_BASE_URL", HOST).split("//")[-1].split("/")[0]
-    return netrc.is_file() and host in netrc.read_text(errors="replace")
+    known = netrc.is_file() and host in netrc.read_text(errors="replace")
+    return "" if known else "no key: `wandb login`, or WANDB_API_KEY"
 
 
 def begin(stage: Stage) -> Connection:
@@ -164,6 +171,11 @@ def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
 def first_line(error: Exception) -> str:
     """Of what an exception says, or its kind."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def tell(text: str) -> None:
+    """Prints a line for the person in front of the run; only what a rank writes to stdout is shown there."""
+    print(f"maskmill: {text}", flush=True)
 
 
 def warn(text: str) -> None:

@@ -13,7 +13,7 @@ from pretrain.config import MonitorSettings
 from pretrain.metrics_file import JsonLines, read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.alerts import Alerts
-from pretrain.monitoring.connection import Connection, begin, first_line, warn
+from pretrain.monitoring.connection import Connection, begin, first_line, tell, warn, why_offline
 from pretrain.monitoring.points import point_of
 from pretrain.monitoring.stages import Stage, train_stage
 from pretrain.monitoring.uploaded import Uploaded, agreed
@@ -36,6 +36,7 @@ class Wandb:
             self._connection = begin(stage_of(folder, settings, run_id, config))
         except Exception as error:
             warn(f"W&B cannot write to {folder}, going on without it: {first_line(error)}")
+        self._try(self._tell_offline)
         self._try(self._catch_up)
         self._link(lineage.inputs_of_training)
 
@@ -61,6 +62,14 @@ class Wandb:
         self._link(lineage.outputs_of_training, self._id)
         self._try(lambda connection: self._finish(connection, status))
 
+    def _tell_offline(self, connection: Connection) -> None:
+        if not connection.online:
+            why = f" ({reason})" if (reason := why_offline()) else ""
+            tell(
+                f"W&B is offline{why}: this run is kept in {self._folder / 'wandb'}. `maskmill sync {self._folder}` "
+                f"sends it, `wandb leet {self._folder / 'wandb'}` shows it here"
+            )
+
     def _catch_up(self, connection: Connection) -> None:
         """What earlier lives logged offline, or lost on the way, comes first."""
         if not connection.online:
@@ -80,6 +89,8 @@ class Wandb:
 
     def _finish(self, connection: Connection, status: str) -> None:
         settled = connection.finish(EXIT_CODES.get(status, 1), preempted=status == "stopped")
+        if not connection.online:
+            tell(f"W&B has not seen this run: `maskmill sync {self._folder}` sends it")
         if connection.online:
             self._uploaded.settled = settled
             self._uploaded.write(self._folder)

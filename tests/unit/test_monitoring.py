@@ -148,6 +148,40 @@ def test_a_server_out_of_reach_is_an_offline_run(
     assert not (tmp_path / "wandb_uploaded.json").exists(), "nothing was sent"
 
 
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [({}, "no key: `wandb login`, or WANDB_API_KEY"), ({"WANDB_MODE": "offline"}, "WANDB_MODE=offline")],
+)
+def test_an_offline_run_says_why_where_it_is_and_how_to_send_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str],
+    reason: str,
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(connection, "start", lambda stage, online: Connection(Server(), online))
+    monkeypatch.setattr(tracker, "begin", connection.begin)
+    a_life(tmp_path, 1)
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"maskmill: W&B is offline ({reason}): this run is kept in {tmp_path}/wandb. "
+        f"`maskmill sync {tmp_path}` sends it, `wandb leet {tmp_path}/wandb` shows it here"
+    )
+    assert last == f"maskmill: W&B has not seen this run: `maskmill sync {tmp_path}` sends it"
+
+
+def test_an_online_run_says_nothing_of_it(
+    tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_life(tmp_path, 1)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_key_in_a_file_counts_for_its_host_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
