@@ -23,7 +23,7 @@ from pretrain.planning.timing import (
     small_all_reduce,
     step_time,
 )
-from tests.command_line import Maskmill
+from tests.command_line import ROOT, Maskmill
 
 
 def tiny_on(gpu: str, *overrides: str, nodes: int = 1, gpus: int = 1) -> Forecast:
@@ -161,3 +161,22 @@ def test_the_command_takes_gpu_and_price(maskmill: Maskmill) -> None:
     assert values["cost"] == pytest.approx(0.5 * values["gpu_hours"])
     assert values["calibrated"] is False
     assert all(key in maskmill("plan", "--help").stdout for key in GPUS)
+
+
+def test_the_documented_figures_are_those_of_the_forecast() -> None:
+    page = (ROOT / "docs" / "cloud.md").read_text("utf-8")
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)` \| ([\d,.]+).*? \| ([\d,]+) \| ([\d,]+) \| \w+[ \d.]*, (\d+) \|",
+        page,
+        re.MULTILINE,
+    )
+    figures = {row[0]: [float(value.replace(",", "")) for value in row[1:]] for row in rows}
+    assert figures == {
+        key: pytest.approx([g.half_flops / 1e12, g.memory / 1e9, g.memory_bandwidth / 1e9, g.inside / 1e9])
+        for key, g in GPUS.items()
+    }
+
+
+def test_readme_says_that_nothing_has_run_on_a_gpu_while_nothing_is_calibrated() -> None:
+    said = "nothing of it has run\nyet" in (ROOT / "README.md").read_text("utf-8")
+    assert said == (not hardware.CALIBRATED)
