@@ -250,6 +250,15 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             "zero.stage=1, 2 or 3",
         ),
         (
+            train.precision == "fp16" and config.zero.stage == 0,
+            "train.precision=fp16 at zero.stage=0, where DeepSpeed does not scale the loss: zero.stage=1, or bf16",
+        ),
+        (
+            train.compile == "on" and config.zero.stage == 3,
+            "train.compile=on at zero.stage=3, which fetches parameters in the middle of the graph: train.compile=off, "
+            "or a lower stage",
+        ),
+        (
             config.init_moments and not config.init_from,
             "init_moments=true without init_from: name the run whose moments to keep",
         ),

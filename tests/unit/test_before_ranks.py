@@ -109,6 +109,18 @@ def test_a_run_at_work_and_a_full_disk_are_refused(
         check(*settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("train.precision=fp16 zero.stage=0", "does not scale the loss"),
+        ("train.compile=on zero.stage=3", "in the middle of the graph"),
+    ],
+)
+def test_settings_that_the_engine_would_refuse_are_refused_before(settings: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_config("demo", settings.split())
+
+
 def test_more_ranks_than_gpus_are_refused(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
