@@ -27,6 +27,7 @@ from pretrain.status import SUBMITTED
 SCRIPTS = Path(__file__).parent / "sbatch"
 """A link to the folder slurm/ of the sources; in an installed package, its scripts."""
 _FOR = re.compile(r"([a-z_]+):(-.*)", re.DOTALL)
+_MEMORY = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 ANSWER = 60.0
 """Seconds that sbatch, and the other commands of Slurm, may take."""
 ENDED = {
@@ -56,10 +57,20 @@ def with_options(jobs: Sequence[Job], given: Sequence[str]) -> list[Job]:
                 expected=", ".join(dict.fromkeys([*STAGES, *(job.name for job in jobs)])),
             )
         jobs = [
-            job._replace(options=[*job.options, text]) if wanted in ("", job.stage, job.name) else job
+            job._replace(options=[*_without_rivals(job.options, text), text])
+            if wanted in ("", job.stage, job.name)
+            else job
             for job in jobs
         ]
     return jobs
+
+
+def _without_rivals(options: list[str], given: str) -> list[str]:
+    """The options that can stand beside `given`: sbatch takes one way to ask for memory, not two."""
+    name = given.partition("=")[0]
+    if name not in _MEMORY:
+        return options
+    return [option for option in options if option.partition("=")[0] not in _MEMORY - {name}]
 
 
 def command_for_jobs(environment: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from data_pipeline.index import INDEX, Index
 from data_pipeline.settings import DataSettings, required
 from data_pipeline.storage import exists, join
 from data_pipeline.vocabulary import holds_vocabulary, load_vocabulary
+from launch.job_size import WORKER_GIB, export_gib, node_gib, rank_cores, tasks_of, vocabulary_gib
 from pretrain.config import RunConfig
 from pretrain.phases import data_of_phases, phases_of
 from pretrain.status import FINISHED, RUNNING, STARTING, read_status
@@ -31,8 +32,8 @@ class Size:
     """GPUs of each, with a rank for each; 0: training on CPUs."""
     ranks_per_node: int = 0
     """Ranks of each node; 0: one a GPU."""
-    tasks: int = 16
-    """Tasks of each array of the preparation."""
+    tasks: int = 0
+    """Tasks of each array of the preparation; 0: by the size of the text."""
     cpus: int = 4
     """Cores of such a task, and of the jobs of one process."""
 
@@ -87,9 +88,10 @@ class Request:
         log = self.logs / (f"{name}-%A_%a.log" if any("--array" in o for o in options) else f"{name}-%j.log")
         return Job(stage, name, script, options, words, env, log)
 
-    def one_process(self, verb: str, *words: str) -> list[Job]:
-        """A verb that one process does; `words` are its arguments."""
-        return [self.job(verb, "verb.sbatch", [f"--cpus-per-task={self.size.cpus}"], [verb, *words])]
+    def one_process(self, verb: str, gib: int, *words: str) -> list[Job]:
+        """A verb that one process does, with so much memory; `words` are its arguments."""
+        options = [f"--cpus-per-task={self.size.cpus}", f"--mem={gib}G"]
+        return [self.job(verb, "verb.sbatch", options, [verb, *words])]
 
     @property
     def words(self) -> list[str]:
@@ -175,25 +177,34 @@ def exported(request: Request) -> str:
     return f"the model is there: {model}" if trained(request) and model else ""
 
 
-def _with_sources(request: Request) -> None:
-    for data in data_of_phases(request.config):
+def _with_sources(request: Request) -> int:
+    """Tasks of each array that the sources are worth (job_size.tasks_of). Raises UserError where there are none, or a
+    local one is not there."""
+    datas = data_of_phases(request.config)
+    for data in datas:
         if not data.sources:
             raise UserError("is empty", where="data.sources", expected="the text to learn from")
+    return tasks_of(datas, request.size.tasks)
 
 
 def vocabulary_jobs(request: Request) -> list[Job]:
     """One process learns the vocabulary."""
-    return request.one_process("vocab", *request.words)
+    return request.one_process("vocab", vocabulary_gib(request.config), *request.words)
 
 
 def preparation_jobs(request: Request) -> list[Job]:
     """The jobs that slurm/prepare.sbatch would submit; where one process does it all, that one."""
-    _with_sources(request)
+    tasks = _with_sources(request)
     datas, size = data_of_phases(request.config), request.size
-    if any(data.mode == "exact" or data.executor == "dask" for data in datas):
-        return request.one_process("prepare", *request.words)
-    array = [f"--cpus-per-task={size.cpus}", "--mem-per-cpu=2G", f"--array=0-{size.tasks - 1}"]
-    alone = ["--cpus-per-task=1", "--mem=2G"]
+    undivided = any(data.mode == "exact" or data.executor == "dask" for data in datas)
+    if undivided or (tasks == 1 and not size.tasks):
+        given = max(data.workers for data in datas)
+        # where Slurm does not bind jobs to their cores, a process sees all those of the node
+        counted = [] if undivided or given else [f"data.workers={size.cpus}"]
+        gib = WORKER_GIB * (max(given, size.cpus) + 1)
+        return request.one_process("prepare", gib, *request.words, *counted)
+    array = [f"--cpus-per-task={size.cpus}", f"--mem-per-cpu={WORKER_GIB}G", f"--array=0-{tasks - 1}"]
+    alone = ["--cpus-per-task=1", f"--mem={WORKER_GIB}G"]
     repeats = any(data.duplicates != "keep" for data in datas)
     kinds = {
         "discover": alone,
@@ -212,7 +223,7 @@ def preparation_jobs(request: Request) -> list[Job]:
             request.words,
             name,
             MASKMILL_STAGE=name,
-            MASKMILL_SHARES=str(size.tasks if options is array else 1),
+            MASKMILL_SHARES=str(tasks if options is array else 1),
         )
         for name, options in kinds.items()
     ]
@@ -220,18 +231,22 @@ def preparation_jobs(request: Request) -> list[Job]:
 
 def training_jobs(request: Request) -> list[Job]:
     """All ranks, on all nodes; their logs go to the run folder."""
-    size = request.size
+    size, config = request.size, request.config
     options = [
         f"--nodes={size.nodes}",
         f"--ntasks-per-node={size.local_ranks}",
         f"--gpus-per-node={size.gpus_per_node}",
+        f"--cpus-per-task={rank_cores(config, size.gpus_per_node, size.cpus)}",
+        f"--mem={node_gib(config, size.gpus_per_node, size.ranks, size.local_ranks)}G",
     ]
     return [request.job("train", "train.sbatch", options, request.words, LOGS=str(request.logs))]
 
 
 def export_jobs(request: Request) -> list[Job]:
     """One process exports the newest checkpoint of the run's folder, named so that no recipe is called the same."""
-    return request.one_process("export", str(Path(request.config.run.dir).absolute()))
+    return request.one_process(
+        "export", export_gib(request.config), str(Path(request.config.run.dir).absolute())
+    )
 
 
 STAGES = {

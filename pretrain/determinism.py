@@ -1,6 +1,7 @@
 """Set torch up so that the same run gives the same bits, and seed its dropout by the place of each draw."""
 
 import os
+from collections.abc import Mapping
 
 import torch
 
@@ -14,10 +15,17 @@ def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
     torch.manual_seed(draws.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
 
 
+def own_cores(environment: Mapping[str, str], local_size: int) -> int:
+    """Cores of this rank: those that it can run on, shared out among the node's ranks; of ranks that srun started, as
+    many as each was given, since Slurm may bind a rank to its own."""
+    available = len(os.sched_getaffinity(0))
+    given = environment.get("SLURM_CPUS_PER_TASK", "") if "RANK" not in environment else ""
+    return min(available, int(given)) if given.isdecimal() and int(given) else max(1, available // local_size)
+
+
 def set_threads(config: RunConfig, world: World) -> None:
     """CPU threads of this rank, set explicitly: sums depend on how they are shared out."""
-    available = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.run.threads or max(1, available // world.local_size))
+    torch.set_num_threads(config.run.threads or own_cores(os.environ, world.local_size))
     if config.train.deterministic:
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"

@@ -23,8 +23,19 @@ def slurm(
         int, typer.Option(help="GPUs of each, with a rank for each; 0: on CPUs.", min=0)
     ] = 8,
     ranks_per_node: Annotated[int, typer.Option(help="Without GPUs: ranks of each node; 0: one.", min=0)] = 0,
-    tasks: Annotated[int, typer.Option(help="Tasks of each array of the preparation.", min=1)] = 16,
-    cpus: Annotated[int, typer.Option(help="Cores of such a task, and of jobs of one process.", min=1)] = 4,
+    tasks: Annotated[
+        int,
+        typer.Option(
+            help="Tasks of each array of the preparation; 0: 16, or one job without arrays for up to 4 GiB of text.",
+            min=0,
+        ),
+    ] = 0,
+    cpus: Annotated[
+        int,
+        typer.Option(
+            help="Cores of such a task, of jobs of one process, and of a rank without a GPU.", min=1
+        ),
+    ] = 4,
     stages: Annotated[
         str,
         typer.Option(

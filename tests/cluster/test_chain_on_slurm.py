@@ -1,6 +1,7 @@
 """`maskmill slurm --submit` on a real Slurm cluster: from text to an exported model, and what follows a failure."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -60,6 +61,9 @@ def test_from_text_to_model(cluster: Cluster, tiny: list[str], maskmill, tmp_pat
     assert (run / "logs" / "rank-1.log").exists(), "a log for each rank, in the run folder"
     nodes = (run / "logs" / f"train-{jobs['train']['job']}.log").read_text()
     assert "2 ranks" in nodes
+    asked = cluster._run(["scontrol", "show", "job", jobs["train"]["job"]])
+    assert "CPUs/Task=1" in asked
+    assert re.search(r"MinMemoryNode=[2-9]G", asked), asked
 
     again = called(cluster, "slurm", *settings, *SIZE, "--submit")
     assert "job" not in again, "all is done: nothing is submitted"
@@ -68,13 +72,15 @@ def test_from_text_to_model(cluster: Cluster, tiny: list[str], maskmill, tmp_pat
 
 def test_a_stage_that_fails_ends_what_waits_for_it(cluster: Cluster, tiny: list[str], tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "shards"
-    settings = ["demo", *tiny, f"data.out={out}", f"run.dir={run}", "data.sources=/nowhere/at/all.txt"]
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "fine"}\n{"text": \n')
+    settings = ["demo", *tiny, f"data.out={out}", f"run.dir={run}", f"data.sources={broken}"]
     told = json.loads(called(cluster, "slurm", *settings, *SIZE, "--submit", "--json"))
     jobs = {job["name"]: job["job"] for job in told["jobs"]}
-    assert cluster.wait(jobs["discover"]) == "FAILED"
+    assert cluster.wait(jobs["read"]) == "FAILED"
     assert cluster.wait(jobs["export"]) == "CANCELLED"
-    assert "/nowhere/at/all.txt" in (run / "logs" / f"discover-{jobs['discover']}.log").read_text()
-    assert "/nowhere/at/all.txt" in called(cluster, "status", str(run))
+    assert "broken.jsonl" in (run / "logs" / f"read-{jobs['read']}_0.log").read_text()
+    assert "broken.jsonl" in called(cluster, "status", str(run))
 
     refused = called(
         cluster, "slurm", *settings, *SIZE, "--sbatch=train:--partition=no_such", "--submit", code=2

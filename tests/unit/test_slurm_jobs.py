@@ -15,7 +15,7 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.prepare import NAMES, stages_of
 from data_pipeline.settings import DataSettings
-from launch import slurm
+from launch import job_size, slurm
 from launch.chain import Chain, chain
 from launch.recipe import load_config
 from launch.slurm import SCRIPTS, arguments, submit, with_options
@@ -121,7 +121,9 @@ def test_each_waits_for_the_one_before_and_goes_when_that_fails(
     cluster: Cluster, maskmill: Maskmill, tmp_path: Path
 ) -> None:
     told = json.loads(
-        maskmill("slurm", "demo", *settings(tmp_path), "--nodes", "4", "--submit", "--json").stdout
+        maskmill(
+            "slurm", "demo", *settings(tmp_path), "--nodes", "4", "--tasks", "2", "--submit", "--json"
+        ).stdout
     )
     calls = cluster.told()
     jobs = ["vocab", "discover", "read", "plan", "gather", "write", "finish", "train", "export"]
@@ -134,7 +136,12 @@ def test_each_waits_for_the_one_before_and_goes_when_that_fails(
         assert f"--dependency=afterok:{100 + number}" in call
         assert "--kill-on-invalid-dep=yes" in call
     training = calls[-2]
-    assert {"--nodes=4", "--ntasks-per-node=8", "--gpus-per-node=8"} <= set(training)
+    assert {"--nodes=4", "--ntasks-per-node=8", "--gpus-per-node=8", "--cpus-per-task=6"} <= set(training)
+    for call in calls:
+        assert any(word.startswith("--cpus-per-task=") for word in call), (
+            "what a site gives unasked may be one core"
+        )
+        assert any(word.startswith("--mem") for word in call), "and 100 MB"
     script = training.index(str(ROOT / "slurm/train.sbatch"))
     assert training[script + 1 : -1] == ["demo", *settings(tmp_path)]
     verb = calls[-1].index(str(ROOT / "slurm/verb.sbatch"))
@@ -144,9 +151,12 @@ def test_each_waits_for_the_one_before_and_goes_when_that_fails(
     assert kept["command"].startswith("maskmill slurm demo")
 
 
-def prepared_by_the_script(cluster: Cluster, stages: str, *settings: str) -> tuple[list[list[str]], str]:
+def prepared_by_the_script(
+    cluster: Cluster, stages: str, *settings: str, units: int | None = 3
+) -> tuple[list[list[str]], str]:
     """What slurm/prepare.sbatch submits where discover finds that these stages have something to do; what it says."""
-    cluster._write("maskmill", f"echo '3 units to read, in the stages {stages}'")
+    found = "already prepared: out" if units is None else f"{units} units to read, in the stages {stages}"
+    cluster._write("maskmill", f"echo '{found}'")
     done = subprocess.run(
         ["bash", str(ROOT / "slurm/prepare.sbatch"), "demo", *settings],
         env=os.environ | {"SLURM_JOB_ID": "7", "LOGS": f"{cluster.folder}/50%"},
@@ -171,7 +181,8 @@ def test_the_batch_script_submits_what_there_is_to_do(cluster: Cluster, tmp_path
 
 def test_the_preparation_is_that_of_the_batch_script(cluster: Cluster, tmp_path: Path) -> None:
     """slurm/prepare.sbatch submits the same stages, with the same options, when it is called by itself."""
-    mine = chain(request_for(settings(tmp_path, "data.duplicates=documents")), ["vocab", "prepare"]).jobs
+    overrides = settings(tmp_path, "data.duplicates=documents")
+    mine = chain(request_for(overrides, Size(tasks=3)), ["vocab", "prepare"]).jobs
     theirs, _ = prepared_by_the_script(cluster, ", ".join(NAMES[1:]))
     sizes = ("--cpus-per-task", "--mem", "--mem-per-cpu", "--array", "--time")
     stages = ["fingerprint", "repeats", "read", "plan", "gather", "write", "finish"]
@@ -182,6 +193,64 @@ def test_the_preparation_is_that_of_the_batch_script(cluster: Cluster, tmp_path:
         assert ours == {word for word in call if word.split("=")[0] in sizes}, job.name
         shares = job.environment["MASKMILL_SHARES"]
         assert f"--export=ALL,MASKMILL_STAGE={job.name},MASKMILL_SHARES={shares}" in call
+
+
+@pytest.mark.parametrize(("units", "tasks"), [(0, 1), (3, 3), (400, 16)])
+def test_the_batch_script_has_no_more_tasks_than_units(cluster: Cluster, units: int, tasks: int) -> None:
+    calls, _ = prepared_by_the_script(cluster, "read, plan, gather, write, finish", units=units)
+    arrays = [word for call in calls for word in call if word.startswith("--array")]
+    assert arrays == [f"--array=0-{tasks - 1}"] * 3
+
+
+def test_the_batch_script_submits_nothing_for_shards_that_are_there(cluster: Cluster) -> None:
+    calls, said = prepared_by_the_script(cluster, "", units=None)
+    assert not calls
+    assert "already prepared" in said
+
+
+def test_little_text_is_prepared_by_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = settings(tmp_path)
+    (prepare,) = chain(request_for(overrides, Size(cpus=2)), ["vocab", "prepare"]).jobs[1:]
+    assert (prepare.script, prepare.arguments[-1]) == ("verb.sbatch", "data.workers=2")
+    assert prepare.options == ["--cpus-per-task=2", "--mem=6G"]
+    given = chain(request_for([*overrides, "data.workers=5"]), ["vocab", "prepare"]).jobs[1]
+    assert given.arguments == ["prepare", "demo", *overrides, "data.workers=5"]
+    monkeypatch.setattr(job_size, "ALONE_BYTES", 8)  # the text has 8 bytes
+    assert names(chain(request_for(overrides), ["vocab", "prepare"]).jobs) == ["vocab", "prepare"]
+    for more in (
+        "data.dupe_factor=2",
+        "data.weights=[2]",
+        f"data.sources=[{tmp_path}/text.txt, s3://bucket/a.txt]",
+    ):
+        jobs = chain(request_for([*overrides, more]), ["vocab", "prepare"]).jobs
+        assert "--array=0-15" in next(job for job in jobs if job.name == "read").options, more
+
+
+def test_a_source_that_is_not_there_is_refused_before_anything_is_printed(
+    maskmill: Maskmill, tmp_path: Path
+) -> None:
+    words = ["slurm", "demo", *settings(tmp_path), f"data.sources=[{tmp_path}/text.txt, {tmp_path}/none.txt]"]
+    for stages in ("vocab,prepare,train,export", "vocab"):
+        done = maskmill(*words, "--stages", stages, code=2)
+        assert done.stdout == ""
+        assert f"{tmp_path}/none.txt: there is no such file or folder" in done.stderr
+    assert "no such file" in maskmill(*words, "--tasks", "3", code=2).stderr
+    assert "vocab" in maskmill(*words[:-1], "data.sources=s3://bucket/none.txt").stdout, (
+        "stores are not asked"
+    )
+
+
+def test_the_training_asks_for_what_its_ranks_need(tmp_path: Path) -> None:
+    small, large = (load_config(name, []) for name in ("demo", "bert_3b"))
+    assert job_size.node_gib(small, 8, 8, 8) == pytest.approx(8 * 6, abs=2)
+    # 3.2 billion parameters in fp32 are 12 GiB, and a rank's eighth of masters and moments 4.5
+    assert job_size.node_gib(large, 8, 8, 8) == pytest.approx(8 * (6 + 12 + 4.5), rel=0.05)
+    offloaded = load_config("bert_3b", ["zero.offload=cpu"])
+    assert job_size.node_gib(offloaded, 8, 8, 8) == pytest.approx(8 * (6 + 12 + 4.5 + 6), rel=0.05)
+    assert job_size.node_gib(small, 0, 2, 2) < 8 < job_size.node_gib(load_config("bert_mini", []), 0, 8, 8)
+    assert job_size.rank_cores(small, 0, 3) == 3
+    assert job_size.rank_cores(load_config("demo", ["run.threads=7"]), 0, 3) == 7
+    assert job_size.rank_cores(small, 1, 3) == job_size.GPU_RANK_CORES
 
 
 def test_what_is_there_is_not_made_again(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
@@ -249,7 +318,14 @@ def test_what_does_not_add_up_is_one_line(
 def test_a_job_that_is_refused_takes_back_those_before_it(
     cluster: Cluster, maskmill: Maskmill, tmp_path: Path
 ) -> None:
-    words = ["slurm", "demo", *settings(tmp_path), "--sbatch=plan:--partition=refused", "--submit"]
+    words = [
+        "slurm",
+        "demo",
+        *settings(tmp_path),
+        "--tasks=2",
+        "--sbatch=plan:--partition=refused",
+        "--submit",
+    ]
     line = maskmill(*words, code=2).stderr
     assert "sbatch refused the job maskmill-plan: invalid partition" in line
     assert cluster.told()[-1][:-1] == ["scancel", "100", "101", "102"]
@@ -261,7 +337,7 @@ def test_a_job_that_is_refused_takes_back_those_before_it(
 def test_what_is_submitted_is_known_at_once_and_taken_back_whatever_happens(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, earlier: bytes | None
 ) -> None:
-    request = request_for(settings(tmp_path))
+    request = request_for(settings(tmp_path), Size(tasks=2))
     run, real_sbatch, real_write = tmp_path / "run", slurm._sbatch, slurm.write_whole
     place = run / "logs/slurm.json"
     if earlier is not None:
@@ -304,7 +380,7 @@ def test_jobs_that_cannot_be_taken_back_are_named_beside_the_real_error(
 
     monkeypatch.setattr(subprocess, "run", run)
     jobs = with_options(
-        chain(request_for(settings(tmp_path)), list(STAGES)).jobs, ["read:--partition=refused"]
+        chain(request_for(settings(tmp_path), Size(tasks=2)), list(STAGES)).jobs, ["read:--partition=refused"]
     )
     with pytest.raises(UserError) as caught:
         submit(Chain(jobs, {}), os.environ, tmp_path / "run", "maskmill slurm demo")
@@ -320,7 +396,7 @@ def test_jobs_that_cannot_be_taken_back_are_named_beside_the_real_error(
 def test_nothing_is_submitted_while_jobs_of_the_run_live(
     cluster: Cluster, maskmill: Maskmill, tmp_path: Path
 ) -> None:
-    words = ["slurm", "demo", *settings(tmp_path), "--submit"]
+    words = ["slurm", "demo", *settings(tmp_path), "--tasks=2", "--submit"]
     maskmill(*words)
     kept = (tmp_path / "run/logs/slurm.json").read_text()
     assert len(cluster.told()) == 9
@@ -370,13 +446,16 @@ def test_no_sbatch_is_one_line(maskmill: Maskmill, tmp_path: Path, monkeypatch: 
 
 
 def test_options_of_sbatch_for_all_for_a_stage_for_a_job(tmp_path: Path) -> None:
-    jobs = chain(request_for(settings(tmp_path)), list(STAGES)).jobs
+    jobs = chain(request_for(settings(tmp_path), Size(tasks=2)), list(STAGES)).jobs
     found = with_options(jobs, ["--account=lab", "prepare:--qos=low", "plan:--mem=64G"])
     assert all("--account=lab" in job.options for job in found)
     assert names([job for job in found if "--qos=low" in job.options]) == names(jobs)[1:-2]
     assert names([job for job in found if "--mem=64G" in job.options]) == ["plan"]
     plan = arguments(next(job for job in found if job.name == "plan"), "")
     assert plan.index("--mem=64G") > plan.index("--mem=8G"), "the last one wins"
+    for own in ("--mem-per-cpu=1G", "--mem-per-gpu=9G"):  # sbatch refuses two ways of asking for memory
+        train = next(job for job in with_options(jobs, [f"train:{own}"]) if job.name == "train")
+        assert [o for o in train.options if o.startswith("--mem")] == [own]
     for option in ("account=lab", "nothing:--mem=1G", "-"):
         with pytest.raises(UserError, match="--sbatch"):
             with_options(jobs, [option])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.job_size import GPU_RANK_CORES
+from pretrain.determinism import own_cores
 from tests.command_line import ROOT, SECRETS, until
 
 STAND_INS = {
@@ -86,6 +88,26 @@ def test_the_ranks_get_the_command_and_a_log_each(script: Script) -> None:
     assert "canary" not in output
     assert "scontrol requeue 7" not in script.told()
     assert "SLURM_JOB_ID=7" not in script.run(SLURM_RESTART_COUNT="1")[1], "once"
+
+
+def test_the_ranks_get_the_cores_that_the_job_asked_for(script: Script) -> None:
+    """srun does not take --cpus-per-task over from sbatch; what SRUN_OPTIONS say comes after it, and wins."""
+    script.run(SLURM_CPUS_PER_TASK="6", SRUN_OPTIONS="--cpu-bind=cores")
+    script.run()
+    asked, default = (line for line in script.told() if line.startswith("srun"))
+    assert " --cpus-per-task=6 --cpu-bind=cores maskmill" in asked
+    assert "--cpus-per-task" not in default
+    header = (ROOT / "slurm/train.sbatch").read_text().partition("\nset -euo")[0]
+    assert f"#SBATCH --cpus-per-task={GPU_RANK_CORES}\n" in header
+    assert "#SBATCH --mem" not in header, "sbatch refuses two ways of asking for memory"
+
+
+def test_a_rank_computes_on_the_cores_that_srun_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert own_cores({"SLURM_CPUS_PER_TASK": "4"}, 8) == 4
+    assert own_cores({"SLURM_CPUS_PER_TASK": "48"}, 8) == 6, "no more than it can run on"
+    assert own_cores({}, 2) == own_cores({"SLURM_CPUS_PER_TASK": "6", "RANK": "0"}, 2) == 3
+    assert own_cores({}, 8) == 1
 
 
 def test_credentials_in_settings_are_not_logged(script: Script) -> None:
