@@ -105,5 +105,9 @@ def _around(tokenizer: Tokenizer, example: Examples, place: int) -> tuple[str, s
     ids, border = example.tokens.tolist(), int(example.first_lengths[0])
     first, last = (0, border) if place < border else (border, len(ids))
     start, end = max(first, place - CONTEXT), min(last, place + 1 + CONTEXT)
+    while start < place and str(tokenizer.id_to_token(ids[start])).startswith(
+        "##"
+    ):  # half a word is no context
+        start += 1
     before, after = tokenizer.decode(ids[start:place]).strip(), tokenizer.decode(ids[place + 1 : end]).strip()
     return ("… " if start > first + 1 else "") + before, after + (" …" if end < last - 1 else "")

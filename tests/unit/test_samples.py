@@ -74,6 +74,20 @@ def test_the_middle_whole_word_is_blank_and_all_else_is_as_written() -> None:
     assert found.guesses[0][1] > 0.9
 
 
+def test_what_is_shown_is_cut_at_words_and_within_a_segment() -> None:
+    text = "[CLS] " + "swim ##ming , " * 4 + "the " + "fish ##s in " * 5 + "[SEP]"
+    model: Any = Model()
+    (found,) = fill_samples(model, example(text.strip(), {}), tokenizer(), WORDS.index("[MASK]"))
+    assert found.before == "swimming, swimming, swimming, swimming,"
+    text = "[CLS] " + "swim ##ming ##s , " * 4 + "the " + "fish ##s in " * 6 + "[SEP]"
+    (found,) = fill_samples(model, example(text.strip(), {}), tokenizer(), WORDS.index("[MASK]"))
+    assert found.before.startswith("… swimmings,")
+    assert found.after.endswith("in …")
+    text = "[CLS] " + ", " * 3 + "swim ##ming ##s ##s ##s ##s ##s ##s ##s ##s ##s ##s , the [SEP]"
+    (found,) = fill_samples(model, example(text, {}), tokenizer(), WORDS.index("[MASK]"))
+    assert found.before == "… ,", "no half of a word"
+
+
 def test_models_and_texts_without_words_have_no_samples() -> None:
     mask = WORDS.index("[MASK]")
     other: Any = Model("discriminator")
