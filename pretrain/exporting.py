@@ -1,6 +1,5 @@
 """Export a run or checkpoint folder to a Hugging Face folder, with its model card and the proof that it passed."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,13 +10,11 @@ from data_pipeline.records import Examples
 from data_pipeline.shards import BlockReader
 from data_pipeline.storage import read_bytes
 from pretrain.checkpoint import Checkpoint, find_checkpoint
-from pretrain.evaluate.samples import SAMPLES, Sample, fill_samples, write_samples
+from pretrain.evaluate.samples import Sample, fill_samples
 from pretrain.export.facts import card_of
 from pretrain.export.huggingface import export
 from pretrain.export.upload import EXPORT
 from pretrain.phases import phase_at
-from pretrain.report import render
-from pretrain.report.page import REPORT
 from pretrain.run_folder import CONFIG, read_config, read_run
 
 
@@ -29,6 +26,10 @@ class Exported(NamedTuple):
     checkpoint: Checkpoint
     proof: str
     """A line that says what it found."""
+    samples: list[Sample]
+    """Blanks that the model filled."""
+    held_out: bool
+    """Whether their text is held out."""
 
 
 def export_run(source: Path, out: str, licence: str = "") -> Exported:
@@ -56,24 +57,12 @@ def export_run(source: Path, out: str, licence: str = "") -> Exported:
         overwrite=not out,  # the run's own export may be renewed; what the user names must be new
         proven=lambda model: samples.extend(fill_samples(model, examples, tokenizer, index.vocabulary.mask)),
     )
-    show_samples(run, checkpoint.step, samples, held_out=bool(index.held_out.examples))
     heads = ", ".join(
         f"{head} {p.difference:.1e} (allowed {p.allowed:.1e}; in float32 {p.difference_float32:.1e})"
         for head, p in parity.items()
     )
     proof = f"proof: largest difference to transformers' logits in float64: {heads}"
-    return Exported(target, run, checkpoint, proof)
-
-
-def show_samples(run: Path, step: int, samples: list[Sample], held_out: bool) -> None:
-    """Keep the filled blanks in the run folder, and draw its report again with them, if it has one. The export is done:
-    a run folder that cannot be written stays as it is."""
-    try:
-        write_samples(run, step, samples, held_out)
-        if (run / REPORT).is_file():
-            render(run)
-    except OSError as error:
-        print(f"maskmill: WARNING: {run / SAMPLES}: {error.strerror}", file=sys.stderr)
+    return Exported(target, run, checkpoint, proof, samples, held_out=bool(index.held_out.examples))
 
 
 def proof_examples(index: Index) -> Examples:

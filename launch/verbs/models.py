@@ -35,8 +35,10 @@ def export(
     with waiting(errors, "exporting, and comparing both models' logits"):
         from pretrain.exporting import export_run
         from pretrain.monitoring.lineage import record_export
+        from pretrain.report.show_samples import show_samples
 
         exported = export_run(folder, out, licence)
+        show_samples(exported.run, exported.checkpoint.step, exported.samples, exported.held_out)
     say(exported.proof)
     say(f"exported to {exported.model}")
     record_export(exported.run, exported.checkpoint, exported.model)

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from data_pipeline.records import Examples
 from pretrain.evaluate.samples import SAMPLES, Sample, fill_samples, write_samples
-from pretrain.exporting import show_samples
 from pretrain.report import render
+from pretrain.report.show_samples import show_samples
 
 WORDS = [
     "[PAD]",

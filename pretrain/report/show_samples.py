@@ -1,0 +1,18 @@
+"""Keep the blanks that an export filled, and show them in the run's report."""
+
+import sys
+from pathlib import Path
+
+from pretrain.evaluate.samples import SAMPLES, Sample, write_samples
+from pretrain.report.page import REPORT, render
+
+
+def show_samples(run: Path, step: int, samples: list[Sample], held_out: bool) -> None:
+    """Keep the filled blanks in the run folder, and draw its report again with them, if it has one. The export is done:
+    a run folder that cannot be written stays as it is."""
+    try:
+        write_samples(run, step, samples, held_out)
+        if (run / REPORT).is_file():
+            render(run)
+    except OSError as error:
+        print(f"maskmill: WARNING: {run / SAMPLES}: {error.strerror}", file=sys.stderr)
