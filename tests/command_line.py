@@ -28,6 +28,7 @@ SECRETS = [
 TINY = [  # a model and a run that take seconds
     "vocabulary.size=300",
     "data.sequence_length=32",
+    "data.masked_lm_prob=0.15",
     "data.max_predictions=5",
     "data.held_out=0.2",
     "data.block_examples=16",
@@ -43,6 +44,7 @@ TINY = [  # a model and a run that take seconds
     "train.checkpoint_every=2",
     "train.steps=4",
     "run.threads=1",
+    "optim.name=lamb",
     "optim.lr=1e-2",
 ]
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from data_pipeline.errors import UserError
 from launch import completion
 from launch.app import Folder, Overrides, app, errors, run_folder, say
 from launch.progress import waiting
@@ -47,17 +48,33 @@ def export(
 @app.command()
 def fill(
     model: Folder,
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Sentences with a [MASK] in each.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Sentences with a [MASK] in each.")
+    ] = None,
+    held_out: Annotated[
+        int,
+        typer.Option(help="So many texts of a run's held-out examples, each beside the word hidden.", min=0),
+    ] = 0,
 ) -> None:
-    """Fill the blanks of sentences with an exported model, through transformers.pipeline. [MASK] stands for whatever
-    the model's own mask token is.
+    """Fill the blanks of sentences with an exported model, or the one that a run folder holds, through
+    transformers.pipeline. [MASK] stands for whatever the model's own mask token is.
 
     \b
     Example:
-        maskmill fill models/base "The capital of France is [MASK]." """
+        maskmill fill models/base "The capital of France is [MASK]."
+        maskmill fill runs/demo --held-out 8"""
+    texts = texts or []
+    if not texts and not held_out:
+        raise UserError("nothing to fill", expected="sentences with a [MASK] in each, or --held-out N")
     with waiting(errors, "filling blanks"):
-        from pretrain.evaluate.fill import fill_blanks
+        from pretrain.evaluate.blanks import blanks_of_run
+        from pretrain.evaluate.fill import beside_the_truth, fill_blanks, run_and_export
 
-        found = list(fill_blanks(model, texts))
-    for text, words in found:
+        run, exported = run_and_export(model)
+        blanks = blanks_of_run(run, held_out) if held_out else []
+        found = list(fill_blanks(exported, [*texts, *(blank.text for blank in blanks)]))
+    given, drawn = found[: len(texts)], found[len(texts) :]
+    for text, words in given:
         say(f"{text}\n    " + "   ".join(f"{word} {share:.1%}" for word, share in words))
+    for line in beside_the_truth(drawn, blanks) if blanks else []:
+        say(line)

@@ -73,7 +73,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--source", default=str(ROOT / "launch/recipes/corpus/demo.jsonl.zst"))
+    parser.add_argument("--source", default=str(ROOT / "launch/recipes/corpus/factbook.jsonl.zst"))
     parser.add_argument("--vocab", type=Path, default=VOCABULARY, help="vocab.txt")
     parser.add_argument("--peer", type=Path, action="append", default=[], help="a checkout; may be repeated")
     parser.add_argument("--megabytes", type=float, default=300, help="of text for ours")

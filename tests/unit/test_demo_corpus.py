@@ -1,4 +1,4 @@
-"""The demo corpus: small, many documents, old enough, clean, and as its README says."""
+"""The demo corpus: small, many documents, clean, as its README says; and names that stand in it."""
 
 import io
 import json
@@ -8,43 +8,58 @@ from typing import Any
 import pytest
 import zstandard
 
+from data_pipeline.units import read_lexicon
+from launch.recipe import load_config
+
 CORPUS = Path(__file__).parents[2] / "launch" / "recipes" / "corpus"
+TEXT = CORPUS / "factbook.jsonl.zst"
 
 
 @pytest.fixture(scope="module")
 def documents() -> list[dict[str, Any]]:
-    packed = io.BytesIO((CORPUS / "demo.jsonl.zst").read_bytes())
+    packed = io.BytesIO(TEXT.read_bytes())
     stream = zstandard.ZstdDecompressor(max_window_size=2**23).stream_reader(packed)  # no long window
     return [json.loads(line) for line in io.TextIOWrapper(stream, encoding="utf-8")]
 
 
 def test_small_and_of_many_documents(documents: list[dict[str, Any]]) -> None:
-    assert (CORPUS / "demo.jsonl.zst").stat().st_size <= 6_000_000
+    assert TEXT.stat().st_size <= 2_000_000
     assert len(documents) >= 1500
     assert len({d["id"] for d in documents}) == len(documents)
-    assert all(d.keys() == {"id", "title", "author", "year", "text"} for d in documents)
+    assert all(d.keys() == {"id", "title", "text"} for d in documents)
 
 
-def test_published_before_1900(documents: list[dict[str, Any]]) -> None:
-    assert all(isinstance(d["year"], int) and 1700 <= d["year"] < 1900 for d in documents)
-
-
-def test_clean_paragraphs_of_prose(documents: list[dict[str, Any]]) -> None:
+def test_clean_paragraphs(documents: list[dict[str, Any]]) -> None:
     for d in documents:
         paragraphs = d["text"].split("\n\n")
-        assert all(p and p == p.strip() and "\n" not in p for p in paragraphs), d["id"]
-        assert 6000 <= len(d["text"]) <= 12_000
-        assert d["text"].isprintable() or set(filter(lambda c: not c.isprintable(), d["text"])) == {"\n"}
-        assert not set(d["text"]) & set("[]{}<>|_*#@\\/=^~`\u2014\u2018\u2019\u201c\u201d\ufeff"), d["id"]
-        assert "gutenberg" not in d["text"].lower()
+        assert all(p and p == p.strip() and "\n" not in p and "  " not in p for p in paragraphs), d["id"]
+        assert not {c for c in d["text"] if ord(c) < 32} - {"\n"}, d["id"]
+        assert not set(d["text"]) & set("{}\\\ufeff\ufffd"), d["id"]
+        assert paragraphs[0].endswith(f" of {d['title']}."), "the heading names section and place"
+
+
+def test_every_demo_reads_it_and_no_other_text() -> None:
+    for recipe in ("demo", "mlm_demo", "ernie_demo"):
+        assert [Path(source) for source in load_config(recipe, []).data.sources] == [TEXT]
+    assert Path(load_config("ernie_demo", []).data.lexicon) == CORPUS / "demo_names.txt"
+    assert {path.name for path in CORPUS.iterdir()} == {TEXT.name, "demo_names.txt", "README.md"}
+
+
+def test_the_names_stand_in_the_text(documents: list[dict[str, Any]]) -> None:
+    text, names = " ".join(d["text"] for d in documents), read_lexicon(str(CORPUS / "demo_names.txt"))
+    assert len(set(names)) == len(names)
+    assert [name for name in names if text.count(name) < 4 or " " not in name] == []
 
 
 def test_the_readme_tells_the_truth(documents: list[dict[str, Any]]) -> None:
     readme = (CORPUS / "README.md").read_text()
+    paragraphs = [p for d in documents for p in d["text"].split("\n\n")]
+    names = read_lexicon(str(CORPUS / "demo_names.txt"))
     facts = [
-        f"| excerpts | {len(documents):,}, each a document |",
-        f"| books | {len({d['title'] for d in documents})}, at most 12",
-        f"| authors | {len({d['author'] for d in documents})}, at most 48",
+        f"| documents | {len(documents):,}, each a section of a country",
+        f"| places | {len({d['title'] for d in documents})} |",
+        f"| paragraphs | {len(paragraphs):,}, {len(set(paragraphs)):,} of them different |",
         f"| words | {sum(len(d['text'].split()) for d in documents):,} |",
+        f"`ernie_demo`: {len(names)} names",
     ]
     assert [fact for fact in facts if fact not in readme] == []

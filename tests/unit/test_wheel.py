@@ -70,7 +70,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: Path) ->
         held = {name for name in zipped.namelist() if ".dist-info/" not in name}
         information = [name for name in zipped.namelist() if name not in held]
     assert held == {name for path in tracked(*PACKAGES) for name in files_at(path)}
-    assert {"launch/recipes/demo.yaml", "launch/recipes/corpus/demo.jsonl.zst"} <= held
+    assert {"launch/recipes/demo.yaml", "launch/recipes/corpus/factbook.jsonl.zst"} <= held
     assert any(name.endswith("/LICENSE") for name in information)
 
 
@@ -102,7 +102,7 @@ def test_the_installed_command_works_from_another_folder(installed: Path, tmp_pa
     assert "train.global_batch = " in run(installed, tmp_path, "settings", "train.")
     assert "parameters" in run(installed, tmp_path, "plan", "demo")
     code = "from launch.recipe import load_config; print(*load_config('demo', []).data.sources)"
-    books = subprocess.run(
+    text = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(installed)},
@@ -110,5 +110,5 @@ def test_the_installed_command_works_from_another_folder(installed: Path, tmp_pa
         text=True,
         check=True,
     ).stdout.strip()
-    assert books.startswith(str(installed)), "another installation hides the wheel's"
-    assert Path(books).stat().st_size > 1_000_000
+    assert text.startswith(str(installed)), "another installation hides the wheel's"
+    assert Path(text).stat().st_size > 1_000_000
