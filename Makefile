@@ -1,5 +1,5 @@
 # make env    the virtual environment .venv (re-used; rebuilt only when pyproject.toml changes)
-# make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> a filled blank
+# make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> filled blanks, and its figures beside guessing
 # make test   all tests that need no root and no GPU
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
 # make test-docker    builds the CPU image without a Docker engine, and runs it: root, Debian or Ubuntu
@@ -44,8 +44,9 @@ demo: env
 	run prepare demo; \
 	run train demo; \
 	run export demo; \
-	run fill runs/demo/export $(DEMO_BLANKS); \
-	run inspect runs/demo
+	run fill runs/demo $(DEMO_BLANKS) --held-out 8; \
+	run inspect runs/demo; \
+	run status runs/demo
 
 test: env
 	@# in the order of the folders: those whose tests start processes first, so that the two workers end together

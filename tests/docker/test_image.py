@@ -107,14 +107,15 @@ def test_the_packages_are_those_of_the_lock(images: Images) -> None:
 
 
 def test_the_demo_runs(images: Images, tmp_path: Path) -> None:
-    """All of `make demo`, from the recipe and the books in the image, without a network."""
+    """All of `make demo`, from the recipe and the text in the image, without a network."""
     os.chown(tmp_path, USER, USER)
     steps = [] if FULL_DEMO else [f"train.steps={os.environ['MASKMILL_DEMO_STEPS']}"]
     for words in (["vocab", "demo"], ["prepare", "demo"], ["train", "demo", *steps], ["export", "demo"]):
         images.run(IMAGE, *words, options=mounted(tmp_path))
-    blank = "She was the [MASK] of the king."
-    said = images.run(IMAGE, "fill", "runs/demo/export", blank, options=mounted(tmp_path)).stdout
-    assert said.count("%") == 5
+    blank = ["Port of Spain is the capital of Trinidad and [MASK].", "--held-out", "2"]
+    said = images.run(IMAGE, "fill", "runs/demo", *blank, options=mounted(tmp_path)).stdout
+    assert said.count("%") == 5 + 2 * 3
+    assert "of 2 right" in said
     lines = (tmp_path / "runs/demo/metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["mlm_loss"] for line in lines if "mlm_loss" in json.loads(line)]
     assert losses[-1] < losses[0]

@@ -77,7 +77,7 @@ def test_phases_take_what_they_do_not_set_from_the_recipe(tmp_path: Path) -> Non
     )
     one, two = phases_of(config)
     assert (one.first, one.last, two.first, two.last) == (0, 7, 7, 18)
-    assert (one.config.optim.lr, two.config.optim.lr) == (2e-2, 1e-3)
+    assert (one.config.optim.lr, two.config.optim.lr) == (load_config("demo", []).optim.lr, 1e-3)
     assert one.config.train.micro_batch == two.config.train.micro_batch == 3
     assert two.config.data.out == str(Path.home() / "b")
     assert config.phases[0] == {"name": "a", "train": {"steps": 7}}, "typed, as it is kept in config.yaml"
