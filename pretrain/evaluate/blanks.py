@@ -1,4 +1,4 @@
-"""A run's held-out examples in; their first segments with one word hidden, and that word, out.
+"""Draw blanks from held-out examples: their first segments with one word hidden, and that word.
 
 Which words are hidden is drawn by the example's number, not chosen by what a model can fill. Words of fewer than four
 letters and closed-class words (the, of, which) are left alone: they say little about what was learnt.
