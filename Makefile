@@ -36,7 +36,12 @@ $(STAMP): pyproject.toml Makefile
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev,docs,dask,s3]"
 	@rm -f $(VENV)/.ready-* && touch $@
 
-DEMO_BLANKS := "He opened the [MASK] and went out." "She was the [MASK] of the king." "They sailed across the [MASK] for many days."
+# in the manner of the text; those of --held-out nobody chose
+DEMO_BLANKS := "Location of Fiji: Oceania, island group in the South Pacific [MASK]." \
+  "Capital name of Trinidad and [MASK]: Port of Spain." \
+  "Independence of Ghana: 6 March 1957 (from the [MASK])." \
+  "Total fertility rate of Kenya: 3.2 children born/[MASK] (2025 est.)." \
+  "Agricultural products of Ghana: cassava, yams, [MASK], plantains, oil palm fruit (2023)."
 
 demo: env
 	@set -e; run() { printf '\n$$ %s\n' "maskmill $$*"; $(BIN)/maskmill "$$@"; }; \
@@ -44,7 +49,7 @@ demo: env
 	run prepare demo; \
 	run train demo; \
 	run export demo; \
-	run fill runs/demo $(DEMO_BLANKS) --held-out 8; \
+	run fill runs/demo $(DEMO_BLANKS) --held-out; \
 	run inspect runs/demo; \
 	run status runs/demo
 

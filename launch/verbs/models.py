@@ -52,9 +52,11 @@ def fill(
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Sentences with a [MASK] in each.")
     ] = None,
     held_out: Annotated[
-        int,
-        typer.Option(help="So many texts of a run's held-out examples, each beside the word hidden.", min=0),
-    ] = 0,
+        bool,
+        typer.Option(
+            "--held-out", help="Show a run's blanks in held-out text beside the true words as well."
+        ),
+    ] = False,
 ) -> None:
     """Fill the blanks of sentences with an exported model, or the one that a run folder holds, through
     transformers.pipeline. [MASK] stands for whatever the model's own mask token is.
@@ -62,19 +64,15 @@ def fill(
     \b
     Example:
         maskmill fill models/base "The capital of France is [MASK]."
-        maskmill fill runs/demo --held-out 8"""
-    texts = texts or []
+        maskmill fill runs/demo --held-out"""
     if not texts and not held_out:
-        raise UserError("nothing to fill", expected="sentences with a [MASK] in each, or --held-out N")
+        raise UserError("nothing to fill", expected="sentences with a [MASK] in each, or --held-out")
     with waiting(errors, "filling blanks"):
-        from pretrain.evaluate.blanks import blanks_of_run
-        from pretrain.evaluate.fill import beside_the_truth, fill_blanks, run_and_export
+        from pretrain.evaluate.fill import fill_blanks, held_out_blanks, run_and_export
 
         run, exported = run_and_export(model)
-        blanks = blanks_of_run(run, held_out) if held_out else []
-        found = list(fill_blanks(exported, [*texts, *(blank.text for blank in blanks)]))
-    given, drawn = found[: len(texts)], found[len(texts) :]
-    for text, words in given:
+        found = list(fill_blanks(exported, texts)) if texts else []
+    for text, words in found:
         say(f"{text}\n    " + "   ".join(f"{word} {share:.1%}" for word, share in words))
-    for line in beside_the_truth(drawn, blanks) if blanks else []:
+    for line in held_out_blanks(run) if held_out else []:
         say(line)

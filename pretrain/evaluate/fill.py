@@ -4,17 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.blanks import Blank
 from pretrain.export.upload import EXPORT
+from pretrain.forgiving import number, objects, table
+from pretrain.report.record import SAMPLES
 from pretrain.run_folder import CONFIG
 
 Guesses = list[tuple[str, float]]
 """Words and their probabilities, the likeliest first."""
-
-SHOWN = 3
-"""Guesses shown beside the word that was hidden."""
-BEFORE, AFTER = 60, 40
-"""Characters around a blank that are shown of a long text."""
 
 
 def run_and_export(folder: Path) -> tuple[Path, Path]:
@@ -48,23 +44,33 @@ def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[s
         yield text, [(str(guess["token_str"]).strip(), float(guess["score"])) for guess in fill(own)]
 
 
-def beside_the_truth(found: list[tuple[str, Guesses]], blanks: list[Blank]) -> list[str]:
-    """A line for each filled blank, with the word that stood there, and one that counts those guessed at once."""
+def held_out_blanks(run: Path) -> list[str]:
+    """What the run's export answered at the blanks of held-out text that it filled: two lines for each, with the word
+    that was there, and one that counts those guessed at once. Raises UserError where there are none."""
+    kept = table(run / SAMPLES)
     lines, right = [], 0
-    for blank, (_, guesses) in zip(blanks, found, strict=True):
-        hit = guesses[0][0].lower() == blank.word.lower()
+    samples = objects(kept.get("samples")) if kept.get("held_out") else []
+    for sample in samples:
+        word, guesses = str(sample.get("word") or ""), _guesses(sample.get("guesses"))
+        hit = bool(guesses) and guesses[0][0] == word
         right += hit
-        shares = "   ".join(f"{word} {share:.1%}" for word, share in guesses[:SHOWN])
-        verdict = "right" if hit else f"it was {blank.word}"
-        lines.append(f"{around_the_blank(blank.text)}\n    {shares}   ({verdict})")
-    return [*lines, f"{right} of {len(blanks)} right, of words drawn at random from held-out text"]
+        shares = "   ".join(f"{guess} {share:.1%}" for guess, share in guesses)
+        blank = f"{sample.get('before') or ''} [MASK] {sample.get('after') or ''}".strip()
+        lines.append(f"{blank}\n    {shares}   ({'right' if hit else f'it was {word}'})")
+    if not lines:
+        raise UserError(
+            "no blanks of held-out text",
+            where=run,
+            remedy="maskmill export fills them, where data.held_out is not 0",
+        )
+    return [*lines, f"{right} of {len(lines)} right; blanks in held-out text that nobody chose"]
 
 
-def around_the_blank(text: str) -> str:
-    """The blank with the words around it, on one line; dots where more stood there, which the model sees."""
-    before, _, after = text.partition("[MASK]")
-    if len(before) > BEFORE:
-        before = "... " + before[-BEFORE:].partition(" ")[2]
-    if len(after) > AFTER:
-        after = after[:AFTER].rpartition(" ")[0] + " ..."
-    return f"{before}[MASK]{after}"
+def _guesses(found: object) -> Guesses:
+    """The pairs of a word and a share that a list holds, which was read from a file."""
+    pairs = (
+        [pair for pair in found if isinstance(pair, list) and len(pair) == 2]
+        if isinstance(found, list)
+        else []
+    )
+    return [(str(word), number(share) or 0.0) for word, share in pairs]

@@ -112,10 +112,10 @@ def test_the_demo_runs(images: Images, tmp_path: Path) -> None:
     steps = [] if FULL_DEMO else [f"train.steps={os.environ['MASKMILL_DEMO_STEPS']}"]
     for words in (["vocab", "demo"], ["prepare", "demo"], ["train", "demo", *steps], ["export", "demo"]):
         images.run(IMAGE, *words, options=mounted(tmp_path))
-    blank = ["Port of Spain is the capital of Trinidad and [MASK].", "--held-out", "2"]
+    blank = ["Port of Spain is the capital of Trinidad and [MASK].", "--held-out"]
     said = images.run(IMAGE, "fill", "runs/demo", *blank, options=mounted(tmp_path)).stdout
-    assert said.count("%") == 5 + 2 * 3
-    assert "of 2 right" in said
+    assert said.count("%") >= 5 + 3
+    assert "right; blanks in held-out text" in said
     lines = (tmp_path / "runs/demo/metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["mlm_loss"] for line in lines if "mlm_loss" in json.loads(line)]
     assert losses[-1] < losses[0]
