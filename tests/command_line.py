@@ -29,6 +29,7 @@ TINY = [  # a model and a run that take seconds
     "vocabulary.size=300",
     "data.sequence_length=32",
     "data.masked_lm_prob=0.15",
+    "data.duplicates=keep",
     "data.max_predictions=5",
     "data.held_out=0.2",
     "data.block_examples=16",

@@ -370,6 +370,7 @@ def test_exact_mode_is_googles_script_on_the_command_line(
         "data.dupe_factor": golden["dupe_factor"],
         "data.short_seq_prob": golden["short_seq_prob"],
         "data.masked_lm_prob": golden["masked_lm_prob"],
+        "data.duplicates": "keep",
         "data.max_predictions": golden["max_predictions_per_seq"],
         "data.whole_word": golden["do_whole_word_mask"],
         "data.block_examples": 16,

@@ -79,6 +79,8 @@ def settings(tmp_path: Path, *more: str) -> list[str]:
         f"data.out={tmp_path}/shards",
         f"run.dir={tmp_path}/run",
         "train.global_batch=64",
+        "data.dupe_factor=1",
+        "data.duplicates=keep",
         *more,
     ]
 
