@@ -13,9 +13,8 @@ from pretrain.checkpoint import Checkpoint, find_checkpoint
 from pretrain.evaluate.samples import Sample, fill_samples
 from pretrain.export.facts import card_of
 from pretrain.export.huggingface import export
-from pretrain.export.upload import EXPORT
 from pretrain.phases import phase_at
-from pretrain.run_folder import CONFIG, read_config, read_run
+from pretrain.run_folder import CONFIG, EXPORT, read_config, read_run
 
 
 class Exported(NamedTuple):

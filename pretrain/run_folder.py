@@ -23,6 +23,8 @@ from pretrain.config import RunConfig
 from pretrain.metrics_file import is_number, wrong_figure
 
 RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
+EXPORT, SAMPLES = "export", "samples.json"
+"""The folder of the exported model, and the blanks that it filled."""
 
 
 def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, remedy: str) -> None:

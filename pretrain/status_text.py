@@ -4,8 +4,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, leading, sum_of
-from pretrain.export.upload import EXPORT, NOTE
+from pretrain.export.upload import NOTE
 from pretrain.forgiving import table
+from pretrain.run_folder import EXPORT
 from pretrain.spoken import duration
 from pretrain.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
 

@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.export.upload import EXPORT
 from pretrain.forgiving import number, objects, table
-from pretrain.report.record import SAMPLES
-from pretrain.run_folder import CONFIG
+from pretrain.run_folder import CONFIG, EXPORT, SAMPLES
 
 Guesses = list[tuple[str, float]]
 """Words and their probabilities, the likeliest first."""

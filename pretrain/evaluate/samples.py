@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from data_pipeline.records import Examples
 from pretrain.batch import MicroBatch
 from pretrain.objectives.base import Model
+from pretrain.run_folder import SAMPLES
 from pretrain.whole_writes import replace as replace_file
 
-SAMPLES = "samples.json"
 MAX_SAMPLES, GUESSES = 8, 3
 CONTEXT = 12
 """Tokens that are shown to either side of a blank. The model sees all of the example."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
+from pretrain.run_folder import EXPORT, RUN
 
 NOTE, CARD = "maskmill.json", "README.md"
-EXPORT, RUN = "export", "run.json"
 """A run's own export, in its folder; and the file by which a folder is known as a run's."""
 CHANGED = "is missing or its bytes changed since the export"
 PLACEHOLDER = "THIS_MODEL"

@@ -25,10 +25,9 @@ from pretrain.report.reading import (
     read_json,
     read_yaml,
 )
+from pretrain.run_folder import SAMPLES
 
 SUMMARY, CONFIG, RUN, EVENTS = "summary.json", "config.yaml", "run.json", "events.jsonl"
-SAMPLES = "samples.json"
-"""What pretrain/evaluate/samples.py writes, which needs torch."""
 
 
 class Points(NamedTuple):

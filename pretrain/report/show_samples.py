@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from pretrain.evaluate.samples import SAMPLES, Sample, write_samples
+from pretrain.evaluate.samples import Sample, write_samples
 from pretrain.report.page import REPORT, render
+from pretrain.run_folder import SAMPLES
 
 
 def show_samples(run: Path, step: int, samples: list[Sample], held_out: bool) -> None:

@@ -11,9 +11,10 @@ from test_report import Page, make_run, page_of
 from tokenizers import Tokenizer, decoders, models
 
 from data_pipeline.records import Examples
-from pretrain.evaluate.samples import SAMPLES, Sample, fill_samples, write_samples
+from pretrain.evaluate.samples import Sample, fill_samples, write_samples
 from pretrain.report import render
 from pretrain.report.show_samples import show_samples
+from pretrain.run_folder import SAMPLES
 
 WORDS = [
     "[PAD]",
