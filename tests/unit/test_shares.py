@@ -85,6 +85,8 @@ def test_many_processes_start_at_once_on_an_empty_folder(
     settings += [
         "data.workers=1",
         "data.dupe_factor=2",
+        "data.duplicates=keep",
+        "data.masked_lm_prob=0.15",
         *(f"data.{key}={value}" for key, value in SMALL.items()),
     ]
     started = [
