@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import draws
+from data_pipeline.compiled import philox
 from data_pipeline.settings import SEQUENTIAL, DataSettings
 
 
@@ -15,7 +15,7 @@ def arrangement(lengths: NDArray[np.int64], settings: DataSettings, number: int)
     `binned`."""
     if settings.order == SEQUENTIAL:
         return np.arange(len(lengths))
-    shuffled = draws.permutation(settings.seed, number, draws.SHUFFLE, len(lengths))
+    shuffled = philox.permutation(settings.seed, number, philox.SHUFFLE, len(lengths))
     if not settings.bin_width:
         return shuffled
     bins = (lengths - 1) // settings.bin_width
@@ -36,7 +36,7 @@ def binned(bins: NDArray[np.int64], block: int, seed: int, number: int) -> NDArr
     left_over = rank >= np.repeat(whole, np.bincount(bins))
     order = np.concatenate([by_bin[~left_over], by_bin[left_over]])
     full = len(order) // block
-    shuffled = draws.permutation(seed, number, draws.BIN_ORDER, full)
+    shuffled = philox.permutation(seed, number, philox.BIN_ORDER, full)
     return np.concatenate(
         [order[: full * block].reshape(full, block)[shuffled].ravel(), order[full * block :]]
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import allocating
+from data_pipeline.compiled.jit import allocating
 from data_pipeline.errors import UserError
 
 if TYPE_CHECKING:

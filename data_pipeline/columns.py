@@ -12,7 +12,7 @@ import tarfile
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.jit import jit
 from data_pipeline.records import Examples
 
 TAR_BLOCK = 512

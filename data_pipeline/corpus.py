@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bits import copy_run
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.intrinsics import copy_run
+from data_pipeline.compiled.jit import jit
 from data_pipeline.mapping import mapped_npy
 from data_pipeline.npy import save_column, starts_of, write_header
 from data_pipeline.records import Corpus

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import jit
-from data_pipeline.draws import start
+from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below, shuffle, unit
+from data_pipeline.compiled.philox import start
 from data_pipeline.spans import ALONE, NGRAM, SPAN, ngram_end, span_end
-from data_pipeline.twister import PHILOX_WORDS, below, shuffle, unit
 from data_pipeline.units import UnitTable, join_words
 
 TOKENS, WORDS, UNITS = range(3)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.draws import DYNAMIC_MASK
+from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.entries import REMEDY
 from data_pipeline.errors import UserError
 from data_pipeline.index import TOKENIZER, Index

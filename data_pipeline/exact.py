@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bits import copy_run
 from data_pipeline.bytestream import open_bytes, reading
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.intrinsics import copy_run
+from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.mersenne_twister import python_stream, shuffle
 from data_pipeline.covering import emit_covered, mask_sequence, scratch_for
 from data_pipeline.donors import no_files
 from data_pipeline.errors import UserError
@@ -35,7 +36,6 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.source_file import SourceFile
 from data_pipeline.spool import spooled
 from data_pipeline.tokens import WordCache
-from data_pipeline.twister import python_stream, shuffle
 from data_pipeline.vocabulary import Vocabulary
 from data_pipeline.walks import AT_START, draw_target, write_pair
 from data_pipeline.wordpiece import WordPiece

@@ -18,8 +18,8 @@ from itertools import groupby, repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.compiled.philox import VOCABULARY, first_words, text_key
 from data_pipeline.counts import Counts
-from data_pipeline.draws import VOCABULARY, first_words, text_key
 from data_pipeline.hygiene import utf8_size
 from data_pipeline.pieces import Vocabulary
 from data_pipeline.records import Document, ShowProgress

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.columns import COLUMNS
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.jit import jit
 from data_pipeline.entries import LONGEST
 from data_pipeline.errors import UserError
 from data_pipeline.findings import findings

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import covering, token_masks
+from data_pipeline.compiled.philox import CORRUPT
 from data_pipeline.covering import TOKENS, UNITS, WORDS, MaskRule, mask_all
-from data_pipeline.draws import CORRUPT
 from data_pipeline.errors import UserError
 from data_pipeline.mask_budget import MaskBudget
 from data_pipeline.records import Examples, Segments, read_only

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bits import copy_run
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.intrinsics import copy_run
+from data_pipeline.compiled.jit import jit
 from data_pipeline.corpus import open_corpus
 from data_pipeline.npy import opened, save_column, starts_of, write_header
 from data_pipeline.records import Corpus

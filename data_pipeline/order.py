@@ -30,10 +30,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import draws
-from data_pipeline.bits import multiply_high
-from data_pipeline.compiled import jit
-from data_pipeline.draws import BLOCK_ORDER, WINDOW_ORDER
+from data_pipeline.compiled import philox
+from data_pipeline.compiled.intrinsics import multiply_high
+from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.philox import BLOCK_ORDER, WINDOW_ORDER
 from data_pipeline.errors import UserError
 
 MOST_STREAMS = 256
@@ -160,7 +160,7 @@ class Order:
         if self.sequential:
             return numbers, np.arange(window.items)
         key = (window.epoch * self.examples + window.start) % 2**64
-        return numbers, draws.permutation(self.seed % 2**64, key, WINDOW_ORDER, window.items)
+        return numbers, philox.permutation(self.seed % 2**64, key, WINDOW_ORDER, window.items)
 
     def window_blocks(self, window: Window) -> Iterator[tuple[int, int]]:
         """(first number, count) of the examples that the window has of each virtual block, in the epoch's order."""
@@ -229,4 +229,4 @@ def _permuted(x, n, keys):
 
 @lru_cache(maxsize=64)
 def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    return draws.words(seed % 2**64, epoch, BLOCK_ORDER, 2 * _ROUNDS)
+    return philox.words(seed % 2**64, epoch, BLOCK_ORDER, 2 * _ROUNDS)

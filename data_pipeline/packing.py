@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.bins import Caps, assign
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.jit import jit
 from data_pipeline.records import Examples
 
 

@@ -6,10 +6,10 @@ that of google-research/bert's create_pretraining_data.py, and the golden files 
 
 import numpy as np
 
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below, unit
 from data_pipeline.donors import sentence_start
 from data_pipeline.entries import NO_LABEL
-from data_pipeline.twister import PHILOX_WORDS, below, unit
 from data_pipeline.walks import (
     DOCUMENT,
     ORDINAL,

@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import draws
 from data_pipeline.canonical_json import canonical_json
+from data_pipeline.compiled import philox
 from data_pipeline.corpus import document_tokens
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
@@ -123,7 +123,7 @@ def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.
     if settings.held_out <= 0:
         return np.zeros(len(keys), np.bool_)
     limit = np.uint64(min(int(settings.held_out * 2.0**64), 2**64 - 1))
-    return draws.first_words(settings.seed, keys, draws.HELD_OUT) < limit
+    return philox.first_words(settings.seed, keys, philox.HELD_OUT) < limit
 
 
 def _alone_aside(

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bits import copy_run
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.intrinsics import copy_run
+from data_pipeline.compiled.jit import jit
 
 ShowProgress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""

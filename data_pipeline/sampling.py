@@ -101,7 +101,7 @@ def document_passes(
         )
     whole = np.floor(expected)
     limits = ((expected - whole) * 2.0**64).astype(np.uint64)  # below 1 by nine decimals: it fits
-    from data_pipeline import draws
+    from data_pipeline.compiled import philox
 
-    drawn = draws.first_words(seed % 2**64, keys, draws.PASSES) < limits[sources]
+    drawn = philox.first_words(seed % 2**64, keys, philox.PASSES) < limits[sources]
     return whole.astype(np.int64)[sources] + drawn

@@ -11,8 +11,8 @@ goes on there.)
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import jit
-from data_pipeline.twister import unit
+from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.mersenne_twister import unit
 
 ALONE, NGRAM, SPAN = range(3)
 

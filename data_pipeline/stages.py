@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.arrange import arrangement
+from data_pipeline.compiled.philox import words
 from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.counts import Counts
-from data_pipeline.draws import words
 from data_pipeline.duplicates import Repeats, without_repeats
 from data_pipeline.mapping import release
 from data_pipeline.merging import find, merge

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import draws
+from data_pipeline.compiled import philox
 from data_pipeline.padding import packed_rows, padded_tokens
 from data_pipeline.records import Examples, Segments
 from data_pipeline.sampling import language_numbers
@@ -47,7 +47,7 @@ def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> di
     takes block after block would compute, in tokens. Each block padded to its longest example; the same were the
     lengths mixed; and the examples of each block packed by first fit into rows of sequence_length."""
     size = settings.block_examples
-    mixed = draws.permutation(settings.seed, 0, draws.SHUFFLE, len(lengths)) if settings.bin_width else None
+    mixed = philox.permutation(settings.seed, 0, philox.SHUFFLE, len(lengths)) if settings.bin_width else None
     return {
         "padded_blocks": padded_tokens(lengths, size),
         "padded_blocks_mixed": padded_tokens(lengths if mixed is None else lengths[mixed], size),

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from data_pipeline.bits import copy_run
-from data_pipeline.compiled import jit
-from data_pipeline.draws import SEGMENTS, start
+from data_pipeline.compiled.intrinsics import copy_run
+from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.philox import SEGMENTS, start
 from data_pipeline.entries import NO_LABEL
 from data_pipeline.walks import (
     AT_START,

@@ -8,9 +8,9 @@ it in order is to walk over these bits.
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bits import multiply_high, trailing_zeros
-from data_pipeline.compiled import jit
-from data_pipeline.draws import philox
+from data_pipeline.compiled.intrinsics import multiply_high, trailing_zeros
+from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.philox import philox
 
 _ONE, _WORD = np.uint64(1), np.uint64(63)
 _UNIT = 1.0 / 9007199254740992.0  # 53 random bits to [0, 1), as draws.unit

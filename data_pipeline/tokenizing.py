@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.compiled.philox import text_key
 from data_pipeline.counts import Counts
-from data_pipeline.draws import text_key
 from data_pipeline.npy import starts_of
 from data_pipeline.records import Corpus, Sentences
 from data_pipeline.storage import writing

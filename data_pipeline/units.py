@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.jit import jit
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
 from data_pipeline.spans import follows

@@ -8,8 +8,8 @@ space) stays within a word and is the library's business, once for every distinc
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bits import trailing_zeros
-from data_pipeline.compiled import inlined
+from data_pipeline.compiled.intrinsics import trailing_zeros
+from data_pipeline.compiled.jit import inlined
 
 WINDOW = 64
 """Bytes looked at together, one bit each; a text is followed by so many spaces, which are no part of it."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from data_pipeline.bits import load_word, trailing_zeros
-from data_pipeline.compiled import inlined, jit
+from data_pipeline.compiled.intrinsics import load_word, trailing_zeros
+from data_pipeline.compiled.jit import inlined, jit
 from data_pipeline.word_borders import LONGEST_RUN, WINDOW, character_end, kind_bits, parted
 
 LONGEST_CACHED = 64

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 import torch
 
-from data_pipeline import draws
+from data_pipeline.compiled import philox
 from pretrain.config import RunConfig
 from pretrain.world import World
 
 
 def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
     """Points torch's generators at the dropout of one micro-batch: no generator's state needs to be saved."""
-    torch.manual_seed(draws.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
+    torch.manual_seed(philox.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
 
 
 def own_cores(environment: Mapping[str, str], local_size: int) -> int:

@@ -52,7 +52,7 @@ def initialize(module: nn.Module, seed: int, std: float) -> None:
 
     Each tensor is drawn by a generator of its own, keyed by seed and name: equal on every rank, whatever
     else was drawn, and equal for the same encoder under another objective."""
-    from data_pipeline.draws import text_key
+    from data_pipeline.compiled.philox import text_key
 
     real_rows = vocabulary_rows(module)
     norms = {id(p) for m in module.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(False)}

@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import draws, executors, prepare, stages
+from data_pipeline import executors, prepare, stages
+from data_pipeline.compiled import philox
 from data_pipeline.counts import Counts
 from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Examples, Sentences
@@ -96,7 +97,7 @@ def stage_seconds(work: Work, small: Path, folder: Path) -> dict[str, float]:
     clock.watch("pairs", RECIPES[SEQUENCES], "pieces")
     clock.watch("masks", RECIPES[SEQUENCES], "corrupt")
     clock.watch("shuffling", stages, "concatenate")
-    clock.watch("shuffling", draws, "permutation")
+    clock.watch("shuffling", philox, "permutation")
     clock.watch("shuffling", Examples, "take")
     clock.watch("writing shards", stages, "write_shard")
     clock.watch("statistics", stages, "shard_statistics", "language_statistics")

@@ -23,7 +23,11 @@ DOORS = {
     "dask": {"data_pipeline/cluster.py"},
     "distributed": {"data_pipeline/cluster.py"},
     "dask_jobqueue": {"data_pipeline/cluster.py"},
-    "numba": {"data_pipeline/compiled.py", "data_pipeline/bits.py", "data_pipeline/donors.py"},
+    "numba": {
+        "data_pipeline/compiled/jit.py",
+        "data_pipeline/compiled/intrinsics.py",
+        "data_pipeline/donors.py",
+    },
     "xxhash": {"data_pipeline/shards.py"},
     "huggingface_hub": {"pretrain/export/hub.py"},
     "sentencepiece": {"data_pipeline/vocabulary_training.py"},

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepare_material import silent
 
-from data_pipeline import draws
 from data_pipeline.arrange import arrangement
 from data_pipeline.bins import Caps
+from data_pipeline.compiled import philox
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
 from data_pipeline.learning import learn_vocabulary
@@ -34,7 +34,7 @@ def arranged(number: int = 3, **options: object) -> np.ndarray:
 
 
 def test_shuffled_by_default_as_ever() -> None:
-    assert np.array_equal(arranged(), draws.permutation(12345, 3, draws.SHUFFLE, len(LENGTHS)))
+    assert np.array_equal(arranged(), philox.permutation(12345, 3, philox.SHUFFLE, len(LENGTHS)))
     assert np.array_equal(arranged(order="sequential"), np.arange(len(LENGTHS)))
 
 

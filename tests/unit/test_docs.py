@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import draws
 from data_pipeline.columns import COLUMNS
+from data_pipeline.compiled import philox
 from data_pipeline.counts import Counts
 from data_pipeline.entries import BLOCK_FIELDS, ShardEntry
 from data_pipeline.settings import DataSettings, deciding_values
@@ -74,6 +74,6 @@ def test_data_md_names_what_there_is() -> None:
     assert first_cells(section("index.json")) == set(ShardEntry._fields)
     assert set(re.findall(r'"(\w+)": ', section("Block tables"))) == {"blocks", *BLOCK_FIELDS}
     purposes = dict(re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", section("Random draws"), re.MULTILINE))
-    assert {name: getattr(draws, name) for name in purposes} == {n: int(v) for n, v in purposes.items()}
+    assert {name: getattr(philox, name) for name in purposes} == {n: int(v) for n, v in purposes.items()}
     modules = re.findall(r"`(\w+\.py)`", section("The way of the data"))
     assert all((ROOT / "data_pipeline" / module).is_file() for module in modules)

@@ -10,7 +10,7 @@ from pair_material import vocabulary
 from shard_material import SIZE, shard_folder
 
 from data_pipeline.bins import caps_for, fitting_tokens
-from data_pipeline.draws import DYNAMIC_MASK
+from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.dynamic_masking import DynamicMasking, example_keys, shards_vocabulary
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index

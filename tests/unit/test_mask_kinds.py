@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from pair_material import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary
 
+from data_pipeline.compiled.philox import start, words
 from data_pipeline.covering import group_tokens
-from data_pipeline.draws import start, words
 from data_pipeline.errors import UserError
 from data_pipeline.masking import Masker
 from data_pipeline.records import Segments, take_ragged

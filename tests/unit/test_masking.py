@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pair_material import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary
 
-from data_pipeline.draws import words
+from data_pipeline.compiled.philox import words
 from data_pipeline.errors import UserError
 from data_pipeline.mask_budget import MaskBudget
 from data_pipeline.masking import Masker

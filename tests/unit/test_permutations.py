@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pair_material import CLS, FIRST, SEP, rows, surprise
 
-from data_pipeline.draws import start
+from data_pipeline.compiled.philox import start
 from data_pipeline.permutations import OrderRule, Orders, draw_orders, rank_tokens, write_visibility
 
 SIZE = 50

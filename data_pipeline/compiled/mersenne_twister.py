@@ -13,8 +13,8 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import draws
-from data_pipeline.compiled import jit
+from data_pipeline.compiled import philox
+from data_pipeline.compiled.jit import jit
 
 PHILOX_WORDS = 8  # length of a stream of draws.py
 _WORDS, _MIDDLE = 624, 397  # length and middle distance of MT19937's state
@@ -67,7 +67,7 @@ def _below32(stream, n):
 def below(stream, n):
     """A draw from 0..n-1 of either kind of stream."""
     if len(stream) == PHILOX_WORDS:
-        return draws.below(stream, n)
+        return philox.below(stream, n)
     return _below32(stream, n)
 
 
@@ -75,7 +75,7 @@ def below(stream, n):
 def unit(stream):
     """A float64 in [0, 1) with 53 random bits, of either kind of stream."""
     if len(stream) == PHILOX_WORDS:
-        return draws.unit(stream)
+        return philox.unit(stream)
     high, low = _word32(stream) >> np.uint64(5), _word32(stream) >> np.uint64(6)
     return (np.float64(high) * 67108864.0 + np.float64(low)) * (1.0 / 9007199254740992.0)
 

@@ -10,8 +10,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bits import multiply_high
-from data_pipeline.compiled import jit
+from data_pipeline.compiled.intrinsics import multiply_high
+from data_pipeline.compiled.jit import jit
 
 # What a draw is for: the second counter word, so that two uses of one key never share bits.
 SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE = range(6)

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from data_pipeline.compiled import inlined
+from data_pipeline.compiled.jit import inlined
 
 
 @intrinsic

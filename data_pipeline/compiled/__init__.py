@@ -1,0 +1,1 @@
+"""Compile loops over arrays, and draw the random numbers that they use."""
