@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
-from data_pipeline.mapping import mapped_npy
-from data_pipeline.npy import save_column, starts_of, write_header
+from data_pipeline.io.files import writing
+from data_pipeline.io.mmap import mapped_npy
+from data_pipeline.io.npy import save_column, starts_of, write_header
 from data_pipeline.records import Corpus
-from data_pipeline.storage import writing
 
 BLOCK_TOKENS = 1 << 20
 """Tokens sorted at a time."""

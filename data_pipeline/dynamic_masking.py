@@ -18,11 +18,11 @@ from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.entries import REMEDY
 from data_pipeline.errors import UserError
 from data_pipeline.index import TOKENIZER, Index
+from data_pipeline.io.files import read_bytes
 from data_pipeline.masking import Masker
 from data_pipeline.packing import original_tokens
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import DataSettings, deciding_values, mask_stages
-from data_pipeline.storage import read_bytes
 from data_pipeline.vocabulary import Vocabulary, load_vocabulary
 
 _DECIDING = (

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
+from data_pipeline.io.canonical_json import canonical_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.tar")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

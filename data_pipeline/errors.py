@@ -1,6 +1,6 @@
 """Define the exception for everything a person can put right: the command line prints it as one line and exits 2."""
 
-from data_pipeline.blotting import blot
+from data_pipeline.io.redact import blot
 
 LONGEST = 2000
 """Characters of what is wrong: a damaged file is quoted by other packages at any length."""

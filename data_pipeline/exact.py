@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bytestream import open_bytes, reading
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import python_stream, shuffle
 from data_pipeline.covering import emit_covered, mask_sequence, scratch_for
 from data_pipeline.donors import no_files
 from data_pipeline.errors import UserError
-from data_pipeline.mapping import mapped
+from data_pipeline.io.decompress import open_bytes, reading
+from data_pipeline.io.mmap import mapped
 from data_pipeline.pair_walks import next_pair
 from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, Examples

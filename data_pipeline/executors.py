@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import write_whole, writing
 from data_pipeline.settings import DataSettings
-from data_pipeline.storage import write_whole, writing
 
 ATTEMPTS = 3
 """Times in a row that workers may die, without a task done in between, before the run gives up."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.entries import (
     LARGEST_VOCABULARY,
     REMEDY,
@@ -30,7 +29,8 @@ from data_pipeline.entries import (
     parsed_table,
 )
 from data_pipeline.errors import DamagedError, UserError
-from data_pipeline.storage import join, read_bytes, remove_partial_files, write_whole
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import join, read_bytes, remove_partial_files, write_whole
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary import Vocabulary

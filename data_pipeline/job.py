@@ -17,17 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
-from data_pipeline.plan import Partition, parsed_plan
-from data_pipeline.provenance import described_sources, summary
-from data_pipeline.recipes import recipe_of
-from data_pipeline.remote import object_names, remove_object
-from data_pipeline.segments import SegmentRecipe
-from data_pipeline.settings import DataSettings, deciding_values, token_values
-from data_pipeline.source_file import SourceFile
-from data_pipeline.sources import source_files, units_of
-from data_pipeline.storage import (
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import (
     is_uri,
     join,
     read_bytes,
@@ -36,6 +28,14 @@ from data_pipeline.storage import (
     write_whole,
     writing,
 )
+from data_pipeline.io.object_store import object_names, remove_object
+from data_pipeline.plan import Partition, parsed_plan
+from data_pipeline.provenance import described_sources, summary
+from data_pipeline.recipes import recipe_of
+from data_pipeline.segments import SegmentRecipe
+from data_pipeline.settings import DataSettings, deciding_values, token_values
+from data_pipeline.source_file import SourceFile
+from data_pipeline.sources import source_files, units_of
 from data_pipeline.vocabulary import Vocabulary
 
 WORK, SHARDS, NOTE, UNITS, PLAN = ".work", "shards", "identity.json", "units.json", "plan.json"

@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from data_pipeline.bytestream import open_bytes
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.hygiene import BYTE_ORDER_MARK, decode
+from data_pipeline.io.decompress import open_bytes
 from data_pipeline.lines import Line, lines_of
 from data_pipeline.long_json import LongString, read_object
 from data_pipeline.settings import DataSettings

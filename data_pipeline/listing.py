@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from data_pipeline.bytestream import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
 from data_pipeline.errors import UserError
+from data_pipeline.io.decompress import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
 from data_pipeline.source_file import SourceFile
 
 FORMATS = {

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.corpus import open_corpus
-from data_pipeline.npy import opened, save_column, starts_of, write_header
+from data_pipeline.io.npy import opened, save_column, starts_of, write_header
 from data_pipeline.records import Corpus
 
 CHUNK = 1 << 25

@@ -6,9 +6,9 @@ from functools import partial
 from io import BufferedReader
 from itertools import chain
 
-from data_pipeline.bytestream import open_bytes
 from data_pipeline.counts import Counts
 from data_pipeline.hygiene import BYTE_ORDER_MARK, check_encoding, decode
+from data_pipeline.io.decompress import open_bytes
 from data_pipeline.lines import Line, first_line
 from data_pipeline.settings import DataSettings
 from data_pipeline.source_file import PASSAGE_BYTES, Record, SourceFile, in_passages

@@ -12,11 +12,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.compiled import philox
 from data_pipeline.corpus import document_tokens
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
+from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.pairs import ALONE
 from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Corpus

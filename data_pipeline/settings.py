@@ -211,7 +211,7 @@ def deciding_values(settings: DataSettings) -> dict[str, Any]:
 
 
 def _sha256(lexicon: str) -> str:
-    from data_pipeline.storage import read_bytes
+    from data_pipeline.io.files import read_bytes
 
     try:
         return hashlib.sha256(read_bytes(lexicon)).hexdigest()

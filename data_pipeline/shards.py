@@ -18,13 +18,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from data_pipeline.bytestream import open_as_it_is
 from data_pipeline.columns import TAR_END, BlockError, check_examples, decode_block, encode_block
 from data_pipeline.entries import LONGEST, BlockTable, ShardEntry, block_table_json
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.index import TOKENIZER, Index, Split, write_index
+from data_pipeline.io.decompress import open_as_it_is
+from data_pipeline.io.files import is_uri, read_ranges, whole_file, write_whole
 from data_pipeline.records import Examples
-from data_pipeline.storage import is_uri, read_ranges, whole_file, write_whole
 
 __all__ = [
     "BlockReader",

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.bytestream import filesystem, is_local, reading
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.formats import records
 from data_pipeline.hygiene import clean, cleaned, utf8_size
+from data_pipeline.io.decompress import filesystem, is_local, reading
 from data_pipeline.listing import files_of
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, language_of

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.mapping import mapped
+from data_pipeline.io.files import writing
+from data_pipeline.io.mmap import mapped
 from data_pipeline.records import Examples
-from data_pipeline.storage import writing
 
 _OFFSETS = tuple(f.name for f in fields(Examples) if f.name.endswith("offsets"))
 _COLUMNS = tuple(f.name for f in fields(Examples) if f.name not in _OFFSETS)

@@ -23,11 +23,12 @@ from data_pipeline.compiled.philox import words
 from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.counts import Counts
 from data_pipeline.duplicates import Repeats, without_repeats
-from data_pipeline.mapping import release
+from data_pipeline.io.files import exists, join, temporary_folder, whole_folder, write_whole
+from data_pipeline.io.mmap import release
+from data_pipeline.io.object_store import upload
 from data_pipeline.merging import find, merge
 from data_pipeline.plan import Partition, Unit, members, plan, plan_json
 from data_pipeline.records import Examples, concatenate
-from data_pipeline.remote import upload
 from data_pipeline.sampling import document_passes
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.sentences import split
@@ -37,7 +38,6 @@ from data_pipeline.source_file import SourceFile
 from data_pipeline.sources import read
 from data_pipeline.spool import spooled
 from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
-from data_pipeline.storage import exists, join, temporary_folder, whole_folder, write_whole
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary

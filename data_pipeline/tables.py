@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_pipeline import arrow, parquet
-from data_pipeline.bytestream import open_bytes
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.hygiene import decode, decoded
+from data_pipeline.io.decompress import open_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.source_file import PASSAGE_BYTES, Record, SourceFile
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.jit import jit
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import read_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.spans import follows
-from data_pipeline.storage import read_bytes
 from data_pipeline.tokens import WordCache
 
 if TYPE_CHECKING:

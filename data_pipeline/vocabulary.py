@@ -6,8 +6,8 @@ from typing import Any
 
 from data_pipeline import bytebpe, unigram, wordpiece
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import write_whole, writing
 from data_pipeline.pieces import REMEDY, Vocabulary, part_of
-from data_pipeline.storage import write_whole, writing
 from data_pipeline.wordpiece import Normalization
 
 __all__ = ["Vocabulary", "load_vocabulary", "parse_tokenizer_json", "save_vocabulary"]

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from io import BufferedReader
 from xml.etree import ElementTree
 
-from data_pipeline.bytestream import filesystem, open_bytes
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
+from data_pipeline.io.decompress import filesystem, open_bytes
 from data_pipeline.source_file import Record, SourceFile
 from data_pipeline.wikitext import plain_text
 

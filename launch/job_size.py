@@ -3,11 +3,11 @@
 import math
 from pathlib import PurePosixPath
 
-from data_pipeline.bytestream import reading
+from data_pipeline.io.decompress import reading
+from data_pipeline.io.files import is_uri
 from data_pipeline.listing import files_of
 from data_pipeline.mask_budget import MaskBudget
 from data_pipeline.settings import DataSettings
-from data_pipeline.storage import is_uri
 from pretrain.config import RunConfig
 from pretrain.phases import phases_of
 

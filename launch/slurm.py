@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.blotting import blot
 from data_pipeline.errors import UserError
-from data_pipeline.storage import write_whole
+from data_pipeline.io.files import write_whole
+from data_pipeline.io.redact import blot
 from launch.chain import Chain
 from launch.stages import STAGES, Job
 from pretrain.forgiving import table

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
-from data_pipeline.storage import sync, write_whole, writing
+from data_pipeline.io.files import sync, write_whole, writing
 from pretrain.marker import Damaged, Marker, marked, parsed_marker
 
 if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from data_pipeline.blotting import blot
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
-from data_pipeline.storage import write_whole
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import write_whole
+from data_pipeline.io.redact import blot
 from pretrain.checkpoint import checkpoints
 from pretrain.config import RunConfig
 from pretrain.metrics_file import read_metrics

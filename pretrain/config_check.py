@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
-from data_pipeline.remote import STORES
+from data_pipeline.io.object_store import STORES
+from data_pipeline.io.redact import blot, blotted
 from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config import RunConfig
 from pretrain.objectives import PAIRS, STREAMS, registered

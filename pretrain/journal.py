@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
+from data_pipeline.io.redact import blot, blotted
 from pretrain.agreement import Agreed
 from pretrain.config import RunConfig
 from pretrain.engine import Engine

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.storage import write_whole, writing
+from data_pipeline.io.files import write_whole, writing
 from pretrain.forgiving import tables
 from pretrain.monitoring.uploaded import lines_were_cut
 from pretrain.whole_writes import append

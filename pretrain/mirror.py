@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.remote import download, object_names, read_object, remove_object, upload, write_object
-from data_pipeline.storage import write_whole, writing
+from data_pipeline.io.files import write_whole, writing
+from data_pipeline.io.object_store import (
+    download,
+    object_names,
+    read_object,
+    remove_object,
+    upload,
+    write_object,
+)
 from pretrain.checkpoint import (
     FOLDER,
     LATEST,

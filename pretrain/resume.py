@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from data_pipeline.blotting import blotted
 from data_pipeline.errors import UserError
+from data_pipeline.io.redact import blotted
 from data_pipeline.loader import loader_state, resumed_batch
 from pretrain import compiling
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole

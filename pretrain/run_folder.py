@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
-from data_pipeline.storage import write_whole
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import write_whole
 from pretrain.bounded_yaml import load_yaml
 from pretrain.config import RunConfig
 from pretrain.metrics_file import is_number, wrong_figure

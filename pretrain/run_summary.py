@@ -4,7 +4,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from data_pipeline.blotting import blot
+from data_pipeline.io.redact import blot
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.machine import machine

@@ -1,6 +1,6 @@
 """Write lines and small files of a run folder so that nobody reads half of one.
 
-Without fsync, unlike data_pipeline/storage.py: what is written here, every log step and more often, may be lost with
+Without fsync, unlike data_pipeline/io/files.py: what is written here, every log step and more often, may be lost with
 the machine, and must not make a step wait for the disk. All raise OSError where the folder is full or gone.
 """
 

@@ -14,8 +14,8 @@ from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
-from data_pipeline.blotting import blot
 from data_pipeline.errors import UserError
+from data_pipeline.io.redact import blot
 from pretrain.export.upload import Upload
 
 TIMEOUT = (10.0, 120.0, 120.0, 10.0)

@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import writing
 from data_pipeline.records import Examples
-from data_pipeline.storage import writing
 from pretrain.config import EncoderSettings, RunConfig
 from pretrain.encoder.embeddings import SEGMENTS
 from pretrain.encoder.initialize import load_parameters, without_padding

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.errors import UserError
+from data_pipeline.io.canonical_json import canonical_json
 from pretrain.run_folder import EXPORT, RUN
 
 NOTE, CARD = "maskmill.json", "README.md"

@@ -7,8 +7,8 @@ again.
 from dataclasses import asdict
 from pathlib import Path
 
-from data_pipeline.blotting import blotted
 from data_pipeline.errors import UserError
+from data_pipeline.io.redact import blotted
 from pretrain.metrics_file import read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.connection import first_line, has_key, start

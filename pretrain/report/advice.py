@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from data_pipeline.blotting import blot
+from data_pipeline.io.redact import blot
 from pretrain.evaluate.verdict import PLATEAU, RISEN
 from pretrain.forgiving import number
 from pretrain.report.record import Points, RunRecord

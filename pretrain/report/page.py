@@ -11,7 +11,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from data_pipeline.storage import write_whole
+from data_pipeline.io.files import write_whole
 from pretrain.report.advice import advice_section
 from pretrain.report.blanks import blanks_section
 from pretrain.report.breakdown import time_figures

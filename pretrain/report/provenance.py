@@ -9,7 +9,7 @@ import shlex
 from html import escape
 from typing import Any
 
-from data_pipeline.blotting import blot
+from data_pipeline.io.redact import blot
 from pretrain.forgiving import number
 from pretrain.report.headline import moment
 from pretrain.report.record import RunRecord

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.storage import write_whole
+from data_pipeline.io.files import write_whole
 from tests.command_line import ROOT, command, environ
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from data_pipeline import remote
 from data_pipeline.errors import UserError
+from data_pipeline.io import object_store
 from pretrain import readiness
 from pretrain.marker import sealed
 from pretrain.mirror import Mirror
@@ -224,7 +224,7 @@ def test_secrets_are_written_nowhere(
     monkeypatch.setenv("WANDB_MODE", "offline")
     run, said = tmp_path / "run", []
     secret = f"https://AKIA{IN_URI}:{IN_URI}@127.0.0.1:9/text?X-Amz-Signature={IN_URI}"
-    monkeypatch.setattr(remote, "DELAYS", ())
+    monkeypatch.setattr(object_store, "DELAYS", ())
     settings = [
         *(s for s in tiny if not s.startswith("data.sources=")),
         *RUN,
@@ -303,6 +303,8 @@ def test_a_run_whose_last_checkpoint_is_not_mirrored_is_not_finished(
     assert final(run, 6).step == 6
     maskmill("train", "demo", *mirrored)
     assert [
-        n for n in remote.object_names(f"s3://{BUCKET}/last/checkpoints") if n.startswith("step-00000006")
+        n
+        for n in object_store.object_names(f"s3://{BUCKET}/last/checkpoints")
+        if n.startswith("step-00000006")
     ]
     assert "nothing to do" in maskmill("train", "demo", *mirrored).stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.remote import object_names, read_object
+from data_pipeline.io.object_store import object_names, read_object
 from pretrain import train
 from pretrain.checkpoint import checkpoints
 from pretrain.guard import Guard

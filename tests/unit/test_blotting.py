@@ -2,8 +2,8 @@
 
 import pytest
 
-from data_pipeline.blotting import blot, blotted
 from data_pipeline.errors import UserError
+from data_pipeline.io.redact import blot, blotted
 
 
 @pytest.mark.parametrize(

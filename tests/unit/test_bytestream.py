@@ -5,8 +5,8 @@ import gzip
 import pytest
 import zstandard
 
-from data_pipeline.bytestream import open_bytes, reading
 from data_pipeline.errors import UserError
+from data_pipeline.io.decompress import open_bytes, reading
 
 TEXT = b"".join(b"line %d of a text that compresses well\n" % i for i in range(20_000))
 

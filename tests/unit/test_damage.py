@@ -10,12 +10,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from shard_material import shard_folder
 
-from data_pipeline import remote
 from data_pipeline.bins import caps_for
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.index import Index
+from data_pipeline.io import object_store
+from data_pipeline.io.files import read_ranges
 from data_pipeline.loader import Loader, Shares, order_of
-from data_pipeline.storage import read_ranges
 
 COUNTS, BATCH, BLOCK = [20, 16, 19], 5, 8
 STEPS = sum(COUNTS) // BATCH
@@ -105,7 +105,7 @@ def test_what_may_come_back_is_not_left_out(tmp_path: Path, monkeypatch: pytest.
     def refused(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("data_pipeline.storage.os.open", refused)
+    monkeypatch.setattr("data_pipeline.io.files.os.open", refused)
     with pytest.raises(UserError, match="Permission denied") as caught:
         read(index)
     assert not isinstance(caught.value, DamagedError)
@@ -131,8 +131,8 @@ class Flaky(MemoryFileSystem):
 
 
 def test_a_flaky_store_gives_what_a_disk_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "DELAYS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(remote, "PROTOCOLS", (*remote.PROTOCOLS, "flaky"))
+    monkeypatch.setattr(object_store, "DELAYS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(object_store, "PROTOCOLS", (*object_store.PROTOCOLS, "flaky"))
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     index, _ = shard_folder(tmp_path, COUNTS, BLOCK)
     store = fsspec.filesystem("flaky")

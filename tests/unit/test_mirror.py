@@ -12,8 +12,8 @@ from checkpoint_material import Killed, is_right, killed_at, run_config, save
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from data_pipeline.remote import object_names, read_object, write_object
-from data_pipeline.storage import write_whole
+from data_pipeline.io.files import write_whole
+from data_pipeline.io.object_store import object_names, read_object, write_object
 from pretrain import claim_folder, mirror, opening
 from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config import RunConfig

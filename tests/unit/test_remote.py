@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from shard_material import shard_folder
 
-from data_pipeline import remote
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
+from data_pipeline.io import object_store
+from data_pipeline.io.files import exists, read_bytes, read_ranges, write_whole
 from data_pipeline.loader import order_of
 from data_pipeline.shards import BlockReader, tokenizer_problem, verify_full
 from data_pipeline.stages import deliver
-from data_pipeline.storage import exists, read_bytes, read_ranges, write_whole
 from tests.command_line import BUCKET, Maskmill, setting
 
 
@@ -153,7 +153,7 @@ class Moody(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def moody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(remote, "DELAYS", (0.01, 0.02, 0.03))
+    monkeypatch.setattr(object_store, "DELAYS", (0.01, 0.02, 0.03))
     Moody.failures, Moody.code, Moody.asked = 0, 503, 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Moody)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -175,7 +175,7 @@ def test_what_goes_on_failing_is_one_line(moody: str) -> None:
     Moody.failures = 100
     with pytest.raises(UserError, match="cannot be read"):
         read_bytes(moody)
-    assert Moody.asked == 1 + len(remote.DELAYS)
+    assert Moody.asked == 1 + len(object_store.DELAYS)
     with pytest.raises(UserError, match="cannot be read"):
         list(read_ranges([(moody, 0, 4)]))
 
@@ -207,7 +207,7 @@ def test_whole_files_are_hashed_as_patiently(moody: str) -> None:
 
 
 def test_a_store_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "DELAYS", (0.01,))
+    monkeypatch.setattr(object_store, "DELAYS", (0.01,))
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(UserError, match="cannot be read"):
@@ -217,14 +217,14 @@ def test_a_store_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 def test_part_of_an_upload_is_not_taken_for_all(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "DELAYS", (0.01,))
+    monkeypatch.setattr(object_store, "DELAYS", (0.01,))
     (tmp_path / "shard.tar").write_bytes(np.arange(1000).tobytes())
     store = fsspec.filesystem("s3")
     monkeypatch.setattr(
         store, "put_file", lambda file, path: store.pipe_file(path, Path(file).read_bytes()[:10])
     )
     with pytest.raises(UserError, match="10 of 8000 bytes arrived"):
-        remote.upload(tmp_path / "shard.tar", f"s3://{BUCKET}/short.tar")
+        object_store.upload(tmp_path / "shard.tar", f"s3://{BUCKET}/short.tar")
     assert os.path.getsize(tmp_path / "shard.tar") == 8000
 
 

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from prepare_material import hashes
 from shard_material import SIZE, StubVocabulary, blocks_of, random_examples, shard_folder
 
-from data_pipeline.canonical_json import canonical_json
 from data_pipeline.columns import COLUMNS, BlockError, _member, check_examples, decode_block, encode_block
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import read_bytes, read_ranges, write_whole
+from data_pipeline.io.object_store import object_names
 from data_pipeline.records import Examples, concatenate
-from data_pipeline.remote import object_names
 from data_pipeline.shards import BlockReader, problems, stock_samples, verify_full, write_index, write_shard
-from data_pipeline.storage import read_bytes, read_ranges, write_whole
 
 ROOT = Path(__file__).parents[2]
 

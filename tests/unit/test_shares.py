@@ -14,13 +14,13 @@ from prepare_material import corpus_of, hashes, settings_for, silent
 from data_pipeline import stages
 from data_pipeline.errors import UserError
 from data_pipeline.executors import Share
+from data_pipeline.io.files import whole_file, whole_folder, write_once
 from data_pipeline.job import open_job
 from data_pipeline.learning import learn_vocabulary
 from data_pipeline.plan import plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.storage import whole_file, whole_folder, write_once
 from data_pipeline.vocabulary import load_vocabulary
 from tests.command_line import Maskmill, command, environ, write_text
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from data_pipeline import remote
 from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
+from data_pipeline.io import object_store
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover, read
 from tests.command_line import BUCKET
@@ -34,7 +34,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "DELAYS", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(object_store, "DELAYS", (0.01, 0.01, 0.01))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import zstandard
 from fsspec.implementations.local import LocalFileSystem
 
 from data_pipeline.errors import UserError
-from data_pipeline.remote import protocol_of, retried
+from data_pipeline.io.object_store import protocol_of, retried
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 BUFFER = 1 << 20

@@ -6,7 +6,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.storage import writing
+from data_pipeline.io.files import writing
 
 
 def starts_of(lengths: NDArray) -> NDArray[np.int64]:

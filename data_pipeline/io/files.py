@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DamagedError, UserError
-from data_pipeline.remote import object_names, protocol_of, read_object, read_object_ranges, write_object
+from data_pipeline.io.object_store import (
+    object_names,
+    protocol_of,
+    read_object,
+    read_object_ranges,
+    write_object,
+)
 
 _PARTIAL = ".partial"
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.EIO}  # EIO: the disk has lost it
