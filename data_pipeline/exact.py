@@ -33,7 +33,7 @@ from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, Examples
 from data_pipeline.segments import flat_columns
 from data_pipeline.settings import DataSettings
-from data_pipeline.source_file import SourceFile
+from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.spool import spooled
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import Vocabulary

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.philox import VOCABULARY, first_words, text_key
-from data_pipeline.counts import Counts
-from data_pipeline.hygiene import utf8_size
 from data_pipeline.pieces import Vocabulary
 from data_pipeline.records import Document, ShowProgress
-from data_pipeline.sampling import repeats, source_weights
 from data_pipeline.settings import DataSettings, VocabularySettings, required
-from data_pipeline.source_file import SourceFile
-from data_pipeline.sources import discover, read
+from data_pipeline.sources.cleaning import utf8_size
+from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.sources.source_weights import repeats, source_weights
 from data_pipeline.vocabulary import save_vocabulary
 from data_pipeline.vocabulary_check import (
     CHECKED_CHARACTERS,

@@ -20,8 +20,8 @@ from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.pairs import ALONE
 from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Corpus
-from data_pipeline.sampling import document_passes, language_numbers, repeats
 from data_pipeline.settings import DataSettings
+from data_pipeline.sources.source_weights import document_passes, language_numbers, repeats
 
 PARTITION_TOKENS = 256_000_000
 """Tokens of a partition, about, where that leaves it enough donors: half a gigabyte on disk."""

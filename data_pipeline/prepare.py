@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.duplicates import kinds
 from data_pipeline.errors import UserError
 from data_pipeline.exact import exact_examples
 from data_pipeline.executors import ALL, Share, Workers, pool_of
@@ -26,10 +25,11 @@ from data_pipeline.io.files import exists, is_uri, join, write_whole
 from data_pipeline.io.object_store import writable
 from data_pipeline.job import WORK, Job, close_job, open_job
 from data_pipeline.packing import original_tokens
-from data_pipeline.provenance import LOG, contents, in_words, what_changed
 from data_pipeline.records import ShowProgress
 from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards import write_shard
+from data_pipeline.sources.deduplicate import kinds
+from data_pipeline.sources.source_snapshot import LOG, contents, in_words, what_changed
 from data_pipeline.stages import deliver, ready
 from data_pipeline.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.tasks import READ, STAGES, WRITE, Stage

@@ -18,10 +18,10 @@ from itertools import chain
 
 import sentencex
 
-from data_pipeline.counts import Counts
-from data_pipeline.hygiene import BLANK_LINES
 from data_pipeline.records import Document, Sentences
 from data_pipeline.settings import DataSettings, language_of
+from data_pipeline.sources.cleaning import BLANK_LINES
+from data_pipeline.sources.read_counts import Counts
 
 LONGEST = 4_000
 """Most characters of one sentence, and of a paragraph that the splitter sees at once: its time grows with the square

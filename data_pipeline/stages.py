@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 from data_pipeline.arrange import arrangement
 from data_pipeline.compiled.philox import words
 from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
-from data_pipeline.counts import Counts
-from data_pipeline.duplicates import Repeats, without_repeats
 from data_pipeline.io.files import exists, join, temporary_folder, whole_folder, write_whole
 from data_pipeline.io.mmap import release
 from data_pipeline.io.object_store import upload
 from data_pipeline.merging import find, merge
 from data_pipeline.plan import Partition, Unit, members, plan, plan_json
 from data_pipeline.records import Examples, concatenate
-from data_pipeline.sampling import document_passes
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
-from data_pipeline.source_file import SourceFile
-from data_pipeline.sources import read
+from data_pipeline.sources.deduplicate import Repeats, without_repeats
+from data_pipeline.sources.discover import read
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.sources.source_weights import document_passes
 from data_pipeline.spool import spooled
 from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
 from data_pipeline.tokenizing import tokenize

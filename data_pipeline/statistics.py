@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from data_pipeline.compiled import philox
 from data_pipeline.padding import packed_rows, padded_tokens
 from data_pipeline.records import Examples, Segments
-from data_pipeline.sampling import language_numbers
 from data_pipeline.settings import DataSettings
+from data_pipeline.sources.source_weights import language_numbers
 
 BINS = 16
 """Bins of the length histogram, equal parts of the sequence length."""

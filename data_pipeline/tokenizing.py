@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.philox import text_key
-from data_pipeline.counts import Counts
 from data_pipeline.io.files import writing
 from data_pipeline.io.npy import starts_of
 from data_pipeline.records import Corpus, Sentences
+from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokens import WordCache
 
 BATCH_CHARACTERS = 4 << 20

@@ -13,8 +13,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from data_pipeline.pieces import Vocabulary
-from data_pipeline.provenance import described_sources
 from data_pipeline.settings import DataSettings, VocabularySettings
+from data_pipeline.sources.source_snapshot import described_sources
 from data_pipeline.vocabulary import holds_vocabulary, load_vocabulary
 
 VOCABULARY_LOG = "vocabulary.log.json"

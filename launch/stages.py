@@ -128,7 +128,7 @@ def prepared(request: Request) -> str:
 
 def _check_sources(data: DataSettings) -> None:
     """Raises UserError where the text is no longer that of the shards. Whoever submits may not see the text."""
-    from data_pipeline.provenance import what_changed
+    from data_pipeline.sources.source_snapshot import what_changed
 
     try:
         changed = what_changed(data) if data.sources else ""

@@ -120,7 +120,7 @@ def check(config: RunConfig) -> None:
         if not low <= value <= high:
             raise UserError(f"{key}={value}", where="settings", expected=f"a value from {low} to {high}")
     if config.data.sources:
-        from data_pipeline.sampling import language_numbers, source_weights
+        from data_pipeline.sources.source_weights import language_numbers, source_weights
 
         language_numbers(config.data)
         source_weights(config.data)

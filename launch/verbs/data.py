@@ -59,7 +59,7 @@ def prepare(
     from data_pipeline.mask_budget import MaskBudget, measured_note
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
-    from data_pipeline.provenance import in_words, noted
+    from data_pipeline.sources.source_snapshot import in_words, noted
     from pretrain.monitoring.lineage import record_prepare
     from pretrain.phases import data_of_phases
 

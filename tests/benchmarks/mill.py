@@ -17,12 +17,12 @@ from typing import Any
 
 from data_pipeline import executors, prepare, stages
 from data_pipeline.compiled import philox
-from data_pipeline.counts import Counts
 from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Examples, Sentences
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import discover, read
+from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary
 from tests.benchmarks.peers import Timing, Work

@@ -13,15 +13,23 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 from prepare_material import silent
 
-from data_pipeline import duplicates, sources
-from data_pipeline.counts import Counts
-from data_pipeline.duplicates import Repeats, find_repeats, fingerprint, paragraphs, ranges, without_repeats
 from data_pipeline.errors import UserError
 from data_pipeline.learning import learn_vocabulary
 from data_pipeline.prepare import prepare
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.sources import discover, read
+from data_pipeline.sources import deduplicate
+from data_pipeline.sources import discover as sources
+from data_pipeline.sources.deduplicate import (
+    Repeats,
+    find_repeats,
+    fingerprint,
+    paragraphs,
+    ranges,
+    without_repeats,
+)
+from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.read_counts import Counts
 from tests.command_line import write_text
 
 
@@ -31,7 +39,7 @@ def kept(settings: DataSettings, work: Path, count: int = 1) -> tuple[list[tuple
     parts = [str(work / f"part{n}") for n in range(len(units))]
     entries = sum(fingerprint(u, settings, p)["entries"] for u, p in zip(units, parts, strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "RANGE_ENTRIES", max(1, -(-entries // count)))
+        patch.setattr(deduplicate, "RANGE_ENTRIES", max(1, -(-entries // count)))
         spans = ranges(entries)
     found = [str(work / f"range{n}") for n in range(len(spans))]
     for span, folder in zip(spans, found, strict=True):
@@ -139,20 +147,20 @@ def test_units_runs_and_ranges_change_nothing(
     assert counts.documents + counts.repeated_documents == len(whole)
     assert counts.bytes + counts.repeated_bytes == sum(len(t) for _, t in whole)
     monkeypatch.setattr(sources, "UNIT_BYTES", 700)
-    monkeypatch.setattr(duplicates, "RUN_ENTRIES", 7)
+    monkeypatch.setattr(deduplicate, "RUN_ENTRIES", 7)
     assert len(discover(settings)) > 6
     again, same = kept(settings, tmp_path / "many", count=5)
     assert again == left
     assert same == counts
 
 
-@pytest.mark.parametrize("entries", [0, 1, duplicates.RANGE_ENTRIES, 10**7, 10**10])
+@pytest.mark.parametrize("entries", [0, 1, deduplicate.RANGE_ENTRIES, 10**7, 10**10])
 def test_ranges_leave_no_hash_out(entries: int) -> None:
     spans = ranges(entries)
     assert spans[0][0] == 0
     assert spans[-1][1] == 2**64 - 1
     assert all(before[1] + 1 == after[0] for before, after in pairwise(spans))
-    assert entries / len(spans) <= duplicates.RANGE_ENTRIES
+    assert entries / len(spans) <= deduplicate.RANGE_ENTRIES
 
 
 def test_both_ends_of_a_range_are_in_it(tmp_path: Path) -> None:
@@ -160,7 +168,7 @@ def test_both_ends_of_a_range_are_in_it(tmp_path: Path) -> None:
     parts = [tmp_path / "a", tmp_path / "b"]
     for part in parts:
         part.mkdir()
-        np.save(part / "000000.first.npy", np.array(rows, duplicates._ENTRY))
+        np.save(part / "000000.first.npy", np.array(rows, deduplicate._ENTRY))
     assert find_repeats([str(part) for part in parts], 5, 9, str(tmp_path / "out")) == {"repeats": 3}
     repeats = np.load(tmp_path / "out" / "repeats.npy")
     assert repeats["unit"].tolist() == [1, 1, 1]

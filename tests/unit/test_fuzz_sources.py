@@ -23,12 +23,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import json_lines, long_json, plain_text, sources, tables, wikiextractor, wikipedia
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import discover, read
+from data_pipeline.sources import discover as sources
+from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.formats import json_lines, long_json, plain_text, tables, wikiextractor, wikipedia
+from data_pipeline.sources.read_counts import Counts
 from tests.faults.mutations import changed
 
 SECONDS = float(os.environ.get("MASKMILL_FUZZ", "6"))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.hygiene import check_encoding, clean, cleaned, decode, decoded
+from data_pipeline.sources.cleaning import check_encoding, clean, cleaned, decode, decoded
+from data_pipeline.sources.read_counts import Counts
 
 
 @given(st.text(st.characters()))

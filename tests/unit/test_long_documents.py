@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.counts import Counts
 from data_pipeline.learning import learn_vocabulary
 from data_pipeline.records import Sentences
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.sources import discover, read
+from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.read_counts import Counts
 from data_pipeline.stages import read_source
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
@@ -23,7 +23,7 @@ MEGABYTES = 40
 PEAK = """
 import sys
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import discover
+from data_pipeline.sources.discover import discover
 from data_pipeline.stages import read_source
 source, vocabulary, out = sys.argv[1:]
 settings = DataSettings(sources=[source])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prepare_material import corpus_of, hashes, settings_for, silent
 
-from data_pipeline import executors, provenance
+from data_pipeline import executors
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN, Index
 from data_pipeline.learning import learn_vocabulary
@@ -21,8 +21,9 @@ from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
-from data_pipeline.source_file import SourceFile
-from data_pipeline.sources import source_files
+from data_pipeline.sources import source_snapshot
+from data_pipeline.sources.discover import source_files
+from data_pipeline.sources.source_file import SourceFile
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -187,7 +188,7 @@ def test_files_are_known_by_their_bytes_where_only_the_time_differs(
     shutil.copytree(text / "corpus", corpus)
     file, other = corpus / "a.txt", {"sources": [str(corpus)]}
     prepare(settings_for(text, tmp_path / "shards", **other), silent)
-    monkeypatch.setattr(provenance, "HASHED", 100)
+    monkeypatch.setattr(source_snapshot, "HASHED", 100)
     prepare(settings_for(text, tmp_path / "large", **other), silent)
     monkeypatch.undo()
     os.utime(file, ns=(1, 1))
@@ -213,25 +214,25 @@ def test_each_store_has_a_mark_of_its_content(
     info: dict[str, Any], mark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SimpleNamespace(info=lambda path: info | {"name": path})
-    monkeypatch.setattr(provenance, "filesystem", lambda uri: (store, uri))
+    monkeypatch.setattr(source_snapshot, "filesystem", lambda uri: (store, uri))
     monkeypatch.setattr(
-        provenance,
+        source_snapshot,
         "source_files",
         lambda *_: [SourceFile("hf://datasets/a/b/c.txt", "c.txt", "text", "", 1)],
     )
-    assert provenance.described_sources(DataSettings()) == [["c.txt", 1, mark]]
+    assert source_snapshot.described_sources(DataSettings()) == [["c.txt", 1, mark]]
 
 
 def test_the_sources_are_listed_once_to_be_hashed(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, listings = settings_for(text, text / "nowhere"), []
-    sources = provenance.described_sources(settings)
+    sources = source_snapshot.described_sources(settings)
 
     def listed(*arguments: Any) -> list[SourceFile]:
         listings.append(arguments)
         return source_files(*arguments)
 
-    monkeypatch.setattr(provenance, "source_files", listed)
-    assert len(provenance.contents(settings, sources)) == 64
+    monkeypatch.setattr(source_snapshot, "source_files", listed)
+    assert len(source_snapshot.contents(settings, sources)) == 64
     assert len(listings) == 1
 
 
@@ -257,10 +258,10 @@ def test_the_sources_are_listed_once_to_be_hashed(text: Path, monkeypatch: pytes
     ],
 )
 def test_a_torn_or_odd_log_notes_nothing(text: Path, tmp_path: Path, log: bytes) -> None:
-    (tmp_path / provenance.LOG).write_bytes(log)
+    (tmp_path / source_snapshot.LOG).write_bytes(log)
     settings = settings_for(text, tmp_path)
-    assert provenance.what_changed(settings) == ""
-    assert provenance.in_words(provenance.noted(settings.out).get("passed_over", {})) == ""
+    assert source_snapshot.what_changed(settings) == ""
+    assert source_snapshot.in_words(source_snapshot.noted(settings.out).get("passed_over", {})) == ""
 
 
 def test_what_is_hashed_is_what_was_read(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +272,7 @@ def test_what_is_hashed_is_what_was_read(text: Path, tmp_path: Path, monkeypatch
     (tmp_path / "corpus/a.txt").write_text((tmp_path / "corpus/a.txt").read_text().swapcase())
     for name in ("plan", "gather", "write", "finish"):
         prepare_share(settings, silent, name)
-    assert provenance.noted(settings.out)["contents"] == ""
+    assert source_snapshot.noted(settings.out)["contents"] == ""
     with pytest.raises(UserError, match="its sources had"):
         prepare(settings, silent)
 

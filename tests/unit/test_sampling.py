@@ -5,8 +5,14 @@ import pytest
 from pair_material import surprise
 
 from data_pipeline.errors import UserError
-from data_pipeline.sampling import document_passes, language_numbers, repeats, smoothed, source_weights
 from data_pipeline.settings import DataSettings
+from data_pipeline.sources.source_weights import (
+    document_passes,
+    language_numbers,
+    repeats,
+    smoothed,
+    source_weights,
+)
 
 
 def settings(languages, **options):

@@ -15,13 +15,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import plain_text, sources
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
-from data_pipeline.source_file import SourceFile
-from data_pipeline.sources import discover, read
+from data_pipeline.sources import discover as sources
+from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.formats import plain_text
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import SourceFile
 
 
 def documents(*names, counts=None, **options):

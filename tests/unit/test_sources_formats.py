@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from data_pipeline import sources, tables, wikipedia
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import discover, read
-from data_pipeline.wikitext import plain_text
+from data_pipeline.sources import discover as sources
+from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.formats import tables, wikipedia
+from data_pipeline.sources.formats.wikitext import plain_text
+from data_pipeline.sources.read_counts import Counts
 from tests.linear_time import is_linear
 
 HIDDEN = frozenset({"file", "image", "category", "datei", "kategorie"})

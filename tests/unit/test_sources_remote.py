@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
 from data_pipeline.settings import DataSettings
-from data_pipeline.sources import discover, read
+from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.read_counts import Counts
 from tests.command_line import BUCKET
 
 LONG = "\n\n".join(f"Document number {n} of very many." for n in range(170_000)).encode()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from data_pipeline import tokenizing, tokens, word_borders, word_table
 from data_pipeline.compiled.philox import text_key
-from data_pipeline.counts import Counts
 from data_pipeline.records import Sentences
+from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
 from data_pipeline.vocabulary import load_vocabulary

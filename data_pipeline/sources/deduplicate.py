@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.hygiene import BLANK_LINES, utf8_size
 from data_pipeline.io.files import whole_folder
 from data_pipeline.io.npy import save_column
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings
-from data_pipeline.source_file import SourceFile
-from data_pipeline.sources import read, with_visible
+from data_pipeline.sources.cleaning import BLANK_LINES, utf8_size
+from data_pipeline.sources.discover import read, with_visible
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import SourceFile
 
 RUN_ENTRIES = 1 << 21
 """Hashes that are sorted together: 64 MB."""

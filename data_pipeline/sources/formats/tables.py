@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline import arrow, parquet
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.hygiene import decode, decoded
 from data_pipeline.io.decompress import open_bytes
 from data_pipeline.settings import DataSettings
-from data_pipeline.source_file import PASSAGE_BYTES, Record, SourceFile
+from data_pipeline.sources.cleaning import decode, decoded
+from data_pipeline.sources.formats import arrow, parquet
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import PASSAGE_BYTES, Record, SourceFile
 
 # A few large buffers, soon freed: the default pool would keep them, and with them the peak of a worker.
 pa.set_memory_pool(pa.system_memory_pool())

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from io import BufferedReader
 from xml.etree import ElementTree
 
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import filesystem, open_bytes
-from data_pipeline.source_file import Record, SourceFile
-from data_pipeline.wikitext import plain_text
+from data_pipeline.sources.formats.wikitext import plain_text
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import Record, SourceFile
 
 LONGEST_PAGE = 16 << 20
 """Bytes of XML of a page that are accepted; MediaWiki lets an article have 2 MiB."""

@@ -17,8 +17,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import filesystem, patiently, reading
 from data_pipeline.io.files import exists, is_uri, join, read_bytes
 from data_pipeline.settings import DataSettings
-from data_pipeline.source_file import SourceFile
-from data_pipeline.sources import source_files
+from data_pipeline.sources.discover import source_files
+from data_pipeline.sources.source_file import SourceFile
 
 LOG = "prepare.log.json"
 """How and from what a folder was made; no part of its data."""

@@ -9,7 +9,7 @@ from io import BufferedReader
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.source_file import SourceFile
+from data_pipeline.sources.source_file import SourceFile
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 << 20

@@ -26,15 +26,15 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.formats import records
-from data_pipeline.hygiene import clean, cleaned, utf8_size
 from data_pipeline.io.decompress import filesystem, is_local, reading
-from data_pipeline.listing import files_of
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, language_of
-from data_pipeline.source_file import SourceFile
+from data_pipeline.sources.cleaning import clean, cleaned, utf8_size
+from data_pipeline.sources.listing import files_of
+from data_pipeline.sources.read import records
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import SourceFile
 
 UNIT_BYTES = 32 << 20
 """A plain local file larger than this is shared out among workers in pieces of this size."""
@@ -172,7 +172,7 @@ def _pieces(file: SourceFile, settings: DataSettings, run: Callable[..., Iterabl
     whole = file.format == "text" and settings.documents == "file"
     local = is_local(filesystem(file.uri)[0])
     if file.format == "wikipedia" and file.compression == "bzip2" and local and file.size > STRIPE_BYTES:
-        from data_pipeline.wikipedia import bzip2_borders
+        from data_pipeline.sources.formats.wikipedia import bzip2_borders
 
         if borders := bzip2_borders(file.uri, STRIPE_BYTES):
             return _between(file, [0, *borders])
@@ -183,7 +183,7 @@ def _pieces(file: SourceFile, settings: DataSettings, run: Callable[..., Iterabl
     if file.compression or file.size <= UNIT_BYTES or whole or not local:
         return [file]
     if file.format == "parquet":
-        from data_pipeline import tables
+        from data_pipeline.sources.formats import tables
 
         return [
             replace(file, start=start, stop=stop, before=rows, size=size)

@@ -9,7 +9,7 @@ from io import BufferedReader
 import pyarrow as pa
 
 from data_pipeline.errors import UserError
-from data_pipeline.source_file import SourceFile
+from data_pipeline.sources.source_file import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-from data_pipeline.counts import Counts
-from data_pipeline.hygiene import decode, decoded
+from data_pipeline.sources.cleaning import decode, decoded
+from data_pipeline.sources.read_counts import Counts
 
 SHORT = 1 << 16
 """Bytes of a string that is still held in memory."""

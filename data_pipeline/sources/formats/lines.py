@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from io import BufferedReader
 
-from data_pipeline.hygiene import BYTE_ORDER_MARK, check_encoding
-from data_pipeline.source_file import SourceFile
+from data_pipeline.sources.cleaning import BYTE_ORDER_MARK, check_encoding
+from data_pipeline.sources.source_file import SourceFile
 
 READ_BYTES = 4 << 20
 

@@ -15,8 +15,8 @@ import codecs
 import re
 from collections.abc import Iterable, Iterator
 
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
+from data_pipeline.sources.read_counts import Counts
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")

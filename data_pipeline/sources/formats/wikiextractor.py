@@ -4,12 +4,12 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.hygiene import decode
 from data_pipeline.io.decompress import open_bytes
-from data_pipeline.lines import READ_BYTES, Line, lines_of
-from data_pipeline.source_file import PASSAGE_BYTES, Record, SourceFile, in_passages
+from data_pipeline.sources.cleaning import decode
+from data_pipeline.sources.formats.lines import READ_BYTES, Line, lines_of
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import PASSAGE_BYTES, Record, SourceFile, in_passages
 
 _DOC = re.compile(rb'<doc id="([^"]*)"[^>]*>\s*$')
 

@@ -6,12 +6,12 @@ from functools import partial
 from io import BufferedReader
 from itertools import chain
 
-from data_pipeline.counts import Counts
-from data_pipeline.hygiene import BYTE_ORDER_MARK, check_encoding, decode
 from data_pipeline.io.decompress import open_bytes
-from data_pipeline.lines import Line, first_line
 from data_pipeline.settings import DataSettings
-from data_pipeline.source_file import PASSAGE_BYTES, Record, SourceFile, in_passages
+from data_pipeline.sources.cleaning import BYTE_ORDER_MARK, check_encoding, decode
+from data_pipeline.sources.formats.lines import Line, first_line
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import PASSAGE_BYTES, Record, SourceFile, in_passages
 
 # Lines of nothing but Unicode's white space, the last of a file perhaps without its line feed. A line of more than
 # PASSAGE_BYTES is none, whatever it holds.

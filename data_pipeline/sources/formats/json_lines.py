@@ -5,14 +5,14 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from data_pipeline.counts import Counts
 from data_pipeline.errors import UserError
-from data_pipeline.hygiene import BYTE_ORDER_MARK, decode
 from data_pipeline.io.decompress import open_bytes
-from data_pipeline.lines import Line, lines_of
-from data_pipeline.long_json import LongString, read_object
 from data_pipeline.settings import DataSettings
-from data_pipeline.source_file import Record, SourceFile
+from data_pipeline.sources.cleaning import BYTE_ORDER_MARK, decode
+from data_pipeline.sources.formats.lines import Line, lines_of
+from data_pipeline.sources.formats.long_json import LongString, read_object
+from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import Record, SourceFile
 
 LONG_LINE = 4 << 20
 """Bytes of a line that is still decoded in one piece."""

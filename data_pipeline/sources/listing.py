@@ -13,7 +13,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
-from data_pipeline.source_file import SourceFile
+from data_pipeline.sources.source_file import SourceFile
 
 FORMATS = {
     ".txt": "text",

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from data_pipeline.counts import Counts
-from data_pipeline.hygiene import decoded
+from data_pipeline.sources.cleaning import decoded
+from data_pipeline.sources.read_counts import Counts
 
 PASSAGE_BYTES = 1 << 20
 """A document of more bytes comes in passages of about this size."""

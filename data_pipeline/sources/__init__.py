@@ -1,0 +1,1 @@
+"""Read files and URIs into clean documents with stable ids."""
