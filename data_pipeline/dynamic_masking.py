@@ -23,7 +23,7 @@ from data_pipeline.masking import Masker
 from data_pipeline.packing import original_tokens
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import DataSettings, deciding_values, mask_stages
-from data_pipeline.vocabulary import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
 _DECIDING = (
     "masked_lm_prob", "max_predictions", "masking", "whole_word", "mask_share", "random_share", "replace_together",

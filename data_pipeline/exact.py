@@ -36,9 +36,9 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.spool import spooled
 from data_pipeline.tokens import WordCache
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.vocabulary.files import Vocabulary
+from data_pipeline.vocabulary.wordpiece import WordPiece
 from data_pipeline.walks import AT_START, draw_target, write_pair
-from data_pipeline.wordpiece import WordPiece
 
 WORD_CHARACTERS = 200
 """The script takes a longer word for unknown; most vocabularies say 100."""

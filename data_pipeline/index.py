@@ -33,7 +33,7 @@ from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import join, read_bytes, remove_partial_files, write_whole
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary import Vocabulary
+    from data_pipeline.vocabulary.files import Vocabulary
 
 FORMAT = 3
 """Version of the shards' and index's format; another one is refused."""

@@ -36,7 +36,7 @@ from data_pipeline.settings import DataSettings, deciding_values, token_values
 from data_pipeline.sources.discover import source_files, units_of
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_snapshot import described_sources, summary
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.vocabulary.files import Vocabulary
 
 WORK, SHARDS, NOTE, UNITS, PLAN = ".work", "shards", "identity.json", "units.json", "plan.json"
 

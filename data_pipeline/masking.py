@@ -38,7 +38,7 @@ from data_pipeline.token_masks import mask_tokens
 from data_pipeline.units import no_units, unit_table
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary import Vocabulary
+    from data_pipeline.vocabulary.files import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)

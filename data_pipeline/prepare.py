@@ -33,7 +33,7 @@ from data_pipeline.sources.source_snapshot import LOG, contents, in_words, what_
 from data_pipeline.stages import deliver, ready
 from data_pipeline.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.tasks import READ, STAGES, WRITE, Stage
-from data_pipeline.vocabulary import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
 DISCOVER, FINISH = "discover", "finish"
 

@@ -5,7 +5,7 @@ from data_pipeline.pairs import NextSentencePairs, OrderedPairs, SentencePairs
 from data_pipeline.segments import SegmentRecipe
 from data_pipeline.settings import DataSettings
 from data_pipeline.streams import FullSentences, SingleStreams
-from data_pipeline.vocabulary import Vocabulary
+from data_pipeline.vocabulary.files import Vocabulary
 
 RECIPES: dict[str, type[SegmentRecipe]] = {
     "segment_pair": NextSentencePairs,

@@ -27,7 +27,7 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.walks import AT_START, DOCUMENT
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary import Vocabulary
+    from data_pipeline.vocabulary.files import Vocabulary
 
 BUFFER_TOKENS = 1 << 20
 """Tokens that compiled code writes before they are handed over."""

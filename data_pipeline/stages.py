@@ -40,7 +40,7 @@ from data_pipeline.spool import spooled
 from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 
 SPOOL_TOKENS = 1 << 25
 """A shard of more tokens, as of a huge document, is put together on disk."""

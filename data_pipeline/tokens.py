@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.pieces import Vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.word_batches import encode_words
 from data_pipeline.word_borders import WINDOW, byte_kinds
 from data_pipeline.word_table import (

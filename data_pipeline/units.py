@@ -25,7 +25,7 @@ from data_pipeline.spans import follows
 from data_pipeline.tokens import WordCache
 
 if TYPE_CHECKING:
-    from data_pipeline.vocabulary import Vocabulary
+    from data_pipeline.vocabulary.files import Vocabulary
 
 CHUNK_WORDS = 4
 """Words of a chunk, at most; a longer run is cut after so many."""

@@ -17,7 +17,7 @@ from data_pipeline.loader import order_of
 from data_pipeline.order import Order, default_streams
 from data_pipeline.settings import SEQUENTIAL, deciding_values
 from data_pipeline.shards import verify_full
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.config import RunConfig
 from pretrain.objectives import load, registered
 from pretrain.phases import Phase, phases_of

@@ -20,7 +20,7 @@ def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
     from launch.recipe import load_config
 
     config = load_config(recipe, overrides or [])
-    from data_pipeline.learning import learn_vocabulary
+    from data_pipeline.vocabulary.sample import learn_vocabulary
 
     vocabulary, fresh = learn_vocabulary(config.data, config.vocabulary, stages(console), warn=say)
     there = "" if fresh else "already there: "

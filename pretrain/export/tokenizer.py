@@ -7,9 +7,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer
 
 from data_pipeline.errors import UserError
-from data_pipeline.pieces import Vocabulary
-from data_pipeline.vocabulary import parse_tokenizer_json
-from data_pipeline.wordpiece import WordPiece
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import parse_tokenizer_json
+from data_pipeline.vocabulary.wordpiece import WordPiece
 
 PROBES = (
     "The QUICK brown fox, isn't it? 3,14 & co.",

@@ -24,7 +24,7 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokens import WordCache
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 from tests.benchmarks.peers import Timing, Work
 from tests.unit.prepare_material import silent
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import transformers
 
-from data_pipeline.pieces import Vocabulary
 from data_pipeline.tokens import WordCache
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.export.tokenizer import write_tokenizer
 from tests.unit.vocabulary_material import SAMPLE, charsmap, trained
 

@@ -30,7 +30,7 @@ DOORS = {
     },
     "xxhash": {"data_pipeline/shards.py"},
     "huggingface_hub": {"pretrain/export/hub.py"},
-    "sentencepiece": {"data_pipeline/vocabulary_training.py"},
+    "sentencepiece": {"data_pipeline/vocabulary/train.py"},
 }
 
 

@@ -13,7 +13,6 @@ from data_pipeline.bins import Caps
 from data_pipeline.compiled import philox
 from data_pipeline.errors import UserError
 from data_pipeline.index import Index
-from data_pipeline.learning import learn_vocabulary
 from data_pipeline.loader import Shares, loader_state, order_of, resumed_batch
 from data_pipeline.packing import original_tokens
 from data_pipeline.padding import PaddingCounter, packed_rows, padded_tokens
@@ -21,6 +20,7 @@ from data_pipeline.prepare import prepare
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards import BlockReader
+from data_pipeline.vocabulary.sample import learn_vocabulary
 from launch.recipe import load_config
 from pretrain.config import RunConfig
 from tests.command_line import write_text

@@ -14,7 +14,7 @@ from data_pipeline.corpus import open_corpus, save_sorted
 from data_pipeline.recipes import RECIPES, recipe_of
 from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 from tests.command_line import ROOT, VOCABULARY
 
 
@@ -63,7 +63,7 @@ def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
         "from data_pipeline import donors\n"
         "from data_pipeline.corpus import open_corpus\n"
         "from data_pipeline.recipes import recipe_of\n"
-        "from data_pipeline.vocabulary import load_vocabulary\n"
+        "from data_pipeline.vocabulary.files import load_vocabulary\n"
         "from data_pipeline.settings import DataSettings\n"
         "donors.MAPPED_BYTES = 0\n"
         "recipe = recipe_of(DataSettings(sources=['x'], sequences='segment_pair'),"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from prepare_material import silent
 
 from data_pipeline.errors import UserError
-from data_pipeline.learning import learn_vocabulary
 from data_pipeline.prepare import prepare
 from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, VocabularySettings
@@ -30,6 +29,7 @@ from data_pipeline.sources.deduplicate import (
 )
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
+from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import write_text
 
 

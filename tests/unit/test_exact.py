@@ -9,7 +9,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import concatenate
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 
 WORDS = [f"w{n}" for n in range(40)]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from data_pipeline import learning
 from data_pipeline.errors import UserError
-from data_pipeline.learning import learn_vocabulary, sample
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources import discover
 from data_pipeline.sources.source_weights import smoothed
-from data_pipeline.vocabulary import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary import sample as learning
+from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.sample import learn_vocabulary, sample
 from tests.command_line import write_text
 from tests.unit.vocabulary_material import TEXT
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.learning import learn_vocabulary
 from data_pipeline.records import Sentences
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources.discover import discover, read
@@ -16,7 +15,8 @@ from data_pipeline.sources.read_counts import Counts
 from data_pipeline.stages import read_source
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
+from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import ROOT, write_text
 
 MEGABYTES = 40

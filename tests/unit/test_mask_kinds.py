@@ -15,7 +15,7 @@ from data_pipeline.records import Segments, take_ragged
 from data_pipeline.settings import DataSettings, deciding_values
 from data_pipeline.spans import draw_length, geometric, harmonic
 from data_pipeline.units import CHUNK_WORDS, closed_class_words, join_words, unit_table
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
 
 SIZE = 5000
 SPANBERT = np.array([0.22406, 0.17925, 0.1434, 0.11472, 0.09177, 0.07342, 0.05874, 0.04699, 0.03759, 0.03007])

@@ -16,12 +16,12 @@ from data_pipeline.errors import UserError
 from data_pipeline.executors import Share
 from data_pipeline.io.files import whole_file, whole_folder, write_once
 from data_pipeline.job import open_job
-from data_pipeline.learning import learn_vocabulary
 from data_pipeline.plan import plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
+from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import Maskmill, command, environ, write_text
 
 SMALL = {"sequence_length": "32", "max_predictions": "5", "shard_tokens": "1500", "block_examples": "8"}

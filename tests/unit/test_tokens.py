@@ -19,10 +19,10 @@ from data_pipeline.records import Sentences
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokenizing import tokenize
 from data_pipeline.tokens import WordCache
-from data_pipeline.vocabulary import load_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary
+from data_pipeline.vocabulary.wordpiece import SPECIAL_TOKENS, Normalization, make_vocabulary
 from data_pipeline.word_borders import ALONE, WIDE, byte_kinds
 from data_pipeline.word_table import LONGEST_CACHED, ROOM
-from data_pipeline.wordpiece import SPECIAL_TOKENS, Normalization, make_vocabulary
 from tests.unit.vocabulary_material import charsmap, trained
 
 GOLDEN = Path(__file__).parents[1] / "golden"

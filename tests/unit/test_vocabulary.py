@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.vocabulary import load_vocabulary, save_vocabulary
-from data_pipeline.vocabulary_training import train_vocabulary
-from data_pipeline.wordpiece import SPECIAL_TOKENS
+from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
+from data_pipeline.vocabulary.train import train_vocabulary
+from data_pipeline.vocabulary.wordpiece import SPECIAL_TOKENS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BERT = GOLDEN / "vocab" / "bert-base-uncased-vocab.txt"
@@ -170,7 +170,7 @@ TRAIN = """
 import sys
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.vocabulary_training import train_vocabulary
+from data_pipeline.vocabulary.train import train_vocabulary
 documents = [Document(str(i), open(sys.argv[1]).read()) for i in range(3)]
 for kind in sys.argv[2:]:
     print(train_vocabulary(documents, VocabularySettings(size=600, kind=kind)).sha256)

@@ -13,8 +13,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
 from data_pipeline.tokens import WordCache
-from data_pipeline.vocabulary import load_vocabulary, save_vocabulary
-from data_pipeline.vocabulary_training import lower_cases, train_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
+from data_pipeline.vocabulary.train import lower_cases, train_vocabulary
 from tests.unit.vocabulary_material import SAMPLE, TEXT, charsmap, trained
 
 KINDS = ("bpe", "unigram")

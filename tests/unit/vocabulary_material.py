@@ -8,10 +8,10 @@ from pathlib import Path
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from data_pipeline.pieces import Vocabulary
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.vocabulary_training import train_vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.train import train_vocabulary
 
 SAMPLE = Path(__file__).parents[1] / "golden" / "pairs" / "sample_text.txt"
 TEXT = SAMPLE.read_text("utf-8") + "Ünïque été字字 字字 の が 한국 한국 שלום मर्ती ☃ ☃ [MASK] x " * 3

@@ -25,11 +25,11 @@ import numpy as np
 import sentencepiece
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from data_pipeline import bytebpe, unigram, wordpiece
 from data_pipeline.errors import UserError
-from data_pipeline.pieces import Vocabulary
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
+from data_pipeline.vocabulary import byte_bpe, unigram, wordpiece
+from data_pipeline.vocabulary.base import Vocabulary
 
 ALPHABET_SHARE = 8
 """Single characters are at most one in so many entries of the vocabulary; rarer ones become unknown."""
@@ -105,9 +105,9 @@ def _wordpiece(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
 def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     if not any(not piece.isspace() for piece in _pieces(texts)):
         raise _nothing()
-    first = [*bytebpe.FIRST_TOKENS, *bytebpe.ALPHABET]
-    mask = bytebpe.SPECIAL_TOKENS.mask
-    empty = bytebpe.make_vocabulary([*first, mask], [], lower_cases(settings), "data.sources")
+    first = [*byte_bpe.FIRST_TOKENS, *byte_bpe.ALPHABET]
+    mask = byte_bpe.SPECIAL_TOKENS.mask
+    empty = byte_bpe.make_vocabulary([*first, mask], [], lower_cases(settings), "data.sources")
     tokenizer = Tokenizer.from_str(empty.json)
     tokenizer.train_from_iterator(
         _pieces(texts),
@@ -121,7 +121,7 @@ def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [(a, b) for a, b in model["merges"]]
-    return bytebpe.make_vocabulary([*tokens, mask], merges, lower_cases(settings), "data.sources")
+    return byte_bpe.make_vocabulary([*tokens, mask], merges, lower_cases(settings), "data.sources")
 
 
 def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
@@ -205,6 +205,6 @@ def _nothing() -> UserError:
 
 _KINDS = {
     "wordpiece": (_wordpiece, 2 * ALPHABET_SHARE),
-    "bpe": (_bpe, len(bytebpe.FIRST_TOKENS) + len(bytebpe.ALPHABET) + 2),
+    "bpe": (_bpe, len(byte_bpe.FIRST_TOKENS) + len(byte_bpe.ALPHABET) + 2),
     "unigram": (_unigram, 2 * ALPHABET_SHARE),
 }

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, normalizers
 
 from data_pipeline.errors import UserError
-from data_pipeline.pieces import (
+from data_pipeline.vocabulary.base import (
     REMEDY,
     Cuts,
     Specials,

@@ -12,10 +12,10 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
-from data_pipeline.pieces import Vocabulary
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources.source_snapshot import described_sources
-from data_pipeline.vocabulary import holds_vocabulary, load_vocabulary
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 
 VOCABULARY_LOG = "vocabulary.log.json"
 CHECKED_CHARACTERS = 1 << 18

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.philox import VOCABULARY, first_words, text_key
-from data_pipeline.pieces import Vocabulary
 from data_pipeline.records import Document, ShowProgress
 from data_pipeline.settings import DataSettings, VocabularySettings, required
 from data_pipeline.sources.cleaning import utf8_size
@@ -27,15 +26,16 @@ from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_weights import repeats, source_weights
-from data_pipeline.vocabulary import save_vocabulary
-from data_pipeline.vocabulary_check import (
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.check import (
     CHECKED_CHARACTERS,
     COARSE_SHARE,
     coarseness,
     log_vocabulary,
     trained_before,
 )
-from data_pipeline.vocabulary_training import train_vocabulary
+from data_pipeline.vocabulary.files import save_vocabulary
+from data_pipeline.vocabulary.train import train_vocabulary
 
 READ_FACTOR = 20
 """Bytes on disk that are read, at most, for each byte of the sample."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.pieces import (
+from data_pipeline.vocabulary.base import (
     Cuts,
     Specials,
     Vocabulary,

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import bytebpe, unigram, wordpiece
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole, writing
-from data_pipeline.pieces import REMEDY, Vocabulary, part_of
-from data_pipeline.wordpiece import Normalization
+from data_pipeline.vocabulary import byte_bpe, unigram, wordpiece
+from data_pipeline.vocabulary.base import REMEDY, Vocabulary, part_of
+from data_pipeline.vocabulary.wordpiece import Normalization
 
 __all__ = ["Vocabulary", "load_vocabulary", "parse_tokenizer_json", "save_vocabulary"]
 
@@ -42,7 +42,7 @@ def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabula
     text = _read(path)
     if path.name == "vocab.json":
         merges = _read(path.with_name("merges.txt")).replace("\r\n", "\n")
-        return bytebpe.from_vocab_and_merges(_json(text, path), merges, str(path))
+        return byte_bpe.from_vocab_and_merges(_json(text, path), merges, str(path))
     if path.suffix == ".json":
         return parse_tokenizer_json(text, str(path), lowercase)
     tokens = text.replace("\r\n", "\n").rstrip("\n").split("\n")
@@ -56,7 +56,7 @@ def parse_tokenizer_json(text: str, where: str, lowercase: bool | None = None) -
     if kind == "WordPiece":
         return wordpiece.from_tokenizer_json(found, where, lowercase)
     if kind == "BPE":
-        return bytebpe.from_tokenizer_json(found, where)
+        return byte_bpe.from_tokenizer_json(found, where)
     if kind == "Unigram":
         return unigram.from_tokenizer_json(found, where)
     raise UserError(f"model: {kind!r}", where=where, expected="WordPiece, BPE or Unigram", remedy=REMEDY)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from data_pipeline.errors import UserError
-from data_pipeline.pieces import (
+from data_pipeline.vocabulary.base import (
     REMEDY,
     Cuts,
     Specials,

@@ -1,0 +1,1 @@
+"""Train, load and save vocabularies of every kind."""
