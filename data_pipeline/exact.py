@@ -35,7 +35,7 @@ from data_pipeline.segments import flat_columns
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.spool import spooled
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import Vocabulary
 from data_pipeline.vocabulary.wordpiece import WordPiece
 from data_pipeline.walks import AT_START, draw_target, write_pair

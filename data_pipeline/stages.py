@@ -28,7 +28,6 @@ from data_pipeline.merging import find, merge
 from data_pipeline.plan import Partition, Unit, members, plan, plan_json
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.segments import SegmentRecipe
-from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources.deduplicate import Repeats, without_repeats
@@ -38,8 +37,9 @@ from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_weights import document_passes
 from data_pipeline.spool import spooled
 from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
-from data_pipeline.tokenizing import tokenize
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize.sentences import split
+from data_pipeline.tokenize.tokenize import tokenize
+from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
 
 SPOOL_TOKENS = 1 << 25

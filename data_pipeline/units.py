@@ -22,7 +22,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.spans import follows
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize.word_cache import WordCache
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.files import Vocabulary

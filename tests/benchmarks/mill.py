@@ -19,11 +19,11 @@ from data_pipeline import executors, prepare, stages
 from data_pipeline.compiled import philox
 from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Examples, Sentences
-from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize.sentences import split
+from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.benchmarks.peers import Timing, Work
 from tests.unit.prepare_material import silent

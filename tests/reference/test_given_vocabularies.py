@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import transformers
 
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.export.tokenizer import write_tokenizer

@@ -24,12 +24,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover as sources
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.formats import json_lines, long_json, plain_text, tables, wikiextractor, wikipedia
 from data_pipeline.sources.read_counts import Counts
+from data_pipeline.tokenize.sentences import split
 from tests.faults.mutations import changed
 
 SECONDS = float(os.environ.get("MASKMILL_FUZZ", "6"))

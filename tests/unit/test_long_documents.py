@@ -13,8 +13,8 @@ from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.stages import read_source
-from data_pipeline.tokenizing import tokenize
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize.tokenize import tokenize
+from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import ROOT, write_text

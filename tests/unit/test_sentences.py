@@ -4,11 +4,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import sentences
 from data_pipeline.records import Document
-from data_pipeline.sentences import LONGEST, split
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.read_counts import Counts
+from data_pipeline.tokenize import sentences
+from data_pipeline.tokenize.sentences import LONGEST, split
 from tests.linear_time import is_linear
 
 RUNNING, LINES = DataSettings(sentences="split"), DataSettings(sentences="lines")

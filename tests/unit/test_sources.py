@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from data_pipeline.sentences import split
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover as sources
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.formats import plain_text
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.tokenize.sentences import split
 
 
 def documents(*names, counts=None, **options):

@@ -13,16 +13,17 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import tokenizing, tokens, word_borders, word_table
 from data_pipeline.compiled.philox import text_key
 from data_pipeline.records import Sentences
 from data_pipeline.sources.read_counts import Counts
-from data_pipeline.tokenizing import tokenize
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize import tokenize as tokenizing
+from data_pipeline.tokenize import word_boundaries, word_cache, word_table
+from data_pipeline.tokenize.tokenize import tokenize
+from data_pipeline.tokenize.word_boundaries import ALONE, WIDE, byte_kinds
+from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.tokenize.word_table import LONGEST_CACHED, ROOM
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.wordpiece import SPECIAL_TOKENS, Normalization, make_vocabulary
-from data_pipeline.word_borders import ALONE, WIDE, byte_kinds
-from data_pipeline.word_table import LONGEST_CACHED, ROOM
 from tests.unit.vocabulary_material import charsmap, trained
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -170,7 +171,7 @@ def test_the_words_that_are_cut_are_those_that_stand_alone():
     kinds = byte_kinds(punctuation=True, chinese=True)
     for code in (*range(0x80, 0xD800), *range(0xE000, 0x11000), 0x20000):
         data = np.frombuffer(chr(code).encode() + b"xx", np.uint8)
-        alone = kinds[data[0]] == WIDE and bool(word_borders.stands_alone.py_func(data, 0))
+        alone = kinds[data[0]] == WIDE and bool(word_boundaries.stands_alone.py_func(data, 0))
         assert alone == (0x2010 <= code <= 0x2027 or 0x4E00 <= code <= 0x9FFF), hex(code)
 
 
@@ -212,9 +213,9 @@ def test_words_of_equal_hash_are_told_apart():
 
 
 def test_the_cache_forgets_and_goes_on(monkeypatch):
-    monkeypatch.setattr(tokens, "_BUFFER_WORDS", ROOM)
-    monkeypatch.setattr(tokens, "_LONG_WORDS", ROOM)
-    monkeypatch.setattr(tokens, "_FIRST_SLOTS", 1024)
+    monkeypatch.setattr(word_cache, "_BUFFER_WORDS", ROOM)
+    monkeypatch.setattr(word_cache, "_LONG_WORDS", ROOM)
+    monkeypatch.setattr(word_cache, "_FIRST_SLOTS", 1024)
     cache = WordCache(small(lowercase=True), most_words=1000)
     sentences = [" ".join(f"{a}{b}{'t' * i}" for i in range(50)) for a in "abcdef" for b in "eghik"] * 2
     assert ours(cache, sentences) == library(cache.vocabulary, sentences)
@@ -226,7 +227,7 @@ def test_the_cache_forgets_and_goes_on(monkeypatch):
 
 @pytest.mark.parametrize("before", ["", "a", "aa"])
 def test_a_buffer_that_is_full_within_a_character(monkeypatch, before):
-    monkeypatch.setattr(tokens, "_BUFFER_WORDS", ROOM)
+    monkeypatch.setattr(word_cache, "_BUFFER_WORDS", ROOM)
     cache = WordCache(small(lowercase=True))
     sentences = [before + 2000 * "\u2019" + " the"]
     assert ours(cache, sentences) == library(cache.vocabulary, sentences)

@@ -12,7 +12,7 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
 from data_pipeline.vocabulary.train import lower_cases, train_vocabulary
 from tests.unit.vocabulary_material import SAMPLE, TEXT, charsmap, trained

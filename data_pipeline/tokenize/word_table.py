@@ -4,7 +4,7 @@ import numpy as np
 
 from data_pipeline.compiled.intrinsics import load_word, trailing_zeros
 from data_pipeline.compiled.jit import inlined, jit
-from data_pipeline.word_borders import LONGEST_RUN, WINDOW, character_end, kind_bits, parted
+from data_pipeline.tokenize.word_boundaries import LONGEST_RUN, WINDOW, character_end, kind_bits, parted
 
 LONGEST_CACHED = 64
 """Longer words, in bytes, are looked up anew each time: they are rare, and would fill the table."""

@@ -16,10 +16,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.vocabulary.base import Vocabulary
-from data_pipeline.word_batches import encode_words
-from data_pipeline.word_borders import WINDOW, byte_kinds
-from data_pipeline.word_table import (
+from data_pipeline.tokenize.encode_words import encode_words
+from data_pipeline.tokenize.word_boundaries import WINDOW, byte_kinds
+from data_pipeline.tokenize.word_table import (
     EMPTY,
     LONGEST_CACHED,
     ROOM,
@@ -28,6 +27,7 @@ from data_pipeline.word_table import (
     find_words,
     write_ids,
 )
+from data_pipeline.vocabulary.base import Vocabulary
 
 MOST_WORDS = 1 << 20
 """Words remembered; when so many are known all are forgotten. They take 130 MB at most, usually less than half."""

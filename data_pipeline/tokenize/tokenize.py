@@ -16,7 +16,7 @@ from data_pipeline.io.files import writing
 from data_pipeline.io.npy import starts_of
 from data_pipeline.records import Corpus, Sentences
 from data_pipeline.sources.read_counts import Counts
-from data_pipeline.tokens import WordCache
+from data_pipeline.tokenize.word_cache import WordCache
 
 BATCH_CHARACTERS = 4 << 20
 STRING_BYTES = 64

@@ -1,0 +1,1 @@
+"""Split documents into sentences, and sentences into token ids."""
