@@ -24,21 +24,21 @@ from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import python_stream, shuffle
 from data_pipeline.covering import emit_covered, mask_sequence, scratch_for
-from data_pipeline.donors import no_files
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import open_bytes, reading
 from data_pipeline.io.mmap import mapped
-from data_pipeline.pair_walks import next_pair
-from data_pipeline.pairs import NextSentencePairs
 from data_pipeline.records import Corpus, Examples
-from data_pipeline.segments import flat_columns
+from data_pipeline.sequences.base import flat_columns
+from data_pipeline.sequences.kernels import AT_START, draw_target, write_pair
+from data_pipeline.sequences.pair_kernels import next_pair
+from data_pipeline.sequences.pairs import NextSentencePairs
+from data_pipeline.sequences.random_reads import no_files
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.spool import spooled
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import Vocabulary
 from data_pipeline.vocabulary.wordpiece import WordPiece
-from data_pipeline.walks import AT_START, draw_target, write_pair
 
 WORD_CHARACTERS = 200
 """The script takes a longer word for unknown; most vocabularies say 100."""

@@ -17,9 +17,9 @@ from data_pipeline.corpus import document_tokens
 from data_pipeline.errors import UserError
 from data_pipeline.index import HELD_OUT, TRAIN
 from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.pairs import ALONE
-from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Corpus
+from data_pipeline.sequences.pairs import ALONE
+from data_pipeline.sequences.registry import RECIPES
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.source_weights import document_passes, language_numbers, repeats
 

@@ -27,7 +27,7 @@ from data_pipeline.io.object_store import upload
 from data_pipeline.merging import find, merge
 from data_pipeline.plan import Partition, Unit, members, plan, plan_json
 from data_pipeline.records import Examples, concatenate
-from data_pipeline.segments import SegmentRecipe
+from data_pipeline.sequences.base import SegmentRecipe
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards import write_shard
 from data_pipeline.sources.deduplicate import Repeats, without_repeats

@@ -17,8 +17,8 @@ from typing import Any
 
 from data_pipeline import executors, prepare, stages
 from data_pipeline.compiled import philox
-from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Examples, Sentences
+from data_pipeline.sequences.registry import RECIPES
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts

@@ -26,7 +26,7 @@ DOORS = {
     "numba": {
         "data_pipeline/compiled/jit.py",
         "data_pipeline/compiled/intrinsics.py",
-        "data_pipeline/donors.py",
+        "data_pipeline/sequences/random_reads.py",
     },
     "xxhash": {"data_pipeline/shards.py"},
     "huggingface_hub": {"pretrain/export/hub.py"},

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pair_material import all_segments
 
-from data_pipeline import donors, segments
 from data_pipeline.corpus import open_corpus, save_sorted
-from data_pipeline.recipes import RECIPES, recipe_of
 from data_pipeline.records import Corpus
+from data_pipeline.sequences import base, random_reads
+from data_pipeline.sequences.registry import RECIPES, recipe_of
 from data_pipeline.settings import DataSettings
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.command_line import ROOT, VOCABULARY
@@ -44,11 +44,11 @@ def test_what_is_read_is_what_is_mapped(
     settings = DataSettings(sources=["x"], sequences=sequences, sequence_length=400)
     recipe = recipe_of(settings, load_vocabulary(str(VOCABULARY)))
     expected = all_segments(recipe, corpus, 0, 30, 1, 2)
-    monkeypatch.setattr(donors, "MAPPED_BYTES", 0)
-    monkeypatch.setattr(segments, "BUFFER_TOKENS", 1 << 14)
+    monkeypatch.setattr(random_reads, "MAPPED_BYTES", 0)
+    monkeypatch.setattr(base, "BUFFER_TOKENS", 1 << 14)
     mapped = open_corpus(tmp_path)
-    assert donors.is_large(mapped)
-    assert not donors.is_large(corpus)
+    assert random_reads.is_large(mapped)
+    assert not random_reads.is_large(corpus)
     found = all_segments(recipe, mapped, 0, 30, 1, 2)
     for field in dataclasses.fields(expected):
         assert np.array_equal(getattr(found, field.name), getattr(expected, field.name)), field.name
@@ -60,9 +60,9 @@ def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
     assert (tmp_path / "tokens.npy").stat().st_size > 180 << 20
     code = (
         "import sys, re; from pathlib import Path\n"
-        "from data_pipeline import donors\n"
+        "from data_pipeline.sequences import random_reads as donors\n"
         "from data_pipeline.corpus import open_corpus\n"
-        "from data_pipeline.recipes import recipe_of\n"
+        "from data_pipeline.sequences.registry import recipe_of\n"
         "from data_pipeline.vocabulary.files import load_vocabulary\n"
         "from data_pipeline.settings import DataSettings\n"
         "donors.MAPPED_BYTES = 0\n"

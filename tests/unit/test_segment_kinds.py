@@ -17,9 +17,9 @@ from pair_material import (
     vocabulary,
 )
 
-from data_pipeline.pairs import OrderedPairs, SentencePairs
+from data_pipeline.sequences.pairs import OrderedPairs, SentencePairs
+from data_pipeline.sequences.single import FullSentences
 from data_pipeline.settings import DataSettings
-from data_pipeline.streams import FullSentences
 
 
 def cut(kind, text, seed=1, passes=1, **settings):

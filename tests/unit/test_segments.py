@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from pair_material import CLS, FIRST, SEP, all_segments, corpus, random_corpus, rows, surprise, vocabulary
 
-from data_pipeline import segments as segments_module
 from data_pipeline.errors import UserError
-from data_pipeline.pairs import NextSentencePairs, SentencePairs
-from data_pipeline.recipes import RECIPES
 from data_pipeline.records import Corpus, concatenate
+from data_pipeline.sequences import base as segments_module
+from data_pipeline.sequences.pairs import NextSentencePairs, SentencePairs
+from data_pipeline.sequences.registry import RECIPES
+from data_pipeline.sequences.single import FullSentences, SingleStreams
 from data_pipeline.settings import DataSettings
-from data_pipeline.streams import FullSentences, SingleStreams
 
 
 def recipe(kind, text, **settings):

@@ -196,7 +196,7 @@ def test_a_shard_of_a_huge_document_is_put_together_on_disk(
         prepare_share(settings, silent, name)
     job = open_job(settings, load_vocabulary(settings.vocab), together=True)
     monkeypatch.setattr(stages, "SPOOL_TOKENS", 0)
-    monkeypatch.setattr("data_pipeline.segments.BUFFER_TOKENS", 512)  # many pieces
+    monkeypatch.setattr("data_pipeline.sequences.base.BUFFER_TOKENS", 512)  # many pieces
     partition, unit = job.partitions[0], job.partitions[0].units[0]
     assert partition.split == "train"
     shard = tmp_path / "train-000000.tar"

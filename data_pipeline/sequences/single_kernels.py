@@ -6,7 +6,7 @@ from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.philox import SEGMENTS, start
 from data_pipeline.entries import NO_LABEL
-from data_pipeline.walks import (
+from data_pipeline.sequences.kernels import (
     AT_START,
     DOCUMENT,
     ORDINAL,

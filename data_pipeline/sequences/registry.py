@@ -1,10 +1,10 @@
 """Register the sequence builders by the name of the sequences they make; one line registers one."""
 
 from data_pipeline.errors import UserError
-from data_pipeline.pairs import NextSentencePairs, OrderedPairs, SentencePairs
-from data_pipeline.segments import SegmentRecipe
+from data_pipeline.sequences.base import SegmentRecipe
+from data_pipeline.sequences.pairs import NextSentencePairs, OrderedPairs, SentencePairs
+from data_pipeline.sequences.single import FullSentences, SingleStreams
 from data_pipeline.settings import DataSettings
-from data_pipeline.streams import FullSentences, SingleStreams
 from data_pipeline.vocabulary.files import Vocabulary
 
 RECIPES: dict[str, type[SegmentRecipe]] = {

@@ -11,7 +11,7 @@ from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import below, unit
 from data_pipeline.compiled.philox import SEGMENTS, start
-from data_pipeline.donors import copy_tokens
+from data_pipeline.sequences.random_reads import copy_tokens
 
 # What a walk remembers from one buffer to the next, by its place in an array of int64.
 DOCUMENT, PASS, POSITION, TOKEN, TARGET, ORDINAL = range(6)

@@ -5,9 +5,9 @@ from functools import partial
 from typing import ClassVar
 
 from data_pipeline.errors import UserError
-from data_pipeline.pair_walks import SEGMENT_PAIR, SENTENCE_ORDER, SENTENCE_PAIR, fill_pairs
 from data_pipeline.records import Corpus, Segments
-from data_pipeline.segments import Passes, SegmentRecipe
+from data_pipeline.sequences.base import Passes, SegmentRecipe
+from data_pipeline.sequences.pair_kernels import SEGMENT_PAIR, SENTENCE_ORDER, SENTENCE_PAIR, fill_pairs
 
 ALONE = "add text, part it by blank lines, or train without pairs: objective.name=mlm"
 """What to do where there is no other document to draw a random next segment from."""

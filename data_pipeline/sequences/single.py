@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from data_pipeline.records import Corpus, Segments
-from data_pipeline.segments import Passes, SegmentRecipe
-from data_pipeline.stream_walks import fill_full, fill_streams
+from data_pipeline.sequences.base import Passes, SegmentRecipe
+from data_pipeline.sequences.single_kernels import fill_full, fill_streams
 
 
 class SingleStreams(SegmentRecipe):

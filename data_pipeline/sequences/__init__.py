@@ -1,0 +1,1 @@
+"""Build sequences from documents: pairs and single sequences."""
