@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from data_pipeline.index import Split
-    from data_pipeline.masking import Masker
+    from data_pipeline.masking.masker import Masker
 
 
 GAP = 20

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import python_stream, shuffle
-from data_pipeline.covering import emit_covered, mask_sequence, scratch_for
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import open_bytes, reading
 from data_pipeline.io.mmap import mapped
+from data_pipeline.masking.mask_kernel import emit_covered, mask_sequence, scratch_for
 from data_pipeline.records import Corpus, Examples
 from data_pipeline.sequences.base import flat_columns
 from data_pipeline.sequences.kernels import AT_START, draw_target, write_pair

@@ -17,7 +17,7 @@ from data_pipeline.entries import LONGEST
 from data_pipeline.errors import UserError
 from data_pipeline.findings import findings
 from data_pipeline.index import SPLITS, Index, Split, VocabularyStamp
-from data_pipeline.mask_budget import MaskBudget
+from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.padding import PaddingCounter
 from data_pipeline.records import Examples, ShowProgress
 from data_pipeline.repeats import Repeats

@@ -23,8 +23,8 @@ from data_pipeline.compiled.jit import allocating, jit
 from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below
 from data_pipeline.compiled.philox import FACTORIZATION, start
 from data_pipeline.dynamic_masking import example_keys
+from data_pipeline.masking.spans import draw_length, harmonic
 from data_pipeline.records import read_only
-from data_pipeline.spans import draw_length, harmonic
 
 
 class OrderRule(NamedTuple):

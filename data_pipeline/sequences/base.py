@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS
 from data_pipeline.errors import UserError
 from data_pipeline.io.mmap import release
-from data_pipeline.masking import Masker
+from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Corpus, Examples, Segments, read_only
 from data_pipeline.sequences.kernels import AT_START, DOCUMENT
 from data_pipeline.sequences.random_reads import is_large, opened

@@ -56,7 +56,7 @@ def prepare(
     config = load_config(recipe, overrides or [])
     from data_pipeline.executors import Share
     from data_pipeline.index import Index
-    from data_pipeline.mask_budget import MaskBudget, measured_note
+    from data_pipeline.masking.mask_budget import MaskBudget, measured_note
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
     from data_pipeline.sources.source_snapshot import in_words, noted

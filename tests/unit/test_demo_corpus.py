@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from data_pipeline.units import read_lexicon
+from data_pipeline.masking.phrases import read_lexicon
 from launch.recipe import load_config
 
 CORPUS = Path(__file__).parents[2] / "launch" / "recipes" / "corpus"

@@ -8,13 +8,13 @@ import pytest
 from pair_material import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary
 
 from data_pipeline.compiled.philox import start, words
-from data_pipeline.covering import group_tokens
 from data_pipeline.errors import UserError
-from data_pipeline.masking import Masker
+from data_pipeline.masking.mask_kernel import group_tokens
+from data_pipeline.masking.masker import Masker
+from data_pipeline.masking.phrases import CHUNK_WORDS, closed_class_words, join_words, unit_table
+from data_pipeline.masking.spans import draw_length, geometric, harmonic
 from data_pipeline.records import Segments, take_ragged
 from data_pipeline.settings import DataSettings, deciding_values
-from data_pipeline.spans import draw_length, geometric, harmonic
-from data_pipeline.units import CHUNK_WORDS, closed_class_words, join_words, unit_table
 from data_pipeline.vocabulary.files import load_vocabulary
 
 SIZE = 5000

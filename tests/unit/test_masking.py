@@ -9,8 +9,8 @@ from pair_material import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary
 
 from data_pipeline.compiled.philox import words
 from data_pipeline.errors import UserError
-from data_pipeline.mask_budget import MaskBudget
-from data_pipeline.masking import Masker
+from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Segments, take_ragged
 from data_pipeline.settings import DataSettings, deciding_values
 

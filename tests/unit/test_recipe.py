@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.mask_budget import MaskBudget
+from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import DataSettings, deciding_values
 from launch.manual import manual
 from launch.recipe import load_config, recipe_names, setting_names

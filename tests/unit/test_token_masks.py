@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_pipeline.covering import TOKENS, WORDS, MaskRule
-from data_pipeline.masking import Masker
+from data_pipeline.masking.mask_kernel import TOKENS, WORDS, MaskRule
+from data_pipeline.masking.masker import Masker
+from data_pipeline.masking.phrases import no_units
+from data_pipeline.masking.spans import ALONE, harmonic
 from data_pipeline.records import Examples, Segments
-from data_pipeline.spans import ALONE, harmonic
-from data_pipeline.units import no_units
 
 CLS, SEP, MASK, SIZE = 1, 2, 3, 300
 

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import covering, token_masks
 from data_pipeline.compiled.philox import CORRUPT
-from data_pipeline.covering import TOKENS, UNITS, WORDS, MaskRule, mask_all
 from data_pipeline.errors import UserError
-from data_pipeline.mask_budget import MaskBudget
+from data_pipeline.masking import mask_kernel, token_kernel
+from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.masking.mask_kernel import TOKENS, UNITS, WORDS, MaskRule, mask_all
+from data_pipeline.masking.phrases import no_units, unit_table
+from data_pipeline.masking.spans import ALONE, NGRAM, SPAN, geometric, harmonic
+from data_pipeline.masking.token_kernel import mask_tokens
 from data_pipeline.records import Examples, Segments, read_only
 from data_pipeline.settings import MASKINGS, DataSettings
-from data_pipeline.spans import ALONE, NGRAM, SPAN, geometric, harmonic
-from data_pipeline.token_masks import mask_tokens
-from data_pipeline.units import no_units, unit_table
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.files import Vocabulary
@@ -76,9 +76,9 @@ class Masker:
         if rule.grouping == TOKENS and rule.extent == ALONE:
             shares = (rule.mask_share, rule.keep_share)
             plain = (rule.cls, rule.sep, rule.mask, len(rule.continuation), *shares)
-            used = mask_tokens(key, sequences, counts, plain, token_masks.scratch_for(longest), out)
+            used = mask_tokens(key, sequences, counts, plain, token_kernel.scratch_for(longest), out)
         else:
-            used = mask_all(key, sequences, counts, rule, covering.scratch_for(longest), out)
+            used = mask_all(key, sequences, counts, rule, mask_kernel.scratch_for(longest), out)
         return Examples(
             tokens=tokens,
             offsets=segments.offsets,

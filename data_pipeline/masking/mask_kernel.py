@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below, shuffle, unit
 from data_pipeline.compiled.philox import start
-from data_pipeline.spans import ALONE, NGRAM, SPAN, ngram_end, span_end
-from data_pipeline.units import UnitTable, join_words
+from data_pipeline.masking.phrases import UnitTable, join_words
+from data_pipeline.masking.spans import ALONE, NGRAM, SPAN, ngram_end, span_end
 
 TOKENS, WORDS, UNITS = range(3)
 _MASKED, _KEPT, _RANDOM = range(3)

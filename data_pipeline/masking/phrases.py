@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.jit import jit
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
+from data_pipeline.masking.spans import follows
 from data_pipeline.settings import DataSettings
-from data_pipeline.spans import follows
 from data_pipeline.tokenize.word_cache import WordCache
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def read_lexicon(path: str) -> list[str]:
 def closed_class_words() -> list[str]:
     """The English closed-class words of this package, each as it stands within, at the beginning of, and as a
     sentence in capitals."""
-    words = files("data_pipeline").joinpath(CLOSED_CLASS).read_text(encoding="utf-8").split()
+    words = files("data_pipeline.masking").joinpath(CLOSED_CLASS).read_text(encoding="utf-8").split()
     return sorted({form for word in words for form in (word, word.capitalize(), word.upper())})
 
 

@@ -1,0 +1,1 @@
+"""Mask sequences: which tokens are predicted, and what replaces them."""
