@@ -11,8 +11,8 @@ from data_pipeline.compiled.jit import allocating
 from data_pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from data_pipeline.index import Split
     from data_pipeline.masking.masker import Masker
+    from data_pipeline.shards.index import Split
 
 
 GAP = 20

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.philox import DYNAMIC_MASK
-from data_pipeline.entries import REMEDY
 from data_pipeline.errors import UserError
-from data_pipeline.index import TOKENIZER, Index
 from data_pipeline.io.files import read_bytes
 from data_pipeline.masking.masker import Masker
 from data_pipeline.packing import original_tokens
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import DataSettings, deciding_values, mask_stages
+from data_pipeline.shards.index import TOKENIZER, Index
+from data_pipeline.shards.schema import REMEDY
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
 _DECIDING = (

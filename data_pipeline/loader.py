@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from data_pipeline.bins import Caps
 from data_pipeline.dynamic_masking import DynamicMasking
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
-from data_pipeline.layout import Layout
 from data_pipeline.order import Order, rank_range
 from data_pipeline.packing import StepShare, pack
 from data_pipeline.prefetch import Prefetch
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import SEQUENTIAL
-from data_pipeline.shards import BlockReader
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.placement import Layout
+from data_pipeline.shards.writer import BlockReader
 from data_pipeline.windows import Windows
 
 

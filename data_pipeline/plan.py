@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from data_pipeline.compiled import philox
 from data_pipeline.corpus import document_tokens
 from data_pipeline.errors import UserError
-from data_pipeline.index import HELD_OUT, TRAIN
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.records import Corpus
 from data_pipeline.sequences.pairs import ALONE
 from data_pipeline.sequences.registry import RECIPES
 from data_pipeline.settings import DataSettings
+from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.sources.source_weights import document_passes, language_numbers, repeats
 
 PARTITION_TOKENS = 256_000_000

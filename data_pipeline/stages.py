@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.arrange import arrangement
 from data_pipeline.compiled.philox import words
 from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.io.files import exists, join, temporary_folder, whole_folder, write_whole
@@ -29,14 +28,15 @@ from data_pipeline.plan import Partition, Unit, members, plan, plan_json
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.sequences.base import SegmentRecipe
 from data_pipeline.settings import DataSettings
-from data_pipeline.shards import write_shard
+from data_pipeline.shards.example_order import arrangement
+from data_pipeline.shards.statistics import add_up, language_statistics, padding_statistics, shard_statistics
+from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import Repeats, without_repeats
 from data_pipeline.sources.discover import read
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_weights import document_passes
 from data_pipeline.spool import spooled
-from data_pipeline.statistics import add_up, language_statistics, padding_statistics, shard_statistics
 from data_pipeline.tokenize.sentences import split
 from data_pipeline.tokenize.tokenize import tokenize
 from data_pipeline.tokenize.word_cache import WordCache

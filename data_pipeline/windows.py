@@ -9,12 +9,12 @@ tokens), and the blocks of the window being filled.
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.columns import COLUMNS
 from data_pipeline.compiled.jit import allocating, jit
-from data_pipeline.layout import Layout, Run
 from data_pipeline.order import Order, StreamRanges, Window
 from data_pipeline.records import Examples, concatenate
-from data_pipeline.shards import BlockReader
+from data_pipeline.shards.block import COLUMNS
+from data_pipeline.shards.placement import Layout, Run
+from data_pipeline.shards.writer import BlockReader
 
 SLACK = 1.05
 """Room in a slot beyond what is expected of, or was needed by, the fullest window."""

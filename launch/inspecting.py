@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import INDEX, Index
-from data_pipeline.instances import label_names, printed_examples
 from data_pipeline.io.files import is_uri
-from data_pipeline.lint import lint
-from data_pipeline.lint_text import report
+from data_pipeline.shards.index import INDEX, Index
+from data_pipeline.shards.inspect.scan import lint
+from data_pipeline.shards.inspect.show_examples import label_names, printed_examples
+from data_pipeline.shards.inspect.text import report
 from launch.app import errors, no_such_folder
 from launch.progress import late_stages, waiting
 from pretrain.config import RunConfig

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import INDEX, Index
 from data_pipeline.io.files import exists, join
 from data_pipeline.settings import DataSettings, required
+from data_pipeline.shards.index import INDEX, Index
 from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 from launch.job_size import WORKER_GIB, export_gib, node_gib, rank_cores, tasks_of, vocabulary_gib
 from pretrain.config import RunConfig

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from data_pipeline.entries import NO_LABEL
+from data_pipeline.shards.schema import NO_LABEL
 from pretrain.encoder.attention import Packing
 
 if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import TOKENIZER, Index
 from data_pipeline.io.files import read_bytes
 from data_pipeline.records import Examples
-from data_pipeline.shards import BlockReader
+from data_pipeline.shards.index import TOKENIZER, Index
+from data_pipeline.shards.writer import BlockReader
 from pretrain.checkpoint import Checkpoint, find_checkpoint
 from pretrain.evaluate.samples import Sample, fill_samples
 from pretrain.export.facts import card_of

@@ -1,6 +1,7 @@
 """Describe a run, a checkpoint or an exported model, for people or as JSON.
 
-Every hash is verified on the way: what is shown has the bytes that were written. Shards are data_pipeline/lint.py's.
+Every hash is verified on the way: what is shown has the bytes that were written. Shards are
+data_pipeline/shards/inspect/scan.py's.
 """
 
 import json

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from data_pipeline.bins import Caps, caps_for, fitting_tokens
 from data_pipeline.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.errors import UserError
-from data_pipeline.index import TRAIN, Index, Split
 from data_pipeline.loader import order_of
 from data_pipeline.order import Order, default_streams
 from data_pipeline.settings import SEQUENTIAL, deciding_values
-from data_pipeline.shards import verify_full
+from data_pipeline.shards.index import TRAIN, Index, Split
+from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.config import RunConfig
 from pretrain.objectives import load, registered

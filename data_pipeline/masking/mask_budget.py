@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_pipeline.settings import DataSettings, predictions_cap
 
 if TYPE_CHECKING:
-    from data_pipeline.index import Index
+    from data_pipeline.shards.index import Index
 
 
 class MaskBudget(NamedTuple):

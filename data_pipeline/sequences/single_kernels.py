@@ -5,7 +5,6 @@ import numpy as np
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.philox import SEGMENTS, start
-from data_pipeline.entries import NO_LABEL
 from data_pipeline.sequences.kernels import (
     AT_START,
     DOCUMENT,
@@ -20,6 +19,7 @@ from data_pipeline.sequences.kernels import (
     mix,
     write_stream,
 )
+from data_pipeline.shards.schema import NO_LABEL
 
 
 @jit

@@ -55,10 +55,10 @@ def prepare(
 
     config = load_config(recipe, overrides or [])
     from data_pipeline.executors import Share
-    from data_pipeline.index import Index
     from data_pipeline.masking.mask_budget import MaskBudget, measured_note
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
+    from data_pipeline.shards.index import Index
     from data_pipeline.sources.source_snapshot import in_words, noted
     from pretrain.monitoring.lineage import record_prepare
     from pretrain.phases import data_of_phases

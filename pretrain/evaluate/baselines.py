@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from data_pipeline.index import VocabularyStamp
+    from data_pipeline.shards.index import VocabularyStamp
     from pretrain.batch import MicroBatch
 
     Counts = NDArray[np.int64]
@@ -48,7 +48,7 @@ def unigram(counts: "Counts") -> dict[str, float]:
     """Loss and accuracy at the positions whose targets have these counts, of the best answer that is the same at all of
     them: the entropy of the targets in nats, which no fixed distribution of words goes below, and the share of the
     most frequent word. Empty without a position."""
-    from data_pipeline.statistics import unigram_entropy
+    from data_pipeline.shards.statistics import unigram_entropy
 
     if not counts.any():
         return {}

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from data_pipeline.index import Index
-from data_pipeline.instances import words_of
 from data_pipeline.loader import held_out
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.inspect.show_examples import words_of
 from pretrain.batch import MicroBatch
 from pretrain.config import RunConfig
 from pretrain.engine import Engine

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.index import Index
+from data_pipeline.shards.index import Index
 from pretrain.checkpoint import Checkpoint
 from pretrain.config import RunConfig
 from pretrain.evaluate.baselines import with_majority

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from data_pipeline.index import Index
 from data_pipeline.io.redact import blot, blotted
+from data_pipeline.shards.index import Index
 from pretrain.config import RunConfig
 
 PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import INDEX, TOKENIZER, Index
 from data_pipeline.io.files import read_bytes
+from data_pipeline.shards.index import INDEX, TOKENIZER, Index
 from pretrain.checkpoint import MARKER, Checkpoint, checkpoints, open_checkpoint
 from pretrain.config import RunConfig
 from pretrain.monitoring.connection import Connection, begin, first_line, warn

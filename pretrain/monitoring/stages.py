@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.index import Index
 from data_pipeline.io.redact import blotted
+from data_pipeline.shards.index import Index
 from pretrain.config import MonitorSettings, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]

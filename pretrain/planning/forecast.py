@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import nn
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import INDEX, Index
 from data_pipeline.io.files import is_uri
 from data_pipeline.masking.mask_budget import MaskBudget, measured_note
+from data_pipeline.shards.index import INDEX, Index
 from pretrain.config import RunConfig
 from pretrain.optim.schedule import learning_rate
 from pretrain.phases import Phase, phases_of

@@ -38,10 +38,10 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from data_pipeline.bins import caps_for  # noqa: E402
-from data_pipeline.index import Index  # noqa: E402
 from data_pipeline.loader import Loader, Shares, order_of  # noqa: E402
 from data_pipeline.records import Examples  # noqa: E402
-from data_pipeline.shards import BlockReader, write_index, write_shard  # noqa: E402
+from data_pipeline.shards.index import Index  # noqa: E402
+from data_pipeline.shards.writer import BlockReader, write_index, write_shard  # noqa: E402
 from tests.unit.shard_material import StubVocabulary, blocks_of, filled  # noqa: E402
 
 VOCABULARY = 30522

@@ -32,7 +32,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # a plain script, also from another working directory
 
-from data_pipeline.index import Index  # noqa: E402
+from data_pipeline.shards.index import Index  # noqa: E402
 from launch.ranks import tuning  # noqa: E402
 from pretrain.config import EncoderSettings  # noqa: E402
 from pretrain.throughput import training_flops  # noqa: E402

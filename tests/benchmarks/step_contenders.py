@@ -171,8 +171,8 @@ def trainer_examples(shards: str, sizes: dict[str, Any]) -> Iterator[dict[str, A
     import numpy as np
 
     from data_pipeline.bins import caps_for
-    from data_pipeline.index import Index
     from data_pipeline.loader import Shares, order_of
+    from data_pipeline.shards.index import Index
 
     index = Index.load(shards)
     caps = caps_for(index.train, sizes["examples"], sizes["length"])

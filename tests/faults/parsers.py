@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from data_pipeline.columns import BlockError, check_examples, decode_block, encode_block
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
-from data_pipeline.lint import lint
 from data_pipeline.records import Examples
-from data_pipeline.shards import BlockReader, problems
+from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.inspect.scan import lint
+from data_pipeline.shards.writer import BlockReader, problems
 from launch.recipe import RECIPES, load_config, setting_names
 from pretrain.checkpoint import open_checkpoint, save_checkpoint
 from pretrain.config import RunConfig

@@ -11,10 +11,10 @@ import pytest
 from ranks import run
 
 from data_pipeline.bins import caps_for
-from data_pipeline.index import Index, write_index
 from data_pipeline.loader import Loader, order_of
 from data_pipeline.records import Examples
-from data_pipeline.shards import write_shard
+from data_pipeline.shards.index import Index, write_index
+from data_pipeline.shards.writer import write_shard
 from launch.recipe import load_config
 from pretrain.agreement import StopRequest, agreed
 from pretrain.engine import build_engine

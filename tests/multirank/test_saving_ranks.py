@@ -16,7 +16,7 @@ from ranks import run
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
+from data_pipeline.shards.index import Index
 from pretrain import checkpoint
 from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
 from pretrain.claim_folder import seen_by_all

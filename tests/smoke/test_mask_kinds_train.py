@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from data_pipeline.dynamic_masking import shards_vocabulary
-from data_pipeline.index import Index
 from data_pipeline.packing import original_tokens
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import MASKINGS
-from data_pipeline.shards import BlockReader
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.writer import BlockReader
 from tests.command_line import WORDS, Maskmill
 
 STEPS = [

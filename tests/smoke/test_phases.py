@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.index import Index
+from data_pipeline.shards.index import Index
 from launch.recipe import load_config
 from pretrain.checkpoint import open_checkpoint
 from pretrain.optim.schedule import learning_rate

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import transformers
 
-from data_pipeline.index import Index
 from data_pipeline.masking.masker import Masker
 from data_pipeline.settings import DataSettings
+from data_pipeline.shards.index import Index
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.command_line import TINY, Maskmill, described, write_text
 

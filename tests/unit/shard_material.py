@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.index import Index
 from data_pipeline.records import Examples
-from data_pipeline.shards import write_index, write_shard
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.writer import write_index, write_shard
 
 SIZE = 300
 

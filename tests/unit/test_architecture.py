@@ -14,7 +14,7 @@ VERBS = ROOT / "launch" / "verbs"
 PACKAGES = ("data_pipeline", "pretrain", "launch")
 
 DOORS = {
-    "webdataset": {"data_pipeline/shards.py"},
+    "webdataset": {"data_pipeline/shards/writer.py"},
     "deepspeed": {"pretrain/deepspeed_setup.py", "pretrain/optim/zero_partition.py"},
     "wandb": {"pretrain/monitoring/connection.py"},
     "wandb_workspaces": {"pretrain/monitoring/dashboard.py"},
@@ -28,7 +28,7 @@ DOORS = {
         "data_pipeline/compiled/intrinsics.py",
         "data_pipeline/sequences/random_reads.py",
     },
-    "xxhash": {"data_pipeline/shards.py"},
+    "xxhash": {"data_pipeline/shards/writer.py"},
     "huggingface_hub": {"pretrain/export/hub.py"},
     "sentencepiece": {"data_pipeline/vocabulary/train.py"},
 }

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepare_material import silent
 
-from data_pipeline.arrange import arrangement
 from data_pipeline.bins import Caps
 from data_pipeline.compiled import philox
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
 from data_pipeline.loader import Shares, loader_state, order_of, resumed_batch
 from data_pipeline.packing import original_tokens
-from data_pipeline.padding import PaddingCounter, packed_rows, padded_tokens
 from data_pipeline.prepare import prepare
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.shards import BlockReader
+from data_pipeline.shards.example_order import arrangement
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.padding_cost import PaddingCounter, packed_rows, padded_tokens
+from data_pipeline.shards.writer import BlockReader
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from launch.recipe import load_config
 from pretrain.config import RunConfig

@@ -12,10 +12,10 @@ from shard_material import shard_folder
 
 from data_pipeline.bins import caps_for
 from data_pipeline.errors import DamagedError, UserError
-from data_pipeline.index import Index
 from data_pipeline.io import object_store
 from data_pipeline.io.files import read_ranges
 from data_pipeline.loader import Loader, Shares, order_of
+from data_pipeline.shards.index import Index
 
 COUNTS, BATCH, BLOCK = [20, 16, 19], 5, 8
 STEPS = sum(COUNTS) // BATCH

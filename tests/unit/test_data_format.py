@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from prepare_material import silent
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
-from data_pipeline.lint import lint
-from data_pipeline.shards import BlockReader, problems, stock_samples
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.inspect.scan import lint
+from data_pipeline.shards.writer import BlockReader, problems, stock_samples
 
 
 class Pair(NamedTuple):

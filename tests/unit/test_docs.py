@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.columns import COLUMNS
 from data_pipeline.compiled import philox
-from data_pipeline.entries import BLOCK_FIELDS, ShardEntry
 from data_pipeline.settings import DataSettings, deciding_values
+from data_pipeline.shards.block import COLUMNS
+from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
 from data_pipeline.sources.read_counts import Counts
 from tests.command_line import ROOT, setting
 

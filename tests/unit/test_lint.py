@@ -16,15 +16,15 @@ from rich.console import Console
 from shard_material import SIZE, StubVocabulary, blocks_of, random_examples
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
-from data_pipeline.instances import words_of
-from data_pipeline.lint import lint
-from data_pipeline.lint_text import report
 from data_pipeline.packing import original_tokens
-from data_pipeline.padding import packed_rows, padded_tokens
 from data_pipeline.records import Examples
-from data_pipeline.repeats import Repeats
-from data_pipeline.shards import write_index, write_shard
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.inspect.repeat_counter import Repeats
+from data_pipeline.shards.inspect.scan import lint
+from data_pipeline.shards.inspect.show_examples import words_of
+from data_pipeline.shards.inspect.text import report
+from data_pipeline.shards.padding_cost import packed_rows, padded_tokens
+from data_pipeline.shards.writer import write_index, write_shard
 from launch.progress import late_stages
 from tests.command_line import Maskmill, setting
 

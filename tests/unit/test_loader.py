@@ -19,13 +19,13 @@ from shard_material import blocks_of, random_examples, shard_folder
 
 from data_pipeline.bins import Caps, assign, caps_for, fitting_tokens
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
-from data_pipeline.layout import Layout
 from data_pipeline.loader import Loader, Shares, held_out, loader_state, order_of, resumed_batch
 from data_pipeline.order import Order
 from data_pipeline.packing import PackedMicroBatch, StepShare, original_tokens, pack
 from data_pipeline.prefetch import Prefetch
 from data_pipeline.records import Examples, concatenate
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.placement import Layout
 
 ROOT = Path(__file__).parents[2]
 COUNTS = [20, 8, 3, 17, 30, 1]
@@ -359,7 +359,7 @@ def test_a_process_ends_while_the_thread_is_busy(data: tuple[Index, Examples]) -
     code = (
         "import sys\n"
         "from data_pipeline.bins import caps_for\n"
-        "from data_pipeline.index import Index\n"
+        "from data_pipeline.shards.index import Index\n"
         "from data_pipeline.loader import Loader, order_of\n"
         "index = Index.load(sys.argv[1])\n"
         "loader = Loader(index, order_of(index, seed=1, global_batch=12), caps_for(index.train, 4, 24))\n"

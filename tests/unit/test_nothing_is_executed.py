@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from shard_material import random_examples
 
-from data_pipeline.columns import BlockError, decode_block, encode_block
 from data_pipeline.errors import UserError
+from data_pipeline.shards.block import BlockError, decode_block, encode_block
 from launch.recipe import load_config
 from pretrain.run_folder import read_config
 

@@ -8,8 +8,8 @@ import pytest
 
 from data_pipeline.compiled import philox
 from data_pipeline.errors import UserError
-from data_pipeline.layout import Layout
 from data_pipeline.order import Order, default_streams, permuted, rank_range
+from data_pipeline.shards.placement import Layout
 
 SMALL = [
     # examples, block, global batch, streams, window: nothing divides anything, tails, batches beyond an epoch

@@ -14,12 +14,12 @@ from prepare_material import corpus_of, hashes, settings_for, silent
 
 from data_pipeline import executors
 from data_pipeline.errors import UserError
-from data_pipeline.index import HELD_OUT, TRAIN, Index
 from data_pipeline.packing import original_tokens
 from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
-from data_pipeline.shards import BlockReader
+from data_pipeline.shards.index import HELD_OUT, TRAIN, Index
+from data_pipeline.shards.writer import BlockReader
 from data_pipeline.sources import source_snapshot
 from data_pipeline.sources.discover import source_files
 from data_pipeline.sources.source_file import SourceFile

@@ -16,11 +16,11 @@ import pytest
 from shard_material import shard_folder
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
 from data_pipeline.io import object_store
 from data_pipeline.io.files import exists, read_bytes, read_ranges, write_whole
 from data_pipeline.loader import order_of
-from data_pipeline.shards import BlockReader, tokenizer_problem, verify_full
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.writer import BlockReader, tokenizer_problem, verify_full
 from data_pipeline.stages import deliver
 from tests.command_line import BUCKET, Maskmill, setting
 

@@ -20,14 +20,28 @@ from hypothesis import strategies as st
 from prepare_material import hashes
 from shard_material import SIZE, StubVocabulary, blocks_of, random_examples, shard_folder
 
-from data_pipeline.columns import COLUMNS, BlockError, _member, check_examples, decode_block, encode_block
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import read_bytes, read_ranges, write_whole
 from data_pipeline.io.object_store import object_names
 from data_pipeline.records import Examples, concatenate
-from data_pipeline.shards import BlockReader, problems, stock_samples, verify_full, write_index, write_shard
+from data_pipeline.shards.block import (
+    COLUMNS,
+    BlockError,
+    _member,
+    check_examples,
+    decode_block,
+    encode_block,
+)
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.writer import (
+    BlockReader,
+    problems,
+    stock_samples,
+    verify_full,
+    write_index,
+    write_shard,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +106,7 @@ def test_stock_webdataset_reads_a_shard(tmp_path: Path) -> None:
 def test_the_door_to_webdataset_is_secured_and_gives_the_same(folder: Path) -> None:
     code = (
         "import sys\n"
-        "from data_pipeline.shards import stock_samples\n"
+        "from data_pipeline.shards.writer import stock_samples\n"
         "assert 'webdataset' not in sys.modules and 'torch' not in sys.modules\n"
         "print(sum(len(s['labels.npy']) for s in stock_samples(sys.argv[1])))\n"
         "import webdataset; print(webdataset.utils.enforce_security)"
@@ -513,7 +527,7 @@ def test_a_hundred_thousand_shards_open_at_once(tmp_path: Path, monkeypatch: pyt
         opened_files.append(Path(path).name)
         return Path(path).read_bytes()
 
-    monkeypatch.setattr("data_pipeline.index.read_bytes", counted)
+    monkeypatch.setattr("data_pipeline.shards.index.read_bytes", counted)
     opened = Index.load(tmp_path)
     assert opened.train.examples == 20 * 100_001
     reader = BlockReader(opened, opened.train)

@@ -11,11 +11,11 @@ import torch
 
 from data_pipeline.bins import caps_for
 from data_pipeline.errors import UserError
-from data_pipeline.index import Index
-from data_pipeline.instances import words_of
 from data_pipeline.loader import Shares, order_of
 from data_pipeline.records import concatenate
-from data_pipeline.shards import BlockReader
+from data_pipeline.shards.index import Index
+from data_pipeline.shards.inspect.show_examples import words_of
+from data_pipeline.shards.writer import BlockReader
 from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.batch import MicroBatch
 from pretrain.config import EncoderSettings, RunConfig

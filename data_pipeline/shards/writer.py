@@ -2,7 +2,7 @@
 webdataset.
 
 A shard is a plain tar that stock `webdataset.WebDataset(url).decode()` reads: one sample a block of many examples,
-keys 000000, 000001, ..., a .npy column each (data_pipeline/columns.py). Writing and reading need no
+keys 000000, 000001, ..., a .npy column each (data_pipeline/shards/block.py). Writing and reading need no
 webdataset: importing it imports torch, which costs a worker two seconds and 180 MB. `stock_samples` reads a
 shard through webdataset itself.
 """
@@ -18,13 +18,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from data_pipeline.columns import TAR_END, BlockError, check_examples, decode_block, encode_block
-from data_pipeline.entries import LONGEST, BlockTable, ShardEntry, block_table_json
 from data_pipeline.errors import DamagedError, UserError
-from data_pipeline.index import TOKENIZER, Index, Split, write_index
 from data_pipeline.io.decompress import open_as_it_is
 from data_pipeline.io.files import is_uri, read_ranges, whole_file, write_whole
 from data_pipeline.records import Examples
+from data_pipeline.shards.block import TAR_END, BlockError, check_examples, decode_block, encode_block
+from data_pipeline.shards.index import TOKENIZER, Index, Split, write_index
+from data_pipeline.shards.schema import LONGEST, BlockTable, ShardEntry, block_table_json
 
 __all__ = [
     "BlockReader",

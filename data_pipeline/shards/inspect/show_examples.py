@@ -6,10 +6,10 @@ from itertools import islice
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.index import TOKENIZER, Index
 from data_pipeline.io.files import read_bytes
 from data_pipeline.records import Examples
-from data_pipeline.shards import BlockReader
+from data_pipeline.shards.index import TOKENIZER, Index
+from data_pipeline.shards.writer import BlockReader
 
 LABELS = {0: "B follows A", 1: "B is from another document", -1: "one segment"}
 ORDER_LABELS = {0: "A and B in their order", 1: "A and B trade places", -1: "one segment"}

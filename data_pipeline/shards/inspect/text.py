@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from data_pipeline.instances import LABELS
+from data_pipeline.shards.inspect.show_examples import LABELS
 
 BAR = 40
 """Characters of the longest bar of a histogram."""

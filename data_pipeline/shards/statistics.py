@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled import philox
-from data_pipeline.padding import packed_rows, padded_tokens
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import DataSettings
+from data_pipeline.shards.padding_cost import packed_rows, padded_tokens
 from data_pipeline.sources.source_weights import language_numbers
 
 BINS = 16

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.entries import (
+from data_pipeline.errors import DamagedError, UserError
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import join, read_bytes, remove_partial_files, write_whole
+from data_pipeline.shards.schema import (
     LARGEST_VOCABULARY,
     REMEDY,
     VOCABULARY_FIELDS,
@@ -28,9 +31,6 @@ from data_pipeline.entries import (
     parsed,
     parsed_table,
 )
-from data_pipeline.errors import DamagedError, UserError
-from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import join, read_bytes, remove_partial_files, write_whole
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.files import Vocabulary

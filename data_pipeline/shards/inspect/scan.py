@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.columns import COLUMNS
 from data_pipeline.compiled.jit import jit
-from data_pipeline.entries import LONGEST
 from data_pipeline.errors import UserError
-from data_pipeline.findings import findings
-from data_pipeline.index import SPLITS, Index, Split, VocabularyStamp
 from data_pipeline.masking.mask_budget import MaskBudget
-from data_pipeline.padding import PaddingCounter
 from data_pipeline.records import Examples, ShowProgress
-from data_pipeline.repeats import Repeats
-from data_pipeline.shards import BlockReader, tokenizer_problem, verified_blocks
+from data_pipeline.shards.block import COLUMNS
+from data_pipeline.shards.index import SPLITS, Index, Split, VocabularyStamp
+from data_pipeline.shards.inspect.repeat_counter import Repeats
+from data_pipeline.shards.inspect.rules import findings
+from data_pipeline.shards.padding_cost import PaddingCounter
+from data_pipeline.shards.schema import LONGEST
+from data_pipeline.shards.writer import BlockReader, tokenizer_problem, verified_blocks
 
 BATCH = 32
 """Examples of a batch whose padding is counted, where none is given."""

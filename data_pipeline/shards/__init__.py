@@ -1,0 +1,1 @@
+"""Write and read shards: tars of blocks, and index.json."""

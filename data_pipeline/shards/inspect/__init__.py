@@ -1,0 +1,1 @@
+"""Check the examples of a folder of shards, and show them."""
