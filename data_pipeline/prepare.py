@@ -23,7 +23,7 @@ from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import exists, is_uri, join, write_whole
 from data_pipeline.io.object_store import writable
 from data_pipeline.job import WORK, Job, close_job, open_job
-from data_pipeline.packing import original_tokens
+from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress
 from data_pipeline.settings import DataSettings, deciding_values, required
 from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, write_index

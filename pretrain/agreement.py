@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from data_pipeline.errors import UserError
-from data_pipeline.packing import StepShare
+from data_pipeline.loader.packing import StepShare
 from pretrain import pace
 from pretrain.world import SumMax, World
 

@@ -20,8 +20,8 @@ from data_pipeline.shards.schema import NO_LABEL
 from pretrain.encoder.attention import Packing
 
 if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for
-    from data_pipeline.bins import Caps
-    from data_pipeline.packing import PackedMicroBatch
+    from data_pipeline.loader.bin_packing import Caps
+    from data_pipeline.loader.packing import PackedMicroBatch
     from data_pipeline.records import Examples
 
 IGNORED = -1

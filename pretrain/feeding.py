@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from data_pipeline.loader import Loader
-from data_pipeline.packing import StepShare
-from data_pipeline.prefetch import Prefetch
+from data_pipeline.loader.loader import Loader
+from data_pipeline.loader.packing import StepShare
+from data_pipeline.loader.prefetch import Prefetch
 from pretrain import compiling
 from pretrain.batch import MicroBatch, Shape
 from pretrain.engine import Engine

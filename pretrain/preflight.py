@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_pipeline.bins import Caps, caps_for, fitting_tokens
-from data_pipeline.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.errors import UserError
-from data_pipeline.loader import order_of
-from data_pipeline.order import Order, default_streams
+from data_pipeline.loader.bin_packing import Caps, caps_for, fitting_tokens
+from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
+from data_pipeline.loader.loader import order_of
+from data_pipeline.loader.order import Order, default_streams
 from data_pipeline.settings import SEQUENTIAL, deciding_values
 from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full

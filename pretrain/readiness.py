@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from data_pipeline.loader import Shares
+from data_pipeline.loader.loader import Shares
 from pretrain.config import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.optim.schedule import warmup_updates

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blotted
-from data_pipeline.loader import loader_state, resumed_batch
+from data_pipeline.loader.loader import loader_state, resumed_batch
 from pretrain import compiling
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
 from pretrain.claim_folder import identity_of

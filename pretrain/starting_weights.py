@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from data_pipeline.dynamic_masking import shards_vocabulary
 from data_pipeline.errors import UserError
+from data_pipeline.loader.dynamic_masking import shards_vocabulary
 from data_pipeline.vocabulary.files import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.checkpoint import Checkpoint, named_folder, open_checkpoint

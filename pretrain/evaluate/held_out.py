@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from data_pipeline.loader import held_out
+from data_pipeline.loader.loader import held_out
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of
 from pretrain.batch import MicroBatch

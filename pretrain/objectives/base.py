@@ -11,7 +11,7 @@ from pretrain.encoder.initialize import initialize
 from pretrain.objectives.terms import Terms
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
-    from data_pipeline.packing import StepShare
+    from data_pipeline.loader.packing import StepShare
 
 
 class Model(nn.Module):

@@ -20,7 +20,7 @@ from pretrain.objectives.terms import (
 )
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
-    from data_pipeline.packing import StepShare
+    from data_pipeline.loader.packing import StepShare
 
 
 class MaskedTokensAndNextSentence(Model):

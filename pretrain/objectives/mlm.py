@@ -12,7 +12,7 @@ from pretrain.objectives.base import Model, build_encoder
 from pretrain.objectives.terms import MASKED_METRICS, Term, Terms, masked_metrics
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
-    from data_pipeline.packing import StepShare
+    from data_pipeline.loader.packing import StepShare
 
 
 class MaskedTokens(Model):

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from data_pipeline.bins import Caps
-from data_pipeline.packing import pack
+from data_pipeline.loader.bin_packing import Caps
+from data_pipeline.loader.packing import pack
 from launch.recipe import load_config
 from pretrain.batch import MicroBatch
 from pretrain.checkpoint import newest_checkpoint

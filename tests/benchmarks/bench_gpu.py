@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from data_pipeline.bins import Caps
-from data_pipeline.packing import StepShare, pack
+from data_pipeline.loader.bin_packing import Caps
+from data_pipeline.loader.packing import StepShare, pack
 from pretrain import compiling
 from pretrain.batch import Shape
 from pretrain.config import EncoderSettings, RunConfig

@@ -37,8 +37,8 @@ import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from data_pipeline.bins import caps_for  # noqa: E402
-from data_pipeline.loader import Loader, Shares, order_of  # noqa: E402
+from data_pipeline.loader.bin_packing import caps_for  # noqa: E402
+from data_pipeline.loader.loader import Loader, Shares, order_of  # noqa: E402
 from data_pipeline.records import Examples  # noqa: E402
 from data_pipeline.shards.index import Index  # noqa: E402
 from data_pipeline.shards.writer import BlockReader, write_index, write_shard  # noqa: E402

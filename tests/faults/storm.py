@@ -221,7 +221,7 @@ def warm_up(settings: list[str]) -> None:
     torch.set_num_threads(1)
     import deepspeed  # noqa: F401
 
-    from data_pipeline.loader import Shares
+    from data_pipeline.loader.loader import Shares
     from launch.recipe import load_config
     from pretrain.preflight import check_run
     from pretrain.train import train  # noqa: F401

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from ranks import run
 
-from data_pipeline.bins import caps_for
-from data_pipeline.loader import Loader, order_of
+from data_pipeline.loader.bin_packing import caps_for
+from data_pipeline.loader.loader import Loader, order_of
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index, write_index
 from data_pipeline.shards.writer import write_shard

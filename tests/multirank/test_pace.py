@@ -12,7 +12,7 @@ from ranks import run
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from data_pipeline.prefetch import Prefetch
+from data_pipeline.loader.prefetch import Prefetch
 from launch.recipe import load_config
 from pretrain import pace
 from pretrain.encoder.encoder import Encoder

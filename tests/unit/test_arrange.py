@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepare_material import silent
 
-from data_pipeline.bins import Caps
 from data_pipeline.compiled import philox
 from data_pipeline.errors import UserError
-from data_pipeline.loader import Shares, loader_state, order_of, resumed_batch
-from data_pipeline.packing import original_tokens
+from data_pipeline.loader.bin_packing import Caps
+from data_pipeline.loader.loader import Shares, loader_state, order_of, resumed_batch
+from data_pipeline.loader.packing import original_tokens
 from data_pipeline.prepare import prepare
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import DataSettings, VocabularySettings

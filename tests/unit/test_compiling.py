@@ -9,8 +9,8 @@ import torch
 import torch._dynamo
 from rich.console import Console
 
-from data_pipeline.bins import Caps
 from data_pipeline.errors import UserError
+from data_pipeline.loader.bin_packing import Caps
 from pretrain import compiling
 from pretrain.batch import MicroBatch, Shape
 from pretrain.config import EncoderSettings, RunConfig

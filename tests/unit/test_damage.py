@@ -10,11 +10,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from shard_material import shard_folder
 
-from data_pipeline.bins import caps_for
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io import object_store
 from data_pipeline.io.files import read_ranges
-from data_pipeline.loader import Loader, Shares, order_of
+from data_pipeline.loader.bin_packing import caps_for
+from data_pipeline.loader.loader import Loader, Shares, order_of
 from data_pipeline.shards.index import Index
 
 COUNTS, BATCH, BLOCK = [20, 16, 19], 5, 8

@@ -9,12 +9,12 @@ import pytest
 from pair_material import vocabulary
 from shard_material import SIZE, shard_folder
 
-from data_pipeline.bins import caps_for, fitting_tokens
 from data_pipeline.compiled.philox import DYNAMIC_MASK
-from data_pipeline.dynamic_masking import DynamicMasking, example_keys, shards_vocabulary
 from data_pipeline.errors import UserError
-from data_pipeline.loader import Loader, Shares, loader_state, order_of, resumed_batch
-from data_pipeline.packing import StepShare, original_tokens
+from data_pipeline.loader.bin_packing import caps_for, fitting_tokens
+from data_pipeline.loader.dynamic_masking import DynamicMasking, example_keys, shards_vocabulary
+from data_pipeline.loader.loader import Loader, Shares, loader_state, order_of, resumed_batch
+from data_pipeline.loader.packing import StepShare, original_tokens
 from data_pipeline.records import Segments
 from data_pipeline.settings import DataSettings, Stage, mask_stages
 from data_pipeline.shards.index import Index

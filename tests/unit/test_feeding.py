@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.bins import Caps
-from data_pipeline.packing import StepShare, pack
+from data_pipeline.loader.bin_packing import Caps
+from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.records import Examples
 from pretrain.agreement import Agreed
 from pretrain.batch import MicroBatch, Shape

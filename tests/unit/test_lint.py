@@ -16,7 +16,7 @@ from rich.console import Console
 from shard_material import SIZE, StubVocabulary, blocks_of, random_examples
 
 from data_pipeline.errors import UserError
-from data_pipeline.packing import original_tokens
+from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.repeat_counter import Repeats

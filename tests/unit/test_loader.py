@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_material import blocks_of, random_examples, shard_folder
 
-from data_pipeline.bins import Caps, assign, caps_for, fitting_tokens
 from data_pipeline.errors import UserError
-from data_pipeline.loader import Loader, Shares, held_out, loader_state, order_of, resumed_batch
-from data_pipeline.order import Order
-from data_pipeline.packing import PackedMicroBatch, StepShare, original_tokens, pack
-from data_pipeline.prefetch import Prefetch
+from data_pipeline.loader.bin_packing import Caps, assign, caps_for, fitting_tokens
+from data_pipeline.loader.loader import Loader, Shares, held_out, loader_state, order_of, resumed_batch
+from data_pipeline.loader.order import Order
+from data_pipeline.loader.packing import PackedMicroBatch, StepShare, original_tokens, pack
+from data_pipeline.loader.prefetch import Prefetch
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.placement import Layout
@@ -358,9 +358,9 @@ def test_closing_and_forgetting_end_the_thread(data: tuple[Index, Examples]) -> 
 def test_a_process_ends_while_the_thread_is_busy(data: tuple[Index, Examples]) -> None:
     code = (
         "import sys\n"
-        "from data_pipeline.bins import caps_for\n"
+        "from data_pipeline.loader.bin_packing import caps_for\n"
         "from data_pipeline.shards.index import Index\n"
-        "from data_pipeline.loader import Loader, order_of\n"
+        "from data_pipeline.loader.loader import Loader, order_of\n"
         "index = Index.load(sys.argv[1])\n"
         "loader = Loader(index, order_of(index, seed=1, global_batch=12), caps_for(index.train, 4, 24))\n"
         "next(loader)\n"

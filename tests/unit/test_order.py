@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.compiled import philox
 from data_pipeline.errors import UserError
-from data_pipeline.order import Order, default_streams, permuted, rank_range
+from data_pipeline.loader.order import Order, default_streams, permuted, rank_range
 from data_pipeline.shards.placement import Layout
 
 SMALL = [

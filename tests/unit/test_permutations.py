@@ -5,7 +5,7 @@ import pytest
 from pair_material import CLS, FIRST, SEP, rows, surprise
 
 from data_pipeline.compiled.philox import start
-from data_pipeline.permutations import OrderRule, Orders, draw_orders, rank_tokens, write_visibility
+from data_pipeline.loader.permutation import OrderRule, Orders, draw_orders, rank_tokens, write_visibility
 
 SIZE = 50
 

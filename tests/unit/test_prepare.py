@@ -14,7 +14,7 @@ from prepare_material import corpus_of, hashes, settings_for, silent
 
 from data_pipeline import executors
 from data_pipeline.errors import UserError
-from data_pipeline.packing import original_tokens
+from data_pipeline.loader.packing import original_tokens
 from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings

@@ -18,7 +18,7 @@ from shard_material import shard_folder
 from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
 from data_pipeline.io.files import exists, read_bytes, read_ranges, write_whole
-from data_pipeline.loader import order_of
+from data_pipeline.loader.loader import order_of
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.writer import BlockReader, tokenizer_problem, verify_full
 from data_pipeline.stages import deliver

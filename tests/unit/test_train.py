@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.bins import caps_for
 from data_pipeline.errors import UserError
-from data_pipeline.loader import Shares, order_of
+from data_pipeline.loader.bin_packing import caps_for
+from data_pipeline.loader.loader import Shares, order_of
 from data_pipeline.records import concatenate
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of

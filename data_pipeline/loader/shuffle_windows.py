@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.jit import allocating, jit
-from data_pipeline.order import Order, StreamRanges, Window
+from data_pipeline.loader.order import Order, StreamRanges, Window
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards.block import COLUMNS
 from data_pipeline.shards.placement import Layout, Run

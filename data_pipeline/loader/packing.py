@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bins import Caps, assign
 from data_pipeline.compiled.jit import jit
+from data_pipeline.loader.bin_packing import Caps, assign
 from data_pipeline.records import Examples
 
 

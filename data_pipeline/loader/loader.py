@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.bins import Caps
-from data_pipeline.dynamic_masking import DynamicMasking
 from data_pipeline.errors import UserError
-from data_pipeline.order import Order, rank_range
-from data_pipeline.packing import StepShare, pack
-from data_pipeline.prefetch import Prefetch
+from data_pipeline.loader.bin_packing import Caps
+from data_pipeline.loader.dynamic_masking import DynamicMasking
+from data_pipeline.loader.order import Order, rank_range
+from data_pipeline.loader.packing import StepShare, pack
+from data_pipeline.loader.prefetch import Prefetch
+from data_pipeline.loader.shuffle_windows import Windows
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import SEQUENTIAL
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.placement import Layout
 from data_pipeline.shards.writer import BlockReader
-from data_pipeline.windows import Windows
 
 
 def order_of(

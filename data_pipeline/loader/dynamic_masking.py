@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
+from data_pipeline.loader.packing import original_tokens
 from data_pipeline.masking.masker import Masker
-from data_pipeline.packing import original_tokens
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import DataSettings, deciding_values, mask_stages
 from data_pipeline.shards.index import TOKENIZER, Index
