@@ -17,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.exact import exact_examples
-from data_pipeline.executors import ALL, Share, Workers, pool_of
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import exists, is_uri, join, write_whole
 from data_pipeline.io.object_store import writable
-from data_pipeline.job import WORK, Job, close_job, open_job
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress
 from data_pipeline.settings import DataSettings, deciding_values, required
@@ -31,8 +28,11 @@ from data_pipeline.shards.statistics import add_up, padding_statistics, shard_st
 from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import kinds
 from data_pipeline.sources.source_snapshot import LOG, contents, in_words, what_changed
-from data_pipeline.stages import deliver, ready
-from data_pipeline.tasks import READ, STAGES, WRITE, Stage
+from data_pipeline.stages.executors import ALL, Share, Workers, pool_of
+from data_pipeline.stages.google_bert import exact_examples
+from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
+from data_pipeline.stages.tasks import deliver, ready
+from data_pipeline.stages.workspace import WORK, Job, close_job, open_job
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
 DISCOVER, FINISH = "discover", "finish"

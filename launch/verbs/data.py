@@ -54,12 +54,12 @@ def prepare(
     from launch.recipe import load_config
 
     config = load_config(recipe, overrides or [])
-    from data_pipeline.executors import Share
     from data_pipeline.masking.mask_budget import MaskBudget, measured_note
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
     from data_pipeline.shards.index import Index
     from data_pipeline.sources.source_snapshot import in_words, noted
+    from data_pipeline.stages.executors import Share
     from pretrain.monitoring.lineage import record_prepare
     from pretrain.phases import data_of_phases
 

@@ -15,13 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import executors, prepare, stages
+from data_pipeline import prepare
 from data_pipeline.compiled import philox
 from data_pipeline.records import Examples, Sentences
 from data_pipeline.sequences.registry import RECIPES
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
+from data_pipeline.stages import executors, tasks
 from data_pipeline.tokenize.sentences import split
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
@@ -90,17 +91,17 @@ def stage_seconds(work: Work, small: Path, folder: Path) -> dict[str, float]:
     warm = Work(small, work.vocabulary, work.length, work.passes)
     prepare_whole(warm, folder, 1)  # loads compiled code
     clock = _Clock()
-    clock.watch("reading", stages, "read")
-    clock.watch("given sentences", stages, "split")
-    clock.watch("tokenization", stages, "tokenize")
-    clock.watch("gathering", stages, "save_sorted", "plan", "find", "merge")
+    clock.watch("reading", tasks, "read")
+    clock.watch("given sentences", tasks, "split")
+    clock.watch("tokenization", tasks, "tokenize")
+    clock.watch("gathering", tasks, "save_sorted", "plan", "find", "merge")
     clock.watch("pairs", RECIPES[SEQUENCES], "pieces")
     clock.watch("masks", RECIPES[SEQUENCES], "corrupt")
-    clock.watch("shuffling", stages, "concatenate")
+    clock.watch("shuffling", tasks, "concatenate")
     clock.watch("shuffling", philox, "permutation")
     clock.watch("shuffling", Examples, "take")
-    clock.watch("writing shards", stages, "write_shard")
-    clock.watch("statistics", stages, "shard_statistics", "language_statistics")
+    clock.watch("writing shards", tasks, "write_shard")
+    clock.watch("statistics", tasks, "shard_statistics", "language_statistics")
     with clock.stage("the rest"):
         prepare_whole(work, folder, 1)
     return dict(clock.seconds)

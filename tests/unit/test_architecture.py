@@ -20,9 +20,9 @@ DOORS = {
     "wandb_workspaces": {"pretrain/monitoring/dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
     "triton": {"pretrain/kernels/lamb_triton.py"},
-    "dask": {"data_pipeline/cluster.py"},
-    "distributed": {"data_pipeline/cluster.py"},
-    "dask_jobqueue": {"data_pipeline/cluster.py"},
+    "dask": {"data_pipeline/stages/dask_workers.py"},
+    "distributed": {"data_pipeline/stages/dask_workers.py"},
+    "dask_jobqueue": {"data_pipeline/stages/dask_workers.py"},
     "numba": {
         "data_pipeline/compiled/jit.py",
         "data_pipeline/compiled/intrinsics.py",

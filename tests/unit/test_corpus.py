@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline import corpus as corpora
-from data_pipeline import merging
-from data_pipeline.corpus import document_tokens, open_corpus, outline, save_sorted
-from data_pipeline.merging import find, merge
 from data_pipeline.records import Corpus
+from data_pipeline.stages import corpus_store as corpora
+from data_pipeline.stages import merge as merging
+from data_pipeline.stages.corpus_store import document_tokens, open_corpus, outline, save_sorted
+from data_pipeline.stages.merge import find, merge
 
 
 def documents(corpus: Corpus) -> dict[int, list[list[int]]]:

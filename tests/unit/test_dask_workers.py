@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from prepare_material import hashes
 
-from data_pipeline import cluster
 from data_pipeline.errors import UserError
-from data_pipeline.executors import Workers, pool_of
 from data_pipeline.settings import DataSettings
+from data_pipeline.stages import dask_workers
+from data_pipeline.stages.executors import Workers, pool_of
 from tests.command_line import ROOT, Maskmill, environ, setting, until
 
 pytestmark = pytest.mark.multirank
@@ -88,7 +88,7 @@ def test_the_same_bytes_as_in_local_processes(
 
 
 def test_what_is_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "PATIENCE", 1)
+    monkeypatch.setattr(dask_workers, "PATIENCE", 1)
     for scheduler, line in {
         "": "data.scheduler: is empty",
         "slurm": "data.workers: has to say how many",

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from pair_material import all_segments
 
-from data_pipeline.corpus import open_corpus, save_sorted
 from data_pipeline.records import Corpus
 from data_pipeline.sequences import base, random_reads
 from data_pipeline.sequences.registry import RECIPES, recipe_of
 from data_pipeline.settings import DataSettings
+from data_pipeline.stages.corpus_store import open_corpus, save_sorted
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.command_line import ROOT, VOCABULARY
 
@@ -61,7 +61,7 @@ def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
     code = (
         "import sys, re; from pathlib import Path\n"
         "from data_pipeline.sequences import random_reads as donors\n"
-        "from data_pipeline.corpus import open_corpus\n"
+        "from data_pipeline.stages.corpus_store import open_corpus\n"
         "from data_pipeline.sequences.registry import recipe_of\n"
         "from data_pipeline.vocabulary.files import load_vocabulary\n"
         "from data_pipeline.settings import DataSettings\n"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from pair_material import rows
 
-from data_pipeline import exact
 from data_pipeline.errors import UserError
 from data_pipeline.records import concatenate
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover
+from data_pipeline.stages import google_bert
 from data_pipeline.vocabulary.files import load_vocabulary
 
 WORDS = [f"w{n}" for n in range(40)]
@@ -32,7 +32,7 @@ def read(tmp_path, vocabulary, *contents):
     files = discover(DataSettings(sources=[str(tmp_path / "*.txt")]))
     spool = tmp_path / "spool"
     spool.mkdir()
-    text = exact.read_corpus(files, vocabulary, spool)
+    text = google_bert.read_corpus(files, vocabulary, spool)
     sentences = [
         " ".join(vocabulary.tokens[i] for i in ids) for ids in rows(text.tokens, text.sentence_starts)
     ]
@@ -65,7 +65,7 @@ def test_where_the_reader_pauses_leaves_no_trace(tmp_path, vocabulary, monkeypat
     content = b"w1\nw2\n\n\nw3\n\x01\n\nw4\nw5 w6\nw7\n\nw8\n"
     whole = read(tmp_path, vocabulary, content)
     for characters in (1, 4, 7):
-        monkeypatch.setattr(exact, "READ_CHARACTERS", characters)
+        monkeypatch.setattr(google_bert, "READ_CHARACTERS", characters)
         folder = tmp_path / str(characters)
         folder.mkdir()
         assert read(folder, vocabulary, content) == whole
@@ -87,13 +87,13 @@ def book(tmp_path):
 
 
 def instances(settings, vocabulary, folder):
-    return list(exact.exact_examples(discover(settings), vocabulary, settings, folder))
+    return list(google_bert.exact_examples(discover(settings), vocabulary, settings, folder))
 
 
 def test_neither_blocks_nor_buffers_change_the_instances(book, vocabulary, tmp_path, monkeypatch):
     whole = concatenate(instances(book, vocabulary, tmp_path))
     book.block_examples = 11
-    monkeypatch.setattr(exact, "BUFFER_TOKENS", 256)
+    monkeypatch.setattr(google_bert, "BUFFER_TOKENS", 256)
     assert concatenate(instances(book, vocabulary, tmp_path)) == whole
 
 
@@ -115,7 +115,7 @@ def test_one_document_pairs_with_itself_as_in_the_script(vocabulary, tmp_path):
 def test_the_spool_is_deleted_even_when_the_reader_stops(book, vocabulary, tmp_path):
     (tmp_path / "exact.spool").mkdir()
     (tmp_path / "exact.spool" / "left by a killed run").touch()
-    made = exact.exact_examples(discover(book), vocabulary, book, tmp_path)
+    made = google_bert.exact_examples(discover(book), vocabulary, book, tmp_path)
     first = next(made)
     assert (tmp_path / "exact.spool").is_dir()
     assert not (tmp_path / "exact.spool" / "left by a killed run").exists()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.executors import LocalProcesses, Workers
-from data_pipeline.stages import ready
+from data_pipeline.stages.executors import LocalProcesses, Workers
+from data_pipeline.stages.tasks import ready
 
 
 def count_lives(number: int, folder: str, deaths: int) -> dict[str, Any]:

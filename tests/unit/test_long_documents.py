@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.corpus import open_corpus
 from data_pipeline.records import Sentences
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
-from data_pipeline.stages import read_source
+from data_pipeline.stages.corpus_store import open_corpus
+from data_pipeline.stages.tasks import read_source
 from data_pipeline.tokenize.tokenize import tokenize
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
@@ -24,7 +24,7 @@ PEAK = """
 import sys
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover
-from data_pipeline.stages import read_source
+from data_pipeline.stages.tasks import read_source
 source, vocabulary, out = sys.argv[1:]
 settings = DataSettings(sources=[source])
 counts = [read_source(u, settings, vocabulary, f"{out}/{n}") for n, u in enumerate(discover(settings))]

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from prepare_material import corpus_of, hashes, settings_for, silent
 
-from data_pipeline import executors
 from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import original_tokens
-from data_pipeline.plan import Partition, Unit, plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN, Index
@@ -23,6 +21,8 @@ from data_pipeline.shards.writer import BlockReader
 from data_pipeline.sources import source_snapshot
 from data_pipeline.sources.discover import source_files
 from data_pipeline.sources.source_file import SourceFile
+from data_pipeline.stages import executors
+from data_pipeline.stages.partition import Partition, Unit, plan
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 
@@ -338,7 +338,7 @@ def test_names_that_are_not_utf8_are_named_or_refused_in_one_line(
 def test_the_plan_follows_from_documents_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = DataSettings(shard_tokens=40, min_donors=4)
     assert plan([corpus_of([1, 2]), corpus_of([3])], settings) == [Partition(TRAIN, 1, 3, (Unit(0, 3),))]
-    monkeypatch.setattr("data_pipeline.plan.PARTITION_TOKENS", 50)
+    monkeypatch.setattr("data_pipeline.stages.partition.PARTITION_TOKENS", 50)
     keys = list(range(100, 113))
     partitions = plan([corpus_of(keys[::2]), corpus_of(keys[1::2])], settings)
     assert [(p.low, p.high) for p in partitions] == [(100, 105), (106, 112)], (

@@ -6,11 +6,11 @@ import pytest
 from pair_material import FIRST, MASK, all_segments, difference, random_corpus, rows, surprise, vocabulary
 
 from data_pipeline.compiled.mersenne_twister import python_stream
-from data_pipeline.exact import script_instances
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import concatenate
 from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.settings import DataSettings
+from data_pipeline.stages.google_bert import script_instances
 
 
 def figures(examples, text):

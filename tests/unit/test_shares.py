@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from prepare_material import corpus_of, hashes, settings_for, silent
 
-from data_pipeline import stages
 from data_pipeline.errors import UserError
-from data_pipeline.executors import Share
 from data_pipeline.io.files import whole_file, whole_folder, write_once
-from data_pipeline.job import open_job
-from data_pipeline.plan import plan
 from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings, VocabularySettings
+from data_pipeline.stages import tasks
+from data_pipeline.stages.executors import Share
+from data_pipeline.stages.partition import plan
+from data_pipeline.stages.workspace import open_job
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import Maskmill, command, environ, write_text
@@ -195,12 +195,12 @@ def test_a_shard_of_a_huge_document_is_put_together_on_disk(
     for name in ("read", "plan", "gather"):
         prepare_share(settings, silent, name)
     job = open_job(settings, load_vocabulary(settings.vocab), together=True)
-    monkeypatch.setattr(stages, "SPOOL_TOKENS", 0)
+    monkeypatch.setattr(tasks, "SPOOL_TOKENS", 0)
     monkeypatch.setattr("data_pipeline.sequences.base.BUFFER_TOKENS", 512)  # many pieces
     partition, unit = job.partitions[0], job.partitions[0].units[0]
     assert partition.split == "train"
     shard = tmp_path / "train-000000.tar"
-    stages.write_unit(job.gathered[0], unit, job.recipe, settings, 0, str(shard))
+    tasks.write_unit(job.gathered[0], unit, job.recipe, settings, 0, str(shard))
     (tmp_path / "shards").rename(tmp_path / "aside")
     assert {p.name: h for p in [shard] for h in [hashes(tmp_path)[p.name]]} == {
         shard.name: expected[shard.name]
@@ -277,6 +277,6 @@ def test_work_elsewhere_and_the_same_bytes(text: Path, expected: dict[str, str],
 
 
 def test_corpora_of_short_documents_are_cut_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.plan.PARTITION_DOCUMENTS", 5)
+    monkeypatch.setattr("data_pipeline.stages.partition.PARTITION_DOCUMENTS", 5)
     parts: list[Corpus] = [corpus_of(list(range(1, 18)))]
     assert [p.high for p in plan(parts, DataSettings(sources=["x"], min_donors=2))] == [5, 11, 17]

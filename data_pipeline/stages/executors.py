@@ -96,7 +96,7 @@ def pool_of(settings: DataSettings) -> Pool:
     if settings.executor == "local":
         return LocalProcesses(local_workers(settings))
     if settings.executor == "dask":
-        from data_pipeline.cluster import DaskWorkers
+        from data_pipeline.stages.dask_workers import DaskWorkers
 
         return DaskWorkers(settings)
     raise UserError(f"unknown {settings.executor!r}", where="data.executor", expected="local or dask")

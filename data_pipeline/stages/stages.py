@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import executors
-from data_pipeline.job import PLAN, Job
 from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.sources.deduplicate import Repeats, find_repeats, fingerprint, kinds, ranges
-from data_pipeline.stages import gather_partition, make_plan, read_source, write_unit
+from data_pipeline.stages import executors
+from data_pipeline.stages.tasks import gather_partition, make_plan, read_source, write_unit
+from data_pipeline.stages.workspace import PLAN, Job
 
 MOST_THREADS = 4
 """Of one gathering: each holds some 100 MB."""

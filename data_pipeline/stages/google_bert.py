@@ -35,7 +35,7 @@ from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.sequences.random_reads import no_files
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.source_file import SourceFile
-from data_pipeline.spool import spooled
+from data_pipeline.stages.spill import spooled
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import Vocabulary
 from data_pipeline.vocabulary.wordpiece import WordPiece

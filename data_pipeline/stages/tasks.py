@@ -19,12 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.philox import words
-from data_pipeline.corpus import open_corpus, outline, save_sorted, token_counts
 from data_pipeline.io.files import exists, join, temporary_folder, whole_folder, write_whole
 from data_pipeline.io.mmap import release
 from data_pipeline.io.object_store import upload
-from data_pipeline.merging import find, merge
-from data_pipeline.plan import Partition, Unit, members, plan, plan_json
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.sequences.base import SegmentRecipe
 from data_pipeline.settings import DataSettings
@@ -36,7 +33,10 @@ from data_pipeline.sources.discover import read
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_weights import document_passes
-from data_pipeline.spool import spooled
+from data_pipeline.stages.corpus_store import open_corpus, outline, save_sorted, token_counts
+from data_pipeline.stages.merge import find, merge
+from data_pipeline.stages.partition import Partition, Unit, members, plan, plan_json
+from data_pipeline.stages.spill import spooled
 from data_pipeline.tokenize.sentences import split
 from data_pipeline.tokenize.tokenize import tokenize
 from data_pipeline.tokenize.word_cache import WordCache

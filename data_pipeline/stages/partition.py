@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled import philox
-from data_pipeline.corpus import document_tokens
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.records import Corpus
@@ -22,6 +21,7 @@ from data_pipeline.sequences.registry import RECIPES
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.sources.source_weights import document_passes, language_numbers, repeats
+from data_pipeline.stages.corpus_store import document_tokens
 
 PARTITION_TOKENS = 256_000_000
 """Tokens of a partition, about, where that leaves it enough donors: half a gigabyte on disk."""

@@ -29,13 +29,13 @@ from data_pipeline.io.files import (
     writing,
 )
 from data_pipeline.io.object_store import object_names, remove_object
-from data_pipeline.plan import Partition, parsed_plan
 from data_pipeline.sequences.base import SegmentRecipe
 from data_pipeline.sequences.registry import recipe_of
 from data_pipeline.settings import DataSettings, deciding_values, token_values
 from data_pipeline.sources.discover import source_files, units_of
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_snapshot import described_sources, summary
+from data_pipeline.stages.partition import Partition, parsed_plan
 from data_pipeline.vocabulary.files import Vocabulary
 
 WORK, SHARDS, NOTE, UNITS, PLAN = ".work", "shards", "identity.json", "units.json", "plan.json"

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
-from data_pipeline.corpus import open_corpus
 from data_pipeline.io.npy import opened, save_column, starts_of, write_header
 from data_pipeline.records import Corpus
+from data_pipeline.stages.corpus_store import open_corpus
 
 CHUNK = 1 << 25
 """Tokens that `merge` holds in memory at a time, about; a longer document is held whole."""

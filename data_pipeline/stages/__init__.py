@@ -1,0 +1,1 @@
+"""Run a preparation: cut it into tasks, run them on any executor, resume."""
