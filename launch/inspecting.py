@@ -14,8 +14,8 @@ from data_pipeline.shards.inspect.show_examples import label_names, printed_exam
 from data_pipeline.shards.inspect.text import report
 from launch.app import errors, no_such_folder
 from launch.progress import late_stages, waiting
-from pretrain.config import RunConfig
-from pretrain.phases import phase_of_shards
+from pretrain.config.phases import phase_of_shards
+from pretrain.config.settings import RunConfig
 
 
 def inspect_path(

@@ -8,8 +8,8 @@ from data_pipeline.io.files import is_uri
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.listing import files_of
-from pretrain.config import RunConfig
-from pretrain.phases import phases_of
+from pretrain.config.phases import phases_of
+from pretrain.config.settings import RunConfig
 
 GPU_RANK_CORES = 6
 """Threads of a rank with a GPU that work at the same time: the training loop, autograd's backward pass, the loader, the

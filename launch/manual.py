@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 
 
 def manual(settings: Any = None, prefix: str = "") -> Iterator[tuple[str, str, str]]:

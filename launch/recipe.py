@@ -16,11 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 from data_pipeline.errors import UserError
 from launch.recipe_phases import as_typed, check_not_in_phases, with_changes
 from launch.recipes import RECIPES, recipe_names
-from pretrain.bounded_yaml import check_shape, load_yaml
-from pretrain.config import RunConfig
+from pretrain.config.phases import phases_of
+from pretrain.config.safe_yaml import check_shape, load_yaml
+from pretrain.config.settings import RunConfig
 from pretrain.config_check import check
 from pretrain.objectives import registered
-from pretrain.phases import phases_of
 
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from data_pipeline.errors import UserError
-from pretrain.phases import leaves
+from pretrain.config.phases import leaves
 
 
 def as_typed(changes: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:

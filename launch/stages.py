@@ -16,8 +16,8 @@ from data_pipeline.settings import DataSettings, required
 from data_pipeline.shards.index import INDEX, Index
 from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 from launch.job_size import WORKER_GIB, export_gib, node_gib, rank_cores, tasks_of, vocabulary_gib
-from pretrain.config import RunConfig
-from pretrain.phases import data_of_phases, phases_of
+from pretrain.config.phases import data_of_phases, phases_of
+from pretrain.config.settings import RunConfig
 from pretrain.status import FINISHED, RUNNING, STARTING, read_status
 from pretrain.status_text import exported_model
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pretrain.checkpoint import checkpoints
 from pretrain.claim_folder import check_folder, is_finished, refuse_locked
-from pretrain.config import RunConfig
-from pretrain.phases import total_steps
+from pretrain.config.phases import total_steps
+from pretrain.config.settings import RunConfig
 from pretrain.precision import sees_gpus
 from pretrain.preflight import check_run
 from pretrain.room import surely_has_room

@@ -17,7 +17,7 @@ from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import blot
 from pretrain.checkpoint import checkpoints
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.metrics_file import read_metrics
 from pretrain.preflight import Plan
 from pretrain.run_folder import CONFIG, RUN, read_run, read_summary, refuse_another

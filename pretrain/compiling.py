@@ -10,7 +10,7 @@ from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.batch import MicroBatch
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.encoder.attention import choose_backend
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -7,7 +7,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.object_store import STORES
 from data_pipeline.io.redact import blot, blotted
 from data_pipeline.settings import MASKINGS, mask_stages
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.objectives import PAIRS, STREAMS, registered
 
 CHOICES = {

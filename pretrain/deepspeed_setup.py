@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import UserError
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.world import World
 
 BUCKET = 50_000_000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from data_pipeline.compiled import philox
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.world import World
 
 

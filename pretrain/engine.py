@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data_pipeline.errors import UserError
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.deepspeed_setup import deepspeed_settings, import_deepspeed, refuse_unsupported
 from pretrain.kernels.lamb import check_kernels
 from pretrain.optim import zero_gradients

@@ -10,10 +10,10 @@ from data_pipeline.records import Examples
 from data_pipeline.shards.index import TOKENIZER, Index
 from data_pipeline.shards.writer import BlockReader
 from pretrain.checkpoint import Checkpoint, find_checkpoint
+from pretrain.config.phases import phase_at
 from pretrain.evaluate.samples import Sample, fill_samples
 from pretrain.export.facts import card_of
 from pretrain.export.huggingface import export
-from pretrain.phases import phase_at
 from pretrain.run_folder import CONFIG, EXPORT, read_config, read_run
 
 

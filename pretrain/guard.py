@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.resume import Position
 from pretrain.world import World
 

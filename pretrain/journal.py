@@ -16,7 +16,7 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blot, blotted
 from pretrain.agreement import Agreed
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.engine import Engine
 from pretrain.evaluate.held_out import Figures
 from pretrain.lives import SPENT, Diary

@@ -37,7 +37,7 @@ from pretrain.checkpoint import (
     parsed_checkpoint,
     step_of,
 )
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.marker import Damaged
 from pretrain.metrics_file import METRICS, read_metrics
 from pretrain.retention import kept

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Protocol
 
-from pretrain.config import MonitorSettings
+from pretrain.config.settings import MonitorSettings
 from pretrain.metrics_file import JsonLines
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pretrain.checkpoint import checkpoints
 from pretrain.claim_folder import check_folder, lock, open_run, run_identity, seen_by_all
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.mirror import bring_back
 from pretrain.preflight import Plan
 from pretrain.starting_weights import check_starting_weights

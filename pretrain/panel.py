@@ -20,9 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pretrain.config.phases import Phase
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.evaluate.verdict import findings
-from pretrain.phases import Phase
 from pretrain.spoken import duration
 from pretrain.terminal import Lines, at_mask, held_out_rows, held_out_words, in_short
 from pretrain.time_left import seconds_left

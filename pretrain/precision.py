@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 """What CUDA and ROCm open first: NVIDIA's driver, Tegra's, Windows' under WSL, AMD's."""

@@ -18,9 +18,9 @@ from data_pipeline.settings import SEQUENTIAL, deciding_values
 from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import load_vocabulary
-from pretrain.config import RunConfig
+from pretrain.config.phases import Phase, phases_of
+from pretrain.config.settings import RunConfig
 from pretrain.objectives import load, registered
-from pretrain.phases import Phase, phases_of
 from pretrain.precision import resolve_precision, sees_gpus
 
 if TYPE_CHECKING:

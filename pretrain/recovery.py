@@ -5,7 +5,7 @@ from pathlib import Path
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.mirror import Mirror
 from pretrain.tidying import set_aside
 from pretrain.world import World

@@ -23,7 +23,7 @@ from data_pipeline.loader.loader import loader_state, resumed_batch
 from pretrain import compiling
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
 from pretrain.claim_folder import identity_of
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face

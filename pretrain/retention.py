@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from pretrain.config import RunConfig
-from pretrain.phases import phases_of
+from pretrain.config.phases import phases_of
+from pretrain.config.settings import RunConfig
 
 
 def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import checkpoints
-from pretrain.config import RunConfig
-from pretrain.phases import phases_of
+from pretrain.config.phases import phases_of
+from pretrain.config.settings import RunConfig
 from pretrain.spoken import in_bytes
 
 BYTES_OF_A_WEIGHT = 12

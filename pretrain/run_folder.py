@@ -18,8 +18,8 @@ from yaml import YAMLError
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
-from pretrain.bounded_yaml import load_yaml
-from pretrain.config import RunConfig
+from pretrain.config.safe_yaml import load_yaml
+from pretrain.config.settings import RunConfig
 from pretrain.metrics_file import is_number, wrong_figure
 
 RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from data_pipeline.io.redact import blot
-from pretrain.config import RunConfig
+from pretrain.config.phases import Phase
+from pretrain.config.settings import RunConfig
 from pretrain.engine import Engine
 from pretrain.machine import machine
 from pretrain.metrics_file import TRUST
-from pretrain.phases import Phase
 from pretrain.preflight import Plan
 from pretrain.resume import real_shapes
 from pretrain.throughput import peak_source

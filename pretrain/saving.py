@@ -20,7 +20,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import FOLDER, LATEST, name_latest, save_checkpoint, step_of
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.fragments import HostCopies
 from pretrain.mirror import Mirror
 from pretrain.optim.segments import Fragment

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from pretrain.agreement import Agreed
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 from pretrain.machine import peak_memory
 from pretrain.meters import Meter
 from pretrain.pace import Pace

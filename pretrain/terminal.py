@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
+from pretrain.config.phases import Phase
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.evaluate.verdict import Losses, findings
 from pretrain.forgiving import number
-from pretrain.phases import Phase
 
 
 class Lines:

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 from pretrain.data_sheets import data_sheet
 
 

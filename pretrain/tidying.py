@@ -13,7 +13,7 @@ from pretrain.checkpoint import (
     open_checkpoint,
     step_of,
 )
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.marker import Damaged
 from pretrain.retention import kept
 

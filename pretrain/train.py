@@ -12,7 +12,8 @@ from rich.console import Console
 
 from pretrain import compiling
 from pretrain.agreement import Agreed, StopRequest, agreed
-from pretrain.config import RunConfig
+from pretrain.config.phases import total_steps
+from pretrain.config.settings import RunConfig
 from pretrain.determinism import seed_dropout, set_threads
 from pretrain.engine import Engine, build_engine
 from pretrain.evaluate.held_out import HeldOut
@@ -22,7 +23,6 @@ from pretrain.journal import Journal, is_due
 from pretrain.objectives.base import build
 from pretrain.opening import agreed_run
 from pretrain.optim.schedule import learning_rate
-from pretrain.phases import total_steps
 from pretrain.preflight import Plan, check_run
 from pretrain.pulse import SAVING
 from pretrain.readiness import summary

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.world import World
 
 LAST_WORDS = 5.0

@@ -1,6 +1,6 @@
 """Models and settings of tests, from an objective's name and an encoder's sizes."""
 
-from pretrain.config import EncoderSettings, RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.objectives import load
 from pretrain.objectives.base import Model, build
 

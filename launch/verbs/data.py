@@ -60,8 +60,8 @@ def prepare(
     from data_pipeline.shards.index import Index
     from data_pipeline.sources.source_snapshot import in_words, noted
     from data_pipeline.stages.executors import Share
+    from pretrain.config.phases import data_of_phases
     from pretrain.monitoring.lineage import record_prepare
-    from pretrain.phases import data_of_phases
 
     if share != "0/1" and not stage:
         raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")

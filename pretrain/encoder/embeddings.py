@@ -5,7 +5,7 @@ Shape legend: T packed tokens, H hidden size.
 
 from torch import Tensor, nn
 
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 from pretrain.encoder.dropout import Dropout
 from pretrain.encoder.initialize import bare, bare_embedding, padded
 

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from data_pipeline.errors import UserError
 from pretrain.batch import MicroBatch
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 from pretrain.encoder.embeddings import Embeddings
 from pretrain.encoder.layers import ACTIVATIONS, Layer
 from pretrain.encoder.visibility import FULL, Visibility

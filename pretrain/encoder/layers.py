@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 from pretrain.encoder.attention import Packing, attend
 from pretrain.encoder.dropout import Dropout
 from pretrain.encoder.initialize import bare

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu"}
 """Our activation -> `hidden_act`. Of the tanh forms this is the one that calls the same kernel as ours."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from data_pipeline.shards.index import Index
 from pretrain.checkpoint import Checkpoint
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
 from pretrain.evaluate.verdict import findings

@@ -22,7 +22,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import writing
 from data_pipeline.records import Examples
-from pretrain.config import EncoderSettings, RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.encoder.embeddings import SEGMENTS
 from pretrain.encoder.initialize import load_parameters, without_padding
 from pretrain.export.bert_config import ACTIVATIONS, CONFIG

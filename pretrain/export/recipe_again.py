@@ -13,7 +13,7 @@ import yaml
 
 from data_pipeline.io.redact import blot, blotted
 from data_pipeline.shards.index import Index
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 
 PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")
 """Settings that name files or folders."""

@@ -15,10 +15,10 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.shards.index import INDEX, TOKENIZER, Index
 from pretrain.checkpoint import MARKER, Checkpoint, checkpoints, open_checkpoint
-from pretrain.config import RunConfig
+from pretrain.config.phases import phases_of
+from pretrain.config.settings import RunConfig
 from pretrain.monitoring.connection import Connection, begin, first_line, warn
 from pretrain.monitoring.stages import Stage, export_stage, folder_name, prepare_stage
-from pretrain.phases import phases_of
 from pretrain.run_folder import read_run
 
 NONE, INDEX_ONLY, ALL = "none", "index", "all"

@@ -15,7 +15,7 @@ from typing import Any
 
 from data_pipeline.io.redact import blotted
 from data_pipeline.shards.index import Index
-from pretrain.config import MonitorSettings, RunConfig
+from pretrain.config.settings import MonitorSettings, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import MonitorSettings
+from pretrain.config.settings import MonitorSettings
 from pretrain.metrics_file import JsonLines, read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.alerts import Alerts

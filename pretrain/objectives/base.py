@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from pretrain.batch import MicroBatch
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.initialize import initialize
 from pretrain.objectives.terms import Terms

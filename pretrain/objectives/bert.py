@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pretrain.batch import MicroBatch
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.encoder.encoder import Encoder
 from pretrain.encoder.heads import MaskedTokenHead, NextSentenceHead
 from pretrain.objectives.base import Model, build_encoder

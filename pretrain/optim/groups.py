@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pretrain.config import OptimSettings
+from pretrain.config.settings import OptimSettings
 from pretrain.optim.lamb import Lamb
 
 

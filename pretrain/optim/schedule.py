@@ -18,7 +18,7 @@ google-research/bert, which jumps by 1 - w, taken one update earlier (Google's f
 import math
 from collections.abc import Callable
 
-from pretrain.config import ScheduleSettings
+from pretrain.config.settings import ScheduleSettings
 
 
 def warmup_updates(warmup: float, steps: int) -> int:

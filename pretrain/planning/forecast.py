@@ -11,9 +11,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import is_uri
 from data_pipeline.masking.mask_budget import MaskBudget, measured_note
 from data_pipeline.shards.index import INDEX, Index
-from pretrain.config import RunConfig
+from pretrain.config.phases import Phase, phases_of
+from pretrain.config.settings import RunConfig
 from pretrain.optim.schedule import learning_rate
-from pretrain.phases import Phase, phases_of
 from pretrain.planning.hardware import CALIBRATED, Gpu
 from pretrain.planning.memory import RESERVED, PeakBytes, States, meta_model, meta_pass, states
 from pretrain.planning.timing import (

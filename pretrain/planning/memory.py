@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.batch import MicroBatch
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.deepspeed_setup import BUCKET
 from pretrain.objectives import load
 from pretrain.optim.groups import parameter_groups

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pretrain.phases import Phase
+from pretrain.config.phases import Phase
 from pretrain.planning.forecast import Forecast, Memory
 from pretrain.planning.hardware import LINK_EFFICIENCY
 from pretrain.planning.memory import RESERVED

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.optim.schedule import warmup_updates
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pretrain.bounded_yaml import load_yaml
+from pretrain.config.safe_yaml import load_yaml
 
 WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 

@@ -28,7 +28,7 @@ from data_pipeline.loader.packing import pack
 from launch.recipe import load_config
 from pretrain.batch import MicroBatch
 from pretrain.checkpoint import newest_checkpoint
-from pretrain.config import EncoderSettings, RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.engine import Engine, build_engine
 from pretrain.optim.zero_partition import KINDS
 from pretrain.resume import _real, reader, real_shapes

@@ -32,7 +32,7 @@ from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
 from pretrain import compiling
 from pretrain.batch import Shape
-from pretrain.config import EncoderSettings, RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.encoder.attention import choose_backend
 from pretrain.feeding import Feed, HostShare
 from pretrain.optim.groups import build_optimizer

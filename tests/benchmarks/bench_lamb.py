@@ -32,7 +32,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from pretrain.config import EncoderSettings, OptimSettings, RunConfig  # noqa: E402
+from pretrain.config.settings import EncoderSettings, OptimSettings, RunConfig  # noqa: E402
 from pretrain.kernels.lamb import choose  # noqa: E402
 from pretrain.optim.groups import parameter_groups  # noqa: E402
 from pretrain.optim.lamb import Lamb  # noqa: E402

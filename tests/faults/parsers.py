@@ -23,7 +23,7 @@ from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.writer import BlockReader, problems
 from launch.recipe import RECIPES, load_config, setting_names
 from pretrain.checkpoint import open_checkpoint, save_checkpoint
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.config_check import value_of
 from pretrain.inspection import describe, run_headlines
 from pretrain.marker import sealed

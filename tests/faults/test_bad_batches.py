@@ -10,7 +10,7 @@ import torch
 from disturbed import Disturbance, train
 
 from data_pipeline.errors import UserError
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.guard import Guard
 from pretrain.resume import Position
 from pretrain.world import World

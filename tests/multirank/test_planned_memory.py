@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from launch.recipe import load_config
 from pretrain.batch import MicroBatch
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.engine import build_engine
 from pretrain.planning import memory
 from pretrain.planning.memory import meta_model, states

@@ -20,7 +20,7 @@ from data_pipeline.shards.index import Index
 from pretrain import checkpoint
 from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
 from pretrain.claim_folder import seen_by_all
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.optim.segments import Fragment
 from pretrain.saving import Saver
 from pretrain.world import World

@@ -20,7 +20,7 @@ from toy_model import (
     toy_model,
 )
 
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.engine import Engine, build_engine
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.segments import Layout, whole

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from data_pipeline.records import Examples
 from pretrain.batch import MicroBatch
-from pretrain.config import EncoderSettings, RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.encoder.initialize import without_padding
 from pretrain.export.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.names import to_hugging_face

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 from pretrain.encoder.initialize import load_parameters, without_padding
 from pretrain.export import bert_config, names, parity
 from pretrain.export.card import Card

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 from pretrain.export import hub as door
 from pretrain.export.card import Card
 from pretrain.export.hub import push

@@ -11,8 +11,8 @@ import pytest
 from data_pipeline.shards.index import Index
 from launch.recipe import load_config
 from pretrain.checkpoint import open_checkpoint
+from pretrain.config.phases import phases_of
 from pretrain.optim.schedule import learning_rate
-from pretrain.phases import phases_of
 from tests.command_line import Maskmill, described, until
 from tests.run_ends import assert_bit_equal, assert_same_tensors, final
 from tests.smoke.test_resume import start

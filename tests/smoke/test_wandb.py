@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from pretrain import metrics_file, monitor
 from pretrain.checkpoint import MARKER
-from pretrain.config import MonitorSettings, RunConfig
+from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.monitoring.layout import keys_of, sections
 from pretrain.monitoring.points import point_of
 from tests.command_line import ROOT, Maskmill, environ

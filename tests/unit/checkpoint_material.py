@@ -11,7 +11,7 @@ import torch
 
 from pretrain import fragments, mirror
 from pretrain.checkpoint import Checkpoint, name_latest, save_checkpoint
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.optim.segments import Fragment
 from pretrain.world import World
 

@@ -22,7 +22,7 @@ from data_pipeline.shards.padding_cost import PaddingCounter, packed_rows, padde
 from data_pipeline.shards.writer import BlockReader
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from launch.recipe import load_config
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from tests.command_line import write_text
 
 RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.bin_packing import Caps
 from pretrain import compiling
 from pretrain.batch import MicroBatch, Shape
-from pretrain.config import EncoderSettings, RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.encoder.cross_entropy import _with_gradients, vocabulary_cross_entropy
 from pretrain.objectives.base import Model
 from pretrain.resume import conditions

@@ -18,8 +18,8 @@ from data_pipeline.loader.packing import StepShare, original_tokens
 from data_pipeline.records import Segments
 from data_pipeline.settings import DataSettings, Stage, mask_stages
 from data_pipeline.shards.index import Index
-from pretrain.config import RunConfig
-from pretrain.phases import phases_of
+from pretrain.config.phases import phases_of
+from pretrain.config.settings import RunConfig
 from pretrain.preflight import Plan
 
 COUNTS = [20, 8, 3, 17, 30, 1]

@@ -12,7 +12,7 @@ from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.records import Examples
 from pretrain.agreement import Agreed
 from pretrain.batch import MicroBatch, Shape
-from pretrain.config import EncoderSettings, RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.engine import Engine
 from pretrain.feeding import Feed
 from pretrain.guard import Guard

@@ -13,7 +13,7 @@ from torch import nn
 
 from pretrain import journal as journal_module
 from pretrain import train, whole_writes
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.forgiving import number, table, tables, text_of
 from pretrain.journal import EVENTS, Journal
 from pretrain.metrics_file import JsonLines, read_metrics

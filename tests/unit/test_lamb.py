@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.config import OptimSettings
+from pretrain.config.settings import OptimSettings
 from pretrain.optim.groups import build_optimizer, parameter_groups, trainable_parameters
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.segments import Layout, Segment, squared_norm

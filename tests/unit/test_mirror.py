@@ -16,7 +16,7 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.io.object_store import object_names, read_object, write_object
 from pretrain import claim_folder, mirror, opening
 from pretrain.checkpoint import Checkpoint, newest_checkpoint
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.metrics_file import read_metrics
 from pretrain.mirror import Mirror, bring_back
 from pretrain.recovery import recovered

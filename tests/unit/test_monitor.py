@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from pretrain import metrics_file, monitor
-from pretrain.config import MonitorSettings
+from pretrain.config.settings import MonitorSettings
 
 
 def steps(folder: Path) -> list[int]:

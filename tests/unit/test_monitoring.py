@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from pretrain import metrics_file, monitor
-from pretrain.config import MonitorSettings, RunConfig
+from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.guard import Guard
 from pretrain.monitoring import alerts, connection, stages, tracker
 from pretrain.monitoring.alerts import ADVICE, Alerts, cause_of, disk_nearly_full

@@ -10,7 +10,7 @@ import typer.main
 
 from launch.cli import app
 from launch.recipe import RECIPES, recipe_names, setting_names
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from tests.command_line import ROOT
 
 PAGES = [

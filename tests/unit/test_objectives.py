@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from pretrain.batch import MicroBatch
-from pretrain.config import EncoderSettings
+from pretrain.config.settings import EncoderSettings
 from pretrain.encoder import cross_entropy
 from pretrain.encoder.heads import KINDS
 from pretrain.objectives import OBJECTIVES, load, registered

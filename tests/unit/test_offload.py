@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.config import EncoderSettings, RunConfig, ZeroSettings
+from pretrain.config.settings import EncoderSettings, RunConfig, ZeroSettings
 from pretrain.config_check import check
 from pretrain.planning.memory import meta_model, states
 

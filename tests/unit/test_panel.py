@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from pretrain import panel as panel_module
-from pretrain.config import RunConfig, TrainSettings
+from pretrain.config.phases import Phase
+from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.journal import open_view
 from pretrain.panel import KEPT, PLAIN, Panel, sparkline
-from pretrain.phases import Phase
 from pretrain.terminal import Lines, shows_panels
 
 LINE: dict[str, Any] = {

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pretrain.agreement import StopRequest, agreed
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.guard import Guard
 from pretrain.objectives import load
 from pretrain.resume import Position

@@ -9,8 +9,8 @@ from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import DataSettings, deciding_values
 from launch.manual import manual
 from launch.recipe import load_config, recipe_names, setting_names
+from pretrain.config.phases import phases_of
 from pretrain.config_check import CHOICES, RANGES, value_of
-from pretrain.phases import phases_of
 
 
 @pytest.mark.parametrize("name", recipe_names())

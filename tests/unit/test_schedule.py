@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.config import ScheduleSettings
+from pretrain.config.settings import ScheduleSettings
 from pretrain.optim.schedule import SCHEDULES, learning_rate, linear, nvidia, polynomial, warmup_updates
 
 T, W, PEAK = 1000, 100, 1e-4

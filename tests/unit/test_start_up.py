@@ -116,7 +116,7 @@ def test_a_model_without_values_is_built_without_torch_compile() -> None:
     code = """
 import sys
 import torch
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.encoder.encoder import Encoder
 with torch.device(sys.argv[1]):
     Encoder(RunConfig().encoder, 100)

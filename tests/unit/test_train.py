@@ -18,7 +18,7 @@ from data_pipeline.shards.inspect.show_examples import words_of
 from data_pipeline.shards.writer import BlockReader
 from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.batch import MicroBatch
-from pretrain.config import EncoderSettings, RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed
 from pretrain.guard import Guard

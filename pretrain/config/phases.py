@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings, deciding_values
-from pretrain.config import RunConfig
+from pretrain.config.settings import RunConfig
 
 MAY_DIFFER = (
     "data",

@@ -1,0 +1,1 @@
+"""Define every setting of a run, and the phases it consists of."""
