@@ -9,9 +9,9 @@ from rich.console import Console
 from torch import nn
 
 from data_pipeline.errors import UserError
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import RunConfig
-from pretrain.encoder.attention import choose_backend
+from pretrain.model.attention import choose_backend
+from pretrain.model.batch import MicroBatch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CPU_FLOPS = 1e11

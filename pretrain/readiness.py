@@ -15,7 +15,7 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
 from pretrain.config.settings import RunConfig
-from pretrain.encoder.initialize import vocabulary_rows
+from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.schedule import warmup_updates
 from pretrain.planning.memory import meta_model
 from pretrain.preflight import Plan

@@ -24,11 +24,11 @@ from pretrain import compiling
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
 from pretrain.claim_folder import identity_of
 from pretrain.config.settings import RunConfig
-from pretrain.encoder.initialize import vocabulary_rows
 from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face
 from pretrain.kernels import lamb
 from pretrain.metrics_file import cut_metrics
+from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.segments import Fragment
 from pretrain.optim.zero_partition import KINDS, Reader
 from pretrain.position import Position, position_of

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from data_pipeline.shards.index import VocabularyStamp
-    from pretrain.batch import MicroBatch
+    from pretrain.model.batch import MicroBatch
 
     Counts = NDArray[np.int64]
 

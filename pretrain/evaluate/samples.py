@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from data_pipeline.records import Examples
-from pretrain.batch import MicroBatch
+from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
 from pretrain.run_folder import SAMPLES
 from pretrain.whole_writes import replace as replace_file

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.batch import MicroBatch
+from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
 
 TOLERANCE = 1e-9

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import RunConfig
-from pretrain.encoder.encoder import Encoder
-from pretrain.encoder.initialize import initialize
+from pretrain.model.batch import MicroBatch
+from pretrain.model.encoder import Encoder
+from pretrain.model.initialize import initialize
 from pretrain.objectives.terms import Terms
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for

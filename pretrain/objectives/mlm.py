@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import RunConfig
-from pretrain.encoder.encoder import Encoder
-from pretrain.encoder.heads import MaskedTokenHead
+from pretrain.model.batch import MicroBatch
+from pretrain.model.encoder import Encoder
+from pretrain.model.heads import MaskedTokenHead
 from pretrain.objectives.base import Model, build_encoder
 from pretrain.objectives.terms import MASKED_METRICS, Term, Terms, masked_metrics
 

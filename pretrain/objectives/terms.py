@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pretrain.encoder.heads import KINDS, MaskedPredictions, Predictions
+from pretrain.model.heads import KINDS, MaskedPredictions, Predictions
 
 MASKED_METRICS = ("mlm_accuracy", *(f"{kind}_{what}" for kind in KINDS for what in ("loss", "accuracy")))
 """Names of `masked_metrics`, in their order."""

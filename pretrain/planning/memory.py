@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import RunConfig
 from pretrain.deepspeed_setup import BUCKET
+from pretrain.model.batch import MicroBatch
 from pretrain.objectives import load
 from pretrain.optim.groups import parameter_groups
 

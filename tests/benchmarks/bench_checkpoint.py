@@ -26,10 +26,10 @@ from rich.console import Console
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import pack
 from launch.recipe import load_config
-from pretrain.batch import MicroBatch
 from pretrain.checkpoint import newest_checkpoint
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.engine import Engine, build_engine
+from pretrain.model.batch import MicroBatch
 from pretrain.optim.zero_partition import KINDS
 from pretrain.resume import _real, reader, real_shapes
 from pretrain.saving import Saver

@@ -31,10 +31,10 @@ from torch.profiler import ProfilerActivity, profile
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
 from pretrain import compiling
-from pretrain.batch import Shape
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.encoder.attention import choose_backend
 from pretrain.feeding import Feed, HostShare
+from pretrain.model.attention import choose_backend
+from pretrain.model.batch import Shape
 from pretrain.optim.groups import build_optimizer
 from pretrain.planning.memory import DTYPES, meta_model, pass_peak, states
 from pretrain.throughput import peak_flops, training_flops

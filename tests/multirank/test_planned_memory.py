@@ -8,9 +8,9 @@ from ranks import run
 from torch import Tensor, nn
 
 from launch.recipe import load_config
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import RunConfig
 from pretrain.engine import build_engine
+from pretrain.model.batch import MicroBatch
 from pretrain.planning import memory
 from pretrain.planning.memory import meta_model, states
 from pretrain.world import World

@@ -7,12 +7,12 @@ import transformers
 from torch.nn import functional as F
 
 from data_pipeline.records import Examples
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.encoder.initialize import without_padding
 from pretrain.export.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.names import to_hugging_face
 from pretrain.export.parity import hugging_face_logits
+from pretrain.model.batch import MicroBatch
+from pretrain.model.initialize import without_padding
 from pretrain.objectives import OBJECTIVES, load
 from pretrain.objectives.base import Model
 from tests.models import fresh_model

@@ -14,12 +14,12 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings
-from pretrain.encoder.initialize import load_parameters, without_padding
 from pretrain.export import bert_config, names, parity
 from pretrain.export.card import Card
 from pretrain.export.huggingface import export
 from pretrain.export.names import from_hugging_face, from_hugging_face_name, to_hugging_face
 from pretrain.export.tokenizer import write_tokenizer
+from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives import OBJECTIVES
 from tests.models import config_of, fresh_model
 

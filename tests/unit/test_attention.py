@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
-from pretrain.encoder.attention import Packing, attend, choose_backend
-from pretrain.encoder.dropout import dropout, keep_mask
-from pretrain.encoder.tiles import _cut, plan_tiles, tile_attention
-from pretrain.encoder.visibility import CAUSAL, Visibility
+from pretrain.model.attention import Packing, attend, choose_backend
+from pretrain.model.attention_tiles import _cut, plan_tiles, tile_attention
+from pretrain.model.dropout import dropout, keep_mask
+from pretrain.model.visibility import CAUSAL, Visibility
 
 LENGTHS = {
     "one": [7],

@@ -9,10 +9,10 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import EncoderSettings
-from pretrain.encoder.encoder import Encoder
-from pretrain.encoder.initialize import initialize, load_parameters, padded, vocabulary_rows, without_padding
+from pretrain.model.batch import MicroBatch
+from pretrain.model.encoder import Encoder
+from pretrain.model.initialize import initialize, load_parameters, padded, vocabulary_rows, without_padding
 
 VOCABULARY = 100
 TINY = EncoderSettings(

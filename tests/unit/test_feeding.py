@@ -11,12 +11,12 @@ from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.records import Examples
 from pretrain.agreement import Agreed
-from pretrain.batch import MicroBatch, Shape
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.engine import Engine
 from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
+from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives import OBJECTIVES, load
 from pretrain.optim import zero_gradients
 from pretrain.pace import Pace

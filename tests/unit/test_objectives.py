@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import EncoderSettings
-from pretrain.encoder import cross_entropy
-from pretrain.encoder.heads import KINDS
+from pretrain.model import cross_entropy
+from pretrain.model.batch import MicroBatch
+from pretrain.model.heads import KINDS
 from pretrain.objectives import OBJECTIVES, load, registered
 from pretrain.objectives.base import Model
 from pretrain.objectives.terms import Terms

@@ -117,7 +117,7 @@ def test_a_model_without_values_is_built_without_torch_compile() -> None:
 import sys
 import torch
 from pretrain.config.settings import RunConfig
-from pretrain.encoder.encoder import Encoder
+from pretrain.model.encoder import Encoder
 with torch.device(sys.argv[1]):
     Encoder(RunConfig().encoder, 100)
 sys.exit("torch._dynamo" in sys.modules)

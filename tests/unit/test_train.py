@@ -17,12 +17,12 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of
 from data_pipeline.shards.writer import BlockReader
 from pretrain.agreement import Agreed, StopRequest, agreed
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
+from pretrain.model.batch import MicroBatch
 from pretrain.objectives import load
 from pretrain.objectives.terms import Term, Terms
 from pretrain.pace import Pace

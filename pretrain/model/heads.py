@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data_pipeline.shards.schema import NO_LABEL
-from pretrain.batch import IGNORED, MicroBatch, Predicted
-from pretrain.encoder.cross_entropy import vocabulary_cross_entropy
-from pretrain.encoder.encoder import Encoder
-from pretrain.encoder.initialize import bare, padded
-from pretrain.encoder.layers import ACTIVATIONS
+from pretrain.model.batch import IGNORED, MicroBatch, Predicted
+from pretrain.model.cross_entropy import vocabulary_cross_entropy
+from pretrain.model.encoder import Encoder
+from pretrain.model.initialize import bare, padded
+from pretrain.model.layers import ACTIVATIONS
 
 
 class Predictions(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline.shards.schema import NO_LABEL
-from pretrain.encoder.attention import Packing
+from pretrain.model.attention import Packing
 
 if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.bin_packing import Caps

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.encoder.dropout import dropped, fill_keep_mask, survivors_scale
-from pretrain.encoder.tiles import TilePlan, from_tiles, plan_tiles, to_tiles
-from pretrain.encoder.visibility import FULL, Visibility
+from pretrain.model.attention_tiles import TilePlan, from_tiles, plan_tiles, to_tiles
+from pretrain.model.dropout import dropped, fill_keep_mask, survivors_scale
+from pretrain.model.visibility import FULL, Visibility
 
 _CPU = torch.device("cpu")
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.encoder.cpu_attention import cpu_attention
-from pretrain.encoder.tiles import TilePlan, plan_tiles, tile_attention
-from pretrain.encoder.visibility import FULL, Visibility
+from pretrain.model.attention_cpu import cpu_attention
+from pretrain.model.attention_tiles import TilePlan, plan_tiles, tile_attention
+from pretrain.model.visibility import FULL, Visibility
 
 BACKENDS = ("varlen", "flash", "tiles")
 _HALF = (torch.float16, torch.bfloat16)

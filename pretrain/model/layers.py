@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pretrain.config.settings import EncoderSettings
-from pretrain.encoder.attention import Packing, attend
-from pretrain.encoder.dropout import Dropout
-from pretrain.encoder.initialize import bare
-from pretrain.encoder.visibility import FULL, Visibility
+from pretrain.model.attention import Packing, attend
+from pretrain.model.dropout import Dropout
+from pretrain.model.initialize import bare
+from pretrain.model.visibility import FULL, Visibility
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),

@@ -6,8 +6,8 @@ Shape legend: T packed tokens, H hidden size.
 from torch import Tensor, nn
 
 from pretrain.config.settings import EncoderSettings
-from pretrain.encoder.dropout import Dropout
-from pretrain.encoder.initialize import bare, bare_embedding, padded
+from pretrain.model.dropout import Dropout
+from pretrain.model.initialize import bare, bare_embedding, padded
 
 SEGMENTS = 2
 """Segments that an encoder tells apart: A and B."""

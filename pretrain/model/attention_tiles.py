@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from pretrain.encoder.visibility import FULL, Visibility, visible
+from pretrain.model.visibility import FULL, Visibility, visible
 
 # What starting one more tile costs, in attention scores: some 30 kernel starts against one exponential and
 # four multiply-adds a score. A GPU computes scores a thousand times faster and starts kernels no faster.

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data_pipeline.errors import UserError
-from pretrain.batch import MicroBatch
 from pretrain.config.settings import EncoderSettings
-from pretrain.encoder.embeddings import Embeddings
-from pretrain.encoder.layers import ACTIVATIONS, Layer
-from pretrain.encoder.visibility import FULL, Visibility
+from pretrain.model.batch import MicroBatch
+from pretrain.model.embeddings import Embeddings
+from pretrain.model.layers import ACTIVATIONS, Layer
+from pretrain.model.visibility import FULL, Visibility
 
 
 class Encoder(nn.Module):
