@@ -20,7 +20,7 @@ from pretrain.config.phases import phases_of
 from pretrain.config.safe_yaml import check_shape, load_yaml
 from pretrain.config.settings import RunConfig
 from pretrain.config_check import check
-from pretrain.objectives import registered
+from pretrain.objectives.registry import registered
 
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:

@@ -8,7 +8,7 @@ from data_pipeline.io.object_store import STORES
 from data_pipeline.io.redact import blot, blotted
 from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config.settings import RunConfig
-from pretrain.objectives import PAIRS, STREAMS, registered
+from pretrain.objectives.registry import PAIRS, STREAMS, registered
 
 CHOICES = {
     "data.documents": ("blank_line", "file"),

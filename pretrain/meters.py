@@ -8,7 +8,7 @@ import math
 
 from torch import Tensor
 
-from pretrain.objectives.terms import Terms
+from pretrain.objectives.losses import Terms
 from pretrain.world import World
 
 LARGEST_EXPONENT = 700.0

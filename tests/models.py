@@ -1,8 +1,8 @@
 """Models and settings of tests, from an objective's name and an encoder's sizes."""
 
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.objectives import load
 from pretrain.objectives.base import Model, build
+from pretrain.objectives.registry import load
 
 
 def config_of(

@@ -31,8 +31,8 @@ from pretrain.export.tokenizer import size_and_pad, write_tokenizer
 from pretrain.export.upload import NOTE
 from pretrain.model.embeddings import SEGMENTS
 from pretrain.model.initialize import load_parameters, without_padding
-from pretrain.objectives import load
 from pretrain.objectives.base import Model, Objective
+from pretrain.objectives.registry import load
 
 
 def export(

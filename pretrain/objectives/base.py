@@ -8,7 +8,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.initialize import initialize
-from pretrain.objectives.terms import Terms
+from pretrain.objectives.losses import Terms
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.packing import StepShare

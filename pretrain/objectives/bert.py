@@ -9,7 +9,7 @@ from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead, NextSentenceHead
 from pretrain.objectives.base import Model, build_encoder
-from pretrain.objectives.terms import (
+from pretrain.objectives.losses import (
     MASKED_METRICS,
     Ratio,
     Term,

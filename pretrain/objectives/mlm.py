@@ -9,7 +9,7 @@ from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead
 from pretrain.objectives.base import Model, build_encoder
-from pretrain.objectives.terms import MASKED_METRICS, Term, Terms, masked_metrics
+from pretrain.objectives.losses import MASKED_METRICS, Term, Terms, masked_metrics
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.packing import StepShare

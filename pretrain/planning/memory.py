@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from pretrain.config.settings import RunConfig
 from pretrain.deepspeed_setup import BUCKET
 from pretrain.model.batch import MicroBatch
-from pretrain.objectives import load
+from pretrain.objectives.registry import load
 from pretrain.optim.groups import parameter_groups
 
 RESERVED = 0.08

@@ -21,7 +21,7 @@ from pretrain.engine import build_engine
 from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
-from pretrain.objectives import load
+from pretrain.objectives.registry import load
 from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.train import compute

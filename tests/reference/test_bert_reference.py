@@ -13,8 +13,8 @@ from pretrain.export.names import to_hugging_face
 from pretrain.export.parity import hugging_face_logits
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
-from pretrain.objectives import OBJECTIVES, load
 from pretrain.objectives.base import Model
+from pretrain.objectives.registry import OBJECTIVES, load
 from tests.models import fresh_model
 
 VOCABULARY = 85

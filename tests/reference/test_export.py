@@ -20,7 +20,7 @@ from pretrain.export.huggingface import export
 from pretrain.export.names import from_hugging_face, from_hugging_face_name, to_hugging_face
 from pretrain.export.tokenizer import write_tokenizer
 from pretrain.model.initialize import load_parameters, without_padding
-from pretrain.objectives import OBJECTIVES
+from pretrain.objectives.registry import OBJECTIVES
 from tests.models import config_of, fresh_model
 
 FACTS = Card(

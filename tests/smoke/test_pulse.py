@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from pretrain.checkpoint import newest_checkpoint
-from pretrain.objectives import OBJECTIVES, load
+from pretrain.objectives.registry import OBJECTIVES, load
 from tests.command_line import Maskmill, described, setting
 
 

@@ -17,7 +17,7 @@ from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.model.batch import MicroBatch, Shape
-from pretrain.objectives import OBJECTIVES, load
+from pretrain.objectives.registry import OBJECTIVES, load
 from pretrain.optim import zero_gradients
 from pretrain.pace import Pace
 from pretrain.resume import Position

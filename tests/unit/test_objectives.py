@@ -9,9 +9,9 @@ from pretrain.config.settings import EncoderSettings
 from pretrain.model import cross_entropy
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
-from pretrain.objectives import OBJECTIVES, load, registered
 from pretrain.objectives.base import Model
-from pretrain.objectives.terms import Terms
+from pretrain.objectives.losses import Terms
+from pretrain.objectives.registry import OBJECTIVES, load, registered
 from tests.models import fresh_model
 
 VOCABULARY, MASK = 90, 4

@@ -18,7 +18,7 @@ import torch
 from pretrain.agreement import StopRequest, agreed
 from pretrain.config.settings import RunConfig
 from pretrain.guard import Guard
-from pretrain.objectives import load
+from pretrain.objectives.registry import load
 from pretrain.resume import Position
 from pretrain.watchdog import Watchdog
 from pretrain.world import World

@@ -23,8 +23,8 @@ from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.model.batch import MicroBatch
-from pretrain.objectives import load
-from pretrain.objectives.terms import Term, Terms
+from pretrain.objectives.losses import Term, Terms
+from pretrain.objectives.registry import load
 from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.throughput import training_flops

@@ -1,0 +1,41 @@
+"""Register the objectives by name, each with its data and its model. One line registers one."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from data_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrain.objectives.base import Objective
+
+PAIRS = ("segment_pair", "sentence_pair", "sentence_order")
+STREAMS = ("doc_sentences", "full_sentences")
+
+
+class Registered(NamedTuple):
+    """What is known of an objective before its module, and torch with it, is imported."""
+
+    place: str
+    """module:class"""
+    sequences: tuple[str, ...]
+    """Values of data.sequences that it can learn from; the first one is its default."""
+
+
+OBJECTIVES = {
+    "bert": Registered("pretrain.objectives.bert:Bert", PAIRS),
+    "mlm": Registered("pretrain.objectives.mlm:Mlm", STREAMS + PAIRS),
+}
+"""Name in `objective.name` -> objective."""
+
+
+def registered(name: str) -> Registered:
+    """The entry of this name. Raises UserError for an unknown one."""
+    if name not in OBJECTIVES:
+        raise UserError(f"unknown {name!r}", where="objective.name", expected=" or ".join(OBJECTIVES))
+    return OBJECTIVES[name]
+
+
+def load(name: str) -> "type[Objective]":
+    """The objective of this name; its module is imported only now. Raises UserError for an unknown name."""
+    module, _, attribute = registered(name).place.partition(":")
+    return getattr(import_module(module), attribute)
