@@ -29,7 +29,7 @@ from pretrain.marker import Damaged, Marker, marked, parsed_marker
 if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without
     import torch
 
-    from pretrain.optim.segments import Fragment
+    from pretrain.optim.flat_layout import Fragment
     from pretrain.world import World
 
 MARKER, LATEST, FOLDER = "checkpoint.json", "latest", "checkpoints"

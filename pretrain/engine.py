@@ -33,11 +33,11 @@ from torch.optim import Optimizer
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.deepspeed_setup import deepspeed_settings, import_deepspeed, refuse_unsupported
-from pretrain.kernels.lamb import check_kernels
 from pretrain.optim import zero_gradients
-from pretrain.optim.groups import build_optimizer, trainable_parameters
+from pretrain.optim.flat_layout import squared_norm
 from pretrain.optim.lamb import Lamb
-from pretrain.optim.segments import squared_norm
+from pretrain.optim.lamb_torch import check_kernels
+from pretrain.optim.param_groups import build_optimizer, trainable_parameters
 from pretrain.optim.zero_flats import build_partition_map
 from pretrain.optim.zero_partition import PartitionMap
 from pretrain.precision import resolve_precision

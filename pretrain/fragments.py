@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from pretrain.optim.segments import Fragment
+from pretrain.optim.flat_layout import Fragment
 
 DTYPES = {
     torch.float64: "F64",

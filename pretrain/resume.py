@@ -26,10 +26,10 @@ from pretrain.claim_folder import identity_of
 from pretrain.config.settings import RunConfig
 from pretrain.engine import Engine
 from pretrain.export.names import from_hugging_face
-from pretrain.kernels import lamb
 from pretrain.metrics_file import cut_metrics
 from pretrain.model.initialize import vocabulary_rows
-from pretrain.optim.segments import Fragment
+from pretrain.optim import lamb_torch
+from pretrain.optim.flat_layout import Fragment
 from pretrain.optim.zero_partition import KINDS, Reader
 from pretrain.position import Position, position_of
 from pretrain.precision import resolve_precision
@@ -173,7 +173,7 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
         "train.compile": compiling.allowed(
             config, world.device, resolve_precision(config, world.device.type)
         ),
-        "train.kernels": lamb.name(world.device, config.train.kernels),
+        "train.kernels": lamb_torch.name(world.device, config.train.kernels),
         "zero.offload": config.zero.offload,
         "device": device,
         "instructions": torch.backends.cpu.get_cpu_capability(),

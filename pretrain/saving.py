@@ -23,7 +23,7 @@ from pretrain.checkpoint import FOLDER, LATEST, name_latest, save_checkpoint, st
 from pretrain.config.settings import RunConfig
 from pretrain.fragments import HostCopies
 from pretrain.mirror import Mirror
-from pretrain.optim.segments import Fragment
+from pretrain.optim.flat_layout import Fragment
 from pretrain.tidying import drop_old
 from pretrain.world import World
 

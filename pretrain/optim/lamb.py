@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretrain.kernels.lamb import choose, coefficients
-from pretrain.optim.segments import Layout, Passes, whole
+from pretrain.optim.flat_layout import Layout, Passes, whole
+from pretrain.optim.lamb_torch import choose, coefficients
 
 
 class Lamb(Optimizer):
@@ -51,7 +51,7 @@ class Lamb(Optimizer):
         kernels: str = "auto",
     ) -> None:
         """A group has trust ratios if it says `trust=True`, or nothing of it and has weight decay. `kernels`: see
-        pretrain.kernels.lamb.choose."""
+        pretrain.optim.lamb_torch.choose."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         for group in self.param_groups:
             group.setdefault("trust", group["weight_decay"] != 0)

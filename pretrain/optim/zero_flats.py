@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pretrain.optim.segments import Layout, Segment, whole
+from pretrain.optim.flat_layout import Layout, Segment, whole
 from pretrain.optim.zero_partition import Fixed, Flat, PartitionMap
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretrain.optim.segments import Fragment, Layout
+from pretrain.optim.flat_layout import Fragment, Layout
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("master", *MOMENTS)

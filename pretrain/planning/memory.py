@@ -19,7 +19,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.deepspeed_setup import BUCKET
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load
-from pretrain.optim.groups import parameter_groups
+from pretrain.optim.param_groups import parameter_groups
 
 RESERVED = 0.08
 """Share of a GPU's memory left to CUDA, NCCL and the allocator."""

@@ -36,7 +36,7 @@ OPERATIONS_PER_GRADIENT = 2
 OPERATIONS_PER_UPDATE = 1
 """Per tensor and step: the norm of its gradient, for clipping."""
 LAMB_LAUNCHES = 3
-"""Per flat tensor and step (kernels/lamb_triton.py): the update and its norms, their sum over ranks, the weights."""
+"""Per flat tensor and step (optim/lamb_triton.py): the update and its norms, their sum over ranks, the weights."""
 SMALL_ALL_REDUCES = 3
 """Per step: whether a gradient overflowed, the gradient's norm, LAMB's norms."""
 RING_BASE, RING_HOP = 8.4e-6, {NVLINK: 3.4e-6, PCIE: 5.7e-6}

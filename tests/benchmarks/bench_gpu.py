@@ -35,7 +35,7 @@ from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.feeding import Feed, HostShare
 from pretrain.model.attention import choose_backend
 from pretrain.model.batch import Shape
-from pretrain.optim.groups import build_optimizer
+from pretrain.optim.param_groups import build_optimizer
 from pretrain.planning.memory import DTYPES, meta_model, pass_peak, states
 from pretrain.throughput import peak_flops, training_flops
 from tests.models import fresh_model

@@ -33,10 +33,10 @@ from rich.table import Table  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from pretrain.config.settings import EncoderSettings, OptimSettings, RunConfig  # noqa: E402
-from pretrain.kernels.lamb import choose  # noqa: E402
-from pretrain.optim.groups import parameter_groups  # noqa: E402
+from pretrain.optim.flat_layout import Layout, Segment  # noqa: E402
 from pretrain.optim.lamb import Lamb  # noqa: E402
-from pretrain.optim.segments import Layout, Segment  # noqa: E402
+from pretrain.optim.lamb_torch import choose  # noqa: E402
+from pretrain.optim.param_groups import parameter_groups  # noqa: E402
 from pretrain.planning.memory import meta_model  # noqa: E402
 
 Step = Callable[[], Any]

@@ -28,7 +28,7 @@ from pretrain.config_check import value_of
 from pretrain.inspection import describe, run_headlines
 from pretrain.marker import sealed
 from pretrain.metrics_file import cut_metrics, read_metrics
-from pretrain.optim.segments import Fragment
+from pretrain.optim.flat_layout import Fragment
 from pretrain.position import Position, position_of
 from pretrain.run_folder import read_config, read_run, read_summary
 from pretrain.world import World

@@ -21,7 +21,7 @@ from pretrain import checkpoint
 from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
 from pretrain.claim_folder import seen_by_all
 from pretrain.config.settings import RunConfig
-from pretrain.optim.segments import Fragment
+from pretrain.optim.flat_layout import Fragment
 from pretrain.saving import Saver
 from pretrain.world import World
 from tests.command_line import setting

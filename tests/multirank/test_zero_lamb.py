@@ -22,8 +22,8 @@ from toy_model import (
 
 from pretrain.config.settings import RunConfig
 from pretrain.engine import Engine, build_engine
+from pretrain.optim.flat_layout import Layout, whole
 from pretrain.optim.lamb import Lamb
-from pretrain.optim.segments import Layout, whole
 from pretrain.world import World
 
 pytestmark = pytest.mark.multirank

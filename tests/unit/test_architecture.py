@@ -19,7 +19,7 @@ DOORS = {
     "wandb": {"pretrain/monitoring/connection.py"},
     "wandb_workspaces": {"pretrain/monitoring/dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
-    "triton": {"pretrain/kernels/lamb_triton.py"},
+    "triton": {"pretrain/optim/lamb_triton.py"},
     "dask": {"data_pipeline/stages/dask_workers.py"},
     "distributed": {"data_pipeline/stages/dask_workers.py"},
     "dask_jobqueue": {"data_pipeline/stages/dask_workers.py"},

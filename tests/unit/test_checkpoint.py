@@ -24,7 +24,7 @@ from pretrain.checkpoint import (
 )
 from pretrain.fragments import HostCopies
 from pretrain.marker import sealed
-from pretrain.optim.segments import Fragment
+from pretrain.optim.flat_layout import Fragment
 from pretrain.retention import kept
 from pretrain.tidying import drop_leftovers, drop_old
 from pretrain.world import World

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.settings import OptimSettings
-from pretrain.optim.groups import build_optimizer, parameter_groups, trainable_parameters
+from pretrain.optim.flat_layout import Layout, Segment, squared_norm
 from pretrain.optim.lamb import Lamb
-from pretrain.optim.segments import Layout, Segment, squared_norm
+from pretrain.optim.param_groups import build_optimizer, parameter_groups, trainable_parameters
 from pretrain.optim.zero_flats import _group_flat, _sub_group_flat
 from pretrain.optim.zero_partition import Flat, PartitionMap
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.kernels import lamb as kernels
+from pretrain.optim import lamb_torch as kernels
+from pretrain.optim.flat_layout import Coefficients, Layout, Segment
 from pretrain.optim.lamb import Lamb
-from pretrain.optim.segments import Coefficients, Layout, Segment
 
 Check = Callable[..., Any]
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -178,7 +178,7 @@ def test_kernels_equal_their_twin_and_the_textbook_on_a_gpu(form: str) -> None:
 
 def norms_of_a_long_tensor(device: str, numel: int) -> tuple[list[float], list[float]]:
     """Squared norms by the kernels, and in float64. The tensor starts in the middle of a block."""
-    from pretrain.kernels.lamb_triton import update
+    from pretrain.optim.lamb_triton import update
 
     generator = torch.Generator().manual_seed(2)
     w, g = (torch.randn(numel + 999, generator=generator).to(device) for _ in range(2))
@@ -227,7 +227,7 @@ def test_zero_norms_have_trust_ratio_1_on_a_gpu() -> None:
 
 
 def covered(layout: Layout) -> tuple[list[list[int]], list[int], int]:
-    from pretrain.kernels.lamb_triton import BLOCK, chunk_table
+    from pretrain.optim.lamb_triton import BLOCK, chunk_table
 
     table = chunk_table(layout, torch.device("cpu"))
     assert table is chunk_table(layout, torch.device("cpu")), "made at each step anew"
@@ -259,7 +259,7 @@ def test_chunks_hold_each_element_of_a_segment_once(interpreted: Check) -> None:
 
 
 def test_on_cuda_the_kernels_are_chosen_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pretrain.kernels.lamb_triton import TRITON
+    from pretrain.optim.lamb_triton import TRITON
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     on_cuda: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32)
@@ -298,7 +298,7 @@ def compiled(kernel: Any, constants: dict[str, Any]) -> str:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from pretrain.kernels.lamb_triton import LAUNCH
+    from pretrain.optim.lamb_triton import LAUNCH
 
     types = dict.fromkeys(POINTERS, "*fp32") | {"chunks": "*i32", "bounds": "*i32", "squares": "*fp64"}
     types |= {"count": "i32", **dict.fromkeys(constants, "constexpr")}
@@ -309,7 +309,7 @@ def compiled(kernel: Any, constants: dict[str, Any]) -> str:
 
 
 def test_kernels_compile_for_an_h100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from pretrain.kernels import lamb_triton
+    from pretrain.optim import lamb_triton
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     first = compiled(lamb_triton._update_kernel, {})

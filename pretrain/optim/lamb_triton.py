@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pretrain.optim.segments import Coefficients, Layout, Passes
+from pretrain.optim.flat_layout import Coefficients, Layout, Passes
 
 BLOCK = tl.constexpr(2048)
 LANES = tl.constexpr(1024)

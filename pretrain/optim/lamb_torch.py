@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.optim.segments import Coefficients, Layout, Passes, squared_norm
+from pretrain.optim.flat_layout import Coefficients, Layout, Passes, squared_norm
 
 
 def coefficients(group: dict[str, Any], updates: int, bias_correction: bool) -> Coefficients:
@@ -71,7 +71,7 @@ def choose(tensor: Tensor, kind: str = "auto") -> Passes:
     if kind == "torch" or tensor.dtype != torch.float32:
         return TORCH
     if has_triton() and (tensor.is_cuda or (kind == "triton" and _interpreted())):
-        from pretrain.kernels.lamb_triton import TRITON  # where triton is, and only who needs it waits
+        from pretrain.optim.lamb_triton import TRITON  # where triton is, and only who needs it waits
 
         return TRITON
     return TORCH
