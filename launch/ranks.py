@@ -204,7 +204,7 @@ class _Rank:
         if self.code in QUIET_CODES:
             return "\n".join(line for line in lines if line.startswith("maskmill: "))
         how = f"killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
-        if self.code == -signal.SIGALRM:  # pretrain/watchdog.py
+        if self.code == -signal.SIGALRM:  # pretrain/distributed/watchdog.py
             how = "a step took longer than run.step_limit; the stack of each rank is in its log"
         return "\n".join([*lines[-20:], f"maskmill: rank {self.number} ended: {how}; see {self._log}"])
 

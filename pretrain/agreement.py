@@ -15,7 +15,7 @@ import numpy as np
 from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import StepShare
 from pretrain import pace
-from pretrain.world import SumMax, World
+from pretrain.distributed.world import SumMax, World
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pretrain.checkpoint import checkpoints
 from pretrain.claim_folder import check_folder, is_finished, refuse_locked
 from pretrain.config.phases import total_steps
 from pretrain.config.settings import RunConfig
-from pretrain.precision import sees_gpus
+from pretrain.distributed.precision import sees_gpus
 from pretrain.preflight import check_run
 from pretrain.room import surely_has_room
 from pretrain.starting_weights import check_starting_weights
@@ -33,7 +33,7 @@ def check_start(config: RunConfig) -> str:
 
 def _check_gpus(ranks: int) -> None:
     if sees_gpus():
-        from pretrain.world import check_gpus
+        from pretrain.distributed.world import check_gpus
 
         check_gpus(ranks)
 

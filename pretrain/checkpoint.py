@@ -29,8 +29,8 @@ from pretrain.marker import Damaged, Marker, marked, parsed_marker
 if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without
     import torch
 
+    from pretrain.distributed.world import World
     from pretrain.optim.flat_layout import Fragment
-    from pretrain.world import World
 
 MARKER, LATEST, FOLDER = "checkpoint.json", "latest", "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
@@ -273,7 +273,7 @@ def drop(folder: Path) -> None:
 
 
 def _alone() -> "World":
-    from pretrain.world import World
+    from pretrain.distributed.world import World
 
     return World()
 

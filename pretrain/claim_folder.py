@@ -23,7 +23,7 @@ from pretrain.preflight import Plan
 from pretrain.run_folder import CONFIG, RUN, read_run, read_summary, refuse_another
 
 if TYPE_CHECKING:
-    from pretrain.world import World
+    from pretrain.distributed.world import World
 
 
 def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:

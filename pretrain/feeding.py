@@ -15,11 +15,11 @@ from data_pipeline.loader.loader import Loader
 from data_pipeline.loader.packing import StepShare
 from data_pipeline.loader.prefetch import Prefetch
 from pretrain import compiling
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.position import Position
 from pretrain.preflight import Plan
-from pretrain.world import World
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,13 +15,13 @@ from rich.table import Table
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
+from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.upload import CARD, CHANGED, NOTE, changed
 from pretrain.metrics_file import is_number, read_metrics
 from pretrain.run_folder import RUN, read_run, read_summary
-from pretrain.world import World
 
 
 def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> None:

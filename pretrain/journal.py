@@ -17,7 +17,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blot, blotted
 from pretrain.agreement import Agreed
 from pretrain.config.settings import RunConfig
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World, told_alike
 from pretrain.evaluate.held_out import Figures
 from pretrain.lives import SPENT, Diary
 from pretrain.metrics_file import TRUST, TRUST_PREFIX, read_metrics
@@ -33,7 +34,6 @@ from pretrain.tally import Tally
 from pretrain.terminal import Lines, shows_panels
 from pretrain.throughput import peak_flops
 from pretrain.whole_writes import append
-from pretrain.world import World, told_alike
 
 EVENTS = "events.jsonl"
 

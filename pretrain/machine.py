@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pretrain.world import World
+from pretrain.distributed.world import World
 
 
 def peak_memory(device: torch.device) -> float:

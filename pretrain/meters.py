@@ -8,8 +8,8 @@ import math
 
 from torch import Tensor
 
+from pretrain.distributed.world import World
 from pretrain.objectives.losses import Terms
-from pretrain.world import World
 
 LARGEST_EXPONENT = 700.0
 """exp of more is not finite in float64."""

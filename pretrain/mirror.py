@@ -38,12 +38,12 @@ from pretrain.checkpoint import (
     step_of,
 )
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.world import World
 from pretrain.marker import Damaged
 from pretrain.metrics_file import METRICS, read_metrics
 from pretrain.retention import kept
 from pretrain.run_folder import CONFIG, RUN, parsed_run, read_run, refuse_another
 from pretrain.tidying import set_aside
-from pretrain.world import World
 
 
 class Mirror:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pretrain.world import World
+from pretrain.distributed.world import World
 
 clock = time.perf_counter
 WINDOW, FEWEST = 50, 5

@@ -20,8 +20,8 @@ from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.precision import resolve_precision, sees_gpus
 from pretrain.objectives.registry import load, registered
-from pretrain.precision import resolve_precision, sees_gpus
 
 if TYPE_CHECKING:
     from pretrain.objectives.base import Objective

@@ -15,13 +15,13 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.world import World, told_alike
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.schedule import warmup_updates
 from pretrain.planning.memory import meta_model
 from pretrain.preflight import Plan
 from pretrain.room import check_room
 from pretrain.spoken import in_bytes
-from pretrain.world import World, told_alike
 
 PROBE = {"cuda": 64 << 20, "cpu": 4 << 20}
 """Bytes of the all-reduce that measures the links."""

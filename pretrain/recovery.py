@@ -6,9 +6,9 @@ from pathlib import Path
 from data_pipeline.errors import UserError
 from pretrain.checkpoint import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.world import World
 from pretrain.mirror import Mirror
 from pretrain.tidying import set_aside
-from pretrain.world import World
 
 
 def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Checkpoint | None:

@@ -24,21 +24,21 @@ from pretrain import compiling
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
 from pretrain.claim_folder import identity_of
 from pretrain.config.settings import RunConfig
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.partition_map import KINDS, Reader
+from pretrain.distributed.precision import resolve_precision
+from pretrain.distributed.world import World, told_alike
 from pretrain.export.names import from_hugging_face
 from pretrain.metrics_file import cut_metrics
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
-from pretrain.optim.zero_partition import KINDS, Reader
 from pretrain.position import Position, position_of
-from pretrain.precision import resolve_precision
 from pretrain.preflight import Plan
 from pretrain.recovery import recovered
 from pretrain.run_folder import refuse_another
 from pretrain.saving import Saver
 from pretrain.starting_weights import check_hugging_face, refuse_another_model
-from pretrain.world import World, told_alike
 
 
 def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:

@@ -7,13 +7,13 @@ from typing import Any
 from data_pipeline.io.redact import blot
 from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World
 from pretrain.machine import machine
 from pretrain.metrics_file import TRUST
 from pretrain.preflight import Plan
 from pretrain.resume import real_shapes
 from pretrain.throughput import peak_source
-from pretrain.world import World
 
 
 def begun(

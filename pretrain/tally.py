@@ -8,12 +8,12 @@ from typing import Any
 
 from pretrain.agreement import Agreed
 from pretrain.config.settings import EncoderSettings
+from pretrain.distributed.world import World
 from pretrain.machine import peak_memory
 from pretrain.meters import Meter
 from pretrain.pace import Pace
 from pretrain.preflight import Plan
 from pretrain.throughput import training_flops
-from pretrain.world import World
 
 
 class Tally:

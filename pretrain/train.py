@@ -14,8 +14,10 @@ from pretrain import compiling
 from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.config.phases import total_steps
 from pretrain.config.settings import RunConfig
-from pretrain.determinism import seed_dropout, set_threads
-from pretrain.engine import Engine, build_engine
+from pretrain.distributed.determinism import seed_dropout, set_threads
+from pretrain.distributed.engine import Engine, build_engine
+from pretrain.distributed.watchdog import Watchdog, patience, rank_log
+from pretrain.distributed.world import World, told_alike
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed, HostShare, model_feed, training_loader
 from pretrain.guard import ROLLBACK, Guard, poisoned
@@ -29,8 +31,6 @@ from pretrain.readiness import summary
 from pretrain.report import render
 from pretrain.resume import Position, begin, enter, roll_back, save
 from pretrain.saving import Saver
-from pretrain.watchdog import Watchdog, patience, rank_log
-from pretrain.world import World, told_alike
 
 STOPPED = 3
 """Exit code after a signal: the run is saved, and the same command goes on with it."""

@@ -29,7 +29,7 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
     config = load_config(recipe, overrides or [])
     with waiting(errors, "checking settings and shards"):
-        from pretrain.launchers import is_launched
+        from pretrain.distributed.launch_env import is_launched
 
         launched = is_launched()
         if not launched:

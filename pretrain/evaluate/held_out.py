@@ -7,12 +7,12 @@ from data_pipeline.loader.loader import held_out
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of
 from pretrain.config.settings import RunConfig
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World, told_alike
 from pretrain.evaluate.baselines import answers_in_short, label_counts, masked_targets, pair_majority, unigram
 from pretrain.meters import Meter
 from pretrain.model.batch import MicroBatch
 from pretrain.preflight import Plan
-from pretrain.world import World, told_alike
 
 Figures = dict[str, float | str]
 """Of one evaluation, by name."""

@@ -13,6 +13,7 @@ from data_pipeline.masking.mask_budget import MaskBudget, measured_note
 from data_pipeline.shards.index import INDEX, Index
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.precision import resolve_precision
 from pretrain.optim.schedule import learning_rate
 from pretrain.planning.hardware import CALIBRATED, Gpu
 from pretrain.planning.memory import RESERVED, PeakBytes, States, meta_model, meta_pass, states
@@ -28,7 +29,6 @@ from pretrain.planning.timing import (
     update_operations,
 )
 from pretrain.planning.warnings import warnings_of
-from pretrain.precision import resolve_precision
 from pretrain.throughput import training_flops
 
 VOCABULARY = 30_522

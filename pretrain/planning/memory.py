@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.config.settings import RunConfig
-from pretrain.deepspeed_setup import BUCKET
+from pretrain.distributed.deepspeed_config import BUCKET
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load
 from pretrain.optim.param_groups import parameter_groups

@@ -18,7 +18,7 @@ from math import ceil, floor, log2
 from statistics import NormalDist
 from typing import NamedTuple
 
-from pretrain.deepspeed_setup import BUCKET
+from pretrain.distributed.deepspeed_config import BUCKET
 from pretrain.planning.hardware import LINK_EFFICIENCY, NVLINK, PCIE, Gpu
 
 DEVIATION = 0.01

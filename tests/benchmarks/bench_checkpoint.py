@@ -28,12 +28,12 @@ from data_pipeline.loader.packing import pack
 from launch.recipe import load_config
 from pretrain.checkpoint import newest_checkpoint
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.engine import Engine, build_engine
+from pretrain.distributed.engine import Engine, build_engine
+from pretrain.distributed.partition_map import KINDS
+from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
-from pretrain.optim.zero_partition import KINDS
 from pretrain.resume import _real, reader, real_shapes
 from pretrain.saving import Saver
-from pretrain.world import World
 from tests.models import fresh_model
 from tests.unit.shard_material import filled
 

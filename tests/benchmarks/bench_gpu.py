@@ -234,8 +234,8 @@ def plain_engine(model: nn.Module, config: RunConfig, precision: str, device: to
 
 
 def deepspeed_engine(model: nn.Module, config: RunConfig, precision: str, device: torch.device) -> Any:
-    from pretrain.engine import build_engine
-    from pretrain.world import World
+    from pretrain.distributed.engine import build_engine
+    from pretrain.distributed.world import World
 
     return build_engine(model, config, World.from_environment().start())
 

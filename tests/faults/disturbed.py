@@ -44,7 +44,7 @@ def _train_once(settings: list[str], factors: dict[tuple[int, int], float]) -> s
     from data_pipeline.errors import UserError
     from launch.recipe import load_config
     from pretrain import train as training
-    from pretrain.engine import Engine
+    from pretrain.distributed.engine import Engine
 
     now, seed_dropout, call = [0], training.seed_dropout, Engine.__call__
 

@@ -25,13 +25,13 @@ from launch.recipe import RECIPES, load_config, setting_names
 from pretrain.checkpoint import open_checkpoint, save_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.config_check import value_of
+from pretrain.distributed.world import World
 from pretrain.inspection import describe, run_headlines
 from pretrain.marker import sealed
 from pretrain.metrics_file import cut_metrics, read_metrics
 from pretrain.optim.flat_layout import Fragment
 from pretrain.position import Position, position_of
 from pretrain.run_folder import read_config, read_run, read_summary
-from pretrain.world import World
 from tests.faults.mutations import changed, changed_json
 from tests.run_ends import KINDS
 from tests.unit.prepare_material import silent

@@ -63,7 +63,8 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
     from rich.console import Console
 
     from launch.recipe import load_config
-    from pretrain import engine, preflight, train
+    from pretrain import preflight, train
+    from pretrain.distributed import engine
 
     rank, found = int(os.environ["RANK"]), []
     seen: dict[int, int] = {}

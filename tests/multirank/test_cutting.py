@@ -17,7 +17,8 @@ from data_pipeline.shards.index import Index, write_index
 from data_pipeline.shards.writer import write_shard
 from launch.recipe import load_config
 from pretrain.agreement import StopRequest, agreed
-from pretrain.engine import build_engine
+from pretrain.distributed.engine import build_engine
+from pretrain.distributed.world import World
 from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
@@ -25,7 +26,6 @@ from pretrain.objectives.registry import load
 from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.train import compute
-from pretrain.world import World
 from tests.models import fresh_model
 from tests.unit.shard_material import SIZE, StubVocabulary, blocks_of
 

@@ -13,8 +13,8 @@ from test_zero_lamb import BETAS, DECAY, EPS, assemble, build, config, distance,
 from toy_model import PlainLamb, global_batch, learning_rate, mixed_reference, toy_model
 
 from data_pipeline.errors import UserError
-from pretrain.engine import build_engine
-from pretrain.world import World
+from pretrain.distributed.engine import build_engine
+from pretrain.distributed.world import World
 from tests.command_line import environ
 
 pytestmark = pytest.mark.multirank
@@ -184,8 +184,8 @@ sys.path[:0] = [{folder!r}]
 from test_engine import allow_fp16_on_cpu, config
 from toy_model import toy_model
 from data_pipeline.errors import UserError
-from pretrain.engine import build_engine
-from pretrain.world import World
+from pretrain.distributed.engine import build_engine
+from pretrain.distributed.world import World
 
 world = World().start()
 for stage, patched in ((1, False), (0, True)):
@@ -201,7 +201,7 @@ QUIET = """
 import sys
 sys.path[:0] = [{folder!r}]
 from test_zero_lamb import build, config, train
-from pretrain.world import World
+from pretrain.distributed.world import World
 
 # The second run of a process must not meet the first one's groups.
 for cells in (((0, "fp32"), (1, "bf16"), (3, "fp32")), ((1, "fp32"), (3, "fp32"))):

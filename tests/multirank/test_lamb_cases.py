@@ -34,8 +34,8 @@ from toy_model import (
     toy_model,
 )
 
-from pretrain.engine import Engine
-from pretrain.world import World
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World
 
 pytestmark = pytest.mark.multirank
 

@@ -15,12 +15,12 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.prefetch import Prefetch
 from launch.recipe import load_config
 from pretrain import pace
-from pretrain.engine import Engine
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World, told_alike
 from pretrain.journal import Journal
 from pretrain.model.encoder import Encoder
 from pretrain.pace import FEWEST, Lap, RankPace, figures, held_up
 from pretrain.train import train
-from pretrain.world import World, told_alike
 
 STEPS = 12
 SLOW_STEP = 9

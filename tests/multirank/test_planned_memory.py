@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from launch.recipe import load_config
 from pretrain.config.settings import RunConfig
-from pretrain.engine import build_engine
+from pretrain.distributed.engine import build_engine
+from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.planning import memory
 from pretrain.planning.memory import meta_model, states
-from pretrain.world import World
 from tests.models import fresh_model
 
 pytestmark = pytest.mark.multirank

@@ -21,9 +21,9 @@ from pretrain import checkpoint
 from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
 from pretrain.claim_folder import seen_by_all
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
 from pretrain.saving import Saver
-from pretrain.world import World
 from tests.command_line import setting
 
 pytestmark = pytest.mark.multirank

@@ -11,10 +11,10 @@ import torch
 from ranks import RankFailed, run
 
 from data_pipeline.errors import UserError
-from pretrain import launchers
-from pretrain import world as world_module
-from pretrain.deepspeed_setup import refuse_unsupported
-from pretrain.world import World
+from pretrain.distributed import launch_env
+from pretrain.distributed import world as world_module
+from pretrain.distributed.deepspeed_config import refuse_unsupported
+from pretrain.distributed.world import World
 
 TORCHRUN = {
     "RANK": "5",
@@ -95,9 +95,9 @@ def test_contradictions_of_a_launcher_are_one_line(change: dict[str, str], line:
 
 
 def test_short_form_of_slurm() -> None:
-    assert launchers._tasks_per_node("4(x2),3") == [4, 4, 3]
+    assert launch_env._tasks_per_node("4(x2),3") == [4, 4, 3]
     with pytest.raises(UserError):
-        launchers._tasks_per_node("4(x2")
+        launch_env._tasks_per_node("4(x2")
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

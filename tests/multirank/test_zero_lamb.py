@@ -21,10 +21,10 @@ from toy_model import (
 )
 
 from pretrain.config.settings import RunConfig
-from pretrain.engine import Engine, build_engine
+from pretrain.distributed.engine import Engine, build_engine
+from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Layout, whole
 from pretrain.optim.lamb import Lamb
-from pretrain.world import World
 
 pytestmark = pytest.mark.multirank
 

@@ -12,8 +12,8 @@ import torch
 from pretrain import fragments, mirror
 from pretrain.checkpoint import Checkpoint, name_latest, save_checkpoint
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.world import World
 
 WEIGHT = torch.arange(12.0).view(3, 4)
 SHAPES = {"a.weight": [3, 4], "a.bias": [2]}

@@ -15,7 +15,7 @@ PACKAGES = ("data_pipeline", "pretrain", "launch")
 
 DOORS = {
     "webdataset": {"data_pipeline/shards/writer.py"},
-    "deepspeed": {"pretrain/deepspeed_setup.py", "pretrain/optim/zero_partition.py"},
+    "deepspeed": {"pretrain/distributed/deepspeed_config.py", "pretrain/distributed/partition_map.py"},
     "wandb": {"pretrain/monitoring/connection.py"},
     "wandb_workspaces": {"pretrain/monitoring/dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},

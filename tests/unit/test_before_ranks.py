@@ -11,9 +11,10 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.recipe import load_config
-from pretrain import before_ranks, precision
+from pretrain import before_ranks
 from pretrain.before_ranks import check_start
 from pretrain.claim_folder import open_run, run_identity
+from pretrain.distributed import precision
 from pretrain.marker import Marker, marked
 from pretrain.preflight import check_run
 from pretrain.run_folder import write_summary

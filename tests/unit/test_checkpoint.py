@@ -22,12 +22,12 @@ from pretrain.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
+from pretrain.distributed.world import World
 from pretrain.fragments import HostCopies
 from pretrain.marker import sealed
 from pretrain.optim.flat_layout import Fragment
 from pretrain.retention import kept
 from pretrain.tidying import drop_leftovers, drop_old
-from pretrain.world import World
 
 
 def test_any_piece_of_any_tensor_comes_back(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.bin_packing import Caps
 from pretrain import compiling
 from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.model.cross_entropy import _with_gradients, vocabulary_cross_entropy
 from pretrain.objectives.base import Model
 from pretrain.resume import conditions
-from pretrain.world import World
 from tests.models import fresh_model
 
 VOCABULARY = 90

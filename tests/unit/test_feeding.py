@@ -12,17 +12,17 @@ from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.records import Examples
 from pretrain.agreement import Agreed
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.engine import Engine
+from pretrain.distributed import gradient_fixes
+from pretrain.distributed.engine import Engine
+from pretrain.distributed.world import World
 from pretrain.feeding import Feed
 from pretrain.guard import Guard
 from pretrain.meters import Meter
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.registry import OBJECTIVES, load
-from pretrain.optim import zero_gradients
 from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.train import compute
-from pretrain.world import World
 from tests.models import config_of
 
 CAPS = Caps(tokens=32, examples=6, masked=8)
@@ -134,7 +134,7 @@ def test_a_sharded_step_leaves_the_norm_on_the_device(monkeypatch: pytest.Monkey
             raise InterruptedError("the device was waited for")
 
     for call in ("complete", "forget"):
-        monkeypatch.setattr(zero_gradients, call, lambda _: None)
+        monkeypatch.setattr(gradient_fixes, call, lambda _: None)
     engine = Engine.__new__(Engine)
     engine._wrapper = None
     engine._engine = SimpleNamespace(

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from launch.recipe import load_config
-from pretrain.world import World
+from pretrain.distributed.world import World
 from tests.command_line import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -14,6 +14,7 @@ from torch import nn
 from pretrain import journal as journal_module
 from pretrain import train, whole_writes
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.world import World
 from pretrain.forgiving import number, table, tables, text_of
 from pretrain.journal import EVENTS, Journal
 from pretrain.metrics_file import JsonLines, read_metrics
@@ -22,7 +23,6 @@ from pretrain.position import Position
 from pretrain.run_folder import read_summary
 from pretrain.status import read_status
 from pretrain.time_left import seconds_left
-from pretrain.world import World
 
 
 class Told(JsonLines):

@@ -17,13 +17,13 @@ from data_pipeline.io.object_store import object_names, read_object, write_objec
 from pretrain import claim_folder, mirror, opening
 from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.world import World
 from pretrain.metrics_file import read_metrics
 from pretrain.mirror import Mirror, bring_back
 from pretrain.recovery import recovered
 from pretrain.run_folder import read_run
 from pretrain.saving import Saver
 from pretrain.tidying import drop_leftovers
-from pretrain.world import World
 from tests.command_line import BUCKET
 
 IDENTITY = {"optim.lr": 0.1}

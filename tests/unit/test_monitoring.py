@@ -10,6 +10,7 @@ import pytest
 from data_pipeline.errors import UserError
 from pretrain import metrics_file, monitor
 from pretrain.config.settings import MonitorSettings, RunConfig
+from pretrain.distributed.world import World
 from pretrain.guard import Guard
 from pretrain.monitoring import alerts, connection, stages, tracker
 from pretrain.monitoring.alerts import ADVICE, Alerts, cause_of, disk_nearly_full
@@ -17,7 +18,6 @@ from pretrain.monitoring.points import by_layer, by_rank, point_of
 from pretrain.monitoring.uploaded import Uploaded, agreed
 from pretrain.pace import Lap, RankPace, held_up
 from pretrain.resume import Position
-from pretrain.world import World
 
 
 class Server:

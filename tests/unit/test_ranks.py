@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import ranks
-from pretrain.launchers import is_launched
+from pretrain.distributed.launch_env import is_launched
 from tests.command_line import environ, until
 
 SCRIPT = """

@@ -17,11 +17,11 @@ import torch
 
 from pretrain.agreement import StopRequest, agreed
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.watchdog import Watchdog
+from pretrain.distributed.world import World
 from pretrain.guard import Guard
 from pretrain.objectives.registry import load
 from pretrain.resume import Position
-from pretrain.watchdog import Watchdog
-from pretrain.world import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +84,7 @@ def test_a_spike_of_another_rank_is_one_here() -> None:
 HANG = """
 import sys, time
 from pathlib import Path
-from pretrain import watchdog
+from pretrain.distributed import watchdog
 watchdog.LAST_WORDS = 0.3
 with watchdog.Watchdog(float(sys.argv[1]), Path(sys.argv[2])) as dog:
     for _ in range(4):

@@ -8,10 +8,10 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.recipe import load_config
+from pretrain.distributed.world import World
 from pretrain.preflight import Plan, check_run
 from pretrain.readiness import check_links, doubts, parameters_of, phase_lines
 from pretrain.room import check_room, most_kept
-from pretrain.world import World
 from tests.command_line import Maskmill, setting
 
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from pretrain import saving
 from pretrain.checkpoint import checkpoints, newest_checkpoint
+from pretrain.distributed.world import World
 from pretrain.saving import Saver
-from pretrain.world import World
 
 
 class Shown(io.StringIO):

@@ -18,6 +18,7 @@ from data_pipeline.shards.inspect.show_examples import words_of
 from data_pipeline.shards.writer import BlockReader
 from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.distributed.world import World
 from pretrain.evaluate.held_out import HeldOut
 from pretrain.feeding import Feed
 from pretrain.guard import Guard
@@ -29,7 +30,6 @@ from pretrain.pace import Pace
 from pretrain.resume import Position
 from pretrain.throughput import training_flops
 from pretrain.train import compute, is_due
-from pretrain.world import World
 from tests.command_line import setting
 from tests.models import fresh_model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.job_size import GPU_RANK_CORES
-from pretrain.determinism import own_cores
+from pretrain.distributed.determinism import own_cores
 from tests.command_line import ROOT, SECRETS, until
 
 STAND_INS = {

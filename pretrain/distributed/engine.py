@@ -32,16 +32,16 @@ from torch.optim import Optimizer
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
-from pretrain.deepspeed_setup import deepspeed_settings, import_deepspeed, refuse_unsupported
-from pretrain.optim import zero_gradients
+from pretrain.distributed import gradient_fixes
+from pretrain.distributed.deepspeed_config import deepspeed_settings, import_deepspeed, refuse_unsupported
+from pretrain.distributed.flat_tensors import build_partition_map
+from pretrain.distributed.partition_map import PartitionMap
+from pretrain.distributed.precision import resolve_precision
+from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import squared_norm
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.lamb_torch import check_kernels
 from pretrain.optim.param_groups import build_optimizer, trainable_parameters
-from pretrain.optim.zero_flats import build_partition_map
-from pretrain.optim.zero_partition import PartitionMap
-from pretrain.precision import resolve_precision
-from pretrain.world import World
 
 
 class Engine:
@@ -179,9 +179,9 @@ class Engine:
         self._engine.step()
 
     def _step_sharded(self) -> None:
-        zero_gradients.complete(self._wrapper)
+        gradient_fixes.complete(self._wrapper)
         self._engine.step()
-        zero_gradients.forget(self._wrapper)
+        gradient_fixes.forget(self._wrapper)
         self._applied = bool(self._engine.was_step_applied())
         # read at log steps only: here it would wait for the whole update
         self._norm = self._engine.get_global_grad_norm()

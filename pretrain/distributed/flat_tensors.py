@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pretrain.distributed.partition_map import Fixed, Flat, PartitionMap
 from pretrain.optim.flat_layout import Layout, Segment, whole
-from pretrain.optim.zero_partition import Fixed, Flat, PartitionMap
 
 
 def build_partition_map(

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import UserError
-from pretrain.launchers import PORT, place
+from pretrain.distributed.launch_env import PORT, place
 
 Found = TypeVar("Found")
 REFUSED = 2

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from pretrain.config.settings import RunConfig
-from pretrain.world import World
+from pretrain.distributed.world import World
 
 LAST_WORDS = 5.0
 """Seconds between the stack and the end: the other ranks, whose clocks run out a little later, write theirs."""

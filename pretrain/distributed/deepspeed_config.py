@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
-from pretrain.world import World
+from pretrain.distributed.world import World
 
 BUCKET = 50_000_000
 """Gradient elements that travel together: 200 MB in fp32."""

@@ -7,7 +7,7 @@ import torch
 
 from data_pipeline.compiled import philox
 from pretrain.config.settings import RunConfig
-from pretrain.world import World
+from pretrain.distributed.world import World
 
 
 def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:

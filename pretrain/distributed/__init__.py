@@ -1,0 +1,1 @@
+"""Connect the ranks, and run a model under DeepSpeed ZeRO."""
