@@ -97,7 +97,7 @@ def end_with_supervisor(environment: Mapping[str, str]) -> None:
 class _Signals:
     """Passes signals on to the ranks, also to those that are only being started: none is lost, none ends a rank
     that is not ready for it. Ranks start with these signals blocked, and take them once they can handle them
-    (pretrain/agreement.py)."""
+    (pretrain/training/batch_counts.py)."""
 
     PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 

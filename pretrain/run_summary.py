@@ -12,8 +12,8 @@ from pretrain.distributed.world import World
 from pretrain.machine import machine
 from pretrain.metrics_file import TRUST
 from pretrain.preflight import Plan
-from pretrain.resume import real_shapes
 from pretrain.throughput import peak_source
+from pretrain.training.resume import real_shapes
 
 
 def begun(

@@ -6,14 +6,14 @@ They are those of the whole global batch, averaged over the steps since the last
 import time
 from typing import Any
 
-from pretrain.agreement import Agreed
 from pretrain.config.settings import EncoderSettings
 from pretrain.distributed.world import World
 from pretrain.machine import peak_memory
-from pretrain.meters import Meter
-from pretrain.pace import Pace
 from pretrain.preflight import Plan
 from pretrain.throughput import training_flops
+from pretrain.training.batch_counts import Agreed
+from pretrain.training.meters import Meter
+from pretrain.training.rank_timing import Pace
 
 
 class Tally:

@@ -10,27 +10,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pretrain import compiling
-from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.config.phases import total_steps
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.determinism import seed_dropout, set_threads
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.watchdog import Watchdog, patience, rank_log
 from pretrain.distributed.world import World, told_alike
-from pretrain.evaluate.held_out import HeldOut
-from pretrain.feeding import Feed, HostShare, model_feed, training_loader
-from pretrain.guard import ROLLBACK, Guard, poisoned
 from pretrain.journal import Journal, is_due
 from pretrain.objectives.base import build
-from pretrain.opening import agreed_run
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight import Plan, check_run
 from pretrain.pulse import SAVING
 from pretrain.readiness import summary
 from pretrain.report import render
-from pretrain.resume import Position, begin, enter, roll_back, save
 from pretrain.saving import Saver
+from pretrain.training import compile_model
+from pretrain.training.batch_counts import Agreed, StopRequest, agreed
+from pretrain.training.device_feed import Feed, HostShare, model_feed, training_loader
+from pretrain.training.loss_guard import ROLLBACK, Guard, poisoned
+from pretrain.training.resume import Position, begin, enter, roll_back, save
+from pretrain.training.start_run import agreed_run
+from pretrain.training.validation import HeldOut
 
 STOPPED = 3
 """Exit code after a signal: the run is saved, and the same command goes on with it."""
@@ -106,7 +106,7 @@ def run_phases(
     position = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)
     flops = sum(plan.phase.config.train.steps * plan.step_flops(plan.phase.config) for plan in plans)
-    wanted = told_alike(world, lambda: compiling.wanted(config, world.device, engine.precision, flops))
+    wanted = told_alike(world, lambda: compile_model.wanted(config, world.device, engine.precision, flops))
     compiled = all(world.gather(wanted))  # a compiler that one node lacks
     with (
         Journal(config, plans, engine, world, console, command, run_id) as journal,

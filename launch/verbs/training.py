@@ -33,7 +33,7 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
         launched = is_launched()
         if not launched:
-            from pretrain.before_ranks import check_start
+            from pretrain.training.before_ranks import check_start
 
             nothing_to_do = check_start(config)  # what is wrong is said once, at once, and leaves no folder
     if not launched:

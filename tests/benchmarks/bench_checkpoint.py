@@ -32,8 +32,8 @@ from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.partition_map import KINDS
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
-from pretrain.resume import _real, reader, real_shapes
 from pretrain.saving import Saver
+from pretrain.training.resume import _real, reader, real_shapes
 from tests.models import fresh_model
 from tests.unit.shard_material import filled
 

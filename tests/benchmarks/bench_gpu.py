@@ -30,14 +30,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
-from pretrain import compiling
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.feeding import Feed, HostShare
 from pretrain.model.attention import choose_backend
 from pretrain.model.batch import Shape
 from pretrain.optim.param_groups import build_optimizer
 from pretrain.planning.memory import DTYPES, meta_model, pass_peak, states
 from pretrain.throughput import peak_flops, training_flops
+from pretrain.training import compile_model
+from pretrain.training.device_feed import Feed, HostShare
 from tests.models import fresh_model
 from tests.unit.shard_material import filled
 
@@ -132,7 +132,7 @@ def measure(label: str, row: Row, arguments: argparse.Namespace, device: torch.d
     if arguments.compile == "on":
         from rich.console import Console
 
-        compiling.compile_model(engine.module, feed.empty, Console())
+        compile_model.compile_model(engine.module, feed.empty, Console())
     ready = feed.on_host(share)
     torch.manual_seed(0)
     for _ in range(2):

@@ -35,11 +35,11 @@ from launch.ranks import tuning
 from launch.recipe import load_config
 from pretrain.checkpoint import checkpoints, find_checkpoint, step_of
 from pretrain.distributed.world import World
-from pretrain.evaluate.held_out import HeldOut
 from pretrain.export.names import from_hugging_face
 from pretrain.model.initialize import load_parameters
 from pretrain.objectives.base import build
 from pretrain.preflight import check_run
+from pretrain.training.validation import HeldOut
 from tests.benchmarks.pictures import Line, Panel, svg
 from tests.benchmarks.studies import (
     Results,

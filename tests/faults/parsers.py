@@ -30,8 +30,8 @@ from pretrain.inspection import describe, run_headlines
 from pretrain.marker import sealed
 from pretrain.metrics_file import cut_metrics, read_metrics
 from pretrain.optim.flat_layout import Fragment
-from pretrain.position import Position, position_of
 from pretrain.run_folder import read_config, read_run, read_summary
+from pretrain.training.progress import Position, position_of
 from tests.faults.mutations import changed, changed_json
 from tests.run_ends import KINDS
 from tests.unit.prepare_material import silent

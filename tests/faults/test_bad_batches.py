@@ -12,8 +12,8 @@ from disturbed import Disturbance, train
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.guard import Guard
-from pretrain.resume import Position
+from pretrain.training.loss_guard import Guard
+from pretrain.training.resume import Position
 from tests.command_line import setting
 from tests.run_ends import assert_same_weights, final
 

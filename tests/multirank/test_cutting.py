@@ -16,16 +16,16 @@ from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index, write_index
 from data_pipeline.shards.writer import write_shard
 from launch.recipe import load_config
-from pretrain.agreement import StopRequest, agreed
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
-from pretrain.feeding import Feed
-from pretrain.guard import Guard
-from pretrain.meters import Meter
 from pretrain.objectives.registry import load
-from pretrain.pace import Pace
-from pretrain.resume import Position
 from pretrain.train import compute
+from pretrain.training.batch_counts import StopRequest, agreed
+from pretrain.training.device_feed import Feed
+from pretrain.training.loss_guard import Guard
+from pretrain.training.meters import Meter
+from pretrain.training.rank_timing import Pace
+from pretrain.training.resume import Position
 from tests.models import fresh_model
 from tests.unit.shard_material import SIZE, StubVocabulary, blocks_of
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.loader.prefetch import Prefetch
 from launch.recipe import load_config
-from pretrain import pace
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
 from pretrain.journal import Journal
 from pretrain.model.encoder import Encoder
-from pretrain.pace import FEWEST, Lap, RankPace, figures, held_up
 from pretrain.train import train
+from pretrain.training import rank_timing
+from pretrain.training.rank_timing import FEWEST, Lap, RankPace, figures, held_up
 
 STEPS = 12
 SLOW_STEP = 9
@@ -76,9 +76,9 @@ def test_what_held_the_run_up_in_words(rows: list[RankPace], words: list[str]) -
 
 def test_the_slowest_step_of_a_long_interval_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(pace, "clock", lambda: now[0])
-    timed = pace.Pace(torch.device("cpu"))
-    for step in range(3 * pace.WINDOW):
+    monkeypatch.setattr(rank_timing, "clock", lambda: now[0])
+    timed = rank_timing.Pace(torch.device("cpu"))
+    for step in range(3 * rank_timing.WINDOW):
         timed.start()
         now[0] += 5.0 if step == 7 else 0.1
         timed.lap(step, waited=0.0)
@@ -139,7 +139,7 @@ class Counter:
             self.phase, self.step = plan.phase.name, 0
             enter(journal, plan, position)
 
-        patch.setattr(pace, "clock", lambda: self.now)
+        patch.setattr(rank_timing, "clock", lambda: self.now)
         patch.setattr(Prefetch, "__next__", slow_share)
         patch.setattr(Encoder, "forward", slow_forward)
         patch.setattr(Engine, "step", slow_step)
@@ -203,7 +203,7 @@ def test_causes_are_told_apart_in_a_run(tiny: list[str], tmp_path: Path) -> None
 
 
 def test_a_rank_alone_asks_nobody() -> None:
-    measured = pace.Pace(torch.device("cpu"))
+    measured = rank_timing.Pace(torch.device("cpu"))
     measured.lap(1, 0.0)
     assert measured.read(World()) == ({}, []), "the first step warms up"
     for step in range(2, 8):

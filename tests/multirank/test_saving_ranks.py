@@ -19,11 +19,11 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.index import Index
 from pretrain import checkpoint
 from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
-from pretrain.claim_folder import seen_by_all
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
 from pretrain.saving import Saver
+from pretrain.training.claim_folder import seen_by_all
 from tests.command_line import setting
 
 pytestmark = pytest.mark.multirank
@@ -184,8 +184,9 @@ def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
     """What `maskmill train` ends with on this rank: where the first cannot cut the history, as the run begins and as
     it is rolled back; and with shards that only the second finds damaged."""
     from launch.recipe import load_config
-    from pretrain import metrics_file, resume, train
-    from pretrain.guard import Guard
+    from pretrain import metrics_file, train
+    from pretrain.training import resume
+    from pretrain.training.loss_guard import Guard
 
     first = os.environ["RANK"] == "0"
 

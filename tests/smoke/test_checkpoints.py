@@ -17,7 +17,7 @@ from data_pipeline.io import object_store
 from pretrain import readiness
 from pretrain.marker import sealed
 from pretrain.mirror import Mirror
-from pretrain.resume import _going_on
+from pretrain.training.resume import _going_on
 from tests.command_line import BUCKET, Maskmill, described, setting
 from tests.run_ends import assert_same_weights, final
 

@@ -11,13 +11,13 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.recipe import load_config
-from pretrain import before_ranks
-from pretrain.before_ranks import check_start
-from pretrain.claim_folder import open_run, run_identity
 from pretrain.distributed import precision
 from pretrain.marker import Marker, marked
 from pretrain.preflight import check_run
 from pretrain.run_folder import write_summary
+from pretrain.training import before_ranks
+from pretrain.training.before_ranks import check_start
+from pretrain.training.claim_folder import open_run, run_identity
 from tests.command_line import Maskmill, environ
 
 

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.bin_packing import Caps
-from pretrain import compiling
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.model.cross_entropy import _with_gradients, vocabulary_cross_entropy
 from pretrain.objectives.base import Model
-from pretrain.resume import conditions
+from pretrain.training import compile_model
+from pretrain.training.resume import conditions
 from tests.models import fresh_model
 
 VOCABULARY = 90
@@ -96,7 +96,7 @@ def compiled() -> tuple[Model, str]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     said, module = io.StringIO(), model(dropout=0.1, attention_dropout=0.1)
-    compiling.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(file=said, width=200))
+    compile_model.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(file=said, width=200))
     return module, said.getvalue()
 
 
@@ -126,7 +126,7 @@ def test_compiled_dropout_is_drawn_anew_everywhere(compiled: tuple[Model, str]) 
 def test_compiled_equals_eager() -> None:
     torch._dynamo.reset()
     module, plain = model(), model()
-    compiling.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(quiet=True))
+    compile_model.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(quiet=True))
     for lengths in LENGTHS:
         ours, theirs = (computed(m, batch(lengths).padded(SHAPE)) for m in (module, plain))
         assert_equal(ours[0], theirs[0], 1e-5)
@@ -142,23 +142,23 @@ def config(setting: str, **changes: object) -> RunConfig:
 
 
 def test_a_cpu_compiles_long_runs() -> None:
-    assert not compiling.wanted(config("auto"), CPU, "fp32", 1e13)
-    assert compiling.wanted(config("auto"), CPU, "fp32", 1e16)
-    assert compiling.wanted(config("on"), CPU, "fp32", 1.0)
-    assert not compiling.wanted(config("off"), CPU, "fp32", 1e16)
+    assert not compile_model.wanted(config("auto"), CPU, "fp32", 1e13)
+    assert compile_model.wanted(config("auto"), CPU, "fp32", 1e16)
+    assert compile_model.wanted(config("on"), CPU, "fp32", 1.0)
+    assert not compile_model.wanted(config("off"), CPU, "fp32", 1e16)
 
 
 def test_gpus_compile_what_flash_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, run = torch.device("cuda", 0), config("auto")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     run.encoder.hidden, run.encoder.heads = 768, 12
-    assert compiling.allowed(run, cuda, "bf16") == "auto"
-    assert compiling.allowed(run, cuda, "fp32") == "off"
+    assert compile_model.allowed(run, cuda, "bf16") == "auto"
+    assert compile_model.allowed(run, cuda, "fp32") == "off"
     run.encoder.hidden = 312  # heads of 26
-    assert compiling.allowed(run, cuda, "bf16") == "off"
+    assert compile_model.allowed(run, cuda, "bf16") == "off"
     run.encoder.hidden = 768
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    assert compiling.allowed(run, cuda, "fp16") == "off"
+    assert compile_model.allowed(run, cuda, "fp16") == "off"
 
 
 def test_half_precision_gradients_are_rounded_once() -> None:
@@ -178,7 +178,7 @@ def test_half_precision_gradients_are_rounded_once() -> None:
 
 def test_what_a_compiler_decides_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     assert conditions(config("auto"), World())["train.compile"] == "auto"
-    monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
+    monkeypatch.setattr(compile_model.shutil, "which", lambda _: None)
     assert conditions(config("auto"), World())["train.compile"] == "off"
 
 
@@ -188,9 +188,9 @@ def test_what_cannot_be_compiled_is_refused_or_left(monkeypatch: pytest.MonkeyPa
     recomputed = config("on", activation_checkpointing=True)
     for refused, word in ((sharded, "stage 3"), (recomputed, "activation_checkpointing")):
         with pytest.raises(UserError, match=word):
-            compiling.wanted(refused, CPU, "fp32", 1e16)
+            compile_model.wanted(refused, CPU, "fp32", 1e16)
         refused.train.compile = "auto"
-        assert not compiling.wanted(refused, CPU, "fp32", 1e16)
-    monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
+        assert not compile_model.wanted(refused, CPU, "fp32", 1e16)
+    monkeypatch.setattr(compile_model.shutil, "which", lambda _: None)
     with pytest.raises(UserError, match=r"C\+\+ compiler"):
-        compiling.wanted(config("on"), CPU, "fp32", 1e13)
+        compile_model.wanted(config("on"), CPU, "fp32", 1e13)

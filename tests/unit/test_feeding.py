@@ -10,19 +10,19 @@ import torch
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.records import Examples
-from pretrain.agreement import Agreed
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed import gradient_fixes
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
-from pretrain.feeding import Feed
-from pretrain.guard import Guard
-from pretrain.meters import Meter
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.registry import OBJECTIVES, load
-from pretrain.pace import Pace
-from pretrain.resume import Position
 from pretrain.train import compute
+from pretrain.training.batch_counts import Agreed
+from pretrain.training.device_feed import Feed
+from pretrain.training.loss_guard import Guard
+from pretrain.training.meters import Meter
+from pretrain.training.rank_timing import Pace
+from pretrain.training.resume import Position
 from tests.models import config_of
 
 CAPS = Caps(tokens=32, examples=6, masked=8)

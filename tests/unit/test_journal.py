@@ -19,10 +19,10 @@ from pretrain.forgiving import number, table, tables, text_of
 from pretrain.journal import EVENTS, Journal
 from pretrain.metrics_file import JsonLines, read_metrics
 from pretrain.objectives.registry import load
-from pretrain.position import Position
 from pretrain.run_folder import read_summary
 from pretrain.status import read_status
 from pretrain.time_left import seconds_left
+from pretrain.training.progress import Position
 
 
 class Told(JsonLines):

@@ -14,7 +14,7 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
 from data_pipeline.io.object_store import object_names, read_object, write_object
-from pretrain import claim_folder, mirror, opening
+from pretrain import mirror
 from pretrain.checkpoint import Checkpoint, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
@@ -24,6 +24,7 @@ from pretrain.recovery import recovered
 from pretrain.run_folder import read_run
 from pretrain.saving import Saver
 from pretrain.tidying import drop_leftovers
+from pretrain.training import claim_folder, start_run
 from tests.command_line import BUCKET
 
 IDENTITY = {"optim.lr": 0.1}
@@ -274,7 +275,7 @@ Start = Callable[[RunConfig], Checkpoint | None]
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """What `maskmill train` does before it trains: the supervisor looks at the run folder, the first rank takes hold
     of it, brings back what it lacks and mends what is damaged. Returns what the run goes on from."""
-    for module in (claim_folder, opening):
+    for module in (claim_folder, start_run):
         monkeypatch.setattr(module, "run_identity", lambda plans: IDENTITY)
     holds: list[Any] = []
 
@@ -282,12 +283,12 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
         holds.append(claim_folder.lock(folder))
         return holds[-1]
 
-    monkeypatch.setattr(opening, "lock", noted)
+    monkeypatch.setattr(start_run, "lock", noted)
 
     def started(config: RunConfig) -> Checkpoint | None:
         try:
             claim_folder.check_folder(config, [])
-            opening.agreed_run(config, [], World(), Console(quiet=True))
+            start_run.agreed_run(config, [], World(), Console(quiet=True))
             return recovered(config, World(), lambda line: None)
         finally:
             while holds:  # the process ends, killed or not, and with it its hold

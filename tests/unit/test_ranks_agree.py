@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.agreement import StopRequest, agreed
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World
-from pretrain.guard import Guard
 from pretrain.objectives.registry import load
-from pretrain.resume import Position
+from pretrain.training.batch_counts import StopRequest, agreed
+from pretrain.training.loss_guard import Guard
+from pretrain.training.resume import Position
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,20 +16,20 @@ from data_pipeline.records import concatenate
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of
 from data_pipeline.shards.writer import BlockReader
-from pretrain.agreement import Agreed, StopRequest, agreed
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed.world import World
-from pretrain.evaluate.held_out import HeldOut
-from pretrain.feeding import Feed
-from pretrain.guard import Guard
-from pretrain.meters import Meter
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.losses import Term, Terms
 from pretrain.objectives.registry import load
-from pretrain.pace import Pace
-from pretrain.resume import Position
 from pretrain.throughput import training_flops
 from pretrain.train import compute, is_due
+from pretrain.training.batch_counts import Agreed, StopRequest, agreed
+from pretrain.training.device_feed import Feed
+from pretrain.training.loss_guard import Guard
+from pretrain.training.meters import Meter
+from pretrain.training.rank_timing import Pace
+from pretrain.training.resume import Position
+from pretrain.training.validation import HeldOut
 from tests.command_line import setting
 from tests.models import fresh_model
 
@@ -221,7 +221,7 @@ def test_baselines_are_those_of_the_evaluated_positions(tiny: list[str]) -> None
 def test_runs_have_a_place(tmp_path: Path) -> None:
     """The identity says what decides the weights, and nothing else."""
     from launch.recipe import load_config
-    from pretrain.claim_folder import identity_of
+    from pretrain.training.claim_folder import identity_of
 
     index = SimpleNamespace(identity="d", vocabulary=SimpleNamespace(sha256="v"))
     plan = SimpleNamespace(index=index, streams=4, precision="fp32", masking=None)

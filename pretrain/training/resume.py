@@ -20,9 +20,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blotted
 from data_pipeline.loader.loader import loader_state, resumed_batch
-from pretrain import compiling
 from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
-from pretrain.claim_folder import identity_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.partition_map import KINDS, Reader
@@ -33,12 +31,14 @@ from pretrain.metrics_file import cut_metrics
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
-from pretrain.position import Position, position_of
 from pretrain.preflight import Plan
 from pretrain.recovery import recovered
 from pretrain.run_folder import refuse_another
 from pretrain.saving import Saver
-from pretrain.starting_weights import check_hugging_face, refuse_another_model
+from pretrain.training import compile_model
+from pretrain.training.claim_folder import identity_of
+from pretrain.training.progress import Position, position_of
+from pretrain.training.starting_weights import check_hugging_face, refuse_another_model
 
 
 def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:
@@ -170,7 +170,7 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
         "zero.stage": config.zero.stage,
         "train.micro_batch": config.train.micro_batch,
         "train.deterministic": config.train.deterministic,
-        "train.compile": compiling.allowed(
+        "train.compile": compile_model.allowed(
             config, world.device, resolve_precision(config, world.device.type)
         ),
         "train.kernels": lamb_torch.name(world.device, config.train.kernels),

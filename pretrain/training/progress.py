@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pretrain.agreement import Agreed
 from pretrain.checkpoint import Checkpoint
 from pretrain.marker import Damaged
+from pretrain.training.batch_counts import Agreed
 
 
 @dataclass

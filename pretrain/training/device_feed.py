@@ -14,12 +14,12 @@ from torch import Tensor
 from data_pipeline.loader.loader import Loader
 from data_pipeline.loader.packing import StepShare
 from data_pipeline.loader.prefetch import Prefetch
-from pretrain import compiling
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
-from pretrain.position import Position
 from pretrain.preflight import Plan
+from pretrain.training import compile_model
+from pretrain.training.progress import Position
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def model_feed(plan: Plan, engine: Engine, world: World, compiled: bool, console
         return Feed(world.device, vocabulary.cls, vocabulary.sep)
     shape = Shape.of(plan.caps_of_one_shape(config, world.size), split.longest)
     feed = Feed(world.device, vocabulary.cls, vocabulary.sep, shape)
-    compiling.compile_model(engine.module, feed.empty, console)
+    compile_model.compile_model(engine.module, feed.empty, console)
     return feed
 
 

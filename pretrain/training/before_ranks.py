@@ -6,13 +6,13 @@ The ranks check the same again, since a launcher may have started them elsewhere
 from pathlib import Path
 
 from pretrain.checkpoint import checkpoints
-from pretrain.claim_folder import check_folder, is_finished, refuse_locked
 from pretrain.config.phases import total_steps
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import sees_gpus
 from pretrain.preflight import check_run
 from pretrain.room import surely_has_room
-from pretrain.starting_weights import check_starting_weights
+from pretrain.training.claim_folder import check_folder, is_finished, refuse_locked
+from pretrain.training.starting_weights import check_starting_weights
 
 
 def check_start(config: RunConfig) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import StepShare
-from pretrain import pace
 from pretrain.distributed.world import SumMax, World
+from pretrain.training import rank_timing
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ def _announce(
     shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms
 ) -> tuple[Share | UserError, SumMax, float]:
     """A share that cannot be read is an error only once it is needed: the run may end before it."""
-    started = pace.clock()
+    started = rank_timing.clock()
     stopping = int(bool(stop.received))
     try:
         share = next(shares)
     except UserError as error:
         return error, world.sum_max([0] * (4 + len(objective.terms)), (0, stopping, 1, 0)), 0.0
-    waited = pace.clock() - started
+    waited = rank_timing.clock() - started
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
     terms = objective.counts(share)
     counts = (share.examples, share.tokens, share.masked, squares, *(terms[name] for name in objective.terms))

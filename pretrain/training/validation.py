@@ -10,9 +10,9 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
 from pretrain.evaluate.baselines import answers_in_short, label_counts, masked_targets, pair_majority, unigram
-from pretrain.meters import Meter
 from pretrain.model.batch import MicroBatch
 from pretrain.preflight import Plan
+from pretrain.training.meters import Meter
 
 Figures = dict[str, float | str]
 """Of one evaluation, by name."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.resume import Position
+from pretrain.training.resume import Position
 
 MOST_IN_A_ROW = 10
 """Batches skipped one after the other, or returns to one checkpoint, that end a run: it is not going to recover."""

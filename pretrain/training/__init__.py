@@ -1,0 +1,1 @@
+"""Provide what the training loop uses: batches, losses, resuming, validation."""
