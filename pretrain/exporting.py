@@ -9,7 +9,7 @@ from data_pipeline.io.files import read_bytes
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import TOKENIZER, Index
 from data_pipeline.shards.writer import BlockReader
-from pretrain.checkpoint import Checkpoint, find_checkpoint
+from pretrain.checkpoint.store import Checkpoint, find_checkpoint
 from pretrain.config.phases import phase_at
 from pretrain.evaluate.samples import Sample, fill_samples
 from pretrain.export.facts import card_of

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
+from pretrain.checkpoint.store import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import checkpoints
+from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.spoken import in_bytes

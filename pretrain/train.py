@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pretrain.checkpoint.background_save import Saver
 from pretrain.config.phases import total_steps
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.determinism import seed_dropout, set_threads
@@ -23,7 +24,6 @@ from pretrain.preflight import Plan, check_run
 from pretrain.pulse import SAVING
 from pretrain.readiness import summary
 from pretrain.report import render
-from pretrain.saving import Saver
 from pretrain.training import compile_model
 from pretrain.training.batch_counts import Agreed, StopRequest, agreed
 from pretrain.training.device_feed import Feed, HostShare, model_feed, training_loader

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pretrain.checkpoint import Checkpoint, newest_checkpoint
+from pretrain.checkpoint.store import Checkpoint, newest_checkpoint
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 

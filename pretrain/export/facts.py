@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.shards.index import Index
-from pretrain.checkpoint import Checkpoint
+from pretrain.checkpoint.store import Checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary

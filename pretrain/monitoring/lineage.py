@@ -14,7 +14,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.shards.index import INDEX, TOKENIZER, Index
-from pretrain.checkpoint import MARKER, Checkpoint, checkpoints, open_checkpoint
+from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.monitoring.connection import Connection, begin, first_line, warn

@@ -16,7 +16,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import blot
-from pretrain.checkpoint import checkpoints
+from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.metrics_file import read_metrics
 from pretrain.preflight import Plan

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pretrain.checkpoint import Checkpoint
-from pretrain.marker import Damaged
+from pretrain.checkpoint.marker import Damaged
+from pretrain.checkpoint.store import Checkpoint
 from pretrain.training.batch_counts import Agreed
 
 

@@ -20,7 +20,9 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blotted
 from data_pipeline.loader.loader import loader_state, resumed_batch
-from pretrain.checkpoint import Checkpoint, find_checkpoint, newest_whole
+from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.recovery import recovered
+from pretrain.checkpoint.store import Checkpoint, find_checkpoint, newest_whole
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.partition_map import KINDS, Reader
@@ -32,9 +34,7 @@ from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
 from pretrain.preflight import Plan
-from pretrain.recovery import recovered
 from pretrain.run_folder import refuse_another
-from pretrain.saving import Saver
 from pretrain.training import compile_model
 from pretrain.training.claim_folder import identity_of
 from pretrain.training.progress import Position, position_of

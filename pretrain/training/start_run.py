@@ -5,12 +5,12 @@ from typing import Any
 
 from rich.console import Console
 
-from pretrain.checkpoint import checkpoints
+from pretrain.checkpoint.cleanup import drop_leftovers
+from pretrain.checkpoint.mirror import bring_back
+from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, told_alike
-from pretrain.mirror import bring_back
 from pretrain.preflight import Plan
-from pretrain.tidying import drop_leftovers
 from pretrain.training.claim_folder import check_folder, lock, open_run, run_identity, seen_by_all
 from pretrain.training.starting_weights import check_starting_weights
 

@@ -6,7 +6,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.dynamic_masking import shards_vocabulary
 from data_pipeline.vocabulary.files import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary.files import load_vocabulary
-from pretrain.checkpoint import Checkpoint, named_folder, open_checkpoint
+from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.export.bert_config import check_config, weight_files
 from pretrain.preflight import Plan

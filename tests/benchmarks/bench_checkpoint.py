@@ -26,13 +26,13 @@ from rich.console import Console
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import pack
 from launch.recipe import load_config
-from pretrain.checkpoint import newest_checkpoint
+from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.store import newest_checkpoint
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.partition_map import KINDS
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
-from pretrain.saving import Saver
 from pretrain.training.resume import _real, reader, real_shapes
 from tests.models import fresh_model
 from tests.unit.shard_material import filled

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from launch.ranks import tuning
 from launch.recipe import load_config
-from pretrain.checkpoint import checkpoints, find_checkpoint, step_of
+from pretrain.checkpoint.store import checkpoints, find_checkpoint, step_of
 from pretrain.distributed.world import World
 from pretrain.export.names import from_hugging_face
 from pretrain.model.initialize import load_parameters

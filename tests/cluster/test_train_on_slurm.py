@@ -9,7 +9,7 @@ from signal import SIGKILL
 import pytest
 from processes import send
 
-from pretrain.checkpoint import checkpoints
+from pretrain.checkpoint.store import checkpoints
 from slurm import Cluster
 from tests.command_line import ROOT, Maskmill, until
 from tests.run_ends import assert_same_tensors, final

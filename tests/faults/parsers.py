@@ -22,12 +22,12 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.writer import BlockReader, problems
 from launch.recipe import RECIPES, load_config, setting_names
-from pretrain.checkpoint import open_checkpoint, save_checkpoint
+from pretrain.checkpoint.marker import sealed
+from pretrain.checkpoint.store import open_checkpoint, save_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.config_check import value_of
 from pretrain.distributed.world import World
 from pretrain.inspection import describe, run_headlines
-from pretrain.marker import sealed
 from pretrain.metrics_file import cut_metrics, read_metrics
 from pretrain.optim.flat_layout import Fragment
 from pretrain.run_folder import read_config, read_run, read_summary

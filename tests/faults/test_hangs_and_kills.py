@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint import checkpoints
+from pretrain.checkpoint.store import checkpoints
 from tests.command_line import ROOT, Maskmill, command, environ, until
 from tests.run_ends import assert_bit_equal
 

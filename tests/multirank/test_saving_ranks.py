@@ -17,12 +17,12 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import Index
-from pretrain import checkpoint
-from pretrain.checkpoint import checkpoints, damage_of, newest_checkpoint
+from pretrain.checkpoint import store as checkpoint
+from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.store import checkpoints, damage_of, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.saving import Saver
 from pretrain.training.claim_folder import seen_by_all
 from tests.command_line import setting
 

@@ -15,8 +15,8 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
 from pretrain import readiness
-from pretrain.marker import sealed
-from pretrain.mirror import Mirror
+from pretrain.checkpoint.marker import sealed
+from pretrain.checkpoint.mirror import Mirror
 from pretrain.training.resume import _going_on
 from tests.command_line import BUCKET, Maskmill, described, setting
 from tests.run_ends import assert_same_weights, final

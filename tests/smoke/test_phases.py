@@ -10,7 +10,7 @@ import pytest
 
 from data_pipeline.shards.index import Index
 from launch.recipe import load_config
-from pretrain.checkpoint import open_checkpoint
+from pretrain.checkpoint.store import open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.optim.schedule import learning_rate
 from tests.command_line import Maskmill, described, until

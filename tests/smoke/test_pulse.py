@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from pretrain.checkpoint import newest_checkpoint
+from pretrain.checkpoint.store import newest_checkpoint
 from pretrain.objectives.registry import OBJECTIVES, load
 from tests.command_line import Maskmill, described, setting
 

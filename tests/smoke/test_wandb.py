@@ -14,7 +14,7 @@ import wandb
 from omegaconf import OmegaConf
 
 from pretrain import metrics_file, monitor
-from pretrain.checkpoint import MARKER
+from pretrain.checkpoint.store import MARKER
 from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.monitoring.layout import keys_of, sections
 from pretrain.monitoring.points import point_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import fragments, mirror
-from pretrain.checkpoint import Checkpoint, name_latest, save_checkpoint
+from pretrain.checkpoint import fragments, mirror
+from pretrain.checkpoint.store import Checkpoint, name_latest, save_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment

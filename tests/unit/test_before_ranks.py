@@ -11,8 +11,8 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.recipe import load_config
+from pretrain.checkpoint.marker import Marker, marked
 from pretrain.distributed import precision
-from pretrain.marker import Marker, marked
 from pretrain.preflight import check_run
 from pretrain.run_folder import write_summary
 from pretrain.training import before_ranks

@@ -13,7 +13,11 @@ from checkpoint_material import SHAPES, WEIGHT, Killed, is_right, killed_at, run
 from safetensors.torch import load_file
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import (
+from pretrain.checkpoint.cleanup import drop_leftovers, drop_old
+from pretrain.checkpoint.fragments import HostCopies
+from pretrain.checkpoint.marker import sealed
+from pretrain.checkpoint.retention import kept
+from pretrain.checkpoint.store import (
     checkpoints,
     drop,
     find_checkpoint,
@@ -23,11 +27,7 @@ from pretrain.checkpoint import (
     save_checkpoint,
 )
 from pretrain.distributed.world import World
-from pretrain.fragments import HostCopies
-from pretrain.marker import sealed
 from pretrain.optim.flat_layout import Fragment
-from pretrain.retention import kept
-from pretrain.tidying import drop_leftovers, drop_old
 
 
 def test_any_piece_of_any_tensor_comes_back(tmp_path: Path) -> None:

@@ -14,16 +14,16 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
 from data_pipeline.io.object_store import object_names, read_object, write_object
-from pretrain import mirror
-from pretrain.checkpoint import Checkpoint, newest_checkpoint
+from pretrain.checkpoint import mirror
+from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.cleanup import drop_leftovers
+from pretrain.checkpoint.mirror import Mirror, bring_back
+from pretrain.checkpoint.recovery import recovered
+from pretrain.checkpoint.store import Checkpoint, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.metrics_file import read_metrics
-from pretrain.mirror import Mirror, bring_back
-from pretrain.recovery import recovered
 from pretrain.run_folder import read_run
-from pretrain.saving import Saver
-from pretrain.tidying import drop_leftovers
 from pretrain.training import claim_folder, start_run
 from tests.command_line import BUCKET
 
@@ -204,7 +204,7 @@ def test_of_two_copies_of_a_step_the_newer_one_stays(
     config = made(tmp_path, "twice")
     folder = save(Path(config.run.dir), 5)
     for token in ("ffffffff", "00000000"):
-        monkeypatch.setattr("pretrain.mirror.secrets.token_hex", lambda _bytes, token=token: token)
+        monkeypatch.setattr("pretrain.checkpoint.mirror.secrets.token_hex", lambda _bytes, token=token: token)
         Mirror(config).copy(folder, World())
     assert object_names(f"{config.checkpoint.mirror}/checkpoints") == ["latest", "step-00000005.00000000"]
 

@@ -11,10 +11,10 @@ from checkpoint_material import SHAPES, WEIGHT, is_right, pieces, run_config, sa
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from pretrain import saving
-from pretrain.checkpoint import checkpoints, newest_checkpoint
+from pretrain.checkpoint import background_save
+from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.store import checkpoints, newest_checkpoint
 from pretrain.distributed.world import World
-from pretrain.saving import Saver
 
 
 class Shown(io.StringIO):
@@ -45,20 +45,20 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Callable[[], N
     def write(*_arguments: Any) -> None:
         raise error
 
-    patch.setattr("pretrain.checkpoint.write_fragments", write)
+    patch.setattr("pretrain.checkpoint.store.write_fragments", write)
     return patch.undo
 
 
 def test_training_goes_on_after_the_copy(
     tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write, save_checkpoint = threading.Event(), saving.save_checkpoint
+    may_write, save_checkpoint = threading.Event(), background_save.save_checkpoint
 
     def slow(*arguments: Any) -> Path:
         assert may_write.wait(60)
         return save_checkpoint(*arguments)
 
-    monkeypatch.setattr(saving, "save_checkpoint", slow)
+    monkeypatch.setattr(background_save, "save_checkpoint", slow)
     weights, position = pieces(7), state(7)
     with saver_of(tmp_path, shown) as saver:
         saver.save(7, weights, SHAPES, position)

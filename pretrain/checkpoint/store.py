@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import sync, write_whole, writing
-from pretrain.marker import Damaged, Marker, marked, parsed_marker
+from pretrain.checkpoint.marker import Damaged, Marker, marked, parsed_marker
 
 if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without
     import torch
@@ -66,7 +66,7 @@ def save_checkpoint(
 
 
 def _write(path: Path, fragments: "Iterable[Fragment]") -> dict[str, str | int]:
-    from pretrain.fragments import write_fragments
+    from pretrain.checkpoint.fragments import write_fragments
 
     with writing(path):
         return write_fragments(path, fragments)
@@ -149,7 +149,7 @@ class Checkpoint:
 
     def _fragments(self) -> dict[tuple[str, str], list[tuple[int, int, str, str]]]:
         """(kind, name) -> its pieces, in order of their start: (start, length, file, name in the file)."""
-        from pretrain.fragments import named_pieces
+        from pretrain.checkpoint.fragments import named_pieces
 
         if not self._table:
             for entry in self.files:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
+from pretrain.checkpoint.cleanup import set_aside
+from pretrain.checkpoint.mirror import Mirror
+from pretrain.checkpoint.store import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.mirror import Mirror
-from pretrain.tidying import set_aside
 
 
 def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Checkpoint | None:

@@ -19,13 +19,13 @@ from typing import Any
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from pretrain.checkpoint import FOLDER, LATEST, name_latest, save_checkpoint, step_of
+from pretrain.checkpoint.cleanup import drop_old
+from pretrain.checkpoint.fragments import HostCopies
+from pretrain.checkpoint.mirror import Mirror
+from pretrain.checkpoint.store import FOLDER, LATEST, name_latest, save_checkpoint, step_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.fragments import HostCopies
-from pretrain.mirror import Mirror
 from pretrain.optim.flat_layout import Fragment
-from pretrain.tidying import drop_old
 
 PATIENCE = 60.0
 """Seconds that a run which fails leaves to a save under way: the ranks that it waits for may be gone."""

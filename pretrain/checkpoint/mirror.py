@@ -26,7 +26,10 @@ from data_pipeline.io.object_store import (
     upload,
     write_object,
 )
-from pretrain.checkpoint import (
+from pretrain.checkpoint.cleanup import set_aside
+from pretrain.checkpoint.marker import Damaged
+from pretrain.checkpoint.retention import kept
+from pretrain.checkpoint.store import (
     FOLDER,
     LATEST,
     MARKER,
@@ -39,11 +42,8 @@ from pretrain.checkpoint import (
 )
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.marker import Damaged
 from pretrain.metrics_file import METRICS, read_metrics
-from pretrain.retention import kept
 from pretrain.run_folder import CONFIG, RUN, parsed_run, read_run, refuse_another
-from pretrain.tidying import set_aside
 
 
 class Mirror:

@@ -3,7 +3,9 @@
 import shutil
 from pathlib import Path
 
-from pretrain.checkpoint import (
+from pretrain.checkpoint.marker import Damaged
+from pretrain.checkpoint.retention import kept
+from pretrain.checkpoint.store import (
     DAMAGED,
     FOLDER,
     MARKER,
@@ -14,8 +16,6 @@ from pretrain.checkpoint import (
     step_of,
 )
 from pretrain.config.settings import RunConfig
-from pretrain.marker import Damaged
-from pretrain.retention import kept
 
 
 def drop_leftovers(run: Path) -> None:

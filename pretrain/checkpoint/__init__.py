@@ -1,0 +1,1 @@
+"""Save and load sharded checkpoints at any world size."""
