@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrain.spoken import in_bytes
+from pretrain.run.human import in_bytes
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 ANSWER = 20.0

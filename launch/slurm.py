@@ -21,7 +21,7 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import blot
 from launch.chain import Chain
 from launch.stages import STAGES, Job
-from pretrain.forgiving import table
+from pretrain.run.tolerant_json import table
 from pretrain.status import SUBMITTED
 
 SCRIPTS = Path(__file__).parent / "sbatch"

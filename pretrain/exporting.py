@@ -14,7 +14,7 @@ from pretrain.config.phases import phase_at
 from pretrain.evaluate.samples import Sample, fill_samples
 from pretrain.export.facts import card_of
 from pretrain.export.huggingface import export
-from pretrain.run_folder import CONFIG, EXPORT, read_config, read_run
+from pretrain.run.folder import CONFIG, EXPORT, read_config, read_run
 
 
 class Exported(NamedTuple):

@@ -20,8 +20,8 @@ from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.upload import CARD, CHANGED, NOTE, changed
-from pretrain.metrics_file import is_number, read_metrics
-from pretrain.run_folder import RUN, read_run, read_summary
+from pretrain.run.folder import RUN, read_run, read_summary
+from pretrain.run.metrics_file import is_number, read_metrics
 
 
 def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> None:

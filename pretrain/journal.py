@@ -18,14 +18,15 @@ from data_pipeline.io.redact import blot, blotted
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
-from pretrain.lives import SPENT, Diary
-from pretrain.metrics_file import TRUST, TRUST_PREFIX, read_metrics
 from pretrain.monitor import open_tracker
 from pretrain.monitoring.alerts import cause_of, disk_nearly_full
 from pretrain.preflight import Plan
-from pretrain.pulse import EVALUATING, STARTING, TRAINING, Pulse
 from pretrain.room import BYTES_OF_A_WEIGHT, ROOM
-from pretrain.run_folder import read_summary, write_summary
+from pretrain.run.atomic_write import append
+from pretrain.run.attempts import SPENT, Diary
+from pretrain.run.folder import read_summary, write_summary
+from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Pulse
+from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, read_metrics
 from pretrain.run_summary import begun, now, phases_of
 from pretrain.tally import Tally
 from pretrain.terminal import Lines, shows_panels
@@ -33,7 +34,6 @@ from pretrain.throughput import peak_flops
 from pretrain.training.batch_counts import Agreed
 from pretrain.training.resume import Position
 from pretrain.training.validation import Figures
-from pretrain.whole_writes import append
 
 EVENTS = "events.jsonl"
 

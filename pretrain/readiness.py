@@ -21,7 +21,7 @@ from pretrain.optim.schedule import warmup_updates
 from pretrain.planning.memory import meta_model
 from pretrain.preflight import Plan
 from pretrain.room import check_room
-from pretrain.spoken import in_bytes
+from pretrain.run.human import in_bytes
 
 PROBE = {"cuda": 64 << 20, "cpu": 4 << 20}
 """Bytes of the all-reduce that measures the links."""

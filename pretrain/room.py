@@ -7,7 +7,7 @@ from data_pipeline.errors import UserError
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.spoken import in_bytes
+from pretrain.run.human import in_bytes
 
 BYTES_OF_A_WEIGHT = 12
 """In a checkpoint: the weight and both moments, fp32."""

@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 from pretrain.evaluate.learning import learning_of
-from pretrain.forgiving import number, objects, table, tables, text_of
-from pretrain.metrics_file import METRICS
-from pretrain.pulse import TRAINING, is_dead, read_pulse
-from pretrain.time_left import seconds_left
+from pretrain.run.heartbeat import TRAINING, is_dead, read_pulse
+from pretrain.run.metrics_file import METRICS
+from pretrain.run.time_left import seconds_left
+from pretrain.run.tolerant_json import number, objects, table, tables, text_of
 
 NOT_STARTED, STARTING, RUNNING, STALLED = "not started", "starting", "running", "stalled"
 STOPPED, FINISHED, CRASHED = "saved and stopped", "finished", "crashed"

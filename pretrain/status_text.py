@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, leading, sum_of
 from pretrain.export.upload import NOTE
-from pretrain.forgiving import table
-from pretrain.run_folder import EXPORT
-from pretrain.spoken import duration
+from pretrain.run.folder import EXPORT
+from pretrain.run.human import duration
+from pretrain.run.tolerant_json import table
 from pretrain.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pretrain.config.settings import EncoderSettings
 from pretrain.distributed.world import World
-from pretrain.machine import peak_memory
 from pretrain.preflight import Plan
+from pretrain.run.machine import peak_memory
 from pretrain.throughput import training_flops
 from pretrain.training.batch_counts import Agreed
 from pretrain.training.meters import Meter

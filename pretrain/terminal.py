@@ -13,7 +13,7 @@ from rich.console import Console
 from pretrain.config.phases import Phase
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.evaluate.verdict import Losses, findings
-from pretrain.forgiving import number
+from pretrain.run.tolerant_json import number
 
 
 class Lines:

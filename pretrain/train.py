@@ -21,9 +21,9 @@ from pretrain.journal import Journal, is_due
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight import Plan, check_run
-from pretrain.pulse import SAVING
 from pretrain.readiness import summary
 from pretrain.report import render
+from pretrain.run.heartbeat import SAVING
 from pretrain.training import compile_model
 from pretrain.training.batch_counts import Agreed, StopRequest, agreed
 from pretrain.training.device_feed import Feed, HostShare, model_feed, training_loader

@@ -42,8 +42,8 @@ from pretrain.checkpoint.store import (
 )
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.metrics_file import METRICS, read_metrics
-from pretrain.run_folder import CONFIG, RUN, parsed_run, read_run, refuse_another
+from pretrain.run.folder import CONFIG, RUN, parsed_run, read_run, refuse_another
+from pretrain.run.metrics_file import METRICS, read_metrics
 
 
 class Mirror:

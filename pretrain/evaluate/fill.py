@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.forgiving import number, objects, table
-from pretrain.run_folder import CONFIG, EXPORT, SAMPLES
+from pretrain.run.folder import CONFIG, EXPORT, SAMPLES
+from pretrain.run.tolerant_json import number, objects, table
 
 Guesses = list[tuple[str, float]]
 """Words and their probabilities, the likeliest first."""

@@ -7,7 +7,7 @@ from typing import Any
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, NAMED
 from pretrain.evaluate.verdict import Finding, Losses, findings
-from pretrain.forgiving import tables
+from pretrain.run.tolerant_json import tables
 
 HEAD = 1 << 16
 """Bytes at the beginning of metrics.jsonl that tell what loss the run began with."""

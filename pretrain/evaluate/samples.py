@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from data_pipeline.records import Examples
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
-from pretrain.run_folder import SAMPLES
-from pretrain.whole_writes import replace as replace_file
+from pretrain.run.atomic_write import replace as replace_file
+from pretrain.run.folder import SAMPLES
 
 MAX_SAMPLES, GUESSES = 8, 3
 CONTEXT = 12

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pretrain.forgiving import number
+from pretrain.run.tolerant_json import number
 
 HELD_OUT = "held_out_"
 MASK_LOSS = "mask_loss"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
-from pretrain.forgiving import number
+from pretrain.run.tolerant_json import number
 
 PLATEAU, PAIRS, RISEN = "plateau", "pairs", "risen"
 """Kinds of findings."""

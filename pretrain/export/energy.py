@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pretrain.data_sheets import data_sheet
-from pretrain.lives import Life
+from pretrain.run.attempts import Life
 
 LOAD = (0.5, 1.0)
 """Share of that power which a training device draws."""

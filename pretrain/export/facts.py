@@ -18,9 +18,9 @@ from pretrain.evaluate.verdict import findings
 from pretrain.export.card import Card
 from pretrain.export.energy import FORMULA, estimate, watts
 from pretrain.export.recipe_again import name_only, reproduce
-from pretrain.lives import Life, read_lives
-from pretrain.metrics_file import is_number, read_metrics
-from pretrain.run_folder import read_run, read_summary
+from pretrain.run.attempts import Life, read_lives
+from pretrain.run.folder import read_run, read_summary
+from pretrain.run.metrics_file import is_number, read_metrics
 
 
 def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, config: RunConfig) -> Card:

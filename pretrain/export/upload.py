@@ -13,7 +13,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
-from pretrain.run_folder import EXPORT, RUN
+from pretrain.run.folder import EXPORT, RUN
 
 NOTE, CARD = "maskmill.json", "README.md"
 """A run's own export, in its folder; and the file by which a folder is known as a run's."""

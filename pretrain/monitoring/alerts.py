@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrain.forgiving import number, table
-from pretrain.whole_writes import replace
+from pretrain.run.atomic_write import replace
+from pretrain.run.tolerant_json import number, table
 
 SENT = "wandb_alerts.json"
 SERIOUS = ("failed", "disk")

@@ -19,7 +19,7 @@ from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.monitoring.connection import Connection, begin, first_line, warn
 from pretrain.monitoring.stages import Stage, export_stage, folder_name, prepare_stage
-from pretrain.run_folder import read_run
+from pretrain.run.folder import read_run
 
 NONE, INDEX_ONLY, ALL = "none", "index", "all"
 """Values of monitor.artifacts."""
@@ -121,7 +121,7 @@ def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
 
 def settings_of(run: Path) -> RunConfig | None:
     """The settings that a run folder keeps; None where it has none that can be read."""
-    from pretrain.run_folder import read_config
+    from pretrain.run.folder import read_config
 
     try:
         return read_config(run)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blotted
-from pretrain.metrics_file import read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.connection import first_line, has_key, start
 from pretrain.monitoring.points import point_of
 from pretrain.monitoring.tracker import stage_of
-from pretrain.monitoring.uploaded import Uploaded, agreed
-from pretrain.run_folder import RUN, read_run
+from pretrain.run.folder import RUN, read_run
+from pretrain.run.metrics_file import read_metrics
+from pretrain.run.uploaded import Uploaded, agreed
 
 
 def sync_run(folder: Path) -> int:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.settings import MonitorSettings
-from pretrain.metrics_file import JsonLines, read_metrics
 from pretrain.monitoring import lineage
 from pretrain.monitoring.alerts import Alerts
 from pretrain.monitoring.connection import Connection, begin, first_line, tell, warn, why_offline
 from pretrain.monitoring.points import point_of
 from pretrain.monitoring.stages import Stage, train_stage
-from pretrain.monitoring.uploaded import Uploaded, agreed
-from pretrain.run_folder import read_run
+from pretrain.run.folder import read_run
+from pretrain.run.metrics_file import JsonLines, read_metrics
+from pretrain.run.uploaded import Uploaded, agreed
 
 EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
 """What W&B takes a life's end for."""

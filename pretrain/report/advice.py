@@ -7,9 +7,9 @@ import numpy as np
 
 from data_pipeline.io.redact import blot
 from pretrain.evaluate.verdict import PLATEAU, RISEN
-from pretrain.forgiving import number
 from pretrain.report.record import Points, RunRecord
 from pretrain.report.scales import text
+from pretrain.run.tolerant_json import number
 
 MANY = 0.05
 """Share of batches from which skipped ones are grave."""

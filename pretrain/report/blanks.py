@@ -3,9 +3,9 @@
 from html import escape
 from typing import Any
 
-from pretrain.forgiving import number, objects
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
+from pretrain.run.tolerant_json import number, objects
 
 MAX_ROWS = 16
 

@@ -5,10 +5,10 @@ from html import escape
 
 import numpy as np
 
-from pretrain.forgiving import number
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import middle, text
-from pretrain.spoken import duration
+from pretrain.run.human import duration
+from pretrain.run.tolerant_json import number
 
 MOST_RANKS = 12
 

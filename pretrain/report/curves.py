@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.evaluate.scores import sum_of
-from pretrain.forgiving import number
 from pretrain.report.charts import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
 from pretrain.report.figures import Level, Series
 from pretrain.report.record import Points, RunRecord
 from pretrain.report.scales import text
 from pretrain.report.statistics import not_next_share
+from pretrain.run.tolerant_json import number
 
 LEARNING, OPTIMIZER, SPEED = "Learning", "Optimizer", "Speed"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")

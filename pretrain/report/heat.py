@@ -11,9 +11,9 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.metrics_file import layer_of
 from pretrain.report.record import Points, RunRecord
 from pretrain.report.scales import text, ticks
+from pretrain.run.metrics_file import layer_of
 
 SHADES, COLUMNS, ROWS = 10, 72, 64
 

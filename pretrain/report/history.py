@@ -4,12 +4,12 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
-from pretrain.forgiving import number
-from pretrain.lives import LOST, Life
-from pretrain.report.reading import SavedCheckpoint
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
-from pretrain.spoken import duration, in_bytes
+from pretrain.run.attempts import LOST, Life
+from pretrain.run.human import duration, in_bytes
+from pretrain.run.read_files import SavedCheckpoint
+from pretrain.run.tolerant_json import number
 
 MOST_LIVES, MOST_EVENTS = 12, 40
 KINDS = {

@@ -10,10 +10,10 @@ from html import escape
 from typing import Any
 
 from data_pipeline.io.redact import blot
-from pretrain.forgiving import number
 from pretrain.report.headline import moment
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
+from pretrain.run.tolerant_json import number
 
 TOLD_ELSEWHERE = {"data", "versions", "command", "status", "held_up", "phases"}
 _SECRET_NAME = re.compile(r"(?i)(password|secret|token|api_?key|credential)s?$")

@@ -15,17 +15,17 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, NAMED
 from pretrain.evaluate.verdict import Finding, Losses, findings
-from pretrain.forgiving import number, objects, table, tables, text_of
-from pretrain.lives import LOST, Life, read_lives
-from pretrain.metrics_file import METRICS, TRUST, TRUST_PREFIX, read_metrics
-from pretrain.report.reading import (
+from pretrain.run.attempts import LOST, Life, read_lives
+from pretrain.run.folder import SAMPLES
+from pretrain.run.metrics_file import METRICS, TRUST, TRUST_PREFIX, read_metrics
+from pretrain.run.read_files import (
     SavedCheckpoint,
     read,
     read_checkpoints,
     read_json,
     read_yaml,
 )
-from pretrain.run_folder import SAMPLES
+from pretrain.run.tolerant_json import number, objects, table, tables, text_of
 
 SUMMARY, CONFIG, RUN, EVENTS = "summary.json", "config.yaml", "run.json", "events.jsonl"
 

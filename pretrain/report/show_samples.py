@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pretrain.evaluate.samples import Sample, write_samples
 from pretrain.report.page import REPORT, render
-from pretrain.run_folder import SAMPLES
+from pretrain.run.folder import SAMPLES
 
 
 def show_samples(run: Path, step: int, samples: list[Sample], held_out: bool) -> None:

@@ -3,9 +3,9 @@
 from html import escape
 from typing import Any
 
-from pretrain.forgiving import number
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import middle, text
+from pretrain.run.tolerant_json import number
 
 PAIRS = {"pairs_is_next": "IsNext", "pairs_random": "NotNext", "single_streams": "single streams"}
 MASKS = {

@@ -4,9 +4,9 @@ import math
 from html import escape
 
 from pretrain.evaluate.scores import perplexity
-from pretrain.forgiving import number
 from pretrain.report.record import RunRecord
 from pretrain.report.scales import text
+from pretrain.run.tolerant_json import number
 
 
 def learning_tiles(run: RunRecord) -> list[str]:

@@ -18,9 +18,9 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import blot
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
-from pretrain.metrics_file import read_metrics
 from pretrain.preflight import Plan
-from pretrain.run_folder import CONFIG, RUN, read_run, read_summary, refuse_another
+from pretrain.run.folder import CONFIG, RUN, read_run, read_summary, refuse_another
+from pretrain.run.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from pretrain.distributed.world import World

@@ -29,12 +29,12 @@ from pretrain.distributed.partition_map import KINDS, Reader
 from pretrain.distributed.precision import resolve_precision
 from pretrain.distributed.world import World, told_alike
 from pretrain.export.names import from_hugging_face
-from pretrain.metrics_file import cut_metrics
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
 from pretrain.preflight import Plan
-from pretrain.run_folder import refuse_another
+from pretrain.run.folder import refuse_another
+from pretrain.run.metrics_file import cut_metrics
 from pretrain.training import compile_model
 from pretrain.training.claim_folder import identity_of
 from pretrain.training.progress import Position, position_of

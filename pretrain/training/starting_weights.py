@@ -10,7 +10,7 @@ from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.export.bert_config import check_config, weight_files
 from pretrain.preflight import Plan
-from pretrain.run_folder import refuse_another
+from pretrain.run.folder import refuse_another
 from pretrain.training.claim_folder import identity_of
 
 MODEL = (

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pretrain.metrics_file import read_metrics
+from pretrain.run.metrics_file import read_metrics
 from tests.benchmarks.pictures import Line, Panel, svg
 from tests.benchmarks.studies import (
     Failed,

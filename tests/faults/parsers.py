@@ -28,9 +28,9 @@ from pretrain.config.settings import RunConfig
 from pretrain.config_check import value_of
 from pretrain.distributed.world import World
 from pretrain.inspection import describe, run_headlines
-from pretrain.metrics_file import cut_metrics, read_metrics
 from pretrain.optim.flat_layout import Fragment
-from pretrain.run_folder import read_config, read_run, read_summary
+from pretrain.run.folder import read_config, read_run, read_summary
+from pretrain.run.metrics_file import cut_metrics, read_metrics
 from pretrain.training.progress import Position, position_of
 from tests.faults.mutations import changed, changed_json
 from tests.run_ends import KINDS

@@ -184,7 +184,8 @@ def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
     """What `maskmill train` ends with on this rank: where the first cannot cut the history, as the run begins and as
     it is rolled back; and with shards that only the second finds damaged."""
     from launch.recipe import load_config
-    from pretrain import metrics_file, train
+    from pretrain import train
+    from pretrain.run import metrics_file
     from pretrain.training import resume
     from pretrain.training.loss_guard import Guard
 

@@ -14,7 +14,7 @@ from launch.recipe import load_config
 from pretrain.export.energy import LOAD, PUE, estimate, watts
 from pretrain.export.recipe_again import name_only, recipe_yaml
 from pretrain.export.upload import PLACEHOLDER
-from pretrain.lives import Life, read_lives
+from pretrain.run.attempts import Life, read_lives
 from tests.command_line import Maskmill, setting
 
 SECTIONS = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.lives import LOST, read_lives
+from pretrain.run.attempts import LOST, read_lives
 from tests.command_line import Maskmill, command, environ
 
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"

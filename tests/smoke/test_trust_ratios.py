@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import metrics_file
 from pretrain.monitoring.points import point_of
 from pretrain.report.record import read_run
+from pretrain.run import metrics_file
 from tests.command_line import Maskmill
 
 

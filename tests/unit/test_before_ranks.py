@@ -14,7 +14,7 @@ from launch.recipe import load_config
 from pretrain.checkpoint.marker import Marker, marked
 from pretrain.distributed import precision
 from pretrain.preflight import check_run
-from pretrain.run_folder import write_summary
+from pretrain.run.folder import write_summary
 from pretrain.training import before_ranks
 from pretrain.training.before_ranks import check_start
 from pretrain.training.claim_folder import open_run, run_identity

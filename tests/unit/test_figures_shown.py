@@ -9,8 +9,8 @@ import pytest
 from pretrain.export import facts
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
 from pretrain.inspection import run_headlines
-from pretrain.metrics_file import wrong_figure
 from pretrain.monitoring.layout import keys_of, sections
+from pretrain.run.metrics_file import wrong_figure
 from tests.unit.test_verdict import COPIER, DEMO
 
 RUN: dict[str, Any] = {"status": "finished", "step": 900, "steps": 900, "checkpoints": [], "where": {}}

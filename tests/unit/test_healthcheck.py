@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.pulse import PULSE
+from pretrain.run.heartbeat import PULSE
 from tests.command_line import ROOT
 
 

@@ -12,16 +12,17 @@ from rich.console import Console
 from torch import nn
 
 from pretrain import journal as journal_module
-from pretrain import train, whole_writes
+from pretrain import train
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.forgiving import number, table, tables, text_of
 from pretrain.journal import EVENTS, Journal
-from pretrain.metrics_file import JsonLines, read_metrics
 from pretrain.objectives.registry import load
-from pretrain.run_folder import read_summary
+from pretrain.run import atomic_write
+from pretrain.run.folder import read_summary
+from pretrain.run.metrics_file import JsonLines, read_metrics
+from pretrain.run.time_left import seconds_left
+from pretrain.run.tolerant_json import number, table, tables, text_of
 from pretrain.status import read_status
-from pretrain.time_left import seconds_left
 from pretrain.training.progress import Position
 
 
@@ -98,7 +99,7 @@ def test_a_torn_line_takes_none_of_the_next_with_it(journal: Any, tmp_path: Path
 
 def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines"
-    whole_writes.append(path, b"one\n")
+    atomic_write.append(path, b"one\n")
 
     class Full(io.FileIO):
         def write(self, data: Any) -> int:
@@ -106,23 +107,23 @@ def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "open", lambda path, mode, buffering: Full(path, "a+"))
     with pytest.raises(OSError, match="No space"):
-        whole_writes.append(path, b"two\n")
+        atomic_write.append(path, b"two\n")
     monkeypatch.undo()
     assert path.read_bytes() == b"one\n"
-    whole_writes.append(path, b"three\n")
+    atomic_write.append(path, b"three\n")
     assert path.read_bytes() == b"one\nthree\n"
 
 
 def test_a_small_file_is_never_half_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "small"
-    whole_writes.replace(path, "before")
+    atomic_write.replace(path, "before")
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space"):
-        whole_writes.replace(path, "after")
+        atomic_write.replace(path, "after")
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
 

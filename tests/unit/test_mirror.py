@@ -22,8 +22,8 @@ from pretrain.checkpoint.recovery import recovered
 from pretrain.checkpoint.store import Checkpoint, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.metrics_file import read_metrics
-from pretrain.run_folder import read_run
+from pretrain.run.folder import read_run
+from pretrain.run.metrics_file import read_metrics
 from pretrain.training import claim_folder, start_run
 from tests.command_line import BUCKET
 

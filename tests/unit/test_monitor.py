@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain import metrics_file, monitor
+from pretrain import monitor
 from pretrain.config.settings import MonitorSettings
+from pretrain.run import metrics_file
 
 
 def steps(folder: Path) -> list[int]:
@@ -77,7 +78,7 @@ def test_lines_wait_for_a_folder_that_is_full_or_gone(
     assert "1 lines wait" in capsys.readouterr().err
     (tmp_path / "away").rename(folder)
     code = (
-        "import resource, signal, sys; from pathlib import Path; from pretrain.metrics_file import JsonLines\n"
+        "import resource, signal, sys; from pathlib import Path; from pretrain.run.metrics_file import JsonLines\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
         "JsonLines(Path(sys.argv[1])).log({'step': 22222222})"
     )

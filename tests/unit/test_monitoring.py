@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain import metrics_file, monitor
+from pretrain import monitor
 from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.distributed.world import World
 from pretrain.monitoring import alerts, connection, stages, tracker
 from pretrain.monitoring.alerts import ADVICE, Alerts, cause_of, disk_nearly_full
 from pretrain.monitoring.points import by_layer, by_rank, point_of
-from pretrain.monitoring.uploaded import Uploaded, agreed
+from pretrain.run import metrics_file
+from pretrain.run.uploaded import Uploaded, agreed
 from pretrain.training.loss_guard import Guard
 from pretrain.training.rank_timing import Lap, RankPace, held_up
 from pretrain.training.resume import Position

@@ -16,7 +16,7 @@ from pretrain.report.charts import Chart, Level, Series, draw
 from pretrain.report.provenance import blot
 from pretrain.report.record import Points, points_by_name, read_run
 from pretrain.report.scales import running_middle, text, thin, ticks, value_range
-from pretrain.spoken import duration
+from pretrain.run.human import duration
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 VOID = {"meta", "path", "rect", "br", "img", "link", "input"}

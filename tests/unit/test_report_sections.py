@@ -23,11 +23,11 @@ from test_report import (
     train_line,
 )
 
-from pretrain.lives import LIVES, LOST, SPENT, Diary, read_lives
 from pretrain.report.advice import advice
 from pretrain.report.curves import PICTURES
 from pretrain.report.heat import COLUMNS, binned, by_layer
 from pretrain.report.record import Points, read_run
+from pretrain.run.attempts import LIVES, LOST, SPENT, Diary, read_lives
 
 NAMES = (
     "encoder.embeddings.word.weight",

@@ -14,7 +14,7 @@ from data_pipeline.records import Examples
 from pretrain.evaluate.samples import Sample, fill_samples, write_samples
 from pretrain.report import render
 from pretrain.report.show_samples import show_samples
-from pretrain.run_folder import SAMPLES
+from pretrain.run.folder import SAMPLES
 
 WORDS = [
     "[PAD]",

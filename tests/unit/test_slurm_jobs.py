@@ -20,7 +20,7 @@ from launch.chain import Chain, chain
 from launch.recipe import load_config
 from launch.slurm import SCRIPTS, arguments, submit, with_options
 from launch.stages import STAGES, Job, Request, Size
-from pretrain.pulse import PULSE
+from pretrain.run.heartbeat import PULSE
 from tests.command_line import ROOT, SECRETS, Maskmill, setting
 
 NASTY = 'it\'s $(touch planted) `touch planted` "q" 50% a,b\nline'

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pretrain.monitoring.connection import warn
-from pretrain.pulse import EVALUATING, PULSE, TRAINING, Pulse, read_pulse
+from pretrain.run.heartbeat import EVALUATING, PULSE, TRAINING, Pulse, read_pulse
 from pretrain.status import (
     CRASHED,
     FINISHED,

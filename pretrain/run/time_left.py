@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pretrain.forgiving import number
+from pretrain.run.tolerant_json import number
 
 
 def seconds_left(

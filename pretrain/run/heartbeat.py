@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pretrain.forgiving import table
-from pretrain.whole_writes import replace
+from pretrain.run.atomic_write import replace
+from pretrain.run.tolerant_json import table
 
 PULSE = ".pulse.json"
 STARTING, TRAINING, EVALUATING, SAVING = "starting", "training", "evaluating", "saving"

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pretrain.forgiving import tables, text_of
-from pretrain.whole_writes import append
+from pretrain.run.atomic_write import append
+from pretrain.run.tolerant_json import tables, text_of
 
 LIVES = "lives.jsonl"
 SPENT = "life_seconds"

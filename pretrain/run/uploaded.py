@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pretrain.forgiving import table
-from pretrain.whole_writes import replace
+from pretrain.run.atomic_write import replace
+from pretrain.run.tolerant_json import table
 
 UPLOADED = "wandb_uploaded.json"
 

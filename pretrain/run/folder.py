@@ -20,7 +20,7 @@ from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.settings import RunConfig
-from pretrain.metrics_file import is_number, wrong_figure
+from pretrain.run.metrics_file import is_number, wrong_figure
 
 RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
 EXPORT, SAMPLES = "export", "samples.json"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import write_whole, writing
-from pretrain.forgiving import tables
-from pretrain.monitoring.uploaded import lines_were_cut
-from pretrain.whole_writes import append
+from pretrain.run.atomic_write import append
+from pretrain.run.tolerant_json import tables
+from pretrain.run.uploaded import lines_were_cut
 
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
 FIGURES = (
