@@ -61,15 +61,15 @@ def stages(incomplete: str) -> Found:
 
 def gpu_names(incomplete: str) -> Found:
     """GPUs that `maskmill plan` knows."""
-    from pretrain.planning.hardware import GPUS
+    from pretrain.preflight.gpus import GPUS
 
     return [(name, "") for name in GPUS if name.startswith(incomplete)]
 
 
 def _values(key: str, known: dict[str, tuple[str, str]]) -> list[str]:
     """What a setting may be, as far as that is a list; else its default, if it has one to show."""
-    from pretrain.config_check import CHOICES
     from pretrain.objectives.registry import OBJECTIVES
+    from pretrain.preflight.validate import CHOICES
 
     if key == "objective.name":
         return list(OBJECTIVES)

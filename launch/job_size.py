@@ -47,7 +47,7 @@ def node_gib(config: RunConfig, gpus: int, ranks: int, local_ranks: int) -> int:
 def _rank_bytes(config: RunConfig, gpus: int, ranks: int) -> float:
     """The model as each rank makes it before it is shared out; the copies of masters and moments that a checkpoint is
     written from; with zero.offload the optimizer; on CPUs everything that a GPU would hold."""
-    from pretrain.planning.memory import meta_model, pass_peak, states
+    from pretrain.preflight.memory import meta_model, pass_peak, states
 
     model = meta_model(config, max(config.vocabulary.size, _VOCABULARY))
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -71,7 +71,7 @@ def vocabulary_gib(config: RunConfig) -> int:
 
 def export_gib(config: RunConfig) -> int:
     """GiB of host memory for `maskmill export`: masters, both models and what is written, in fp32."""
-    from pretrain.planning.memory import meta_model
+    from pretrain.preflight.memory import meta_model
 
     model = meta_model(config, max(config.vocabulary.size, _VOCABULARY))
     return math.ceil(4 + 16 * sum(parameter.numel() for parameter in model.parameters()) / _GIB)

@@ -19,8 +19,8 @@ from launch.recipes import RECIPES, recipe_names
 from pretrain.config.phases import phases_of
 from pretrain.config.safe_yaml import check_shape, load_yaml
 from pretrain.config.settings import RunConfig
-from pretrain.config_check import check
 from pretrain.objectives.registry import registered
+from pretrain.preflight.validate import check
 
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:

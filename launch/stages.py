@@ -117,7 +117,7 @@ def prepared(request: Request) -> str:
             if train.shards:
                 Index.load(folder)  # says what is missing: preparing would not make it there
             return ""
-        from pretrain.preflight import check_data
+        from pretrain.preflight.check_run import check_data
 
         check_data(phase.config, Index.load(folder), folder)
         if not train.shards:

@@ -20,8 +20,9 @@ from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
 from pretrain.monitor import open_tracker
 from pretrain.monitoring.alerts import cause_of, disk_nearly_full
-from pretrain.preflight import Plan
-from pretrain.room import BYTES_OF_A_WEIGHT, ROOM
+from pretrain.preflight.check_run import Plan
+from pretrain.preflight.flops import peak_flops
+from pretrain.preflight.room import BYTES_OF_A_WEIGHT, ROOM
 from pretrain.run.atomic_write import append
 from pretrain.run.attempts import SPENT, Diary
 from pretrain.run.folder import read_summary, write_summary
@@ -30,7 +31,6 @@ from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, read_metrics
 from pretrain.run_summary import begun, now, phases_of
 from pretrain.tally import Tally
 from pretrain.terminal import Lines, shows_panels
-from pretrain.throughput import peak_flops
 from pretrain.training.batch_counts import Agreed
 from pretrain.training.resume import Position
 from pretrain.training.validation import Figures

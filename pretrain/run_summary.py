@@ -9,10 +9,10 @@ from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
-from pretrain.preflight import Plan
+from pretrain.preflight.check_run import Plan
+from pretrain.preflight.flops import peak_source
 from pretrain.run.machine import machine
 from pretrain.run.metrics_file import TRUST
-from pretrain.throughput import peak_source
 from pretrain.training.resume import real_shapes
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pretrain.config.settings import EncoderSettings
 from pretrain.distributed.world import World
-from pretrain.preflight import Plan
+from pretrain.preflight.check_run import Plan
+from pretrain.preflight.flops import training_flops
 from pretrain.run.machine import peak_memory
-from pretrain.throughput import training_flops
 from pretrain.training.batch_counts import Agreed
 from pretrain.training.meters import Meter
 from pretrain.training.rank_timing import Pace

@@ -20,8 +20,8 @@ from pretrain.distributed.world import World, told_alike
 from pretrain.journal import Journal, is_due
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
-from pretrain.preflight import Plan, check_run
-from pretrain.readiness import summary
+from pretrain.preflight.check_run import Plan, check_run
+from pretrain.preflight.startup import summary
 from pretrain.report import render
 from pretrain.run.heartbeat import SAVING
 from pretrain.training import compile_model

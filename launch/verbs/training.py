@@ -88,10 +88,10 @@ def plan(
 
     config = load_config(recipe, overrides or [])
     with waiting(errors, "planning"):
-        from pretrain.planning.forecast import forecast_phases
-        from pretrain.planning.hardware import gpu_named
-        from pretrain.planning.show import phases_as_values, show_phases
-        from pretrain.planning.timing import Cluster
+        from pretrain.preflight.forecast import forecast_phases
+        from pretrain.preflight.gpus import gpu_named
+        from pretrain.preflight.show import phases_as_values, show_phases
+        from pretrain.preflight.step_time import Cluster
 
         found = forecast_phases(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
     if as_json:

@@ -7,7 +7,7 @@ the machine room are ranges, and so is the result. Of a device that is not in th
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pretrain.data_sheets import data_sheet
+from pretrain.preflight.data_sheets import data_sheet
 from pretrain.run.attempts import Life
 
 LOAD = (0.5, 1.0)

@@ -9,8 +9,8 @@ from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import total_steps
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import sees_gpus
-from pretrain.preflight import check_run
-from pretrain.room import surely_has_room
+from pretrain.preflight.check_run import check_run
+from pretrain.preflight.room import surely_has_room
 from pretrain.training.claim_folder import check_folder, is_finished, refuse_locked
 from pretrain.training.starting_weights import check_starting_weights
 
@@ -40,7 +40,7 @@ def _check_gpus(ranks: int) -> None:
 
 def _check_room(config: RunConfig, vocabulary_size: int) -> None:
     if not surely_has_room(config, vocabulary_size):
-        from pretrain.readiness import parameters_of  # the model itself says, which needs torch
-        from pretrain.room import check_room
+        from pretrain.preflight.room import check_room
+        from pretrain.preflight.startup import parameters_of  # the model itself says, which needs torch
 
         check_room(config, parameters_of(config, vocabulary_size))

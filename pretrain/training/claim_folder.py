@@ -18,7 +18,7 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import blot
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
-from pretrain.preflight import Plan
+from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import CONFIG, RUN, read_run, read_summary, refuse_another
 from pretrain.run.metrics_file import read_metrics
 

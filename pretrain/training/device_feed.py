@@ -17,7 +17,7 @@ from data_pipeline.loader.prefetch import Prefetch
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
-from pretrain.preflight import Plan
+from pretrain.preflight.check_run import Plan
 from pretrain.training import compile_model
 from pretrain.training.progress import Position
 

@@ -32,7 +32,7 @@ from pretrain.export.names import from_hugging_face
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
-from pretrain.preflight import Plan
+from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import refuse_another
 from pretrain.run.metrics_file import cut_metrics
 from pretrain.training import compile_model

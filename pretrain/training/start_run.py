@@ -10,7 +10,7 @@ from pretrain.checkpoint.mirror import bring_back
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, told_alike
-from pretrain.preflight import Plan
+from pretrain.preflight.check_run import Plan
 from pretrain.training.claim_folder import check_folder, lock, open_run, run_identity, seen_by_all
 from pretrain.training.starting_weights import check_starting_weights
 

@@ -11,7 +11,7 @@ from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
 from pretrain.evaluate.baselines import answers_in_short, label_counts, masked_targets, pair_majority, unigram
 from pretrain.model.batch import MicroBatch
-from pretrain.preflight import Plan
+from pretrain.preflight.check_run import Plan
 from pretrain.training.meters import Meter
 
 Figures = dict[str, float | str]

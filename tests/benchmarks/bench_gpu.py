@@ -11,7 +11,7 @@ Ids are random, lengths are what a row says: `large-128` and `base-128` full seq
 `large-512` packed sequences of at most 512 with a mean of 254 tokens, as Wikipedia's have, 15 % masked. Dropout is 0.1
 everywhere, attention included, unless `--dropout` says otherwise. One step is forward and backward over
 `--accumulation` micro-batches, clipping and a LAMB update. Utilisation counts the model's own operations on real tokens
-(pretrain/throughput.py), no padding and no recomputation, against the dense bf16 peak of the data sheet.
+(pretrain/preflight/flops.py), no padding and no recomputation, against the dense bf16 peak of the data sheet.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.model.attention import choose_backend
 from pretrain.model.batch import Shape
 from pretrain.optim.param_groups import build_optimizer
-from pretrain.planning.memory import DTYPES, meta_model, pass_peak, states
-from pretrain.throughput import peak_flops, training_flops
+from pretrain.preflight.flops import peak_flops, training_flops
+from pretrain.preflight.memory import DTYPES, meta_model, pass_peak, states
 from pretrain.training import compile_model
 from pretrain.training.device_feed import Feed, HostShare
 from tests.models import fresh_model

@@ -37,7 +37,7 @@ from pretrain.optim.flat_layout import Layout, Segment  # noqa: E402
 from pretrain.optim.lamb import Lamb  # noqa: E402
 from pretrain.optim.lamb_torch import choose  # noqa: E402
 from pretrain.optim.param_groups import parameter_groups  # noqa: E402
-from pretrain.planning.memory import meta_model  # noqa: E402
+from pretrain.preflight.memory import meta_model  # noqa: E402
 
 Step = Callable[[], Any]
 Shapes = list[tuple[float, list[torch.Size]]]  # weight decay and shapes, by group

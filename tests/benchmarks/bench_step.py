@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))  # a plain script, also from another working direc
 from data_pipeline.shards.index import Index  # noqa: E402
 from launch.ranks import tuning  # noqa: E402
 from pretrain.config.settings import EncoderSettings  # noqa: E402
-from pretrain.throughput import training_flops  # noqa: E402
+from pretrain.preflight.flops import training_flops  # noqa: E402
 from tests.command_line import VOCABULARY, command, environ  # noqa: E402
 
 

@@ -38,7 +38,7 @@ from pretrain.distributed.world import World
 from pretrain.export.names import from_hugging_face
 from pretrain.model.initialize import load_parameters
 from pretrain.objectives.base import build
-from pretrain.preflight import check_run
+from pretrain.preflight.check_run import check_run
 from pretrain.training.validation import HeldOut
 from tests.benchmarks.pictures import Line, Panel, svg
 from tests.benchmarks.studies import (

@@ -223,7 +223,7 @@ def warm_up(settings: list[str]) -> None:
 
     from data_pipeline.loader.loader import Shares
     from launch.recipe import load_config
-    from pretrain.preflight import check_run
+    from pretrain.preflight.check_run import check_run
     from pretrain.train import train  # noqa: F401
 
     config = load_config("demo", [*settings, "run.dir=unused"])

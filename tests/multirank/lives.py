@@ -63,12 +63,13 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
     from rich.console import Console
 
     from launch.recipe import load_config
-    from pretrain import preflight, train
+    from pretrain import train
     from pretrain.distributed import engine
+    from pretrain.preflight import check_run
 
     rank, found = int(os.environ["RANK"]), []
     seen: dict[int, int] = {}
-    agreed, precision, deepspeed = train.agreed, preflight._precision, engine.deepspeed_settings
+    agreed, precision, deepspeed = train.agreed, check_run._precision, engine.deepspeed_settings
 
     def restless(config: Any, name: str, zero: dict[str, Any]) -> dict[str, Any]:
         scale = {
@@ -92,7 +93,7 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
                 shutil.copytree(life.copy_of, config.run.dir)
             _as_if_started()
             get_accelerator().is_fp16_supported = lambda life=life: life.fp16
-            preflight._precision = (lambda config: "fp16") if life.fp16 else precision
+            check_run._precision = (lambda config: "fp16") if life.fp16 else precision
             try:
                 train.train(config, Console(file=output, width=500), "maskmill train demo")
             except SystemExit as error:

@@ -12,8 +12,8 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
-from pretrain.planning import memory
-from pretrain.planning.memory import meta_model, states
+from pretrain.preflight import memory
+from pretrain.preflight.memory import meta_model, states
 from tests.models import fresh_model
 
 pytestmark = pytest.mark.multirank

@@ -14,9 +14,9 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
-from pretrain import readiness
 from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.mirror import Mirror
+from pretrain.preflight import startup
 from pretrain.training.resume import _going_on
 from tests.command_line import BUCKET, Maskmill, described, setting
 from tests.run_ends import assert_same_weights, final
@@ -276,14 +276,14 @@ def test_what_a_killed_save_left_takes_no_room(
     run: Path, tiny: list[str], maskmill: Maskmill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes before the room is looked at: else the restart could be refused for it."""
-    left, found, check_room = run / "checkpoints" / "step-00000006.5f0c81ab.partial", [], readiness.check_room
+    left, found, check_room = run / "checkpoints" / "step-00000006.5f0c81ab.partial", [], startup.check_room
 
     def noted(*arguments: Any) -> str:
         found.append(left.exists())
         return check_room(*arguments)
 
     left.mkdir()
-    monkeypatch.setattr(readiness, "check_room", noted)
+    monkeypatch.setattr(startup, "check_room", noted)
     maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}", "run.stop_after=5")
     assert found == [False]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from launch.recipe import load_config
-from pretrain.planning.forecast import forecast
-from pretrain.planning.hardware import GPUS
-from pretrain.planning.memory import meta_model
-from pretrain.planning.timing import Cluster
+from pretrain.preflight.forecast import forecast
+from pretrain.preflight.gpus import GPUS
+from pretrain.preflight.memory import meta_model
+from pretrain.preflight.step_time import Cluster
 from tests.command_line import Maskmill
 
 SIZES = {  # layers, width, heads, and parameters in all (google-research/bert's table of small models)

@@ -190,7 +190,7 @@ def test_orders_that_contradict_each_other(settings_: list[str], message: str) -
 
 def test_a_run_reads_in_the_order_of_its_settings(text: Path, tmp_path: Path) -> None:
     """From data.order to the order that the loader and the checkpoint get; shuffled shards stay shuffled."""
-    from pretrain.preflight import check_run
+    from pretrain.preflight.check_run import check_run
 
     prepared(text, tmp_path / "a", order="sequential")
     prepared(text, tmp_path / "b")

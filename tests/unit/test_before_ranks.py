@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from launch.recipe import load_config
 from pretrain.checkpoint.marker import Marker, marked
 from pretrain.distributed import precision
-from pretrain.preflight import check_run
+from pretrain.preflight.check_run import check_run
 from pretrain.run.folder import write_summary
 from pretrain.training import before_ranks
 from pretrain.training.before_ranks import check_start

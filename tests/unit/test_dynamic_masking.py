@@ -20,7 +20,7 @@ from data_pipeline.settings import DataSettings, Stage, mask_stages
 from data_pipeline.shards.index import Index
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.preflight import Plan
+from pretrain.preflight.check_run import Plan
 
 COUNTS = [20, 8, 3, 17, 30, 1]
 SETTINGS = DataSettings(masking="token", masked_lm_prob=0.3, max_predictions=7, dynamic_masking=True)

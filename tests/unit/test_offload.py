@@ -6,8 +6,8 @@ import pytest
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import EncoderSettings, RunConfig, ZeroSettings
-from pretrain.config_check import check
-from pretrain.planning.memory import meta_model, states
+from pretrain.preflight.memory import meta_model, states
+from pretrain.preflight.validate import check
 
 
 @pytest.mark.parametrize(

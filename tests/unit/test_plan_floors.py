@@ -10,12 +10,13 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from launch.recipe import load_config
-from pretrain.planning import hardware, timing
-from pretrain.planning.forecast import UTILISATION, Forecast, forecast, forecast_phases
-from pretrain.planning.hardware import GPUS, NVLINK, PCIE, gpu_named
-from pretrain.planning.memory import PeakBytes
-from pretrain.planning.show import show, show_phases
-from pretrain.planning.timing import (
+from pretrain.preflight import gpus as hardware
+from pretrain.preflight import step_time as timing
+from pretrain.preflight.forecast import UTILISATION, Forecast, forecast, forecast_phases
+from pretrain.preflight.gpus import GPUS, NVLINK, PCIE, gpu_named
+from pretrain.preflight.memory import PeakBytes
+from pretrain.preflight.show import show, show_phases
+from pretrain.preflight.step_time import (
     Cluster,
     StepWork,
     collectives_per_step,

@@ -8,12 +8,12 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from launch.recipe import load_config
-from pretrain.planning import timing
-from pretrain.planning.forecast import Forecast, forecast
-from pretrain.planning.hardware import GPUS, Gpu
-from pretrain.planning.memory import PeakBytes, meta_model, pass_peak
-from pretrain.planning.show import as_values, curve, show
-from pretrain.planning.timing import Cluster, StepTime, StepWork, communication_bytes, step_time
+from pretrain.preflight import step_time as timing
+from pretrain.preflight.forecast import Forecast, forecast
+from pretrain.preflight.gpus import GPUS, Gpu
+from pretrain.preflight.memory import PeakBytes, meta_model, pass_peak
+from pretrain.preflight.show import as_values, curve, show
+from pretrain.preflight.step_time import Cluster, StepTime, StepWork, communication_bytes, step_time
 
 BERT_LARGE = 336_226_108
 """Parameters with both heads."""

@@ -9,9 +9,9 @@ import pytest
 from data_pipeline.errors import UserError
 from launch.recipe import load_config
 from pretrain.distributed.world import World
-from pretrain.preflight import Plan, check_run
-from pretrain.readiness import check_links, doubts, parameters_of, phase_lines
-from pretrain.room import check_room, most_kept
+from pretrain.preflight.check_run import Plan, check_run
+from pretrain.preflight.room import check_room, most_kept
+from pretrain.preflight.startup import check_links, doubts, parameters_of, phase_lines
 from tests.command_line import Maskmill, setting
 
 

@@ -10,7 +10,7 @@ from data_pipeline.settings import DataSettings, deciding_values
 from launch.manual import manual
 from launch.recipe import load_config, recipe_names, setting_names
 from pretrain.config.phases import phases_of
-from pretrain.config_check import CHOICES, RANGES, value_of
+from pretrain.preflight.validate import CHOICES, RANGES, value_of
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -21,7 +21,7 @@ from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.losses import Term, Terms
 from pretrain.objectives.registry import load
-from pretrain.throughput import training_flops
+from pretrain.preflight.flops import training_flops
 from pretrain.train import compute, is_due
 from pretrain.training.batch_counts import Agreed, StopRequest, agreed
 from pretrain.training.device_feed import Feed

@@ -55,7 +55,7 @@ class Plan:
 
     def step_flops(self, config: RunConfig) -> float:
         """Operations of one training step over all ranks, for examples of the split's mean length."""
-        from pretrain.throughput import training_flops
+        from pretrain.preflight.flops import training_flops
 
         split, vocabulary = self.index.train, self.index.vocabulary
         mean, examples = split.tokens / max(split.examples, 1), config.train.global_batch

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
-from pretrain.data_sheets import data_sheet
+from pretrain.preflight.data_sheets import data_sheet
 
 GB, GBIT = 1e9, 1e9 / 8
 NVLINK, PCIE = "NVLink", "PCIe"

@@ -19,7 +19,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from pretrain.distributed.deepspeed_config import BUCKET
-from pretrain.planning.hardware import LINK_EFFICIENCY, NVLINK, PCIE, Gpu
+from pretrain.preflight.gpus import LINK_EFFICIENCY, NVLINK, PCIE, Gpu
 
 DEVIATION = 0.01
 """Standard deviation of a rank's step time, as a share of it."""

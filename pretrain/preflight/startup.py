@@ -18,9 +18,9 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, told_alike
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.schedule import warmup_updates
-from pretrain.planning.memory import meta_model
-from pretrain.preflight import Plan
-from pretrain.room import check_room
+from pretrain.preflight.check_run import Plan
+from pretrain.preflight.memory import meta_model
+from pretrain.preflight.room import check_room
 from pretrain.run.human import in_bytes
 
 PROBE = {"cuda": 64 << 20, "cpu": 4 << 20}

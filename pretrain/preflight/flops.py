@@ -10,7 +10,7 @@ import time
 import torch
 
 from pretrain.config.settings import EncoderSettings
-from pretrain.data_sheets import data_sheet
+from pretrain.preflight.data_sheets import data_sheet
 
 
 def training_flops(

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pretrain.config.phases import Phase
-from pretrain.planning.forecast import Forecast, Memory
-from pretrain.planning.hardware import LINK_EFFICIENCY
-from pretrain.planning.memory import RESERVED
+from pretrain.preflight.forecast import Forecast, Memory
+from pretrain.preflight.gpus import LINK_EFFICIENCY
+from pretrain.preflight.memory import RESERVED
 
 CURVE_ROWS = 8
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

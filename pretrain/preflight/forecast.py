@@ -15,9 +15,10 @@ from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision
 from pretrain.optim.schedule import learning_rate
-from pretrain.planning.hardware import CALIBRATED, Gpu
-from pretrain.planning.memory import RESERVED, PeakBytes, States, meta_model, meta_pass, states
-from pretrain.planning.timing import (
+from pretrain.preflight.flops import training_flops
+from pretrain.preflight.gpus import CALIBRATED, Gpu
+from pretrain.preflight.memory import RESERVED, PeakBytes, States, meta_model, meta_pass, states
+from pretrain.preflight.step_time import (
     COMPILED_PER_PRODUCT,
     OPERATIONS_PER_GRADIENT,
     Cluster,
@@ -28,8 +29,7 @@ from pretrain.planning.timing import (
     step_time,
     update_operations,
 )
-from pretrain.planning.warnings import warnings_of
-from pretrain.throughput import training_flops
+from pretrain.preflight.warnings import warnings_of
 
 VOCABULARY = 30_522
 """Entries taken where neither shards nor a vocabulary say how many: BERT's."""

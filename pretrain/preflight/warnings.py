@@ -6,7 +6,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.optim.schedule import warmup_updates
 
 if TYPE_CHECKING:
-    from pretrain.planning.forecast import Forecast
+    from pretrain.preflight.forecast import Forecast
 
 
 def warnings_of(config: RunConfig, found: "Forecast") -> list[str]:
