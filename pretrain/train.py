@@ -17,7 +17,7 @@ from pretrain.distributed.determinism import seed_dropout, set_threads
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.watchdog import Watchdog, patience, rank_log
 from pretrain.distributed.world import World, told_alike
-from pretrain.journal import Journal, is_due
+from pretrain.monitoring.run_log import Journal, is_due
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run

@@ -30,8 +30,8 @@ def dashboard(
     Example:
         maskmill dashboard runs/base
         maskmill dashboard my-team/maskmill --json dashboard.json"""
-    from pretrain.monitoring.dashboard import as_values, create, target_of
-    from pretrain.monitoring.layout import sections
+    from pretrain.monitoring.wandb.dashboard import as_values, create, target_of
+    from pretrain.monitoring.wandb.dashboard_panels import sections
 
     target = target_of(source, entity)
     if dry_run:

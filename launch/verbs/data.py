@@ -61,7 +61,7 @@ def prepare(
     from data_pipeline.sources.source_snapshot import in_words, noted
     from data_pipeline.stages.executors import Share
     from pretrain.config.phases import data_of_phases
-    from pretrain.monitoring.lineage import record_prepare
+    from pretrain.monitoring.wandb.artifacts import record_prepare
 
     if share != "0/1" and not stage:
         raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")

@@ -35,7 +35,7 @@ def export(
     folder = run_folder(source, overrides)
     with waiting(errors, "exporting, and comparing both models' logits"):
         from pretrain.exporting import export_run
-        from pretrain.monitoring.lineage import record_export
+        from pretrain.monitoring.wandb.artifacts import record_export
         from pretrain.report.show_samples import show_samples
 
         exported = export_run(folder, out, licence)

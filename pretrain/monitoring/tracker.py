@@ -1,119 +1,48 @@
-"""Track metrics in metrics.jsonl first, then on W&B: the tracker of `monitor.tracker=wandb`.
+"""Write metrics to metrics.jsonl, and through pretrain/monitoring/ to W&B."""
 
-W&B is fed with the lines of metrics.jsonl under the run's own `step` axis and never decides what is true. Whatever it
-does, training goes on: on its first failure this life goes on without it, and the next life or `maskmill sync` sends
-what it has not.
-"""
-
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pretrain.config.settings import MonitorSettings
-from pretrain.monitoring import lineage
-from pretrain.monitoring.alerts import Alerts
-from pretrain.monitoring.connection import Connection, begin, first_line, tell, warn, why_offline
-from pretrain.monitoring.points import point_of
-from pretrain.monitoring.stages import Stage, train_stage
-from pretrain.run.folder import read_run
-from pretrain.run.metrics_file import JsonLines, read_metrics
-from pretrain.run.uploaded import Uploaded, agreed
-
-EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
-"""What W&B takes a life's end for."""
+from pretrain.run.metrics_file import JsonLines
 
 
-class Wandb:
-    """metrics.jsonl and W&B: online where there is a key, else offline, to be sent by `maskmill sync`."""
+class Tracker(Protocol):
+    """Where a line of metrics goes, and word of what is wrong."""
 
-    def __init__(self, folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> None:
-        self._lines, self._folder, self._id = JsonLines(folder), folder, run_id
-        self._settings = lineage.settings_of(folder)
-        self._alerts = Alerts(folder, folder.name, settings.alert_every)
-        self._uploaded = Uploaded.read(folder) or Uploaded()
-        self._connection: Connection | None = None
-        try:
-            self._connection = begin(stage_of(folder, settings, run_id, config))
-        except Exception as error:
-            warn(f"W&B cannot write to {folder}, going on without it: {first_line(error)}")
-        self._try(self._tell_offline)
-        self._try(self._catch_up)
-        self._link(lineage.inputs_of_training)
+    def log(self, line: dict[str, Any]) -> None: ...
+
+    def alert(self, cause: str, text: str) -> None: ...
+
+    def cut(self, step: int) -> None: ...
+
+    def close(self, status: str = "finished") -> None: ...
+
+
+class Silent:
+    """Keeps nothing: for ranks other than the first, and for `monitor.tracker=none`."""
 
     def log(self, line: dict[str, Any]) -> None:
-        """Writes the line to metrics.jsonl first, then hands its numbers to W&B."""
-        self._lines.log(line)
-        self._try(lambda connection: self._hand_over(connection, line))
+        """Does nothing."""
 
     def alert(self, cause: str, text: str) -> None:
-        """Tells those who watch the project, at most once a cause and interval."""
-        if alert := self._alerts.due(cause, text):
-            wait = self._alerts.every
-            self._try(lambda connection: connection.alert(*alert, wait))
+        """Does nothing."""
 
     def cut(self, step: int) -> None:
-        """The same for metrics.jsonl; W&B, which takes nothing back, shows the later lines beside the earlier."""
-        self._lines.cut(step)
-        self._uploaded = Uploaded.read(self._folder) or self._uploaded
+        """Does nothing."""
 
     def close(self, status: str = "finished") -> None:
-        """Ends both; an online run is then complete on the server, or a line says how to make it so."""
-        self._lines.close()
-        self._link(lineage.outputs_of_training, self._id)
-        self._try(lambda connection: self._finish(connection, status))
-
-    def _tell_offline(self, connection: Connection) -> None:
-        if not connection.online:
-            why = f" ({reason})" if (reason := why_offline()) else ""
-            tell(
-                f"W&B is offline{why}: this run is kept in {self._folder / 'wandb'}. `maskmill sync {self._folder}` "
-                f"sends it, `wandb leet {self._folder / 'wandb'}` shows it here"
-            )
-
-    def _catch_up(self, connection: Connection) -> None:
-        """What earlier lives logged offline, or lost on the way, comes first."""
-        if not connection.online:
-            return
-        lines = read_metrics(self._folder)
-        self._uploaded = agreed(Uploaded.read(self._folder), connection.points, len(lines))
-        self._uploaded.settled = False
-        for line in lines[self._uploaded.lines :]:
-            self._hand_over(connection, line)
-
-    def _hand_over(self, connection: Connection, line: dict[str, Any]) -> None:
-        connection.log(point_of(line))
-        if connection.online:
-            self._uploaded.lines += 1
-            self._uploaded.points += 1
-            self._uploaded.write(self._folder)
-
-    def _finish(self, connection: Connection, status: str) -> None:
-        settled = connection.finish(EXIT_CODES.get(status, 1), preempted=status == "stopped")
-        if not connection.online:
-            tell(f"W&B has not seen this run: `maskmill sync {self._folder}` sends it")
-        if connection.online:
-            self._uploaded.settled = settled
-            self._uploaded.write(self._folder)
-            if not settled:
-                warn(
-                    f"W&B did not take all of the run in time: `maskmill sync {self._folder}` sends the rest"
-                )
-
-    def _link(self, call: Callable[..., None], *others: str) -> None:
-        if self._connection is not None and self._settings is not None:
-            lineage.as_far_as_it_goes(call, self._connection, self._settings, *others)
-
-    def _try(self, call: Callable[[Connection], None]) -> None:
-        if self._connection is None:
-            return
-        try:
-            call(self._connection)
-        except Exception as error:
-            self._connection = None
-            warn(f"W&B failed, going on without it; `maskmill sync` sends the rest: {first_line(error)}")
+        """Does nothing."""
 
 
-def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:
-    """What the training in `folder` is on W&B."""
-    known = read_run(folder)
-    return train_stage(folder, settings, run_id, config, known["identity"] if known else {})
+def open_tracker(
+    folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any], first_rank: bool
+) -> Tracker:
+    """The tracker that `monitor.tracker` names; silent on all ranks but the first."""
+    if not first_rank or settings.tracker == "none":
+        return Silent()
+    if settings.tracker == "wandb":
+        from pretrain.monitoring.wandb.tracker import Wandb  # wandb takes seconds to import
+
+        return Wandb(folder, settings, run_id, config)
+    return JsonLines(folder)

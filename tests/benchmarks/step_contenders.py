@@ -62,7 +62,7 @@ def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
     from rich.console import Console
 
     from launch.recipe import load_config
-    from pretrain.journal import Journal
+    from pretrain.monitoring.run_log import Journal
     from pretrain.train import train
 
     step = Journal.step

@@ -16,8 +16,8 @@ from data_pipeline.loader.prefetch import Prefetch
 from launch.recipe import load_config
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
-from pretrain.journal import Journal
 from pretrain.model.encoder import Encoder
+from pretrain.monitoring.run_log import Journal
 from pretrain.train import train
 from pretrain.training import rank_timing
 from pretrain.training.rank_timing import FEWEST, Lap, RankPace, figures, held_up

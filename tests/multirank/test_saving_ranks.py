@@ -150,7 +150,7 @@ def test_ranks_that_do_not_share_the_run_folder_are_refused_at_the_start(
 def leaves(settings: list[str], folder: str) -> tuple[float, float]:
     """When this rank is through with its phases, and when it leaves; the first one takes its time in between."""
     from launch.recipe import load_config
-    from pretrain.journal import Journal
+    from pretrain.monitoring.run_log import Journal
     from pretrain.train import train
 
     through, left, stop, ended = [], [], World.stop, Journal.ended

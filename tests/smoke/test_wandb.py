@@ -13,11 +13,11 @@ import pytest
 import wandb
 from omegaconf import OmegaConf
 
-from pretrain import monitor
 from pretrain.checkpoint.store import MARKER
 from pretrain.config.settings import MonitorSettings, RunConfig
-from pretrain.monitoring.layout import keys_of, sections
-from pretrain.monitoring.points import point_of
+from pretrain.monitoring import tracker as monitor
+from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
+from pretrain.monitoring.wandb.points import point_of
 from pretrain.run import metrics_file
 from tests.command_line import ROOT, Maskmill, environ
 from tests.wandb_server import ENTITY, Standin, serving

@@ -16,8 +16,8 @@ PACKAGES = ("data_pipeline", "pretrain", "launch")
 DOORS = {
     "webdataset": {"data_pipeline/shards/writer.py"},
     "deepspeed": {"pretrain/distributed/deepspeed_config.py", "pretrain/distributed/partition_map.py"},
-    "wandb": {"pretrain/monitoring/connection.py"},
-    "wandb_workspaces": {"pretrain/monitoring/dashboard.py"},
+    "wandb": {"pretrain/monitoring/wandb/connection.py"},
+    "wandb_workspaces": {"pretrain/monitoring/wandb/dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
     "triton": {"pretrain/optim/lamb_triton.py"},
     "dask": {"data_pipeline/stages/dask_workers.py"},

@@ -9,7 +9,7 @@ import pytest
 from pretrain.export import facts
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
 from pretrain.inspection import run_headlines
-from pretrain.monitoring.layout import keys_of, sections
+from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
 from pretrain.run.metrics_file import wrong_figure
 from tests.unit.test_verdict import COPIER, DEMO
 

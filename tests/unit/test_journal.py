@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 from torch import nn
 
-from pretrain import journal as journal_module
 from pretrain import train
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.journal import EVENTS, Journal
+from pretrain.monitoring import run_log as journal_module
+from pretrain.monitoring.run_log import EVENTS, Journal
 from pretrain.objectives.registry import load
 from pretrain.run import atomic_write
 from pretrain.run.folder import read_summary

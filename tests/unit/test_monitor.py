@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain import monitor
 from pretrain.config.settings import MonitorSettings
+from pretrain.monitoring import tracker as monitor
 from pretrain.run import metrics_file
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain import monitor
 from pretrain.config.settings import MonitorSettings, RunConfig
 from pretrain.distributed.world import World
-from pretrain.monitoring import alerts, connection, stages, tracker
-from pretrain.monitoring.alerts import ADVICE, Alerts, cause_of, disk_nearly_full
-from pretrain.monitoring.points import by_layer, by_rank, point_of
+from pretrain.monitoring import tracker as monitor
+from pretrain.monitoring.wandb import alerts, connection, run_identity, tracker
+from pretrain.monitoring.wandb.alerts import ADVICE, Alerts, cause_of, disk_nearly_full
+from pretrain.monitoring.wandb.points import by_layer, by_rank, point_of
 from pretrain.run import metrics_file
 from pretrain.run.uploaded import Uploaded, agreed
 from pretrain.training.loss_guard import Guard
@@ -136,7 +136,7 @@ def test_a_failure_of_wandb_does_not_end_the_run(
 def test_a_server_out_of_reach_is_an_offline_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def start(stage: stages.Stage, online: bool) -> Connection:
+    def start(stage: run_identity.Stage, online: bool) -> Connection:
         if online:
             raise TimeoutError("no route to host")
         return Connection(Server(), online)
@@ -285,16 +285,16 @@ def test_a_torn_file_of_counts_or_times_is_none(tmp_path: Path, text: str) -> No
 
 
 def test_the_code_is_named_by_version_and_commit() -> None:
-    found = stages.code_version()
+    found = run_identity.code_version()
     assert found["version"] == json.loads(json.dumps(found["version"]))
-    if (stages.ROOT / ".git").exists():
+    if (run_identity.ROOT / ".git").exists():
         assert len(found["commit"]) == 40
 
 
 def test_sync_of_no_run_folder_and_without_a_key_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pretrain.monitoring.sync import sync_run
+    from pretrain.monitoring.wandb.sync import sync_run
 
     with pytest.raises(UserError, match="not a run folder"):
         sync_run(tmp_path)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pretrain import panel as panel_module
 from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig, TrainSettings
-from pretrain.journal import open_view
-from pretrain.panel import KEPT, PLAIN, Panel, sparkline
-from pretrain.terminal import Lines, shows_panels
+from pretrain.monitoring import live_panel as panel_module
+from pretrain.monitoring.console import Lines, shows_panels
+from pretrain.monitoring.live_panel import KEPT, PLAIN, Panel, sparkline
+from pretrain.monitoring.run_log import open_view
 
 LINE: dict[str, Any] = {
     "kind": "train", "step": 40, "loss": 5.4321, "mask_loss": 4.8, "mask_accuracy": 0.12, "mlm_loss": 4.75,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.monitoring.connection import warn
+from pretrain.monitoring.wandb.connection import warn
 from pretrain.run.heartbeat import EVALUATING, PULSE, TRAINING, Pulse, read_pulse
 from pretrain.status import (
     CRASHED,

@@ -17,7 +17,7 @@ from data_pipeline.io.redact import blotted
 from data_pipeline.shards.index import Index
 from pretrain.config.settings import MonitorSettings, RunConfig
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)

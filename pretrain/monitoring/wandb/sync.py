@@ -9,10 +9,10 @@ from pathlib import Path
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blotted
-from pretrain.monitoring import lineage
-from pretrain.monitoring.connection import first_line, has_key, start
-from pretrain.monitoring.points import point_of
-from pretrain.monitoring.tracker import stage_of
+from pretrain.monitoring.wandb import artifacts
+from pretrain.monitoring.wandb.connection import first_line, has_key, start
+from pretrain.monitoring.wandb.points import point_of
+from pretrain.monitoring.wandb.tracker import stage_of
 from pretrain.run.folder import RUN, read_run
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.uploaded import Uploaded, agreed
@@ -22,7 +22,7 @@ def sync_run(folder: Path) -> int:
     """Sends the lines of metrics.jsonl that W&B has not yet, whatever the number of lives, and where
     monitor.artifacts says so the artifacts; returns the number of lines. Raises UserError without a key or a
     server."""
-    known, config = read_run(folder), lineage.settings_of(folder)
+    known, config = read_run(folder), artifacts.settings_of(folder)
     if known is None or config is None:
         raise UserError("not a run folder", where=folder, expected=f"a folder with {RUN}")
     if not has_key():
@@ -41,8 +41,8 @@ def sync_run(folder: Path) -> int:
         for line in missing:
             connection.log(point_of(line))
         config.run.dir = str(folder)  # it may have been moved
-        lineage.as_far_as_it_goes(lineage.inputs_of_training, connection, config)
-        lineage.as_far_as_it_goes(lineage.outputs_of_training, connection, config, known["id"])
+        artifacts.as_far_as_it_goes(artifacts.inputs_of_training, connection, config)
+        artifacts.as_far_as_it_goes(artifacts.outputs_of_training, connection, config, known["id"])
         settled = connection.finish()
     except UserError:
         raise

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from pretrain.monitoring.connection import default_entity, first_line, has_key, make_project
-from pretrain.monitoring.layout import Panel, sections
-from pretrain.monitoring.lineage import settings_of
-from pretrain.monitoring.stages import group_of
+from pretrain.monitoring.wandb.connection import default_entity, first_line, has_key, make_project
+from pretrain.monitoring.wandb.dashboard_panels import Panel, sections
+from pretrain.monitoring.wandb.artifacts import settings_of
+from pretrain.monitoring.wandb.run_identity import group_of
 
 TITLE, X_AXIS = "Maskmill", "step"
 ABOUT = "What `maskmill dashboard` draws of a training: is it learning, how fast, how soundly, how well."

@@ -1,6 +1,7 @@
 """Print what happens in a run as lines on a console: those of a batch log, and those above a live panel.
 
-`Lines` is plain. pretrain/panel.py has the view for a terminal, with the same methods; pretrain/journal.py chooses.
+`Lines` is plain. pretrain/monitoring/live_panel.py has the view for a terminal, with the same methods;
+pretrain/monitoring/run_log.py chooses.
 """
 
 from collections.abc import Iterator, Mapping

@@ -18,8 +18,11 @@ from data_pipeline.io.redact import blot, blotted
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
-from pretrain.monitor import open_tracker
-from pretrain.monitoring.alerts import cause_of, disk_nearly_full
+from pretrain.monitoring.console import Lines, shows_panels
+from pretrain.monitoring.step_stats import Tally
+from pretrain.monitoring.summary import begun, now, phases_of
+from pretrain.monitoring.tracker import open_tracker
+from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.room import BYTES_OF_A_WEIGHT, ROOM
@@ -28,9 +31,6 @@ from pretrain.run.attempts import SPENT, Diary
 from pretrain.run.folder import read_summary, write_summary
 from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Pulse
 from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, read_metrics
-from pretrain.run_summary import begun, now, phases_of
-from pretrain.tally import Tally
-from pretrain.terminal import Lines, shows_panels
 from pretrain.training.batch_counts import Agreed
 from pretrain.training.resume import Position
 from pretrain.training.validation import Figures
@@ -262,7 +262,7 @@ def open_view(
     """The view of a run of `last` steps in `phases` (as summary.json has them): a live panel where `live` asks for one
     and `console` can show it."""
     if live and shows_panels(console, os.environ):
-        from pretrain.panel import Panel
+        from pretrain.monitoring.live_panel import Panel
 
         return Panel(console, folder, last, phases)
     return Lines(console, last)

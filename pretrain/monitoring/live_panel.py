@@ -23,9 +23,9 @@ from rich.text import Text
 from pretrain.config.phases import Phase
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.evaluate.verdict import findings
+from pretrain.monitoring.console import Lines, at_mask, held_out_rows, held_out_words, in_short
 from pretrain.run.human import duration
 from pretrain.run.time_left import seconds_left
-from pretrain.terminal import Lines, at_mask, held_out_rows, held_out_words, in_short
 
 clock = time.monotonic
 REPAINTS = 2

@@ -17,8 +17,8 @@ from data_pipeline.shards.index import INDEX, TOKENIZER, Index
 from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.monitoring.connection import Connection, begin, first_line, warn
-from pretrain.monitoring.stages import Stage, export_stage, folder_name, prepare_stage
+from pretrain.monitoring.wandb.connection import Connection, begin, first_line, warn
+from pretrain.monitoring.wandb.run_identity import Stage, export_stage, folder_name, prepare_stage
 from pretrain.run.folder import read_run
 
 NONE, INDEX_ONLY, ALL = "none", "index", "all"

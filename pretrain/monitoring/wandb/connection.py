@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.monitoring.points import Bars
-from pretrain.monitoring.stages import Stage
+from pretrain.monitoring.wandb.points import Bars
+from pretrain.monitoring.wandb.run_identity import Stage
 
 TO_START, TO_FINISH, TO_LINK = 60.0, 120.0, 60.0
 """Seconds that the start, the end and one artifact may take; WANDB_INIT_TIMEOUT, WANDB_FINISH_TIMEOUT say others."""

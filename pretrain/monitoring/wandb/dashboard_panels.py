@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pretrain.evaluate.baselines import MAJORITY
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, UNIGRAM
-from pretrain.monitoring.points import BY_RANK, TRUST_BY_LAYER, TRUST_SPREAD
+from pretrain.monitoring.wandb.points import BY_RANK, TRUST_BY_LAYER, TRUST_SPREAD
 from pretrain.objectives.registry import OBJECTIVES, load
 
 LAMB = "lamb"
