@@ -19,7 +19,7 @@ from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
-from pretrain.export.upload import CARD, CHANGED, NOTE, changed
+from pretrain.export.bundle import CARD, CHANGED, NOTE, changed
 from pretrain.run.folder import RUN, read_run, read_summary
 from pretrain.run.metrics_file import is_number, read_metrics
 

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, leading, sum_of
-from pretrain.export.upload import NOTE
+from pretrain.export.bundle import NOTE
 from pretrain.run.folder import EXPORT
 from pretrain.run.human import duration
 from pretrain.run.tolerant_json import table

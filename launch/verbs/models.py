@@ -34,7 +34,7 @@ def export(
         maskmill export runs/base --out models/base"""
     folder = run_folder(source, overrides)
     with waiting(errors, "exporting, and comparing both models' logits"):
-        from pretrain.exporting import export_run
+        from pretrain.export.export_run import export_run
         from pretrain.monitoring.wandb.artifacts import record_export
         from pretrain.report.show_samples import show_samples
 

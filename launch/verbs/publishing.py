@@ -28,9 +28,9 @@ def push(
     \b
     Example:
         maskmill push runs/base yourname/base --private"""
+    from pretrain.export.bundle import exported_folder, gather, newest_step
     from pretrain.export.hub import check_name
     from pretrain.export.hub import push as send
-    from pretrain.export.upload import exported_folder, gather, newest_step
 
     check_name(repo)
     folder = run_folder(source, None)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.hub import front_matter
 from pretrain.export.parity import Parity
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
-from pretrain.export.upload import PLACEHOLDER
 from pretrain.objectives.base import Objective
 
 Facts = Mapping[str, "str | Mapping[str, object]"]

@@ -16,7 +16,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blot
-from pretrain.export.upload import Upload
+from pretrain.export.bundle import Upload
 
 TIMEOUT = (10.0, 120.0, 120.0, 10.0)
 """Seconds to connect, read, write and wait for a connection: huggingface_hub's own client waits for ever."""

@@ -28,7 +28,7 @@ from pretrain.distributed.engine import Engine
 from pretrain.distributed.partition_map import KINDS, Reader
 from pretrain.distributed.precision import resolve_precision
 from pretrain.distributed.world import World, told_alike
-from pretrain.export.names import from_hugging_face
+from pretrain.export.families.bert import from_hugging_face
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment

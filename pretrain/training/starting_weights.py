@@ -8,7 +8,7 @@ from data_pipeline.vocabulary.files import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.settings import RunConfig
-from pretrain.export.bert_config import check_config, weight_files
+from pretrain.export.families.bert_config import check_config, weight_files
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import refuse_another
 from pretrain.training.claim_folder import identity_of

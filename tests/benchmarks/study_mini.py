@@ -35,7 +35,7 @@ from launch.ranks import tuning
 from launch.recipe import load_config
 from pretrain.checkpoint.store import checkpoints, find_checkpoint, step_of
 from pretrain.distributed.world import World
-from pretrain.export.names import from_hugging_face
+from pretrain.export.families.bert import from_hugging_face
 from pretrain.model.initialize import load_parameters
 from pretrain.objectives.base import build
 from pretrain.preflight.check_run import check_run

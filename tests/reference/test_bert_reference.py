@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.export.bert_config import ACTIVATIONS, CONFIG
-from pretrain.export.names import to_hugging_face
+from pretrain.export.families.bert import to_hugging_face
+from pretrain.export.families.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.parity import hugging_face_logits
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding

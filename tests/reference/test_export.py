@@ -14,11 +14,12 @@ from torch import Tensor
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings
-from pretrain.export import bert_config, names, parity
+from pretrain.export import parity
 from pretrain.export.card import Card
-from pretrain.export.huggingface import export
-from pretrain.export.names import from_hugging_face, from_hugging_face_name, to_hugging_face
+from pretrain.export.families import bert, bert_config
+from pretrain.export.families.bert import from_hugging_face, from_hugging_face_name, to_hugging_face
 from pretrain.export.tokenizer import write_tokenizer
+from pretrain.export.writer import export
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.registry import OBJECTIVES
 from tests.models import config_of, fresh_model
@@ -146,9 +147,9 @@ def test_a_wrong_mapping_fails_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     a, b = SWAPS[swap]
-    right = dict(names.NAMES)
-    monkeypatch.setitem(names.NAMES, a, right[b])
-    monkeypatch.setitem(names.NAMES, b, right[a])
+    right = dict(bert.NAMES)
+    monkeypatch.setitem(bert.NAMES, a, right[b])
+    monkeypatch.setitem(bert.NAMES, b, right[a])
     with pytest.raises(UserError, match="logits of the exported model differ from ours"):
         export(
             weights(settings),
@@ -221,7 +222,7 @@ def test_missing_keys_fail(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(names.NAMES, "nsp_head.pooler", "bert.pooler.thick")
+    monkeypatch.setitem(bert.NAMES, "nsp_head.pooler", "bert.pooler.thick")
     with pytest.raises(UserError, match=r"BertForPreTraining loads with .*bert\.pooler\.dense\.bias"):
         export(
             weights(settings),

@@ -18,10 +18,10 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings
 from pretrain.export import hub as door
+from pretrain.export.bundle import BELONGS, PLACEHOLDER, exported_folder, gather
 from pretrain.export.card import Card
 from pretrain.export.hub import push
-from pretrain.export.huggingface import export
-from pretrain.export.upload import BELONGS, PLACEHOLDER, exported_folder, gather
+from pretrain.export.writer import export
 from pretrain.inspection import describe
 from tests.command_line import Maskmill
 from tests.models import config_of, fresh_model

@@ -11,9 +11,9 @@ from huggingface_hub import ModelCard
 
 from data_pipeline.settings import deciding_values
 from launch.recipe import load_config
+from pretrain.export.bundle import PLACEHOLDER
+from pretrain.export.card_recipe import name_only, recipe_yaml
 from pretrain.export.energy import LOAD, PUE, estimate, watts
-from pretrain.export.recipe_again import name_only, recipe_yaml
-from pretrain.export.upload import PLACEHOLDER
 from pretrain.run.attempts import Life, read_lives
 from tests.command_line import Maskmill, setting
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pretrain.export import facts
+from pretrain.export import card_facts
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
 from pretrain.inspection import run_headlines
 from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
@@ -79,7 +79,7 @@ def test_figures_that_verbs_reckon_with_must_be_numbers() -> None:
 
 def card(figures: dict[str, Any], **counts: int) -> Any:
     index: Any = SimpleNamespace(statistics={"held_out": counts})
-    return facts._scores(figures, index, "mask_loss")
+    return card_facts._scores(figures, index, "mask_loss")
 
 
 def test_the_card_puts_baselines_beside_and_no_sign_before_a_distance() -> None:

@@ -100,7 +100,7 @@ def test_plan_imports_torch_and_nothing_of_data_or_export() -> None:
 
 
 def test_export_imports_nothing_that_only_training_needs() -> None:
-    code = "import sys, pretrain.exporting, pretrain.monitoring.wandb.artifacts; print(*sys.modules)"
+    code = "import sys, pretrain.export.export_run, pretrain.monitoring.wandb.artifacts; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environ(), capture_output=True, text=True, check=True
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import EncoderSettings
-from pretrain.export.bert_config import check_config, weight_files
+from pretrain.export.families.bert_config import check_config, weight_files
 
 # `{i}` is a layer's number. Both columns go on with .weight and .bias where the parameter has them.
 NAMES = {

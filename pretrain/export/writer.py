@@ -23,12 +23,12 @@ from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import writing
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.export.bert_config import ACTIVATIONS, CONFIG
+from pretrain.export.bundle import NOTE
 from pretrain.export.card import Card, write_card
-from pretrain.export.names import to_hugging_face
+from pretrain.export.families.bert import to_hugging_face
+from pretrain.export.families.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.parity import Parity, check_parity, quiet
 from pretrain.export.tokenizer import size_and_pad, write_tokenizer
-from pretrain.export.upload import NOTE
 from pretrain.model.embeddings import SEGMENTS
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model, Objective

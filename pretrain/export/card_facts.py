@@ -16,8 +16,8 @@ from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
 from pretrain.evaluate.verdict import findings
 from pretrain.export.card import Card
+from pretrain.export.card_recipe import name_only, reproduce
 from pretrain.export.energy import FORMULA, estimate, watts
-from pretrain.export.recipe_again import name_only, reproduce
 from pretrain.run.attempts import Life, read_lives
 from pretrain.run.folder import read_run, read_summary
 from pretrain.run.metrics_file import is_number, read_metrics

@@ -12,8 +12,8 @@ from data_pipeline.shards.writer import BlockReader
 from pretrain.checkpoint.store import Checkpoint, find_checkpoint
 from pretrain.config.phases import phase_at
 from pretrain.evaluate.samples import Sample, fill_samples
-from pretrain.export.facts import card_of
-from pretrain.export.huggingface import export
+from pretrain.export.card_facts import card_of
+from pretrain.export.writer import export
 from pretrain.run.folder import CONFIG, EXPORT, read_config, read_run
 
 
