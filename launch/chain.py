@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from data_pipeline.errors import UserError
 from launch.stages import STAGES, Job, Request, prepared, with_vocabulary
-from pretrain.status import read_status
+from pretrain.report.status import read_status
 
 
 class Chain(NamedTuple):

@@ -42,7 +42,7 @@ def inspect_path(
     if examples or config:
         raise UserError("holds no shards", where=path, expected=f"a folder with {INDEX}")
     with waiting(errors, "checking hashes"):
-        from pretrain.inspection import describe, show
+        from pretrain.report.inspection import describe, show
 
         facts = describe(Path(path))
     show(facts, Path(path), console, as_json)

@@ -21,8 +21,8 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import blot
 from launch.chain import Chain
 from launch.stages import STAGES, Job
+from pretrain.report.status import SUBMITTED
 from pretrain.run.tolerant_json import table
-from pretrain.status import SUBMITTED
 
 SCRIPTS = Path(__file__).parent / "sbatch"
 """A link to the folder slurm/ of the sources; in an installed package, its scripts."""

@@ -18,8 +18,8 @@ from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 from launch.job_size import WORKER_GIB, export_gib, node_gib, rank_cores, tasks_of, vocabulary_gib
 from pretrain.config.phases import data_of_phases, phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.status import FINISHED, RUNNING, STARTING, read_status
-from pretrain.status_text import exported_model
+from pretrain.report.status import FINISHED, RUNNING, STARTING, read_status
+from pretrain.report.status_text import exported_model
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run
 from pretrain.preflight.startup import summary
-from pretrain.report import render
+from pretrain.report.html import render
 from pretrain.run.heartbeat import SAVING
 from pretrain.training import compile_model
 from pretrain.training.batch_counts import Agreed, StopRequest, agreed

@@ -23,8 +23,8 @@ def status(
     Example:
         maskmill status runs/base
         watch -n 10 maskmill status runs/base"""
-    from pretrain.status import read_status
-    from pretrain.status_text import command_again, in_words, what_next
+    from pretrain.report.status import read_status
+    from pretrain.report.status_text import command_again, in_words, what_next
 
     found = read_status(run_folder_of(source, overrides))
     again = command_again(found, " ".join([source, *(overrides or [])]))

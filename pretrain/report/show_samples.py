@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from pretrain.evaluate.samples import Sample, write_samples
-from pretrain.report.page import REPORT, render
+from pretrain.report.html.page import REPORT, render
 from pretrain.run.folder import SAMPLES
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from chromium import Chromium
 
-from pretrain.report import render
+from pretrain.report.html import render
 from tests.command_line import ROOT
 
 sys.path.append(str(ROOT / "tests" / "unit"))

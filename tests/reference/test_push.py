@@ -22,7 +22,7 @@ from pretrain.export.bundle import BELONGS, PLACEHOLDER, exported_folder, gather
 from pretrain.export.card import Card
 from pretrain.export.hub import push
 from pretrain.export.writer import export
-from pretrain.inspection import describe
+from pretrain.report.inspection import describe
 from tests.command_line import Maskmill
 from tests.models import config_of, fresh_model
 

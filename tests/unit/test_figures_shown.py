@@ -8,8 +8,8 @@ import pytest
 
 from pretrain.export import card_facts
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
-from pretrain.inspection import run_headlines
 from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
+from pretrain.report.inspection import run_headlines
 from pretrain.run.metrics_file import wrong_figure
 from tests.unit.test_verdict import COPIER, DEMO
 

@@ -17,12 +17,12 @@ from pretrain.distributed.world import World
 from pretrain.monitoring import run_log as journal_module
 from pretrain.monitoring.run_log import EVENTS, Journal
 from pretrain.objectives.registry import load
+from pretrain.report.status import read_status
 from pretrain.run import atomic_write
 from pretrain.run.folder import read_summary
 from pretrain.run.metrics_file import JsonLines, read_metrics
 from pretrain.run.time_left import seconds_left
 from pretrain.run.tolerant_json import number, table, tables, text_of
-from pretrain.status import read_status
 from pretrain.training.progress import Position
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
-from pretrain.report import render
-from pretrain.report.charts import Chart, Level, Series, draw
-from pretrain.report.provenance import blot
-from pretrain.report.record import Points, points_by_name, read_run
-from pretrain.report.scales import running_middle, text, thin, ticks, value_range
+from pretrain.report.html import render
+from pretrain.report.html.charts.draw import Chart, Level, Series, draw
+from pretrain.report.html.charts.scales import running_middle, text, thin, ticks, value_range
+from pretrain.report.html.provenance import blot
+from pretrain.report.html.record import Points, points_by_name, read_run
 from pretrain.run.human import duration
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
@@ -486,7 +486,7 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
 def test_colours_can_be_told_from_the_paper(mode: int) -> None:
-    css = (Path(__file__).parents[2] / "pretrain" / "report" / "page.css").read_text()
+    css = (Path(__file__).parents[2] / "pretrain" / "report" / "html" / "page.css").read_text()
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", css)
     colours = {name: both[mode] for name, *both in found}
     for paper in ("card", "paper"):

@@ -23,10 +23,10 @@ from test_report import (
     train_line,
 )
 
-from pretrain.report.advice import advice
-from pretrain.report.curves import PICTURES
-from pretrain.report.heat import COLUMNS, binned, by_layer
-from pretrain.report.record import Points, read_run
+from pretrain.report.html.advice import advice
+from pretrain.report.html.charts.curves import PICTURES
+from pretrain.report.html.charts.heat import COLUMNS, binned, by_layer
+from pretrain.report.html.record import Points, read_run
 from pretrain.run.attempts import LIVES, LOST, SPENT, Diary, read_lives
 
 NAMES = (

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from pretrain.monitoring.wandb.connection import warn
-from pretrain.run.heartbeat import EVALUATING, PULSE, TRAINING, Pulse, read_pulse
-from pretrain.status import (
+from pretrain.report.status import (
     CRASHED,
     FINISHED,
     NOT_STARTED,
@@ -24,7 +23,8 @@ from pretrain.status import (
     Status,
     read_status,
 )
-from pretrain.status_text import in_words
+from pretrain.report.status_text import in_words
+from pretrain.run.heartbeat import EVALUATING, PULSE, TRAINING, Pulse, read_pulse
 from tests.command_line import ROOT, Maskmill
 
 NOW = time.time()

@@ -3,8 +3,8 @@
 from html import escape
 from typing import Any
 
-from pretrain.report.record import RunRecord
-from pretrain.report.scales import text
+from pretrain.report.html.charts.scales import text
+from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number, objects
 
 MAX_ROWS = 16

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.evaluate.scores import sum_of
-from pretrain.report.charts import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
-from pretrain.report.figures import Level, Series
-from pretrain.report.record import Points, RunRecord
-from pretrain.report.scales import text
-from pretrain.report.statistics import not_next_share
+from pretrain.report.html.charts.draw import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
+from pretrain.report.html.charts.figures import Level, Series
+from pretrain.report.html.charts.scales import text
+from pretrain.report.html.record import Points, RunRecord
+from pretrain.report.html.statistics import not_next_share
 from pretrain.run.tolerant_json import number
 
 LEARNING, OPTIMIZER, SPEED = "Learning", "Optimizer", "Speed"

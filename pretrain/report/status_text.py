@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, leading, sum_of
 from pretrain.export.bundle import NOTE
+from pretrain.report.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
 from pretrain.run.folder import EXPORT
 from pretrain.run.human import duration
 from pretrain.run.tolerant_json import table
-from pretrain.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
 
 
 def in_words(status: Status, again: str) -> str:

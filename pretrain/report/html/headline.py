@@ -9,11 +9,11 @@ import numpy as np
 
 from pretrain.evaluate.scores import perplexity
 from pretrain.evaluate.verdict import PLATEAU
-from pretrain.report.history import last_sign
-from pretrain.report.record import RunRecord
-from pretrain.report.scales import text
-from pretrain.report.statistics import not_next_share, splits_of
-from pretrain.report.tiles import learning_tiles, tile
+from pretrain.report.html.charts.scales import text
+from pretrain.report.html.history import last_sign
+from pretrain.report.html.record import RunRecord
+from pretrain.report.html.statistics import not_next_share, splits_of
+from pretrain.report.html.tiles import learning_tiles, tile
 from pretrain.run.human import duration
 from pretrain.run.time_left import phase_at, seconds_left
 from pretrain.run.tolerant_json import number, objects

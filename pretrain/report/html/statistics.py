@@ -3,8 +3,8 @@
 from html import escape
 from typing import Any
 
-from pretrain.report.record import RunRecord
-from pretrain.report.scales import middle, text
+from pretrain.report.html.charts.scales import middle, text
+from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number
 
 PAIRS = {"pairs_is_next": "IsNext", "pairs_random": "NotNext", "single_streams": "single streams"}

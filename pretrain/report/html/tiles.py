@@ -4,8 +4,8 @@ import math
 from html import escape
 
 from pretrain.evaluate.scores import perplexity
-from pretrain.report.record import RunRecord
-from pretrain.report.scales import text
+from pretrain.report.html.charts.scales import text
+from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number
 
 

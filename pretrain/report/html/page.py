@@ -12,16 +12,16 @@ from importlib.resources import files
 from pathlib import Path
 
 from data_pipeline.io.files import write_whole
-from pretrain.report.advice import advice_section
-from pretrain.report.blanks import blanks_section
-from pretrain.report.breakdown import time_figures
-from pretrain.report.curves import OPTIMIZER, SPEED, charts
-from pretrain.report.headline import headline
-from pretrain.report.heat import trust_picture
-from pretrain.report.history import history_section
-from pretrain.report.provenance import reproduce_section, settings_section
-from pretrain.report.record import RunRecord, read_run
-from pretrain.report.statistics import data_section
+from pretrain.report.html.advice import advice_section
+from pretrain.report.html.blanks import blanks_section
+from pretrain.report.html.breakdown import time_figures
+from pretrain.report.html.charts.curves import OPTIMIZER, SPEED, charts
+from pretrain.report.html.charts.heat import trust_picture
+from pretrain.report.html.headline import headline
+from pretrain.report.html.history import history_section
+from pretrain.report.html.provenance import reproduce_section, settings_section
+from pretrain.report.html.record import RunRecord, read_run
+from pretrain.report.html.statistics import data_section
 
 REPORT = "report.html"
 
@@ -108,4 +108,4 @@ def _menu(sections: list[str]) -> str:
 
 
 def _asset(name: str) -> str:
-    return (files("pretrain.report") / name).read_text(encoding="utf-8")
+    return (files("pretrain.report.html") / name).read_text(encoding="utf-8")

@@ -5,8 +5,8 @@ from html import escape
 
 import numpy as np
 
-from pretrain.report.record import RunRecord
-from pretrain.report.scales import middle, text
+from pretrain.report.html.charts.scales import middle, text
+from pretrain.report.html.record import RunRecord
 from pretrain.run.human import duration
 from pretrain.run.tolerant_json import number
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from data_pipeline.io.redact import blot
 from pretrain.evaluate.verdict import PLATEAU, RISEN
-from pretrain.report.record import Points, RunRecord
-from pretrain.report.scales import text
+from pretrain.report.html.charts.scales import text
+from pretrain.report.html.record import Points, RunRecord
 from pretrain.run.tolerant_json import number
 
 MANY = 0.05

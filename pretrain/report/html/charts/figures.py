@@ -6,8 +6,8 @@ from html import escape
 
 import numpy as np
 
-from pretrain.report.record import Points
-from pretrain.report.scales import text, thin
+from pretrain.report.html.charts.scales import text, thin
+from pretrain.report.html.record import Points
 
 DOTS = 240
 """Most points of a row of dots, and of a line that the script reads values off."""

@@ -11,8 +11,8 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.report.record import Points, RunRecord
-from pretrain.report.scales import text, ticks
+from pretrain.report.html.charts.scales import text, ticks
+from pretrain.report.html.record import Points, RunRecord
 from pretrain.run.metrics_file import layer_of
 
 SHADES, COLUMNS, ROWS = 10, 72, 64

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.report.record import Points
+from pretrain.report.html.record import Points
 
 SMOOTH_POINTS = 160
 """Most points of a smooth line."""

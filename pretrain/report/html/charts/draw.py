@@ -12,9 +12,9 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.report.figures import DOTS, Level, Series, description, for_script, table
-from pretrain.report.record import Points, last
-from pretrain.report.scales import running_middle, text, thin, ticks, value_range
+from pretrain.report.html.charts.figures import DOTS, Level, Series, description, for_script, table
+from pretrain.report.html.charts.scales import running_middle, text, thin, ticks, value_range
+from pretrain.report.html.record import Points, last
 
 RAW_POINTS = 600
 """Most points drawn of a line."""

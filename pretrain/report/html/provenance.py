@@ -10,9 +10,9 @@ from html import escape
 from typing import Any
 
 from data_pipeline.io.redact import blot
-from pretrain.report.headline import moment
-from pretrain.report.record import RunRecord
-from pretrain.report.scales import text
+from pretrain.report.html.charts.scales import text
+from pretrain.report.html.headline import moment
+from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number
 
 TOLD_ELSEWHERE = {"data", "versions", "command", "status", "held_up", "phases"}

@@ -4,8 +4,8 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
-from pretrain.report.record import RunRecord
-from pretrain.report.scales import text
+from pretrain.report.html.charts.scales import text
+from pretrain.report.html.record import RunRecord
 from pretrain.run.attempts import LOST, Life
 from pretrain.run.human import duration, in_bytes
 from pretrain.run.read_files import SavedCheckpoint
