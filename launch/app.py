@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from data_pipeline.errors import UserError
-from launch import completion
 from launch.recipes import recipe_names
+from launch.settings import completion
 
 HELP = """Pretrain BERT-family encoders: raw text in, a Hugging Face model out.
 
@@ -82,7 +82,7 @@ def run_folder_of(source: str, overrides: list[str] | None) -> Path:
         return Path(source)
     if not source.endswith((".yaml", ".yml")) and ("/" in source or source not in recipe_names()):
         raise no_such_run(source)
-    from launch.recipe import load_config
+    from launch.settings.recipe import load_config
 
     config = load_config(source, overrides or [])
     if not config.run.dir:

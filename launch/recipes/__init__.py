@@ -1,4 +1,5 @@
-"""List the recipes that ship with Maskmill; apart from launch.recipe, which imports what it takes to read them."""
+"""List the recipes that ship with Maskmill; apart from launch.settings.recipe, which imports what it takes to read
+them."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
     \b
     Example:
         maskmill vocab bert_base data.sources=corpus/ data.vocab=vocab/ vocabulary.size=30522"""
-    from launch.recipe import load_config
+    from launch.settings.recipe import load_config
 
     config = load_config(recipe, overrides or [])
     from data_pipeline.vocabulary.sample import learn_vocabulary
@@ -51,7 +51,7 @@ def prepare(
     \b
     Example:
         maskmill prepare bert_base data.sources=corpus/*.jsonl.zst data.vocab=vocab/ data.out=shards/"""
-    from launch.recipe import load_config
+    from launch.settings.recipe import load_config
 
     config = load_config(recipe, overrides or [])
     from data_pipeline.masking.mask_budget import MaskBudget, measured_note

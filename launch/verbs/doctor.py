@@ -28,7 +28,7 @@ def doctor(
     Example:
         maskmill doctor
         maskmill doctor /scratch/runs --json"""
-    from launch.doctor import MISSING, examine
+    from launch.doctor.examine import MISSING, examine
 
     with errors.status("looking at this machine") as shown:
         found = examine(folder, lambda what: shown.update(f"looking at {what}"))

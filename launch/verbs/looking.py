@@ -6,9 +6,9 @@ import typer
 from rich.markup import escape
 
 from data_pipeline.errors import UserError
-from launch import completion
 from launch.app import Overrides, Run, app, console, errors, run_folder, say
 from launch.progress import waiting
+from launch.settings import completion
 
 
 @app.command()
@@ -37,7 +37,7 @@ def inspect(
     if overrides and not recipe:
         raise UserError(f"cannot apply {overrides[0]!r}", where=path, expected="--recipe RECIPE beside it")
     from launch.inspecting import inspect_path
-    from launch.recipe import load_config
+    from launch.settings.recipe import load_config
 
     config = load_config(recipe, overrides or []) if recipe else None
     inspect_path(path, console, as_json=as_json, examples=examples, split=split, batch=batch, config=config)
@@ -95,13 +95,13 @@ def settings(
     Example:
         maskmill settings train.
         maskmill settings optim. --recipe bert_base optim.lr=1e-3"""
-    from launch.manual import manual
+    from launch.settings.manual import manual
 
     if overrides and not recipe:
         raise UserError(f"cannot apply {overrides[0]!r}", expected="--recipe RECIPE beside it")
     config = None
     if recipe:
-        from launch.recipe import load_config
+        from launch.settings.recipe import load_config
 
         config = load_config(recipe, overrides or [])
     for key, value, meaning in manual(config):

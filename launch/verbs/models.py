@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from data_pipeline.errors import UserError
-from launch import completion
 from launch.app import Folder, Overrides, app, errors, run_folder, say
 from launch.progress import waiting
+from launch.settings import completion
 
 
 @app.command()

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from launch import completion
 from launch.app import Overrides, Recipe, app, errors, say
 from launch.progress import waiting
+from launch.settings import completion
 
 
 @app.command()
@@ -65,11 +65,11 @@ def slurm(
     Example:
         maskmill slurm bert_base data.sources=/data/text --nodes 4 --gpus-per-node 8
         maskmill slurm bert_base --nodes 4 --sbatch=--account=lab --sbatch=train:--time=48:00:00 --submit"""
-    from launch.chain import Chain, chain
-    from launch.recipe import load_config
-    from launch.slurm import as_script, command_for_jobs, jobs_environment, with_options
-    from launch.slurm import submit as submit_jobs
-    from launch.stages import Request, Size
+    from launch.cluster.chain import Chain, chain
+    from launch.cluster.pipeline import Request, Size
+    from launch.cluster.slurm import as_script, command_for_jobs, jobs_environment, with_options
+    from launch.cluster.slurm import submit as submit_jobs
+    from launch.settings.recipe import load_config
 
     config = load_config(recipe, overrides or [])
     size = Size(nodes, gpus_per_node, ranks_per_node, tasks, cpus)

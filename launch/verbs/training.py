@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from launch import completion
 from launch.app import Overrides, Recipe, app, console, errors, first_rank, say
 from launch.progress import waiting
+from launch.settings import completion
 
 
 @app.command()
@@ -25,7 +25,7 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     \b
     Example:
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
-    from launch.recipe import load_config
+    from launch.settings.recipe import load_config
 
     config = load_config(recipe, overrides or [])
     with waiting(errors, "checking settings and shards"):
@@ -84,7 +84,7 @@ def plan(
     \b
     Example:
         maskmill plan bert_large --nodes 8 --gpu H100 --price-per-hour 2.5"""
-    from launch.recipe import load_config
+    from launch.settings.recipe import load_config
 
     config = load_config(recipe, overrides or [])
     with waiting(errors, "planning"):

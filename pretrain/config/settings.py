@@ -1,6 +1,6 @@
 """Define RunConfig: every setting of a run, typed and documented here; recipes and the command line fill it in.
 
-launch/recipe.py reads them, pretrain/preflight/validate.py refuses what cannot be meant.
+launch/settings/recipe.py reads them, pretrain/preflight/validate.py refuses what cannot be meant.
 """
 
 from dataclasses import dataclass, field

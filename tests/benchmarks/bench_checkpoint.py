@@ -25,7 +25,7 @@ from rich.console import Console
 
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import pack
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.store import newest_checkpoint
 from pretrain.config.settings import EncoderSettings, RunConfig

@@ -61,7 +61,7 @@ def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
     """`maskmill train` with one rank."""
     from rich.console import Console
 
-    from launch.recipe import load_config
+    from launch.settings.recipe import load_config
     from pretrain.monitoring.run_log import Journal
     from pretrain.train import train
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from launch.ranks import tuning
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.checkpoint.store import checkpoints, find_checkpoint, step_of
 from pretrain.distributed.world import World
 from pretrain.export.families.bert import from_hugging_face

@@ -21,7 +21,7 @@ from data_pipeline.shards.block import BlockError, check_examples, decode_block,
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.writer import BlockReader, problems
-from launch.recipe import RECIPES, load_config, setting_names
+from launch.settings.recipe import RECIPES, load_config, setting_names
 from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.store import open_checkpoint, save_checkpoint
 from pretrain.config.settings import RunConfig

@@ -62,7 +62,7 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
     from deepspeed.accelerator import get_accelerator
     from rich.console import Console
 
-    from launch.recipe import load_config
+    from launch.settings.recipe import load_config
     from pretrain import train
     from pretrain.distributed import engine
     from pretrain.preflight import check_run

@@ -15,7 +15,7 @@ from data_pipeline.loader.loader import Loader, order_of
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index, write_index
 from data_pipeline.shards.writer import write_shard
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
 from pretrain.objectives.registry import load

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.prefetch import Prefetch
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
 from pretrain.model.encoder import Encoder

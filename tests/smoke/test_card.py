@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from data_pipeline.settings import deciding_values
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.card_recipe import name_only, recipe_yaml
 from pretrain.export.energy import LOAD, PUE, estimate, watts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.shards.index import Index
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.checkpoint.store import open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.optim.schedule import learning_rate

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.preflight.forecast import forecast
 from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.memory import meta_model

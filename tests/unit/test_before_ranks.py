@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import UserError
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.checkpoint.marker import Marker, marked
 from pretrain.distributed import precision
 from pretrain.preflight.check_run import check_run

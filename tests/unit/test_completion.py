@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.recipe import recipe_names, setting_names
+from launch.settings.recipe import recipe_names, setting_names
 from tests.command_line import ROOT, command, environ
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import doctor
-from launch.doctor import conclusions, keys, packages, slurm, torch_build
-from launch.machine import (
+from launch.doctor import examine
+from launch.doctor.examine import conclusions, keys, packages, slurm, torch_build
+from launch.doctor.machine import (
     MISSING,
     NOTE,
     OK,
@@ -240,10 +240,10 @@ def test_torch_is_imported_while_the_disk_is_measured(
         return [Finding("compiler", OK, "")]
 
     for probe in (torch_build, disk, compilers):
-        monkeypatch.setattr(doctor, probe.__name__, probe)
+        monkeypatch.setattr(examine, probe.__name__, probe)
     told: list[str] = []
     found = [
-        one for one in doctor.examine(tmp_path, told.append) if one.subject in ("torch", "compiler", "disk")
+        one for one in examine.examine(tmp_path, told.append) if one.subject in ("torch", "compiler", "disk")
     ]
     assert [(one.subject, one.level) for one in found] == [("torch", OK), ("compiler", OK), ("disk", OK)]
     assert told[-1] == "torch"

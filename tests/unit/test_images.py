@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.distributed.world import World
 from tests.command_line import ROOT
 

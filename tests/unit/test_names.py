@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from launch.cli import app
-from launch.recipe import RECIPES, recipe_names, setting_names
+from launch.settings.recipe import RECIPES, recipe_names, setting_names
 from pretrain.config.settings import RunConfig
 from tests.command_line import ROOT
 

@@ -11,7 +11,7 @@ from shard_material import random_examples
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.block import BlockError, decode_block, encode_block
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.run.folder import read_config
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.preflight import gpus as hardware
 from pretrain.preflight import step_time as timing
 from pretrain.preflight.forecast import UTILISATION, Forecast, forecast, forecast_phases

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from data_pipeline.errors import UserError
-from launch.recipe import load_config
+from launch.settings.recipe import load_config
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan, check_run
 from pretrain.preflight.room import check_room, most_kept

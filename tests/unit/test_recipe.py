@@ -7,8 +7,8 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import DataSettings, deciding_values
-from launch.manual import manual
-from launch.recipe import load_config, recipe_names, setting_names
+from launch.settings.manual import manual
+from launch.settings.recipe import load_config, recipe_names, setting_names
 from pretrain.config.phases import phases_of
 from pretrain.preflight.validate import CHOICES, RANGES, value_of
 

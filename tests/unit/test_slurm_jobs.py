@@ -15,11 +15,11 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.prepare import NAMES, stages_of
 from data_pipeline.settings import DataSettings
-from launch import job_size, slurm
-from launch.chain import Chain, chain
-from launch.recipe import load_config
-from launch.slurm import SCRIPTS, arguments, submit, with_options
-from launch.stages import STAGES, Job, Request, Size
+from launch.cluster import job_size, slurm
+from launch.cluster.chain import Chain, chain
+from launch.cluster.pipeline import STAGES, Job, Request, Size
+from launch.cluster.slurm import SCRIPTS, arguments, submit, with_options
+from launch.settings.recipe import load_config
 from pretrain.run.heartbeat import PULSE
 from tests.command_line import ROOT, SECRETS, Maskmill, setting
 

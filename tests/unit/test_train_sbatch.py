@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.job_size import GPU_RANK_CORES
+from launch.cluster.job_size import GPU_RANK_CORES
 from pretrain.distributed.determinism import own_cores
 from tests.command_line import ROOT, SECRETS, until
 

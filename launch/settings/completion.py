@@ -20,7 +20,7 @@ def recipes(incomplete: str) -> Found:
 
 def settings(ctx: Any, incomplete: str) -> Found:
     """`key=` and `key=value`."""
-    from launch.manual import manual
+    from launch.settings.manual import manual
 
     before = [str(word) for word in ctx.params.get("overrides") or []]
     if before and before[-1] == "=":  # bash: `key`, `=`, and the value so far
@@ -43,7 +43,7 @@ def settings(ctx: Any, incomplete: str) -> Found:
 
 def words_of_settings(incomplete: str) -> Found:
     """Keys and their groups."""
-    from launch.manual import manual
+    from launch.settings.manual import manual
 
     keys = [(key, meaning) for key, _, meaning in manual() if key.startswith(incomplete)]
     groups = dict.fromkeys(f"{key.partition('.')[0]}." for key, _ in keys if "." in key)
@@ -52,7 +52,7 @@ def words_of_settings(incomplete: str) -> Found:
 
 def stages(incomplete: str) -> Found:
     """Stages of a chain of jobs, apart by commas."""
-    from launch.stages import STAGES
+    from launch.cluster.pipeline import STAGES
 
     given, _, last = incomplete.rpartition(",")
     head = f"{given}," if given else ""

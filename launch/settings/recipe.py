@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError
-from launch.recipe_phases import as_typed, check_not_in_phases, with_changes
 from launch.recipes import RECIPES, recipe_names
+from launch.settings.recipe_phases import as_typed, check_not_in_phases, with_changes
 from pretrain.config.phases import phases_of
 from pretrain.config.safe_yaml import check_shape, load_yaml
 from pretrain.config.settings import RunConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
-from launch.stages import STAGES, Job, Request, prepared, with_vocabulary
+from launch.cluster.pipeline import STAGES, Job, Request, prepared, with_vocabulary
 from pretrain.report.status import read_status
 
 

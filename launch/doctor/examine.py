@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from launch.machine import (
+from launch.doctor.machine import (
     MISSING,
     NOTE,
     OK,

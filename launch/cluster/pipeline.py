@@ -15,7 +15,7 @@ from data_pipeline.io.files import exists, join
 from data_pipeline.settings import DataSettings, required
 from data_pipeline.shards.index import INDEX, Index
 from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
-from launch.job_size import WORKER_GIB, export_gib, node_gib, rank_cores, tasks_of, vocabulary_gib
+from launch.cluster.job_size import WORKER_GIB, export_gib, node_gib, rank_cores, tasks_of, vocabulary_gib
 from pretrain.config.phases import data_of_phases, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.report.status import FINISHED, RUNNING, STARTING, read_status

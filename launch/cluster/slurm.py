@@ -19,12 +19,12 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import blot
-from launch.chain import Chain
-from launch.stages import STAGES, Job
+from launch.cluster.chain import Chain
+from launch.cluster.pipeline import STAGES, Job
 from pretrain.report.status import SUBMITTED
 from pretrain.run.tolerant_json import table
 
-SCRIPTS = Path(__file__).parent / "sbatch"
+SCRIPTS = Path(__file__).parents[1] / "sbatch"
 """A link to the folder slurm/ of the sources; in an installed package, its scripts."""
 _FOR = re.compile(r"([a-z_]+):(-.*)", re.DOTALL)
 _MEMORY = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}

@@ -1,0 +1,1 @@
+"""Turn a recipe into Slurm jobs."""

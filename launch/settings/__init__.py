@@ -1,0 +1,1 @@
+"""Read recipes and overrides, and list and complete settings."""
