@@ -99,7 +99,7 @@ CASES ?= 120000
 # other cases each time; the seed is printed, and a case that goes wrong is made again from it
 fuzz: env
 	@$(BIN)/python tests/faults/fuzz.py --cases $(CASES)
-	@MASKMILL_FUZZ=60 $(BIN)/python -m pytest -s tests/unit/test_fuzz_sources.py tests/unit/test_data_format.py
+	@MASKMILL_FUZZ=60 $(BIN)/python -m pytest -s tests/unit/data_pipeline/sources/test_fuzz_sources.py tests/unit/data_pipeline/shards/test_data_format.py
 
 docs: env
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -34,8 +34,8 @@ from pretrain.distributed.partition_map import KINDS
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.training.resume import _real, reader, real_shapes
-from tests.models import fresh_model
-from tests.unit.shard_material import filled
+from tests.factories.models import fresh_model
+from tests.factories.shards import filled
 
 
 def main() -> None:

@@ -38,8 +38,8 @@ from pretrain.preflight.flops import peak_flops, training_flops
 from pretrain.preflight.memory import DTYPES, meta_model, pass_peak, states
 from pretrain.training import compile_model
 from pretrain.training.device_feed import Feed, HostShare
-from tests.models import fresh_model
-from tests.unit.shard_material import filled
+from tests.factories.models import fresh_model
+from tests.factories.shards import filled
 
 CLS, SEP = 2, 3
 

@@ -42,7 +42,7 @@ from data_pipeline.loader.loader import Loader, Shares, order_of  # noqa: E402
 from data_pipeline.records import Examples  # noqa: E402
 from data_pipeline.shards.index import Index  # noqa: E402
 from data_pipeline.shards.writer import BlockReader, write_index, write_shard  # noqa: E402
-from tests.unit.shard_material import StubVocabulary, blocks_of, filled  # noqa: E402
+from tests.factories.shards import StubVocabulary, blocks_of, filled  # noqa: E402
 
 VOCABULARY = 30522
 BLOCK, PER_SHARD = 512, 40_000

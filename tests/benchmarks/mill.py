@@ -27,7 +27,7 @@ from data_pipeline.tokenize.sentences import split
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.benchmarks.peers import Timing, Work
-from tests.unit.prepare_material import silent
+from tests.factories.preparations import silent
 
 SEQUENCES = "segment_pair"
 _SENTENCES = 1024

@@ -7,7 +7,6 @@ import json
 import math
 import random
 import struct
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,8 @@ from chromium import Chromium
 
 from pretrain.report.html import render
 from tests.command_line import ROOT
-
-sys.path.append(str(ROOT / "tests" / "unit"))
-from test_report import DATA, EVALUATION, HOSTILE, SUMMARY, make_run, train_line
-from test_report_sections import SKIPPED, THREE_LIVES, trust_line, write_lives
+from tests.unit.pretrain.report.test_report import DATA, EVALUATION, HOSTILE, SUMMARY, make_run, train_line
+from tests.unit.pretrain.report.test_report_sections import SKIPPED, THREE_LIVES, trust_line, write_lives
 
 pytestmark = pytest.mark.browser
 ARTEFACTS = ROOT / "tests" / "artefacts"

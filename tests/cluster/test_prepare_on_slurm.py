@@ -11,7 +11,7 @@ from processes import send
 
 from slurm import NODES, Cluster
 from tests.command_line import ROOT, TINY, Maskmill, command, until, write_text
-from tests.unit.prepare_material import hashes
+from tests.factories.preparations import hashes
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from safetensors.numpy import load_file
 
 from tests.command_line import ROOT, TINY, until, write_text
-from tests.unit.dockerfiles import DOCKER, base_names
+from tests.factories.dockerfiles import DOCKER, base_names
 
 pytestmark = pytest.mark.docker
 

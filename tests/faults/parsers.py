@@ -32,10 +32,10 @@ from pretrain.report.inspection import describe, run_headlines
 from pretrain.run.folder import read_config, read_run, read_summary
 from pretrain.run.metrics_file import cut_metrics, read_metrics
 from pretrain.training.progress import Position, position_of
+from tests.factories.preparations import silent
+from tests.factories.shards import blocks_of, random_examples, shard_folder
 from tests.faults.mutations import changed, changed_json
 from tests.run_ends import KINDS
-from tests.unit.prepare_material import silent
-from tests.unit.shard_material import blocks_of, random_examples, shard_folder
 
 REFUSED, TAKEN = "refused", "taken"
 Case = Callable[[random.Random], str]

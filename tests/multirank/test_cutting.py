@@ -26,8 +26,8 @@ from pretrain.training.loss_guard import Guard
 from pretrain.training.meters import Meter
 from pretrain.training.rank_timing import Pace
 from pretrain.training.resume import Position
-from tests.models import fresh_model
-from tests.unit.shard_material import SIZE, StubVocabulary, blocks_of
+from tests.factories.models import fresh_model
+from tests.factories.shards import SIZE, StubVocabulary, blocks_of
 
 pytestmark = pytest.mark.multirank
 

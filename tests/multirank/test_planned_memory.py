@@ -14,7 +14,7 @@ from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.preflight import memory
 from pretrain.preflight.memory import meta_model, states
-from tests.models import fresh_model
+from tests.factories.models import fresh_model
 
 pytestmark = pytest.mark.multirank
 

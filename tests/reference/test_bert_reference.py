@@ -15,7 +15,7 @@ from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import OBJECTIVES, load
-from tests.models import fresh_model
+from tests.factories.models import fresh_model
 
 VOCABULARY = 85
 

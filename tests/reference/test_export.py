@@ -22,7 +22,7 @@ from pretrain.export.tokenizer import write_tokenizer
 from pretrain.export.writer import export
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.registry import OBJECTIVES
-from tests.models import config_of, fresh_model
+from tests.factories.models import config_of, fresh_model
 
 FACTS = Card(
     {

@@ -12,7 +12,7 @@ from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.export.tokenizer import write_tokenizer
-from tests.unit.vocabulary_material import SAMPLE, charsmap, trained
+from tests.factories.vocabularies import SAMPLE, charsmap, trained
 
 SENTENCES = [
     "The captain's boat isn't there, 3.14 & ``co''.",

@@ -24,7 +24,7 @@ from pretrain.export.hub import push
 from pretrain.export.writer import export
 from pretrain.report.inspection import describe
 from tests.command_line import Maskmill
-from tests.models import config_of, fresh_model
+from tests.factories.models import config_of, fresh_model
 
 # the library's own upload of large files, which newer clients of HTTP deprecate
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

@@ -1,0 +1,196 @@
+"""Static shapes and torch.compile: spare rows change nothing, one graph serves all lengths and computes the same."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from rich.console import Console
+
+from data_pipeline.errors import UserError
+from data_pipeline.loader.bin_packing import Caps
+from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.distributed.world import World
+from pretrain.model.batch import MicroBatch, Shape
+from pretrain.model.cross_entropy import _with_gradients, vocabulary_cross_entropy
+from pretrain.objectives.base import Model
+from pretrain.training import compile_model
+from pretrain.training.resume import conditions
+from tests.factories.models import fresh_model
+
+VOCABULARY = 90
+SETTINGS = EncoderSettings(
+    layers=2, hidden=16, heads=2, intermediate=32, max_positions=40, dropout=0.0, attention_dropout=0.0
+)
+SHAPE = Shape.of(Caps(tokens=96, examples=12, masked=24), longest=32)
+LENGTHS = [[32, 32, 32], [3, 2, 7], [5] * 12, [31, 2], [17, 30, 9, 4]]
+CPU = torch.device("cpu")
+
+
+def model(**changes: float) -> Model:
+    return fresh_model("bert", replace(SETTINGS, **changes), VOCABULARY, seed=4)
+
+
+def batch(lengths: list[int], seed: int = 0) -> MicroBatch:
+    draws = np.random.RandomState(seed)
+    return MicroBatch.from_lists(
+        [draws.randint(5, VOCABULARY, n).tolist() for n in lengths],
+        [max(1, n // 2) for n in lengths],
+        [dict.fromkeys(range(1, n, 6), 7 + i) for i, n in enumerate(lengths)],
+        [int(i % 3 == 0) for i in range(len(lengths))],  # of one kind more than of the other: nothing cancels
+    )
+
+
+def computed(module: Model, micro_batch: MicroBatch) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Gradients, and sums and counts."""
+    terms, _ = module(micro_batch)
+    torch.stack([term.weight * term.sum for term in terms.values()]).sum().backward()
+    figures = {
+        f"{name} {i}": float(x.detach()) for name, term in terms.items() for i, x in enumerate(term[:2])
+    }
+    figures |= {name: float(ratio.sum) for name, ratio in terms.metrics.items()}
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad()
+    return gradients, figures
+
+
+def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], rtol: float) -> None:
+    """Each tensor within `rtol` of its norm, and a hundredth of that of the whole gradient's: sums that nearly cancel,
+    as the biases' of the keys do, are no more exact."""
+    whole = torch.stack([gradient.norm() for gradient in theirs.values()]).norm()
+    assert ours.keys() == theirs.keys()
+    for name in theirs:
+        assert (ours[name] - theirs[name]).norm() <= rtol * (theirs[name].norm() + whole / 100), name
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_spare_rows_change_nothing(lengths: list[int]) -> None:
+    module, micro_batch = model().double(), batch(lengths)
+    spare = micro_batch.padded(SHAPE)
+    assert (spare.tokens, len(spare.labels), len(spare.masked_ids)) == (96, SHAPE.examples, 24)
+    assert max(spare.lengths) <= spare.max_length == 32
+    assert sum(spare.lengths) == 96
+    gradients, figures = computed(module, micro_batch)
+    ours, with_spare = computed(module, spare)
+    assert_equal(ours, gradients, 1e-12)
+    assert with_spare == pytest.approx(figures, rel=1e-12)
+
+
+def test_an_empty_micro_batch_of_full_shape_has_no_weight() -> None:
+    gradients, figures = computed(model(), MicroBatch.empty(2, 3).padded(SHAPE))
+    assert not any(g.any() for g in gradients.values())
+    assert set(figures.values()) == {0.0}
+    assert len(gradients) == len(list(model().parameters()))
+
+
+def test_what_is_beyond_the_shape_is_an_error() -> None:
+    with pytest.raises(ValueError, match="larger than its shape"):
+        batch([32, 32, 32, 2]).padded(SHAPE)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tuple[Model, str]:
+    """A model with dropout, compiled for SHAPE, and what was said meanwhile."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    said, module = io.StringIO(), model(dropout=0.1, attention_dropout=0.1)
+    compile_model.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(file=said, width=200))
+    return module, said.getvalue()
+
+
+def test_one_graph_for_all_lengths(compiled: tuple[Model, str]) -> None:
+    module, said = compiled
+    assert "compiling the model" in said
+    assert "compiled in" in said
+    assert all(p.grad is None for p in module.parameters())
+    for lengths in LENGTHS * 2:
+        computed(module, batch(lengths).padded(SHAPE))
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert not counters["recompiles"]
+
+
+def test_compiled_dropout_is_drawn_anew_everywhere(compiled: tuple[Model, str]) -> None:
+    module, _ = compiled
+    results = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        results.append(computed(module, batch([20, 31, 8]).padded(SHAPE))[1])
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+
+
+def test_compiled_equals_eager() -> None:
+    torch._dynamo.reset()
+    module, plain = model(), model()
+    compile_model.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(quiet=True))
+    for lengths in LENGTHS:
+        ours, theirs = (computed(m, batch(lengths).padded(SHAPE)) for m in (module, plain))
+        assert_equal(ours[0], theirs[0], 1e-5)
+        assert ours[1] == pytest.approx(theirs[1], rel=1e-5)
+
+
+def config(setting: str, **changes: object) -> RunConfig:
+    made = RunConfig()
+    made.train.compile, made.train.steps = setting, 1000
+    for key, value in changes.items():
+        setattr(made.train, key, value)
+    return made
+
+
+def test_a_cpu_compiles_long_runs() -> None:
+    assert not compile_model.wanted(config("auto"), CPU, "fp32", 1e13)
+    assert compile_model.wanted(config("auto"), CPU, "fp32", 1e16)
+    assert compile_model.wanted(config("on"), CPU, "fp32", 1.0)
+    assert not compile_model.wanted(config("off"), CPU, "fp32", 1e16)
+
+
+def test_gpus_compile_what_flash_attention_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, run = torch.device("cuda", 0), config("auto")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    run.encoder.hidden, run.encoder.heads = 768, 12
+    assert compile_model.allowed(run, cuda, "bf16") == "auto"
+    assert compile_model.allowed(run, cuda, "fp32") == "off"
+    run.encoder.hidden = 312  # heads of 26
+    assert compile_model.allowed(run, cuda, "bf16") == "off"
+    run.encoder.hidden = 768
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    assert compile_model.allowed(run, cuda, "fp16") == "off"
+
+
+def test_half_precision_gradients_are_rounded_once() -> None:
+    """As in eager mode: the factor, 1 / N of the global batch, is not rounded to bf16 itself."""
+    torch.manual_seed(0)
+    hidden, weight, bias = (torch.randn(*size, dtype=torch.bfloat16) for size in ((9, 8), (40, 8), (40,)))
+    ids = torch.randint(0, 37, (9,))
+    found = []
+    for compute in (vocabulary_cross_entropy, _with_gradients):
+        inputs = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+        (compute(*inputs, ids, 37)[0] / 77).backward()
+        found.append([x.grad for x in inputs])
+    for eager, in_graph in zip(*found, strict=True):
+        assert eager is not None
+        assert torch.equal(eager, in_graph)
+
+
+def test_what_a_compiler_decides_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert conditions(config("auto"), World())["train.compile"] == "auto"
+    monkeypatch.setattr(compile_model.shutil, "which", lambda _: None)
+    assert conditions(config("auto"), World())["train.compile"] == "off"
+
+
+def test_what_cannot_be_compiled_is_refused_or_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded = config("on")
+    sharded.zero.stage = 3
+    recomputed = config("on", activation_checkpointing=True)
+    for refused, word in ((sharded, "stage 3"), (recomputed, "activation_checkpointing")):
+        with pytest.raises(UserError, match=word):
+            compile_model.wanted(refused, CPU, "fp32", 1e16)
+        refused.train.compile = "auto"
+        assert not compile_model.wanted(refused, CPU, "fp32", 1e16)
+    monkeypatch.setattr(compile_model.shutil, "which", lambda _: None)
+    with pytest.raises(UserError, match=r"C\+\+ compiler"):
+        compile_model.wanted(config("on"), CPU, "fp32", 1e13)

@@ -1,0 +1,123 @@
+"""One rank's view of what all decide together, the other ranks played by a world that answers for them; and a hang."""
+
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.config.settings import RunConfig
+from pretrain.distributed.watchdog import Watchdog
+from pretrain.distributed.world import World
+from pretrain.objectives.registry import load
+from pretrain.training.batch_counts import StopRequest, agreed
+from pretrain.training.loss_guard import Guard
+from pretrain.training.resume import Position
+
+ROOT = Path(__file__).parents[4]
+
+
+@dataclass(frozen=True)
+class WithAnother(World):
+    """Rank 0 of two; `sums` and `maxima` are what the other adds to each message, in order."""
+
+    size: int = 2
+    sums: list[list[float]] = field(default_factory=list)
+    maxima: list[list[int]] = field(default_factory=list)
+
+    def sum_max(self, sums: Sequence[float], maxima: Sequence[int]) -> Any:
+        theirs = self.sums.pop(0) if self.sums else [0] * len(sums)
+        most = self.maxima.pop(0) if self.maxima else [0] * len(maxima)
+        both = [a + b for a, b in zip(sums, theirs, strict=True)]
+        return Answer((both, [max(a, b) for a, b in zip(maxima, most, strict=True)]))
+
+
+@dataclass
+class Answer:
+    """A message that has arrived."""
+
+    said: tuple[list[float], list[int]]
+
+    def wait(self) -> tuple[list[float], list[int]]:
+        return self.said
+
+
+@pytest.fixture
+def stop() -> Iterator[StopRequest]:
+    handlers = {number: signal.getsignal(number) for number in StopRequest.SIGNALS}
+    yield StopRequest()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_to_another_rank_stops_this_one_at_the_same_batch(stop: StopRequest) -> None:
+    world = WithAnother(maxima=[[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]])
+    share = SimpleNamespace(examples=2, tokens=9, masked=3, pairs=2, micro_batches=[], damage=())
+    steps = agreed(repeat(share), world, stop, load("bert"))  # type: ignore[type-var]
+    assert [next(steps)[1].stop for _ in range(3)] == [False, True, True]
+    assert stop.received == ""
+
+
+def test_a_spike_of_another_rank_is_one_here() -> None:
+    config = RunConfig()
+    config.train.on_spike, config.train.spike_window, config.train.spike_sigma = "skip", 6, 3.0
+    where = Position(losses=[5.0, 5.1, 4.9, 5.0, 5.2, 4.8])
+    guard = Guard(config, where, WithAnother(sums=[[5.0], [40.0], [5.0]]), "fp32")
+
+    def judged(loss: float) -> bool:
+        guard.add(torch.tensor(loss))
+        return guard.accepts()
+
+    assert [judged(5.0), judged(5.0), judged(5.1)] == [True, False, True]
+    assert math.isclose(guard._loss, 5.05, rel_tol=1e-6)
+
+
+HANG = """
+import sys, time
+from pathlib import Path
+from pretrain.distributed import watchdog
+watchdog.LAST_WORDS = 0.3
+with watchdog.Watchdog(float(sys.argv[1]), Path(sys.argv[2])) as dog:
+    for _ in range(4):
+        time.sleep(float(sys.argv[1]) / 2)
+        dog.feed()
+    def hangs():
+        time.sleep(60)
+    if sys.argv[3] == "hang":
+        hangs()
+time.sleep(2 * float(sys.argv[1]))
+print("went on")
+"""
+
+
+def test_a_run_folder_that_has_gone_is_not_made_anew(tmp_path: Path) -> None:
+    """It could not come back under its name."""
+    with Watchdog(100, tmp_path / "gone" / "logs" / "rank-0.log"):
+        pass
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("ends", ["hang", "well"])
+def test_a_hang_is_written_down_and_ended(tmp_path: Path, ends: str) -> None:
+    """And nothing else: neither what is fed in time nor what comes behind it."""
+    log, started = tmp_path / "logs" / "rank-0.log", time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", HANG, "1.5", str(log), ends],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    if ends == "well":
+        assert (done.returncode, done.stdout, log.read_text()) == (0, "went on\n", "")
+        return
+    assert done.returncode == -signal.SIGALRM, done.stderr
+    assert "Timeout (0:00:01.5" in log.read_text()
+    assert "in hangs" in log.read_text()
+    assert time.monotonic() - started < 60
