@@ -1,6 +1,6 @@
 """Reproduce the draws of Python's `random.Random(seed)` in compiled code, in the same order.
 
-The exact mode repeats a script that draws from Python's `random`. Its streams live beside those of draws.py:
+The exact mode repeats a script that draws from Python's `random`. Its streams live beside those of philox.py:
 both are arrays of uint64, told apart by their length, so that one compiled algorithm serves both modes, and
 what the golden files prove of the one holds for the other.
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data_pipeline.compiled import philox
 from data_pipeline.compiled.jit import jit
 
-PHILOX_WORDS = 8  # length of a stream of draws.py
+PHILOX_WORDS = 8  # length of a stream of philox.py
 _WORDS, _MIDDLE = 624, 397  # length and middle distance of MT19937's state
 _UPPER, _LOWER, _MATRIX = np.uint64(0x80000000), np.uint64(0x7FFFFFFF), np.uint64(0x9908B0DF)
 _TEMPER_B, _TEMPER_C = np.uint64(0x9D2C5680), np.uint64(0xEFC60000)

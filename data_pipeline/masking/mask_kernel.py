@@ -1,10 +1,10 @@
 """Choose which tokens of a sequence are masked and what replaces them: the compiled loop behind all kinds of masking.
 
-    group_tokens         tokens, words or units (units.py joins these)
+    group_tokens         tokens, words or units (phrases.py joins these)
     ngram_end, span_end  how many of them are covered as one (spans.py)
     draw_fate, replace   [MASK], itself, or a random token
 
-The kinds differ in the first two; they are told apart by a MaskRule, and masking.py has their names.
+The kinds differ in the first two; they are told apart by a MaskRule, and masker.py has their names.
 """
 
 from typing import NamedTuple
@@ -108,8 +108,8 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
     """Writes the corrupted tokens of `sequence` into its copy `corrupted` and marks them in `covered` (all
     False before). `scratch`: three int64 rows, each longer than the sequence. Returns how many it covered.
 
-    A stream of Python's draws (twister.py) shuffles all candidates first, as the script does; a Philox
-    stream draws them one by one, no more than it needs: the same distribution for fewer draws."""
+    A stream of Python's draws (compiled/mersenne_twister.py) shuffles all candidates first, as the script does; a
+    Philox stream draws them one by one, no more than it needs: the same distribution for fewer draws."""
     members, starts, order = scratch[0], scratch[1], scratch[2]
     # a rule is many arrays: what a loop needs of it is taken out, since handing all of it on costs more than a draw
     shares, ids = (rule.mask_share, rule.keep_share), (rule.mask, len(rule.continuation))

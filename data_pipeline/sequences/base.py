@@ -7,7 +7,7 @@ beside it. The draws that mask its sequence number `ordinal` are keyed by mix(mi
 ordinal): no two sequences of a walk share them; across walks the keys are 64-bit hashes, and two sequences
 that happened to agree would merely share the randomness of their masks.
 
-The recipes themselves are in pairs.py and streams.py, by name in recipes.py.
+The recipes themselves are in pairs.py and single.py, by name in registry.py.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,7 +2,7 @@
 
 A walk goes from sequence to sequence through the flat columns of a Corpus (`flat_columns`); a range of tokens is a
 pair of numbers, nothing is copied until a sequence is written into the buffers. The walks themselves are in
-pair_walks.py and stream_walks.py.
+pair_kernels.py and single_kernels.py.
 """
 
 import numpy as np
@@ -69,7 +69,7 @@ def go_on(walk, position, token, numbers, passes, last):
 @jit
 def write_pair(tokens, files, pair, frame, out, at):
     """Writes [CLS] A [SEP] B [SEP] to out[at:], or [CLS] A B; returns the tokens of segment 0 and of both.
-    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without. `files`: where B is read (donors.py)."""
+    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without. `files`: where B is read (random_reads.py)."""
     a0, a1, b0, b1 = pair
     cls, sep, separators = frame
     first = 1 + a1 - a0 + separators

@@ -13,7 +13,7 @@ n-th source becomes `#n/path`.
 
 A document of more than a million bytes is read in passages, so that memory stays small however long it is.
 
-Bad text never stops a run: hygiene.py states the rules and what is counted. A record that cannot be read does
+Bad text never stops a run: cleaning.py states the rules and what is counted. A record that cannot be read does
 (broken JSON, no text field, a file that is cut off): leaving it out silently would be worse.
 """
 

@@ -1,7 +1,7 @@
 """Define the kinds of task that workers do; each reads files, writes files under a final name once whole, and returns
 counts as JSON.
 
-    fingerprint        one unit of a source -> hashes of its text     (duplicates.py; where repetitions are dropped)
+    fingerprint        one unit of a source -> hashes of its text     (deduplicate.py; where repetitions are dropped)
     find_repeats       a range of hashes of all units -> what repeats (the same)
     read_source        one unit of a source -> tokenized documents, in the order of their keys
     make_plan          all units -> the ranges of keys that form pools of donors, and the shards

@@ -8,7 +8,7 @@ BERT's pipeline does crosses the borders at which it cuts, ASCII white space and
 - the accent stripper's NFD reorders only runs of combining marks, and every border is a character of combining class 0
   that no decomposition changes;
 - the pre-tokenizer cuts at every border, and WordPiece sees one word at a time;
-- special tokens in the text are text (see wordpiece.py).
+- special tokens in the text are text (see vocabulary/wordpiece.py).
 """
 
 from itertools import pairwise

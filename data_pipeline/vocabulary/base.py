@@ -1,7 +1,7 @@
 """Define what every kind of vocabulary has: pieces with ids, five of them special, and one canonical tokenizer.json.
 
 Whatever file a vocabulary came from, its tokenizer.json is written here and not by the library; its bytes and their
-hash are the vocabulary's identity. Two things hold for each kind (wordpiece.py, bytebpe.py, unigram.py):
+hash are the vocabulary's identity. Two things hold for each kind (wordpiece.py, byte_bpe.py, unigram.py):
 
 - special tokens that stand in the text are text: a book that says "[MASK]" gets no mask;
 - where words begin follows from ids alone: `continuation`. So whoever masks whole words needs no text.

@@ -1,4 +1,4 @@
-"""Load a Vocabulary (pieces.py) from a tokenizer.json, a vocab.txt or vocab.json with merges.txt, and write it back."""
+"""Load a Vocabulary (base.py) from a tokenizer.json, a vocab.txt or vocab.json with merges.txt, and write it back."""
 
 import json
 from pathlib import Path

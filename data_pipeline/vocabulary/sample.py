@@ -1,9 +1,10 @@
 """Train a vocabulary from sources; decides which documents it learns from.
 
 The sample is spread over the whole text: first documents may all be of one author or one letter of the alphabet. Each
-source gives a share of its text, the same for all but for data.weights and data.smoothing (sampling.py), such that
-sample_mb is filled, or every language gives all its text at least once. Its documents are taken in the order of a
-hash of their ids, as many times through as the share asks for: a small language in a smoothed sample may be repeated.
+source gives a share of its text, the same for all but for data.weights and data.smoothing (sources/source_weights.py),
+such that sample_mb is filled, or every language gives all its text at least once. Its documents are taken in the order
+of a hash of their ids, as many times through as the share asks for: a small language in a smoothed sample may be
+repeated.
 
 So the text is read twice: once for the size of every document, once for the documents that were chosen. Of sources
 larger than READ_FACTOR times the sample, only some pieces are read, chosen by a hash as well. Memory holds the sample

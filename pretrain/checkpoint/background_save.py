@@ -1,7 +1,7 @@
 """Write a checkpoint while training goes on.
 
 A save has two parts. The copy to host memory is all that training waits for. A thread writes it: the same protocol
-as ever (checkpoint.py), its barriers and gathers on a gloo group of its own, so that they neither wait for nor come
+as ever (store.py), its barriers and gathers on a gloo group of its own, so that they neither wait for nor come
 between the collectives of training. (The other way, to commit at a later step boundary, would tie the time of the
 commit, and the room that two checkpoints need, to the length of steps, and lose the save if the run ends before.)
 One save is under way at a time on every rank, so all ranks' threads are always at the same one.

@@ -2,7 +2,7 @@
 
 DeepSpeed (0.19) keeps pieces of gradients from one step to the next and looks only at the parameters that the last
 micro-batch used. `complete` goes before each step, `forget` after it, applied or not; then a gradient that is missing
-counts as zero, at every stage, with and without offload. Everything is told by attributes, as in zero_flats.py.
+counts as zero, at every stage, with and without offload. Everything is told by attributes, as in flat_tensors.py.
 
 | where                   | what goes wrong unmended                                                               |
 |-------------------------|----------------------------------------------------------------------------------------|

@@ -1,6 +1,6 @@
 """Read and write the values of named pieces of DeepSpeed's flat tensors.
 
-The same map serves the norms of LAMB, and saving and loading by name. zero_flats.py finds the pieces.
+The same map serves the norms of LAMB, and saving and loading by name. flat_tensors.py finds the pieces.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -52,7 +52,8 @@ class Tally:
     def read(self, plan: Plan) -> dict[str, Any]:
         """Means of losses and accuracies; tokens and examples a second; `mfu`, the share of the peak that the model's
         arithmetic came to; `fill`, the share of the micro-batches' token budgets that was used; GB of memory on the
-        rank that has most; what pace.py knows. None for what is unknown. All ranks call this together."""
+        rank that has most; what training/rank_timing.py knows. None for what is unknown. All ranks call this
+        together."""
         means = self.meter.read(self._world)
         here = (
             time.perf_counter() - self._since,

@@ -1,5 +1,5 @@
-"""Compute LAMB's two passes of lamb.py as Triton kernels: the same arguments, the same results. The only import of
-triton.
+"""Compute LAMB's two passes of lamb_torch.py as Triton kernels: the same arguments, the same results. The only import
+of triton.
 
 A flat tensor is cut at each multiple of BLOCK elements and at the borders of its segments. Such a chunk belongs to one
 parameter; a row of the chunk table says which elements it has, and one program works on it. So a segment may start

@@ -212,7 +212,7 @@ def meta_passes(model: nn.Module, config: RunConfig, precision: str) -> list[Pea
 
 def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, counted: PeakBytes) -> int:
     """Operations that the host launches in a pass. A model is compiled where its attention is flash attention and ZeRO
-    does not fetch parameters in the middle (compiling.py)."""
+    does not fetch parameters in the middle (training/compile_model.py)."""
     compiled = (
         config.train.compile != "off" and config.zero.stage < 3 and precision != "fp32" and gpu.has_bf16
     )

@@ -52,7 +52,8 @@ def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
 
 
 def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:
-    """Bytes of `model` on a rank of `ranks` under the config's ZeRO stage (engine.py states the wrappers)."""
+    """Bytes of `model` on a rank of `ranks` under the config's ZeRO stage (distributed/engine.py states the
+    wrappers)."""
     found = _states(model, config, precision, ranks)
     return replace(found, masters=0, moments=0) if config.zero.offload == "cpu" else found
 

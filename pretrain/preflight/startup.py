@@ -1,6 +1,6 @@
 """Check plans with all ranks connected: one summary before the first step, or one refusal for all ranks.
 
-preflight.py checks what the settings and the shards say. Here is what can only be known with all ranks there: room on
+check_run.py checks what the settings and the shards say. Here is what can only be known with all ranks there: room on
 the disk for the checkpoints, whether the ranks reach each other and how fast, and what the batches come to.
 """
 

@@ -2,7 +2,7 @@
 
 RUN/config.yaml       resolved settings        RUN/metrics.jsonl     a line a log step
 RUN/run.json          identity, W&B run id     RUN/summary.json      status and newest figures
-RUN/checkpoints/      see checkpoint.py        RUN/logs/             output of ranks other than the first, stacks
+RUN/checkpoints/      see checkpoint/store.py  RUN/logs/             output of ranks other than the first, stacks
 RUN/events.jsonl      a line a disturbance: skipped batches, rollbacks, damaged data
 RUN/lives.jsonl       a line for each start, checkpoint and end of the run's lives
 """

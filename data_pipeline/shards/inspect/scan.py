@@ -2,8 +2,8 @@
 
     verified blocks -> one compiled pass over their columns -> counts by split -> facts, and what they mean
 
-Memory is bounded whatever the size: counts, one block, and at most repeats.KEPT hashes. findings.py judges the facts,
-lint_text.py shows them.
+Memory is bounded whatever the size: counts, one block, and at most repeats.KEPT hashes. rules.py judges the facts,
+text.py shows them.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Read the records of a part of a Parquet or Arrow file, number or id field and text, a batch of rows at a time.
 
-Apart from formats.py, so that only who reads tables imports pyarrow.
+Apart from sources/read.py, so that only who reads tables imports pyarrow.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,8 @@
 """Draw a W&B workspace and a report of a project or run, or print their spec as JSON. The only import of
 wandb-workspaces.
 
-Dashboards are code: what they show is layout.py's table, and calling this again after a change makes them anew.
+Dashboards are code: what they show is dashboard_panels.py's table, and calling this again after a change makes them
+anew.
 """
 
 import importlib
