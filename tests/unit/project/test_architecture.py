@@ -15,7 +15,7 @@ PACKAGES = ("data_pipeline", "pretrain", "launch")
 
 DOORS = {
     "webdataset": {"data_pipeline/shards/writer.py"},
-    "deepspeed": {"pretrain/distributed/deepspeed_config.py", "pretrain/distributed/partition_map.py"},
+    "deepspeed": {"pretrain/distributed/deepspeed_config.py"},
     "wandb": {"pretrain/monitoring/wandb/connection.py"},
     "wandb_workspaces": {"pretrain/monitoring/wandb/dashboard.py"},
     "typer": {"launch/app.py", "launch/cli.py", *(f"launch/verbs/{p.name}" for p in VERBS.glob("*.py"))},
@@ -31,7 +31,63 @@ DOORS = {
     "xxhash": {"data_pipeline/shards/writer.py"},
     "huggingface_hub": {"pretrain/export/hub.py"},
     "sentencepiece": {"data_pipeline/vocabulary/train.py"},
+    "llvmlite": {"data_pipeline/compiled/intrinsics.py"},
+    "sentencex": {"data_pipeline/tokenize/sentences.py"},
+    "zstandard": {"data_pipeline/io/decompress.py"},
+    "pyarrow": {
+        "data_pipeline/sources/formats/arrow.py",
+        "data_pipeline/sources/formats/parquet.py",
+        "data_pipeline/sources/formats/tables.py",
+    },
 }
+
+ARROWS = {
+    "data_pipeline/compiled": "",
+    "data_pipeline/records": "compiled",
+    "data_pipeline/io": "records",
+    "data_pipeline/settings": "io",
+    "data_pipeline/sources": "compiled io records settings",
+    "data_pipeline/vocabulary": "compiled io records settings sources",
+    "data_pipeline/tokenize": "compiled io records settings sources vocabulary",
+    "data_pipeline/masking": "compiled io records settings tokenize",
+    "data_pipeline/shards": "compiled io masking records settings sources",
+    "data_pipeline/loader": "compiled io masking records settings shards vocabulary",
+    "data_pipeline/sequences": "compiled io masking records settings shards vocabulary",
+    "data_pipeline/stages": (
+        "compiled io masking records sequences settings shards sources tokenize vocabulary"
+    ),
+    "data_pipeline/prepare": "io loader records settings shards sources stages vocabulary",
+    "pretrain/config": "",
+    "pretrain/optim": "config",
+    "pretrain/distributed": "config optim",
+    "pretrain/run": "config distributed",
+    "pretrain/checkpoint": "config distributed optim run",
+    "pretrain/model": "config",
+    "pretrain/objectives": "config model",
+    "pretrain/evaluate": "model objectives run",
+    "pretrain/preflight": "checkpoint config distributed model objectives optim run",
+    "pretrain/export": "checkpoint config evaluate model objectives preflight run",
+    "pretrain/training": (
+        "checkpoint config distributed evaluate export model objectives optim preflight run"
+    ),
+    "pretrain/monitoring": "checkpoint config distributed evaluate objectives preflight run training",
+    "pretrain/report": "checkpoint distributed evaluate export run",
+    "pretrain/train": (
+        "checkpoint config distributed monitoring objectives optim preflight report run training"
+    ),
+    "launch/recipes": "",
+    "launch/cluster": "",
+    "launch/settings": "cluster recipes",
+    "launch/app": "recipes settings",
+    "launch/ranks": "",
+    "launch/doctor": "ranks",
+    "launch/progress": "",
+    "launch/inspecting": "app progress",
+    "launch/verbs": "app cluster doctor inspecting progress ranks settings",
+    "launch/cli": "app ranks verbs",
+}
+"""What each folder, or module beside them, imports of its own package. A line names only lines above it."""
+MAX_ENTRIES = 14
 
 
 def imports(path: Path) -> set[str]:
@@ -125,3 +181,105 @@ def test_what_deepspeed_gets_wrong_is_not_used(name: str) -> None:
     """Its own ways to fragments, states and checkpoints by name are wrong at some stages, silently."""
     users = [str(path) for path in sources("pretrain") if re.search(rf"\b{name}", path.read_text())]
     assert users == []
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the packages by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sources(package):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def types_only(tree: ast.AST) -> set[ast.AST]:
+    """What is under `if TYPE_CHECKING`: never imported when the program runs."""
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
+    return {node for block in blocks for statement in block.body for node in ast.walk(statement)}
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, set[str]]:
+    """Each module with the modules of ours that it imports, at its top or inside a function."""
+    known = modules()
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        tree = ast.parse(path.read_text())
+        skipped, found = types_only(tree), set()
+        for node in ast.walk(tree):
+            if node in skipped:
+                continue
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                submodules = {f"{node.module}.{alias.name}" for alias in node.names} & known.keys()
+                found |= submodules
+                if len(submodules) < len(node.names):
+                    found.add(node.module)
+        graph[name] = (found & known.keys()) - {name}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of one circle of imports, in order; empty where there is none."""
+    done: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph[name]):
+            if found := walk(other, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in graph if (found := walk(name, []))), [])
+
+
+def test_no_modules_import_each_other_in_a_circle(imported: dict[str, set[str]]) -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle(imported) == []
+
+
+def folder(module: str) -> str:
+    """The line of ARROWS that a module belongs to; errors.py, whose texts are redacted, is a part of io/."""
+    place = "/".join(module.split(".")[:2])
+    return "data_pipeline/io" if place == "data_pipeline/errors" else place
+
+
+def test_folders_import_what_the_table_says(imported: dict[str, set[str]]) -> None:
+    used: dict[str, set[str]] = {}
+    for name, others in imported.items():
+        here = folder(name)
+        if "/" in here:
+            inside = {
+                there for other in others if (there := folder(other)).split("/")[0] == here.split("/")[0]
+            }
+            used.setdefault(here, set()).update(
+                place.split("/")[1] for place in inside - {here} if "/" in place
+            )
+    table = {place: set(others.split()) for place, others in ARROWS.items()}
+    assert used == table
+
+
+def test_each_line_of_the_table_names_only_lines_above_it() -> None:
+    above: set[str] = set()
+    for place, others in ARROWS.items():
+        package = place.split("/")[0]
+        assert {f"{package}/{other}" for other in others.split()} <= above, place
+        above.add(place)
+
+
+def test_a_folder_has_few_entries() -> None:
+    """So that a listing is read at a glance; __init__.py, which is in each, is not counted."""
+    command = ["git", "ls-files", *PACKAGES, "tests/unit"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    entries: dict[str, set[str]] = {}
+    for name in tracked:
+        for path in (Path(name), *Path(name).parents):
+            entries.setdefault(str(path.parent), set()).add(path.name)
+    many = {place: len(names - {"__init__.py"}) for place, names in entries.items()}
+    assert {place: count for place, count in many.items() if count > MAX_ENTRIES} == {}
