@@ -61,10 +61,10 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def random_batch(count: int, vocabulary: int) -> MicroBatch:
-    """Random ids; lengths uniform from 30 to 128; 15 % masked."""
+def random_batch(count: int, vocabulary: int, longest: int) -> MicroBatch:
+    """Random ids; lengths uniform from a quarter of the longest to the longest; 15 % masked."""
     draws, numbers = np.random.default_rng(0), np.arange(count)
-    examples = filled(draws.integers(30, 129, count), draws, size=vocabulary)
+    examples = filled(draws.integers(longest // 4, longest + 1, count), draws, size=vocabulary)
     room = Caps(*[len(examples.tokens)] * 3)
     (packed,) = pack(examples, room, batch=0, epochs=numbers * 0, numbers=numbers).micro_batches
     return MicroBatch.from_packed(packed)
@@ -86,7 +86,7 @@ def stall(arguments: argparse.Namespace, world: World, folder: Path) -> str:
     config = load_config("demo", [f"run.dir={folder}"])
     vocabulary = config.vocabulary.size
     engine = engine_of(config.encoder, vocabulary, config, world)
-    batch = random_batch(config.train.global_batch, vocabulary)
+    batch = random_batch(config.train.global_batch, vocabulary, config.data.sequence_length)
     saver = Saver(config, world, Console(), 0)
 
     def train() -> None:

@@ -120,7 +120,7 @@ def test_a_rollback_is_as_if_the_batches_since_the_checkpoint_had_not_been(said:
     assert_same_weights(run, said["skip three"][0])
     assert len(position(run).losses) == 8, "those of the batches that count"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [*range(1, 9), 8], "each step once, and the evaluation"
+    assert [line["step"] for line in lines] == [0, *range(1, 9), 8], "each step once, and both evaluations"
     assert '"step": 5' in (run / "metrics.lost.jsonl").read_text()
 
 

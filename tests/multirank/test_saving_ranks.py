@@ -17,6 +17,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import Index
+from pretrain.checkpoint import fragments
 from pretrain.checkpoint import store as checkpoint
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.store import checkpoints, damage_of, newest_checkpoint
@@ -48,13 +49,13 @@ def saves(folder: str) -> dict[str, Any]:
     saver = Saver(config, world, Console(file=output, width=500), 0)
 
     # the writers are held up while the ranks go on with collectives of training
-    write, sums, may_write = checkpoint.write_fragments, [], threading.Event()
+    write, sums, may_write = fragments.write_fragments, [], threading.Event()
 
     def slow(*arguments: Any) -> Any:
         assert may_write.wait(120)
         return write(*arguments)
 
-    checkpoint.write_fragments = slow
+    fragments.write_fragments = slow
     saver.save(1, pieces(world, 1), SHAPES, {})
     for number in range(50):
         total = torch.tensor(float(number * (world.rank + 1)))
@@ -72,7 +73,7 @@ def saves(folder: str) -> dict[str, Any]:
             raise OSError(28, "No space left on device")
         return write(*arguments)
 
-    checkpoint.write_fragments = full
+    fragments.write_fragments = full
     saver.save(2, pieces(world, 2), SHAPES, {})
     try:
         saver.finish()
@@ -80,7 +81,7 @@ def saves(folder: str) -> dict[str, Any]:
         said["refused"] = str(error)
     said["second"] = (saver.saved, [p.name for p in checkpoints(Path(folder))])
     said["told"] = output.getvalue()
-    checkpoint.write_fragments = write
+    fragments.write_fragments = write
     saver.save(3, pieces(world, 3), SHAPES, {})
     saver.finish()
     found = newest_checkpoint(Path(folder), world)

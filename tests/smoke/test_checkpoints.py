@@ -96,7 +96,7 @@ def test_a_run_whose_folder_is_gone_goes_on_from_its_mirror(
     assert_same_weights(finished, gone)
     assert json.loads((gone / "run.json").read_text())["id"] == before["id"]
     steps = [json.loads(line)["step"] for line in (gone / "metrics.jsonl").read_text().splitlines()]
-    assert sorted(set(steps)) == [1, 2, 3, 4, 5, 6], "the history is whole"
+    assert sorted(set(steps)) == [0, 1, 2, 3, 4, 5, 6], "the history is whole"
 
 
 def test_a_damaged_newest_one_is_fetched_from_its_mirror(

@@ -123,7 +123,7 @@ def test_with_room_the_same_command_goes_on_bit_for_bit(said: dict[str, Said], f
     assert "going on from step 4 (bit-equal" in said["room"].out
     assert_bit_equal(folder / "expected", folder / "after")
     lines = map(json.loads, (folder / "after" / "metrics.jsonl").read_text().splitlines())
-    assert [line["step"] for line in lines] == [*range(1, 9), 8], "each step once, and the evaluation"
+    assert [line["step"] for line in lines] == [0, *range(1, 9), 8], "each step once, and both evaluations"
 
 
 def test_an_export_that_finds_no_room_leaves_nothing_and_harms_nothing(said: dict[str, Said]) -> None:

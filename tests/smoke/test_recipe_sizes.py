@@ -49,6 +49,7 @@ def test_three_billion_parameters_at_a_tenth_of_the_width(
     batch = ["train.global_batch=2", "train.micro_batch=1", "train.steps=2", "schedule.warmup=1"]
     batch += ["train.log_every=1", "train.eval_examples=2", "train.checkpoint_every=0"]
     kept = [s for s in tiny if not s.startswith(own)]
+    kept += ["data.dupe_factor=3"]  # that of the shards
     maskmill("train", "bert_3b", *kept, *narrow, *batch, f"run.dir={tmp_path}/run", "run.ranks=2")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["mlm_loss"] for line in lines if line["kind"] == "train"]

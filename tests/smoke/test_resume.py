@@ -43,7 +43,7 @@ def test_killed_and_resumed_is_bit_equal(
     assert "bit-equal" in resumed.stdout
     assert_bit_equal(undisturbed, run)
     steps = [line["step"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
-    assert steps == [*range(1, 9), 8], "the history holds each step once, and the evaluation at the end"
+    assert steps == [0, *range(1, 9), 8], "the history holds each step once, and the evaluations at both ends"
 
 
 @pytest.mark.multirank

@@ -76,7 +76,7 @@ def test_one_training_is_one_run_over_its_lives(tracked: tuple[Standin, Path, st
     assert list(of_train) == [known["id"]]
     lines = metrics_file.read_metrics(run)
     assert [p["step"] for p in state.points(known["id"])] == [line["step"] for line in lines]
-    assert len(lines) == 4 + 2 + 2, "steps, trust ratios, evaluations"
+    assert len(lines) == 4 + 2 + 3, "steps, trust ratios, evaluations"
     assert of_train[known["id"]].exit_code == 0
 
 
@@ -154,10 +154,10 @@ def test_a_server_that_goes_away_half_way(
     monkeypatch.delenv("WANDB_FINISH_TIMEOUT")
     with serving(state):
         reach(state, monkeypatch)
-        assert "sent 5 lines" in maskmill("sync", str(run)).stdout
+        assert "sent 6 lines" in maskmill("sync", str(run)).stdout
         assert "sent 0 lines" in maskmill("sync", str(run)).stdout
     steps = [point["step"] for point in state.points(next(iter(state.runs)))]
-    assert steps == [1, 2, 3, 4, 4], "and the evaluation at the end"
+    assert steps == [0, 1, 2, 3, 4, 4], "and the evaluations at both ends"
 
 
 def test_a_firewall_that_drops_packets(

@@ -45,7 +45,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Callable[[], N
     def write(*_arguments: Any) -> None:
         raise error
 
-    patch.setattr("pretrain.checkpoint.store.write_fragments", write)
+    patch.setattr("pretrain.checkpoint.fragments.write_fragments", write)
     return patch.undo
 
 
