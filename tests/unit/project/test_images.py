@@ -2,6 +2,7 @@
 tests/docker builds the CPU image and runs it."""
 
 import importlib.util
+import itertools
 import re
 import shlex
 import subprocess
@@ -262,8 +263,9 @@ def test_cloud_md_says_what_there_is() -> None:
     )
     assert len(commands) > 8
     for command in commands:
-        _, recipe, *overrides = shlex.split(command, comments=True)
-        load_config(recipe, overrides)
+        _, recipe, *rest = shlex.split(command, comments=True)
+        settings = itertools.takewhile(lambda word: not word.startswith("--"), rest)  # options come last
+        load_config(recipe, list(settings))
 
 
 def joined(text: str) -> str:
