@@ -51,7 +51,7 @@ def _as_process(arguments: tuple[str, ...], cwd: Path | None) -> subprocess.Comp
 
 
 def _in_process(arguments: tuple[str, ...], cwd: Path | None) -> subprocess.CompletedProcess[str]:
-    from launch import cli
+    from launch import app, cli
 
     with (
         tempfile.TemporaryFile("w+") as out,
@@ -65,6 +65,7 @@ def _in_process(arguments: tuple[str, ...], cwd: Path | None) -> subprocess.Comp
         patch.setattr(sys, "argv", ["maskmill", *arguments])
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("COLUMNS", "200")
+        patch.setattr(app.console, "width", 200)  # it may have been made before, of another width
         patch.chdir(cwd or Path.cwd())
         code = 0
         try:

@@ -5,6 +5,7 @@ Without torch: the command line asks before any rank starts.
 
 import fcntl
 import secrets
+import time
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -24,6 +25,9 @@ from pretrain.run.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from pretrain.distributed.world import World
+
+KILLED_SECONDS = 5.0
+"""How long a process that was killed may take to go: the same command, given at once, resumes its run."""
 
 
 def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
@@ -142,19 +146,24 @@ def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
 
 def lock(folder: Path) -> Any:
     """Makes the run folder and holds it until the process ends or the result is closed. Raises UserError where
-    another life of the run is at work."""
+    another process of the run is at work, and still is after KILLED_SECONDS."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise UserError(
-            "another process is training here", where=folder, remedy="wait for it, or end it"
-        ) from None
-    except OSError:
-        pass  # a file system without locks
-    return file
+    give_up = time.monotonic() + KILLED_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < give_up:
+                time.sleep(0.1)
+                continue
+            file.close()
+            raise UserError(
+                "another process is training here", where=folder, remedy="wait for it, or end it"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        return file
 
 
 def refuse_locked(folder: Path) -> None:

@@ -294,10 +294,9 @@ def test_files_of_other_kinds_are_named(maskmill: Maskmill, tiny: list[str], tmp
 
 
 def test_a_cap_that_binds_is_said_before_and_after(
-    maskmill: Maskmill, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    maskmill: Maskmill, tiny: list[str], tmp_path: Path
 ) -> None:
     """By prepare at the beginning, for full length, and at the end, as measured; by plan in the same words."""
-    monkeypatch.setenv("COLUMNS", "300")  # no line is broken
     own = [*tiny, f"data.out={tmp_path}/shards", "data.max_predictions=2"]
     full = "data.max_predictions=2 caps what is predicted: 6.2% of an example of 32 tokens, where"
     assert full in maskmill("plan", "demo", *own, "--gpus-per-node", "2").stdout

@@ -15,7 +15,7 @@ from pretrain.checkpoint.marker import Marker, marked
 from pretrain.distributed import precision
 from pretrain.preflight.check_run import check_run
 from pretrain.run.folder import write_summary
-from pretrain.training import before_ranks
+from pretrain.training import before_ranks, claim_folder
 from pretrain.training.before_ranks import check_start
 from pretrain.training.claim_folder import open_run, run_identity
 from tests.command_line import Maskmill, environ
@@ -163,3 +163,14 @@ def test_a_finished_run_and_refusals_need_no_torch(finished: list[str], tmp_path
         )  # fmt: skip
         assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done.stderr
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_process_that_is_being_killed_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = claim_folder.lock(tmp_path)
+    monkeypatch.setattr(claim_folder.time, "sleep", lambda _: held.close())  # it is gone at the second look
+    claim_folder.refuse_locked(tmp_path)
+    monkeypatch.setattr(claim_folder, "KILLED_SECONDS", 0.0)
+    with claim_folder.lock(tmp_path), pytest.raises(UserError, match="another process is training here"):
+        claim_folder.refuse_locked(tmp_path)
