@@ -1,6 +1,7 @@
 # make env    the virtual environment .venv (re-used; rebuilt only when pyproject.toml changes)
 # make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> filled blanks, and its figures beside guessing
-# make test   all tests that need no root and no GPU
+# make test   the tests to run while you work: each package, each promise; says how many of the slow ones it leaves out
+# make test-all   all tests that need no root and no GPU
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
 # make test-docker    builds the CPU image without a Docker engine, and runs it: root, Debian or Ubuntu
 # make lock   what the images install, anew, by version and hash, from what pyproject.toml asks for
@@ -22,7 +23,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-cluster test-docker test-browser lock audit reshard storm fuzz study-mini study-large-batch docs lint format clean
+.PHONY: env demo test test-all test-cluster test-docker test-browser lock audit reshard storm fuzz study-mini study-large-batch docs lint format clean
 
 env: $(STAMP)
 
@@ -53,9 +54,14 @@ demo: env
 	run inspect runs/demo; \
 	run status runs/demo
 
+# in the order of the folders: those whose tests start processes first, so that the two workers end together
+PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+
 test: env
-	@# in the order of the folders: those whose tests start processes first, so that the two workers end together
-	@$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -m "not slow and not cluster and not docker and not browser"
+
+test-all: env
+	@$(PYTEST)
 
 # installs Slurm where it is missing; fails, never skips, where the cluster cannot start
 test-cluster: env

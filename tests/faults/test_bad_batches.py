@@ -17,6 +17,8 @@ from pretrain.training.resume import Position
 from tests.command_line import setting
 from tests.run_ends import assert_same_weights, final
 
+pytestmark = pytest.mark.slow
+
 NAN = math.nan
 RUN = ["train.steps=8", "encoder.dropout=0", "encoder.attention_dropout=0", "zero.stage=1"]
 PHASES = ["phases=[{name: first, train: {steps: 4}}, {name: second, train: {steps: 4}}]"]

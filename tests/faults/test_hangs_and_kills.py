@@ -13,7 +13,7 @@ from pretrain.checkpoint.store import checkpoints
 from tests.command_line import ROOT, Maskmill, command, environ, until
 from tests.run_ends import assert_bit_equal
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 RUN = ["run.ranks=2", "train.steps=8", "encoder.dropout=0.1", "encoder.attention_dropout=0.1", "zero.stage=1"]
 HANG = """

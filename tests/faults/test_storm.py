@@ -8,6 +8,8 @@ import pytest
 
 from tests.command_line import ROOT, environ
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.multirank
 def test_a_short_storm() -> None:

@@ -17,7 +17,7 @@ from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
 from tests.command_line import environ
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 FP16_STAGES, FP16_STEPS, GROWS_EVERY = [1, 2, 3], 8, 3
 

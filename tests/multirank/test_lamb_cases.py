@@ -37,7 +37,7 @@ from toy_model import (
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 RANKS, STEPS, SPOILED, MICRO_BATCHES, LOSS_SCALE = 2, 12, 7, 64, 256.0
 SHARDED = (1, 2, 3)

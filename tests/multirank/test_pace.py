@@ -22,6 +22,8 @@ from pretrain.train import train
 from pretrain.training import rank_timing
 from pretrain.training.rank_timing import FEWEST, Lap, RankPace, figures, held_up
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 SLOW_STEP = 9
 PHASES = ("calm", "data", "rank", "step", "calm_again")

@@ -16,7 +16,7 @@ from pretrain.preflight import memory
 from pretrain.preflight.memory import meta_model, states
 from tests.factories.models import fresh_model
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 CELLS = [(stage, precision) for stage in range(4) for precision in ("fp32", "bf16")]
 VOCABULARY = 101

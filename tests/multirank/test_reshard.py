@@ -11,7 +11,7 @@ from lives import Life, Seen, live
 
 from tests.run_ends import assert_same_tensors, final
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 SAVED_AT, STEPS = 4, 24
 RUN = [

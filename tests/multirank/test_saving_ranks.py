@@ -27,7 +27,7 @@ from pretrain.optim.flat_layout import Fragment
 from pretrain.training.claim_folder import seen_by_all
 from tests.command_line import setting
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 SHAPES = {"a": [10]}
 

@@ -16,6 +16,8 @@ from pretrain.distributed import world as world_module
 from pretrain.distributed.deepspeed_config import refuse_unsupported
 from pretrain.distributed.world import World
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = {
     "RANK": "5",
     "WORLD_SIZE": "8",

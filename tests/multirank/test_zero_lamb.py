@@ -286,6 +286,7 @@ def saved(trained: Trained) -> list[tuple[str, Tensors]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_run_goes_on_at_another_stage_and_world_size(
     saved: list[tuple[str, Tensors]], unsharded: Reference, trained: Trained, size: int

@@ -9,6 +9,8 @@ import pytest
 
 from tests.command_line import Maskmill, setting, write_text
 
+pytestmark = pytest.mark.slow
+
 
 def app_verbs() -> list[str]:
     """Every verb of the command line."""

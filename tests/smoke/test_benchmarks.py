@@ -10,6 +10,8 @@ import pytest
 from tests.benchmarks.peers import GOOGLE, LDDL, Work, peer_name
 from tests.command_line import ROOT, VOCABULARY, environ, write_text
 
+pytestmark = pytest.mark.slow
+
 # A script of its own that uses all of TensorFlow that the peer's does.
 TOKENIZATION = """
 import tensorflow as tf

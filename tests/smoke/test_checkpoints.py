@@ -22,7 +22,10 @@ from tests.command_line import BUCKET, Maskmill, described, setting
 from tests.run_ends import assert_same_weights, final
 
 # what DeepSpeed's imports give rise to in a process of pytest's
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 RUN = ["train.steps=6", "run.ranks=1", "train.eval_every=2", "checkpoint.keep=2"]
 

@@ -8,6 +8,8 @@ from pretrain.run.metrics_file import read_metrics
 from tests.command_line import Maskmill
 from tests.run_ends import assert_bit_equal
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 extends: demo
 phases:

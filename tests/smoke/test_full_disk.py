@@ -10,6 +10,8 @@ import pytest
 
 from tests.command_line import ROOT, Maskmill, setting, write_text
 
+pytestmark = pytest.mark.slow
+
 MAIN = """
 set -eu
 mill() { "$PYTHON" -P -m launch.cli prepare demo "$@"; }

@@ -14,6 +14,8 @@ import pytest
 from tests.command_line import ROOT
 from tests.run_ends import assert_bit_equal
 
+pytestmark = pytest.mark.slow
+
 RUN = ["run.ranks=1", "train.steps=8", "encoder.dropout=0.1", "checkpoint.keep=2"]
 SCRIPT = """
 import contextlib, hashlib, io, json, os, shutil, subprocess, sys

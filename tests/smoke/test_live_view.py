@@ -14,6 +14,8 @@ import pytest
 from pretrain.run.attempts import LOST, read_lives
 from tests.command_line import Maskmill, command, environ
 
+pytestmark = pytest.mark.slow
+
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 
 

@@ -15,6 +15,8 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.writer import BlockReader
 from tests.command_line import WORDS, Maskmill
 
+pytestmark = pytest.mark.slow
+
 STEPS = [
     "train.steps=50",
     "train.checkpoint_every=0",

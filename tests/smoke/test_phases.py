@@ -17,6 +17,8 @@ from tests.command_line import Maskmill, described, until
 from tests.run_ends import assert_bit_equal, assert_same_tensors, final
 from tests.smoke.test_resume import start
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 extends: demo
 phases:

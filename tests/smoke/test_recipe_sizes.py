@@ -12,6 +12,8 @@ from pretrain.preflight.memory import meta_model
 from pretrain.preflight.step_time import Cluster
 from tests.command_line import Maskmill
 
+pytestmark = pytest.mark.slow
+
 SIZES = {  # layers, width, heads, and parameters in all (google-research/bert's table of small models)
     "bert_tiny": (2, 128, 2, 4.4),
     "bert_mini": (4, 256, 4, 11.3),

@@ -63,6 +63,7 @@ def test_a_signal_saves_and_stops_all_ranks_together(
     assert_bit_equal(undisturbed, run)
 
 
+@pytest.mark.slow
 @pytest.mark.multirank
 def test_another_world_and_stage_goes_on_within_rounding(
     tiny: list[str], maskmill: Maskmill, tmp_path: Path
@@ -87,6 +88,7 @@ def test_another_world_and_stage_goes_on_within_rounding(
         assert difference <= bound, f"{name}: {difference:.2e} > {bound:.2e}"
 
 
+@pytest.mark.slow
 @pytest.mark.multirank
 def test_ranks_that_torchrun_started_are_joined(undisturbed: Path, tiny: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"

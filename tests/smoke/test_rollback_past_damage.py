@@ -19,7 +19,10 @@ from tests.command_line import BUCKET, Maskmill
 from tests.run_ends import final
 
 # what DeepSpeed's imports give rise to in a process of pytest's
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 RUN = ["run.ranks=1", "train.on_nan=rollback", "train.checkpoint_every=4"]
 PHASES = "extends: demo\nphases:\n  - {name: one, train: {steps: 4}}\n  - {name: two, train: {steps: 4}}\n"

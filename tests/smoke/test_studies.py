@@ -14,6 +14,8 @@ from tests.benchmarks.pictures import Line, Panel, svg
 from tests.benchmarks.studies import Failed, Results, load, run
 from tests.command_line import write_text
 
+pytestmark = pytest.mark.slow
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 

@@ -11,6 +11,8 @@ from pretrain.report.html.record import read_run
 from pretrain.run import metrics_file
 from tests.command_line import Maskmill
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def finished(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,6 +12,8 @@ from data_pipeline.shards.index import Index
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.command_line import TINY, Maskmill, described, write_text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.multirank
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

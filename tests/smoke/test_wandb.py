@@ -22,6 +22,8 @@ from pretrain.run import metrics_file
 from tests.command_line import ROOT, Maskmill, environ
 from tests.wandb_server import ENTITY, Standin, serving
 
+pytestmark = pytest.mark.slow
+
 KEY = "f00dfeed" * 5
 WANDB = Path(sys.executable).with_name("wandb")
 TRACKED = ["monitor.tracker=wandb", "monitor.trust_ratios_every=2", "train.eval_every=2"]

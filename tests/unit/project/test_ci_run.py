@@ -21,7 +21,7 @@ case $1 in
     kill "$(cat daemon)"
     exit "$CLUSTER"
     ;;
-  test)
+  test-all)
     until [[ -e daemon ]]; do sleep 0.05; done
     exit "$TESTS"
     ;;
