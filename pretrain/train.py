@@ -154,6 +154,7 @@ def loop(run: Run) -> None:
     ):
         if position.batch == 0 and not journal.has_evaluation(0):  # what the run starts from
             journal.evaluation(position, run.held_out.evaluate)
+            watchdog.feed()
         first_checkpoint(run)
         steps = agreed(shares, run.world, run.stop, run.plan.objective)
         while position.step < last:

@@ -7,9 +7,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from data_pipeline.shards.index import VocabularyStamp
-    from pretrain.model.batch import MicroBatch
-
     Counts = NDArray[np.int64]
 
 MAJORITY = "held_out_nsp_majority"
@@ -31,17 +28,6 @@ def with_majority(figures: Mapping[str, Any], held_out: object) -> dict[str, Any
     except (TypeError, ValueError):  # a damaged summary
         known = None
     return {**figures, **({MAJORITY: known} if known is not None else {})}
-
-
-def masked_targets(batch: "MicroBatch", vocabulary: "VocabularyStamp") -> "Counts":
-    """(words,) How often each word is the original of a [MASK] in this micro-batch on the CPU."""
-    at_mask = (batch.input_ids[batch.masked_index] == vocabulary.mask) & (batch.masked_ids >= 0)
-    return batch.masked_ids[at_mask].bincount(minlength=vocabulary.size).numpy()
-
-
-def label_counts(batch: "MicroBatch") -> "Counts":
-    """(2,) How many examples of this micro-batch on the CPU have the label 0, and the label 1."""
-    return batch.labels[batch.labels >= 0].bincount(minlength=2).numpy()
 
 
 def unigram(counts: "Counts") -> dict[str, float]:

@@ -68,7 +68,7 @@ class MaskedTokenHead(nn.Module):
         whole = Predictions(found.loss, (batch.masked_ids != IGNORED).sum(), found.hits_R.sum())
         if self.mask_id is None:
             return MaskedPredictions(whole, {}, torch.full_like(found.answers_R, IGNORED))
-        rows = _rows_of_kinds(batch, self.mask_id)
+        rows = rows_of_kinds(batch, self.mask_id)
         kinds = {
             kind: Predictions((found.losses_R * of_R).sum(), of_R.sum(), (found.hits_R & of_R).sum())
             for kind, of_R in rows.items()
@@ -85,7 +85,7 @@ class MaskedTokenHead(nn.Module):
         return self.norm(self.activation(self.dense(hidden_RH)))
 
 
-def _rows_of_kinds(batch: Predicted, mask_id: int) -> dict[str, Tensor]:
+def rows_of_kinds(batch: Predicted, mask_id: int) -> dict[str, Tensor]:
     """(R,) bool for each of `KINDS`, read from input and target; spare rows are of none."""
     counted_R = batch.masked_ids != IGNORED
     mask_R = counted_R & (batch.masked_inputs == mask_id)

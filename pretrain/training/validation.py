@@ -9,8 +9,9 @@ from data_pipeline.shards.inspect.show_examples import words_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, told_alike
-from pretrain.evaluate.baselines import answers_in_short, label_counts, masked_targets, pair_majority, unigram
+from pretrain.evaluate.baselines import answers_in_short, pair_majority, unigram
 from pretrain.model.batch import MicroBatch
+from pretrain.model.heads import rows_of_kinds
 from pretrain.preflight.check_run import Plan
 from pretrain.training.meters import Meter
 
@@ -69,8 +70,10 @@ def _baselines(micro_batches: list[MicroBatch], index: Index, world: World) -> t
     targets = np.zeros(index.vocabulary.size, np.int64)
     labels = np.zeros(2, np.int64)
     for batch in micro_batches:
-        targets += masked_targets(batch, index.vocabulary)
-        labels += label_counts(batch)
+        _, predicted = batch.predicted()
+        at_mask = rows_of_kinds(predicted, index.vocabulary.mask)["mask"]
+        targets += predicted.masked_ids[at_mask].bincount(minlength=len(targets)).numpy()
+        labels += batch.labels[batch.labels >= 0].bincount(minlength=len(labels)).numpy()
     own = [*targets.tolist(), *labels.tolist()]
     total, (most,) = world.sum_max(own, [len(micro_batches)]).wait()
     counts = np.array(total, np.int64)

@@ -22,6 +22,7 @@ case $1 in
     exit "$CLUSTER"
     ;;
   test-all)
+    echo "options: $PYTEST_ADDOPTS"
     until [[ -e daemon ]]; do sleep 0.05; done
     exit "$TESTS"
     ;;
@@ -51,6 +52,7 @@ def test_it_fails_where_the_cluster_fails(tmp_path: Path, cluster: str) -> None:
     assert done.returncode == int(cluster), done.stderr
     assert "the cluster's log" in done.stdout
     assert "taken down" not in done.stdout
+    assert "options: --reruns 1 " in done.stdout, "a test that a busy machine delayed has a second run"
 
 
 def test_a_failure_leaves_nothing_running_and_shows_the_log(tmp_path: Path) -> None:

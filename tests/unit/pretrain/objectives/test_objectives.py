@@ -162,6 +162,7 @@ def test_registry() -> None:
     with pytest.raises(UserError, match=r"objective\.name: unknown 'brt' \(expected bert or mlm\)"):
         load("brt")
     assert isinstance(model("bert")(cut(0))[0], Terms)
+    assert all(load(name).headline in load(name).metrics for name in OBJECTIVES)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
