@@ -16,7 +16,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.determinism import seed_dropout, set_threads
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.watchdog import Watchdog, patience, rank_log
-from pretrain.distributed.world import World, told_alike
+from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.run_log import Journal, is_due
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
@@ -64,7 +64,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     world = world.start(patience(config))
     held, begun = None, False
     try:
-        plans = told_alike(world, lambda: check_run(config, world.size))
+        plans = raise_on_all_ranks(world, lambda: check_run(config, world.size))
         about, held = agreed_run(config, plans, world, console)
         begun = True
         last, until = total_steps(config), last_step(config)
@@ -106,7 +106,7 @@ def run_phases(
     position = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)
     flops = sum(plan.phase.config.train.steps * plan.step_flops(plan.phase.config) for plan in plans)
-    wanted = told_alike(world, lambda: compile_model.wanted(config, world.device, engine.precision, flops))
+    wanted = raise_on_all_ranks(world, lambda: compile_model.wanted(config, world.device, engine.precision, flops))
     compiled = all(world.gather(wanted))  # a compiler that one node lacks
     with (
         Journal(config, plans, engine, world, console, command, run_id) as journal,

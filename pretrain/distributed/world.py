@@ -171,7 +171,7 @@ class SumMax:
         return sums, self._maxima.tolist()
 
 
-def told_alike(world: World, check: Callable[[], Found]) -> Found:
+def raise_on_all_ranks(world: World, check: Callable[[], Found]) -> Found:
     """What `check` finds. All ranks call this; where it is refused on some, it is refused on all, and in one line:
     the first rank raises that UserError, the others end with its exit code and say nothing."""
     found: list[Found] = []

@@ -17,7 +17,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.redact import blot, blotted
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
-from pretrain.distributed.world import World, told_alike
+from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.console import Lines, shows_panels
 from pretrain.monitoring.step_stats import Tally
 from pretrain.monitoring.summary import begun, now, phases_of
@@ -177,7 +177,7 @@ class Journal:
 
     def rolled_back(self, position: Position) -> None:
         """Forgets the steps after this position. All ranks call this; where the first cannot write, all end."""
-        told_alike(self._world, lambda: self._tracker.cut(position.step))
+        raise_on_all_ranks(self._world, lambda: self._tracker.cut(position.step))
         self._view.rolled_back(position.step)
         self._tally.forget()
 

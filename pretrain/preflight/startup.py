@@ -15,7 +15,7 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.world import World, told_alike
+from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.schedule import warmup_updates
 from pretrain.preflight.check_run import Plan
@@ -123,7 +123,7 @@ def summary(config: RunConfig, plans: list[Plan], world: World, console: Console
     """Checks disk and links, and has the first rank print what the run is. All ranks call this. Raises UserError
     for what cannot work."""
     parameters = parameters_of(config, plans[0].index.vocabulary.size)
-    room = told_alike(world, lambda: check_room(config, parameters))
+    room = raise_on_all_ranks(world, lambda: check_room(config, parameters))
     links = check_links(world)
     if world.rank != 0:
         return

@@ -27,7 +27,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.partition_map import KINDS, Reader
 from pretrain.distributed.precision import resolve_precision
-from pretrain.distributed.world import World, told_alike
+from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.export.families.bert import from_hugging_face
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
@@ -45,7 +45,7 @@ def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, co
     """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
     folder = Path(config.run.dir)
     say = partial(console.print, soft_wrap=True, markup=False)
-    checkpoint = told_alike(world, lambda: recovered(config, world, say))
+    checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say))
     if checkpoint is not None:
         position = position_of(checkpoint)
         plan = plans[min(position.phase, len(plans) - 1)]
@@ -68,7 +68,7 @@ def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, co
 
 def _cut_history(folder: Path, step: int, world: World) -> int:
     """How many lines went, on the first rank, whose folder may be full: what it refuses, all refuse."""
-    return told_alike(world, lambda: cut_metrics(folder, step) if world.rank == 0 else 0)
+    return raise_on_all_ranks(world, lambda: cut_metrics(folder, step) if world.rank == 0 else 0)
 
 
 def enter(plan: Plan, engine: Engine, position: Position) -> None:
@@ -89,7 +89,7 @@ def roll_back(
     config, phase = plan.phase.config, plan.phase
     checkpoint, damaged = newest_whole(Path(config.run.dir), world)
     if damaged:  # left in place, retention would keep it, as the newest, before those that are made now
-        checkpoint = told_alike(world, lambda: recovered(config, world, say))
+        checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say))
     if checkpoint is None:
         raise UserError("no checkpoint to roll back to", where=config.run.dir)
     then = position_of(checkpoint)

@@ -9,7 +9,7 @@ from pretrain.checkpoint.cleanup import drop_leftovers
 from pretrain.checkpoint.mirror import bring_back
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.world import World, told_alike
+from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.preflight.check_run import Plan
 from pretrain.training.claim_folder import check_folder, lock, open_run, run_identity, seen_by_all
 from pretrain.training.starting_weights import check_starting_weights
@@ -38,8 +38,8 @@ def agreed_run(
             held.close()
             raise
 
-    about, held = told_alike(world, opened)
+    about, held = raise_on_all_ranks(world, opened)
     about = world.broadcast(about)
     if not about["finished"]:
-        told_alike(world, lambda: seen_by_all(folder, about, world))
+        raise_on_all_ranks(world, lambda: seen_by_all(folder, about, world))
     return about, held

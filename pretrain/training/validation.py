@@ -8,7 +8,7 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
-from pretrain.distributed.world import World, told_alike
+from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.evaluate.baselines import answers_in_short, pair_majority, unigram
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import rows_of_kinds
@@ -32,7 +32,7 @@ class HeldOut:
         if self.examples:
             caps = plan.caps(index.held_out, config)
             # a damaged block is read by one rank only
-            share = told_alike(world, lambda: held_out(index, self.examples, caps, world.rank, world.size))
+            share = raise_on_all_ranks(world, lambda: held_out(index, self.examples, caps, world.rank, world.size))
             self._micro_batches = [MicroBatch.from_packed(packed) for packed in share.micro_batches]
         self._baselines, most = _baselines(self._micro_batches, index, world)
         # a rank with less than others computes empty ones: under ZeRO-3 every forward pass is a collective

@@ -15,7 +15,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.prefetch import Prefetch
 from launch.settings.recipe import load_config
 from pretrain.distributed.engine import Engine
-from pretrain.distributed.world import World, told_alike
+from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.encoder import Encoder
 from pretrain.monitoring.run_log import Journal
 from pretrain.train import train
@@ -159,7 +159,7 @@ def refusals(world: World) -> list[str]:
     found = []
     for who in (range(0), range(1, 2), range(2)):
         try:
-            found.append(str(told_alike(world, lambda who=who: check(who))))
+            found.append(str(raise_on_all_ranks(world, lambda who=who: check(who))))
         except UserError as error:
             found.append(str(error))
         except SystemExit as error:
