@@ -1,6 +1,6 @@
 """Define the exception for everything a person can put right: the command line prints it as one line and exits 2."""
 
-from data_pipeline.io.redact import blot
+from data_pipeline.io.redact import redact
 
 LONGEST = 2000
 """Characters of what is wrong: a damaged file is quoted by other packages at any length."""
@@ -18,7 +18,7 @@ class UserError(Exception):
         self.what, self.where, self.expected, self.remedy = what, str(where), expected, remedy
         hints = "; ".join(part for part in (f"expected {expected}" if expected else "", remedy) if part)
         line = (f"{where}: " if str(where) else "") + what + (f" ({hints})" if hints else "")
-        super().__init__(blot(" ".join(line.split())))
+        super().__init__(redact(" ".join(line.split())))
 
     def __reduce__(self):  # keyword-only arguments must survive the way back from a worker process
         return _rebuild, (type(self), self.what, self.where, self.expected, self.remedy)

@@ -106,7 +106,9 @@ def run_phases(
     position = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)
     flops = sum(plan.phase.config.train.steps * plan.step_flops(plan.phase.config) for plan in plans)
-    wanted = raise_on_all_ranks(world, lambda: compile_model.wanted(config, world.device, engine.precision, flops))
+    wanted = raise_on_all_ranks(
+        world, lambda: compile_model.wanted(config, world.device, engine.precision, flops)
+    )
     compiled = all(world.gather(wanted))  # a compiler that one node lacks
     with (
         Journal(config, plans, engine, world, console, command, run_id) as journal,

@@ -13,7 +13,7 @@ _SIGNED = re.compile(
 )
 
 
-def blot(text: str) -> str:
+def redact(text: str) -> str:
     """`text` without user names and passwords in URIs, nor signatures and keys in their queries."""
     return _SIGNED.sub(r"\1***", _USER.sub(_without_user, text))
 
@@ -24,10 +24,10 @@ def _without_user(found: re.Match[str]) -> str:
     return f"{found[1]}***@"
 
 
-def blotted(settings: Any) -> Any:
-    """A dict or list of settings, of any depth, with every text in it blotted."""
+def redact_settings(settings: Any) -> Any:
+    """A dict or list of settings, of any depth, with every text in it redacted."""
     if isinstance(settings, dict):
-        return {key: blotted(value) for key, value in settings.items()}
+        return {key: redact_settings(value) for key, value in settings.items()}
     if isinstance(settings, list | tuple):
-        return [blotted(value) for value in settings]
-    return blot(settings) if isinstance(settings, str) else settings
+        return [redact_settings(value) for value in settings]
+    return redact(settings) if isinstance(settings, str) else settings

@@ -18,7 +18,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
-from data_pipeline.io.redact import blot
+from data_pipeline.io.redact import redact
 from launch.cluster.chain import Chain
 from launch.cluster.pipeline import STAGES, Job
 from pretrain.report.status import SUBMITTED
@@ -155,7 +155,7 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
             submitted.append(
                 {"job": number, "stage": job.stage, "name": job.name, "after": after, "log": log}
             )
-            write_whole(place, json.dumps({"command": blot(command), "jobs": submitted}, indent=1).encode())
+            write_whole(place, json.dumps({"command": redact(command), "jobs": submitted}, indent=1).encode())
     except BaseException as error:
         if left := _take_back([one["job"] for one in submitted], environment):
             raise _left_behind(error, left) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from data_pipeline.io.redact import blot, blotted
+from data_pipeline.io.redact import redact, redact_settings
 from data_pipeline.shards.index import Index
 from pretrain.config.settings import RunConfig
 
@@ -29,7 +29,7 @@ NO_PART_OF_A_RECIPE = {
 
 def name_only(place: str) -> str:
     """The last name of a path or URI, without folders, credentials and queries."""
-    cleaned = re.sub(r"[?#].*$", "", blot(place)) if "://" in place else place
+    cleaned = re.sub(r"[?#].*$", "", redact(place)) if "://" in place else place
     return cleaned.rstrip("/").rpartition("/")[2] or "***"
 
 
@@ -62,7 +62,7 @@ def recipe_yaml(config: RunConfig) -> str:
     """The settings that differ from the defaults and decide what is learnt, as a recipe; of files and folders their
     last names."""
     differing = _differing(asdict(config), asdict(RunConfig()))
-    return yaml.safe_dump(blotted(_named(differing)), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(redact_settings(_named(differing)), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any], group: str = "") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError,
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.redact import blot
+from data_pipeline.io.redact import redact
 from pretrain.export.bundle import Upload
 
 TIMEOUT = (10.0, 120.0, 120.0, 10.0)
@@ -167,7 +167,7 @@ def _told(repo: str) -> Iterator[None]:
         cause = error.__cause__ or error  # an upload's error wraps the one that says why
         if isinstance(cause, HfHubHTTPError):
             raise _refused(cause, repo) from None
-        where = blot(huggingface_hub.constants.ENDPOINT)
+        where = redact(huggingface_hub.constants.ENDPOINT)
         raise UserError(
             f"{type(cause).__name__}: {_first_line(cause)}",
             where=where,
@@ -186,8 +186,8 @@ def _refused(error: HfHubHTTPError, repo: str) -> UserError:
             remedy="name a repository of your own, or use a token with the right to write there",
         )
     what = error.server_message or _first_line(error)
-    return UserError(f"the hub answers {status}: {blot(' '.join(what.split()))[:300]}", where=repo)
+    return UserError(f"the hub answers {status}: {redact(' '.join(what.split()))[:300]}", where=repo)
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(blot(str(error)).strip().splitlines()), type(error).__name__)
+    return next(iter(redact(str(error)).strip().splitlines()), type(error).__name__)

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.redact import blot, blotted
+from data_pipeline.io.redact import redact, redact_settings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, raise_on_all_ranks
@@ -63,7 +63,7 @@ class Journal:
         self._tally = Tally(config.encoder, world, peak)
         self.meter, self.pace = self._tally.meter, self._tally.pace
         self._tracker = open_tracker(
-            self._folder, config.monitor, run_id, blotted(asdict(config)), world.rank == 0
+            self._folder, config.monitor, run_id, redact_settings(asdict(config)), world.rank == 0
         )
         self._left = read_summary(self._folder)  # by the life before
         self._crashed = self._left.get("status") in ("running", "failed")  # it did not end as it should
@@ -92,7 +92,7 @@ class Journal:
     ) -> None:
         self._view.__exit__(kind, error, trace)
         if kind is not None:
-            self._summary |= {"status": "failed", "error": blot(f"{kind.__name__}: {error}")[:500]}
+            self._summary |= {"status": "failed", "error": redact(f"{kind.__name__}: {error}")[:500]}
             self._tracker.alert("failed", self._summary["error"])
         self._summary["finished"] = now()
         self._write_summary()

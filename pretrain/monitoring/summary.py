@@ -4,7 +4,7 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from data_pipeline.io.redact import blot
+from data_pipeline.io.redact import redact
 from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
@@ -31,7 +31,7 @@ def begun(
         if line.get("kind") != TRUST:
             summary |= {key: value for key, value in line.items() if key != "kind"}
     summary |= {
-        "command": blot(command),
+        "command": redact(command),
         "steps": plans[-1].phase.last,
         "headline": plans[-1].objective.headline,
         "parameters": sum(math.prod(shape) for shape in real_shapes(engine).values()),

@@ -5,7 +5,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.object_store import STORES
-from data_pipeline.io.redact import blot, blotted
+from data_pipeline.io.redact import redact, redact_settings
 from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import PAIRS, STREAMS, registered
@@ -154,14 +154,14 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         ),
         *(
             (
-                blotted(value_of(config, key)) != value_of(config, key),
+                redact_settings(value_of(config, key)) != value_of(config, key),
                 f"{key} holds credentials, and is written to the run's folder: put them where the store's own package "
                 "looks for them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
             for key in ("checkpoint.mirror", "data.out", "train.shards")
         ),
         (
-            any(blot(uri) != uri for uri in data.sources if uri.partition("://")[0] in STORES),
+            any(redact(uri) != uri for uri in data.sources if uri.partition("://")[0] in STORES),
             "data.sources holds credentials that no object store's package reads there: put them where it looks for "
             "them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ),

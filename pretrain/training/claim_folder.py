@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
-from data_pipeline.io.redact import blot
+from data_pipeline.io.redact import redact
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan
@@ -127,7 +127,7 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
         run["lives"] += 1
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RUN, canonical_json(run, indent=1))
-        write_whole(folder / CONFIG, blot(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
+        write_whole(folder / CONFIG, redact(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
     return {"id": run["id"], "lives": run["lives"], "finished": finished}
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.redact import blotted
+from data_pipeline.io.redact import redact_settings
 from data_pipeline.loader.loader import loader_state, resumed_batch
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.recovery import recovered
@@ -132,7 +132,7 @@ def save(
         "updates": engine.partition.updates,
         "scaler": engine.scaler_state(),
         "conditions": conditions(config, world),
-        "config": blotted(asdict(config)),
+        "config": redact_settings(asdict(config)),
     }
     saver.save(position.step, _real(engine.partition.fragments(), shapes), shapes, state)
 

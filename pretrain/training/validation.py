@@ -32,7 +32,9 @@ class HeldOut:
         if self.examples:
             caps = plan.caps(index.held_out, config)
             # a damaged block is read by one rank only
-            share = raise_on_all_ranks(world, lambda: held_out(index, self.examples, caps, world.rank, world.size))
+            share = raise_on_all_ranks(
+                world, lambda: held_out(index, self.examples, caps, world.rank, world.size)
+            )
             self._micro_batches = [MicroBatch.from_packed(packed) for packed in share.micro_batches]
         self._baselines, most = _baselines(self._micro_batches, index, world)
         # a rank with less than others computes empty ones: under ZeRO-3 every forward pass is a collective

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.io.redact import blotted
+from data_pipeline.io.redact import redact_settings
 from data_pipeline.shards.index import Index
 from pretrain.config.settings import MonitorSettings, RunConfig
 
@@ -43,14 +43,14 @@ def train_stage(
     hashes = {key: value for key, value in identity.items() if key.rpartition(".")[2] == "data"}
     facts = {"code": code_version(), "data_index": hashes, "vocabulary_sha256": identity.get("vocabulary")}
     group = group_of(folder, settings.group)
-    return Stage(folder, settings.project, run_id, folder.name, group, "train", {**blotted(config), **facts})
+    return Stage(folder, settings.project, run_id, folder.name, group, "train", {**redact_settings(config), **facts})
 
 
 def prepare_stage(config: RunConfig, index: Index) -> Stage:
     """Of the shards that were just made. W&B's files go where W&B has them by default, WANDB_DIR or here:
     the folder of the shards holds shards."""
     facts = {"code": code_version(), "data_index": {"data": index.identity}}
-    settings = {**blotted(asdict(config)), **facts}
+    settings = {**redact_settings(asdict(config)), **facts}
     group = group_of(Path(config.run.dir), config.monitor.group)
     name = f"prepare {folder_name(index.folder)}"
     run_id = f"prepare-{index.identity[:12]}"
@@ -68,7 +68,7 @@ def prepare_stage(config: RunConfig, index: Index) -> Stage:
 def export_stage(run: Path, config: RunConfig, run_id: str, step: int) -> Stage:
     """Of a model that was just exported from a checkpoint of `run`."""
     settings = {
-        **blotted(asdict(config)),
+        **redact_settings(asdict(config)),
         "code": code_version(),
         "exported_from": {"run": run_id, "step": step},
     }

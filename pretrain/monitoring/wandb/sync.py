@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.redact import blotted
+from data_pipeline.io.redact import redact_settings
 from pretrain.monitoring.wandb import artifacts
 from pretrain.monitoring.wandb.connection import first_line, has_key, start
 from pretrain.monitoring.wandb.points import point_of
@@ -34,7 +34,7 @@ def sync_run(folder: Path) -> int:
         return 0
     try:
         connection = start(
-            stage_of(folder, config.monitor, known["id"], blotted(asdict(config))), online=True
+            stage_of(folder, config.monitor, known["id"], redact_settings(asdict(config))), online=True
         )
         uploaded = agreed(before, connection.points, len(lines))
         missing = lines[uploaded.lines :]

@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from data_pipeline.io.redact import blot
+from data_pipeline.io.redact import redact
 from pretrain.evaluate.verdict import PLATEAU, RISEN
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import Points, RunRecord
@@ -49,7 +49,7 @@ def advice(run: RunRecord) -> list[Advice]:
 def _ends(run: RunRecord) -> list[Advice]:
     found = []
     if run.status == "failed":
-        error = blot(str(run.summary.get("error") or "It left no message."))
+        error = redact(str(run.summary.get("error") or "It left no message."))
         back = (
             f"Once the cause is gone, the same command goes on from step {text(run.checkpoints[-1].step)}."
             if run.checkpoints

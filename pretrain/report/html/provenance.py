@@ -1,6 +1,6 @@
 """Write the end of the page: how to run it again, and every setting.
 
-A report is made to be passed on: credentials inside URIs are blotted out.
+A report is made to be passed on: credentials inside URIs are redacted.
 """
 
 import json
@@ -9,7 +9,7 @@ import shlex
 from html import escape
 from typing import Any
 
-from data_pipeline.io.redact import blot
+from data_pipeline.io.redact import redact
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.headline import moment
 from pretrain.report.html.record import RunRecord
@@ -66,12 +66,12 @@ def reproduce_section(run: RunRecord) -> str:
 
 def commands(run: RunRecord) -> list[str]:
     """The command lines from text to model; of a run that was started otherwise than by `train`, its own alone."""
-    words = blot(str(run.summary.get("command") or ""))
+    words = redact(str(run.summary.get("command") or ""))
     verb = "maskmill train "
     if not words.startswith(verb):
         return [words] if words else []
     rest = words.removeprefix(verb)
-    folder = shlex.quote(blot(str(run.setting("run.dir") or run.name)))
+    folder = shlex.quote(redact(str(run.setting("run.dir") or run.name)))
     return [
         f"maskmill vocab {rest}",
         f"maskmill prepare {rest}",
@@ -124,7 +124,7 @@ def _shown(name: str, value: Any) -> str:
     if _SECRET_NAME.search(name):
         return "***"
     if isinstance(value, list) and not any(isinstance(part, dict | list) for part in value):
-        return blot(", ".join(map(str, value))) or "—"
-    return blot(
+        return redact(", ".join(map(str, value))) or "—"
+    return redact(
         json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else str(value)
     )

@@ -1,9 +1,9 @@
-"""Credentials in text are blotted out, and nothing else is."""
+"""Credentials in text are redacted, and nothing else is."""
 
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.redact import blot, blotted
+from data_pipeline.io.redact import redact, redact_settings
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ from data_pipeline.io.redact import blot, blotted
     ],
 )
 def test_what_is_secret_goes(text: str, shown: str) -> None:
-    assert blot(text) == shown
-    assert blotted({"a": [text, 3], "b": {"c": text}}) == {"a": [shown, 3], "b": {"c": shown}}
+    assert redact(text) == shown
+    assert redact_settings({"a": [text, 3], "b": {"c": text}}) == {"a": [shown, 3], "b": {"c": shown}}
     assert str(UserError("cannot be read", where=text)).startswith(shown)
 
 
@@ -29,4 +29,4 @@ def test_what_is_secret_goes(text: str, shown: str) -> None:
     ["s3://bucket/a", "abfs://container@account.dfs.core.windows.net/a", "write to a@b.c", "optim.lr=3"],
 )
 def test_what_is_not_stays(text: str) -> None:
-    assert blot(text) == text
+    assert redact(text) == text

@@ -14,7 +14,7 @@ from data_pipeline.errors import UserError
 from pretrain.report.html import render
 from pretrain.report.html.charts.draw import Chart, Level, Series, draw
 from pretrain.report.html.charts.scales import running_middle, text, thin, ticks, value_range
-from pretrain.report.html.provenance import blot
+from pretrain.report.html.provenance import redact
 from pretrain.report.html.record import Points, points_by_name, read_run
 from pretrain.run.human import duration
 
@@ -242,7 +242,7 @@ def test_credentials_do_not_travel_with_the_page(tmp_path: Path) -> None:
     assert "hunter2" not in page.text
     assert "part=3" in page.text
     assert "400" in page.text
-    assert blot("s3://me:a@b/c and ftp://x@y") == "s3://***@b/c and ftp://***@y"
+    assert redact("s3://me:a@b/c and ftp://x@y") == "s3://***@b/c and ftp://***@y"
 
 
 def test_environment_variables_are_not_read_into_the_page(
