@@ -17,7 +17,7 @@ from pretrain.distributed.determinism import seed_dropout, set_threads
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.watchdog import Watchdog, patience, rank_log
 from pretrain.distributed.world import World, raise_on_all_ranks
-from pretrain.monitoring.run_log import Journal, is_due
+from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run
@@ -46,7 +46,7 @@ class Run:
     engine: Engine
     feed: Feed
     held_out: HeldOut
-    journal: Journal
+    run_log: RunLog
     position: Position
     saver: Saver
     guard: Guard
@@ -111,18 +111,18 @@ def run_phases(
     )
     compiled = all(world.gather(wanted))  # a compiler that one node lacks
     with (
-        Journal(config, plans, engine, world, console, command, run_id) as journal,
-        Saver(config, world, console, position.step, journal.saved) as saver,
+        RunLog(config, plans, engine, world, console, command, run_id) as run_log,
+        Saver(config, world, console, position.step, run_log.saved) as saver,
     ):
         for plan in phases_left(plans, position, last_step(config)):
             enter(plan, engine, position)
-            journal.enter(plan, position)
+            run_log.enter(plan, position)
             now = plan.phase.config
             feed, held_out = model_feed(plan, engine, world, compiled, console), HeldOut(plan, now, world)
-            loop(Run(now, plan, engine, feed, held_out, journal, position, saver, guard, stop, world))
+            loop(Run(now, plan, engine, feed, held_out, run_log, position, saver, guard, stop, world))
         done = position.step >= total_steps(config)
         saver.finish(for_good=done)
-        journal.ended("finished" if done else "stopped")
+        run_log.ended("finished" if done else "stopped")
     # nobody leaves while another still connects: a life may find that nothing is left to do
     world.gather(None)
     return position.step
@@ -146,7 +146,7 @@ def phases_left(plans: list[Plan], position: Position, last: int) -> Iterator[Pl
 
 def loop(run: Run) -> None:
     """Steps until the phase is done, the run has come to run.stop_after, or it is asked to stop."""
-    config, journal, position, saver = run.config, run.journal, run.position, run.saver
+    config, run_log, position, saver = run.config, run.run_log, run.position, run.saver
     phase = run.plan.phase
     last = min(phase.last, config.run.stop_after or phase.last)
     with (
@@ -154,14 +154,14 @@ def loop(run: Run) -> None:
         run.feed.ahead(iter(loader)) as shares,
         Watchdog(config.run.step_limit, rank_log(config, run.world)) as watchdog,
     ):
-        if position.batch == 0 and not journal.has_evaluation(0):  # what the run starts from
-            journal.evaluation(position, run.held_out.evaluate)
+        if position.batch == 0 and not run_log.has_evaluation(0):  # what the run starts from
+            run_log.evaluation(position, run.held_out.evaluate)
             watchdog.feed()
         first_checkpoint(run)
         steps = agreed(shares, run.world, run.stop, run.plan.objective)
         while position.step < last:
             watchdog.feed()
-            journal.pace.start()
+            run_log.pace.start()
             share, counts = next(steps)
             if counts.stop:
                 break
@@ -174,11 +174,11 @@ def loop(run: Run) -> None:
             consumed(run, applied, counts)
             if not applied:
                 continue
-            journal.step(position, counts, rate)
+            run_log.step(position, counts, rate)
             held_out_loss = None
             if is_due(position.step, config.train.eval_every, phase.last):
                 watchdog.feed()
-                held_out_loss = journal.evaluation(position, run.held_out.evaluate)
+                held_out_loss = run_log.evaluation(position, run.held_out.evaluate)
             if is_due(position.step, config.train.checkpoint_every, last):
                 watchdog.feed()
                 checkpoint(run, rate, held_out_loss)
@@ -195,7 +195,7 @@ def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
     accepted = True
     for number, micro_batch in enumerate(run.feed(share, counts.micro_batches)):
         seed_dropout(run.config.run.seed, run.position.phase_batch + share.batch, run.world.rank, number)
-        with run.journal.pace.forward(micro_batch.tokens):
+        with run.run_log.pace.forward(micro_batch.tokens):
             terms, _ = run.engine(micro_batch)
         # sums over the counts of the whole global batch, times W: DeepSpeed averages gradients over the ranks
         loss = sum(
@@ -206,30 +206,30 @@ def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
         last = number == counts.micro_batches - 1
         accepted = not last or run.guard.accepts()
         run.engine.backward(loss if accepted else poisoned(loss), last=last)
-        run.journal.meter.add(terms)
+        run.run_log.meter.add(terms)
     return accepted
 
 
 def consumed(run: Run, applied: bool, counts: Agreed) -> None:
     """Counts a batch. One that was not applied is skipped, rolled back to a checkpoint, or ends the run, and said."""
-    position, journal, guard = run.position, run.journal, run.guard
+    position, run_log, guard = run.position, run.run_log, run.guard
     position.advance(applied, counts, missing=run.config.train.global_batch - counts.examples)
-    journal.meter.end_step(applied)
+    run_log.meter.end_step(applied)
     for line in counts.damage:
-        journal.event("damaged", position, line)
+        run_log.event("damaged", position, line)
     if applied:
         guard.accepted()
         return
     action, why = guard.refused(position, empty=not counts.examples)
-    journal.event(action, position, why)
+    run_log.event(action, position, why)
     if action == ROLLBACK:
         run.saver.wait()
         roll_back(
-            run.plan, run.engine, position, run.world, lambda line: journal.event(ROLLBACK, position, line)
+            run.plan, run.engine, position, run.world, lambda line: run_log.event(ROLLBACK, position, line)
         )
         run.saver.rolled_back(position.step)
         guard.rolled_back(position)
-        journal.rolled_back(position)
+        run_log.rolled_back(position)
 
 
 def first_checkpoint(run: Run) -> None:
@@ -241,8 +241,8 @@ def first_checkpoint(run: Run) -> None:
 
 def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> None:
     """Starts to save the run at this step."""
-    run.journal.pulse.beat(run.position.step, SAVING)
-    run.journal.flush(run.position, rate)  # so that a resumed run's lines are those of one never stopped
+    run.run_log.pulse.beat(run.position.step, SAVING)
+    run.run_log.flush(run.position, rate)  # so that a resumed run's lines are those of one never stopped
     save(run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
 
 

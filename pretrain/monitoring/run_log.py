@@ -38,7 +38,7 @@ from pretrain.training.validation import Figures
 EVENTS = "events.jsonl"
 
 
-class Journal:
+class RunLog:
     """Keeps the figures of a run. All ranks have one, since the figures are added up over them; only the first
     rank's writes and shows anything."""
 
@@ -75,7 +75,7 @@ class Journal:
         self._evaluated = {line.get("step") for line in self._lines if line.get("kind") == "eval"}
         self._step: int | None = None
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "RunLog":
         self._summary |= {"status": "running"}
         self._write_summary()
         step = int(self._summary.get("step", 0))

@@ -62,16 +62,16 @@ def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
     from rich.console import Console
 
     from launch.settings.recipe import load_config
-    from pretrain.monitoring.run_log import Journal
+    from pretrain.monitoring.run_log import RunLog
     from pretrain.train import train
 
-    step = Journal.step
+    step = RunLog.step
 
-    def gated(self: Journal, position: Any, counts: Any, lr: float) -> None:
+    def gated(self: RunLog, position: Any, counts: Any, lr: float) -> None:
         step(self, position, counts, lr)
         gate(counts.tokens, counts.waited)
 
-    Journal.step = gated  # type: ignore[method-assign]
+    RunLog.step = gated  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         settings = [*run_settings(shards, sizes), f"run.dir={folder}/run"]
         train(load_config("demo", settings), Console(quiet=True), "benchmark")

@@ -81,7 +81,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
         config = load_config("demo", [*overrides, "data.sequence_length=48", f"train.global_batch={BATCH}"])
         engine = build_engine(fresh_model("bert", config.encoder, SIZE, seed=3), config, world)
         order, caps = order_of(index, seed=1, global_batch=BATCH), caps_for(index.train, micro_batch, LONGEST)
-        journal = SimpleNamespace(meter=Meter(), pace=Pace(world.device))
+        run_log = SimpleNamespace(meter=Meter(), pace=Pace(world.device))
         plan = SimpleNamespace(index=index, objective=load("bert"))
         position, feed = Position(), Feed(world.device, index.vocabulary.cls, index.vocabulary.sep)
         loop = SimpleNamespace(
@@ -89,7 +89,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
             plan=plan,
             engine=engine,
             feed=feed,
-            journal=journal,
+            run_log=run_log,
             world=world,
             position=position,
             guard=Guard(config, position, world, "fp32"),
@@ -104,8 +104,8 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
                 engine.set_lr(0.0)
                 compute(loop, feed.on_host(share), counts)  # type: ignore[arg-type]
                 assert engine.step()
-                journal.meter.end_step()
-                here["figures"].append(journal.meter.read(world))
+                run_log.meter.end_step()
+                here["figures"].append(run_log.meter.read(world))
                 here["norms"].append(engine.grad_norm)
                 if number == 0:
                     here["gradient"] = {

@@ -17,7 +17,7 @@ from launch.settings.recipe import load_config
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.encoder import Encoder
-from pretrain.monitoring.run_log import Journal
+from pretrain.monitoring.run_log import RunLog
 from pretrain.train import train
 from pretrain.training import rank_timing
 from pretrain.training.rank_timing import FEWEST, Lap, RankPace, figures, held_up
@@ -118,7 +118,7 @@ class Counter:
 
     def __init__(self, rank: int, patch: pytest.MonkeyPatch) -> None:
         self.now, self.phase, self.step, self.rank = 0.0, "", 0, rank
-        next_share, forward, step, enter = Prefetch.__next__, Encoder.forward, Engine.step, Journal.enter
+        next_share, forward, step, enter = Prefetch.__next__, Encoder.forward, Engine.step, RunLog.enter
 
         def slow_share(shares: Prefetch) -> Any:
             if threading.current_thread() is threading.main_thread():  # not the thread that reads ahead
@@ -137,15 +137,15 @@ class Counter:
             self.step += 1
             return step(engine, **settings)
 
-        def slow_enter(journal: Journal, plan: Any, position: Any) -> None:
+        def slow_enter(run_log: RunLog, plan: Any, position: Any) -> None:
             self.phase, self.step = plan.phase.name, 0
-            enter(journal, plan, position)
+            enter(run_log, plan, position)
 
         patch.setattr(rank_timing, "clock", lambda: self.now)
         patch.setattr(Prefetch, "__next__", slow_share)
         patch.setattr(Encoder, "forward", slow_forward)
         patch.setattr(Engine, "step", slow_step)
-        patch.setattr(Journal, "enter", slow_enter)
+        patch.setattr(RunLog, "enter", slow_enter)
 
 
 def refusals(world: World) -> list[str]:

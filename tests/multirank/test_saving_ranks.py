@@ -151,15 +151,15 @@ def test_ranks_that_do_not_share_the_run_folder_are_refused_at_the_start(
 def leaves(settings: list[str], folder: str) -> tuple[float, float]:
     """When this rank is through with its phases, and when it leaves; the first one takes its time in between."""
     from launch.settings.recipe import load_config
-    from pretrain.monitoring.run_log import Journal
+    from pretrain.monitoring.run_log import RunLog
     from pretrain.train import train
 
-    through, left, stop, ended = [], [], World.stop, Journal.ended
+    through, left, stop, ended = [], [], World.stop, RunLog.ended
 
-    def late(journal: Journal, status: str) -> None:
+    def late(run_log: RunLog, status: str) -> None:
         if os.environ["RANK"] == "0":
             time.sleep(2)
-        ended(journal, status)
+        ended(run_log, status)
         through.append(time.time())
 
     def leave(world: World) -> None:
@@ -167,7 +167,7 @@ def leaves(settings: list[str], folder: str) -> tuple[float, float]:
         stop(world)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "ended", late)
+        patch.setattr(RunLog, "ended", late)
         patch.setattr(World, "stop", leave)
         train(
             load_config("demo", [*settings, f"run.dir={folder}", "run.ranks=2"]), Console(quiet=True), "test"

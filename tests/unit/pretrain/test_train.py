@@ -82,7 +82,7 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
             plan=SimpleNamespace(index=index, objective=load("bert")),
             engine=engine,
             feed=feed,
-            journal=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
+            run_log=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
             guard=Guard(RunConfig(), Position(), World(), "fp32"),
             position=Position(),
             world=World(rank=rank, size=ranks, local_size=ranks, local_rank=rank),

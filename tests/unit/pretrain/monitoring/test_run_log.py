@@ -14,8 +14,8 @@ from torch import nn
 from pretrain import train
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.monitoring import run_log as journal_module
-from pretrain.monitoring.run_log import EVENTS, Journal
+from pretrain.monitoring import run_log as run_log_module
+from pretrain.monitoring.run_log import EVENTS, RunLog
 from pretrain.objectives.registry import load
 from pretrain.report.status import read_status
 from pretrain.run import atomic_write
@@ -36,11 +36,11 @@ class Told(JsonLines):
 
 
 @pytest.fixture
-def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def made(precision: str = "fp32") -> tuple[Journal, Told]:
+def run_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def made(precision: str = "fp32") -> tuple[RunLog, Told]:
         told = Told(tmp_path)
         told.causes = []
-        monkeypatch.setattr(journal_module, "open_tracker", lambda *_: told)
+        monkeypatch.setattr(run_log_module, "open_tracker", lambda *_: told)
         config = RunConfig()
         config.run.dir, config.run.live = str(tmp_path), False
         plan = SimpleNamespace(
@@ -53,15 +53,15 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         shown = Console(file=io.StringIO())
         plans: Any = [plan]
-        return Journal(config, plans, engine, World(), shown, "maskmill train demo", "id"), told  # type: ignore[arg-type]
+        return RunLog(config, plans, engine, World(), shown, "maskmill train demo", "id"), told  # type: ignore[arg-type]
 
     return made
 
 
 def test_a_held_out_figure_that_is_no_number_is_told_and_replaces_the_one_before(
-    journal: Any, tmp_path: Path
+    run_log: Any, tmp_path: Path
 ) -> None:
-    written, _ = journal()
+    written, _ = run_log()
     good = {"held_out_loss": 5.0, "held_out_mask_loss": 4.0, "held_out_mask_unigram_loss": 6.0}
     bad = {**good, "held_out_loss": float("nan"), "held_out_mask_loss": float("inf")}
     with written:
@@ -83,16 +83,16 @@ def test_a_held_out_figure_that_is_no_number_is_told_and_replaces_the_one_before
     ],
 )
 def test_overflows_of_fp16_alone_disturb_nobody(
-    journal: Any, precision: str, text: str, alerted: list[str]
+    run_log: Any, precision: str, text: str, alerted: list[str]
 ) -> None:
-    written, told = journal(precision)
+    written, told = run_log(precision)
     written.event("skip", Position(batch=4), text)
     assert told.causes == alerted
 
 
-def test_a_torn_line_takes_none_of_the_next_with_it(journal: Any, tmp_path: Path) -> None:
+def test_a_torn_line_takes_none_of_the_next_with_it(run_log: Any, tmp_path: Path) -> None:
     (tmp_path / EVENTS).write_text('{"event": "skip", "st')
-    written, _ = journal()
+    written, _ = run_log()
     written.event("skip", Position(step=3, batch=4), "why")
     assert [event["step"] for event in tables(text_of(tmp_path / EVENTS))] == [3]
 
@@ -162,8 +162,8 @@ def test_time_left_over_phases() -> None:
     assert seconds_left(120, 2.0, 100, [json.loads('{"last": "x"}')]) == 0.0
 
 
-def test_a_resumed_run_does_not_evaluate_its_start_twice(journal: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_evaluate_its_start_twice(run_log: Any, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "eval", "step": 0}\n{"kind": "train", "step": 3}\n')
-    written, _ = journal()
+    written, _ = run_log()
     assert written.has_evaluation(0)
     assert not written.has_evaluation(3)

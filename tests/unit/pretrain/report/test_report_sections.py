@@ -212,7 +212,7 @@ def test_a_held_out_loss_that_is_no_number_is_not_hidden_by_the_one_before(
     tmp_path: Path, status: str
 ) -> None:
     held_out = [{**EVALUATION, "step": step} for step in (50, 100)]
-    held_out[1]["held_out_mask_loss"] = None  # as the journal writes it
+    held_out[1]["held_out_mask_loss"] = None  # as the run log writes it
     lines = [train_line(step) for step in range(1, 101)]
     told = {**SUMMARY, "status": status, "held_out_mask_loss": None}
     run = make_run(tmp_path / "run", lines=[*lines, *held_out], summary=told)

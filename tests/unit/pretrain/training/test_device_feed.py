@@ -90,7 +90,7 @@ def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | No
         plan=SimpleNamespace(objective=kind),
         engine=SimpleEngine(model),
         feed=feed,
-        journal=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
+        run_log=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
         position=Position(),
         guard=Guard(RunConfig(), Position(), World(), "bf16"),
         world=World(),
