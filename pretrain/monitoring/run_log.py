@@ -19,7 +19,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.console import Lines, shows_panels
-from pretrain.monitoring.step_stats import Tally
+from pretrain.monitoring.step_stats import StepStats
 from pretrain.monitoring.summary import begun, now, phases_of
 from pretrain.monitoring.tracker import open_tracker
 from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
@@ -60,8 +60,8 @@ class RunLog:
         self._view = open_view(shown, live, self._folder, plans[-1].phase.last, phases_of(plans))
         self._diary = Diary(self._folder, writes=world.rank == 0)
         peak = sum(world.gather(peak_flops(world.device, config.monitor.peak_tflops)))
-        self._tally = Tally(config.encoder, world, peak)
-        self.meter, self.pace = self._tally.meter, self._tally.pace
+        self._step_stats = StepStats(config.encoder, world, peak)
+        self.meter, self.pace = self._step_stats.meter, self._step_stats.pace
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, redact_settings(asdict(config)), world.rank == 0
         )
@@ -84,7 +84,7 @@ class RunLog:
             words = f"the life before ended without a save; going on behind step {step:,}"
             self._tracker.alert("restart", words)
         self._view.__enter__()
-        self._tally.reset()
+        self._step_stats.reset()
         return self
 
     def __exit__(
@@ -115,11 +115,11 @@ class RunLog:
         self._write_summary()
         self.pace.new_phase()
         self._said: set[str] = set()
-        self._tally.reset()
+        self._step_stats.reset()
 
     def step(self, position: Position, counts: Agreed, lr: float) -> None:
         """Counts an accepted step; at a log step writes a line. All ranks call this."""
-        self._tally.add(position.step, counts)
+        self._step_stats.add(position.step, counts)
         self.pulse.beat(position.step, TRAINING)
         self._step = position.step
         self._view.step(position.step)
@@ -131,7 +131,7 @@ class RunLog:
 
     def flush(self, position: Position, lr: float) -> None:
         """Writes a line of what is not written yet, if anything. All ranks call this."""
-        if not self._tally.empty:
+        if not self._step_stats.empty:
             self._log(position, lr)
 
     def has_evaluation(self, step: int) -> bool:
@@ -152,7 +152,7 @@ class RunLog:
             self._summary |= known
             self._write_summary()
             self._view.held_out(position.step, figures)
-        self._tally.leave_out(time.perf_counter() - started)
+        self._step_stats.leave_out(time.perf_counter() - started)
         return known.get("held_out_loss")
 
     def event(self, kind: str, position: Position, text: str) -> None:
@@ -179,14 +179,14 @@ class RunLog:
         """Forgets the steps after this position. All ranks call this; where the first cannot write, all end."""
         raise_on_all_ranks(self._world, lambda: self._tracker.cut(position.step))
         self._view.rolled_back(position.step)
-        self._tally.forget()
+        self._step_stats.forget()
 
     def ended(self, status: str) -> None:
         """What this life came to: finished or stopped."""
         self._summary["status"] = status
 
     def _log(self, position: Position, lr: float) -> None:
-        figures, index = self._tally.read(self._plan), self._plan.index
+        figures, index = self._step_stats.read(self._plan), self._plan.index
         line = {
             "kind": "train",
             "step": position.step,
@@ -211,7 +211,7 @@ class RunLog:
             self._tracker.alert(cause_of(words), words)
         size = self._summary["parameters"] * BYTES_OF_A_WEIGHT * ROOM
         self._tracker.alert("disk", disk_nearly_full(self._folder, size))
-        self._tally.reset()
+        self._step_stats.reset()
 
     def _log_trust_ratios(self, position: Position) -> None:
         """A line of their own: there are as many as tensors, in full float64, fetched from the device at once."""

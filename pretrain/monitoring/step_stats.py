@@ -16,7 +16,7 @@ from pretrain.training.meters import Meter
 from pretrain.training.rank_timing import Pace
 
 
-class Tally:
+class StepStats:
     """Adds up accepted batches on every rank; `read` empties it. `peak`: FLOP/s of all ranks' devices, 0 where it is
     not known."""
 
