@@ -3,7 +3,7 @@
 #
 #   the working folder takes files     a full disk and a folder of another user are what stops most runs
 #   the GPUs answer, if there are any  a container can lose them while it runs (after a restart of the host's daemons)
-#   the run goes on, if it is named    HEALTH_RUN=runs/demo: a line of its metrics, or a beat of its pulse, in the last
+#   the run goes on, if it is named    HEALTH_RUN=runs/demo: a line of its metrics, or its heartbeat, in the last
 #                                      HEALTH_SECONDS (3600), from the start of the container and of the run's newest
 #                                      life on; a run that says that it has ended, whatever its end, is well
 #
@@ -26,7 +26,7 @@ fi
 
 if [[ -n ${HEALTH_RUN:-} ]]; then
   newest=$(stat --format=%Y /proc/1)
-  for file in "$HEALTH_RUN"/{run.json,metrics.jsonl,summary.json,.pulse.json}; do
+  for file in "$HEALTH_RUN"/{run.json,metrics.jsonl,summary.json,.heartbeat.json}; do
     if [[ -e $file ]]; then
       changed=$(stat --format=%Y "$file")
       newest=$((changed > newest ? changed : newest))

@@ -241,7 +241,7 @@ def first_checkpoint(run: Run) -> None:
 
 def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> None:
     """Starts to save the run at this step."""
-    run.run_log.pulse.beat(run.position.step, SAVING)
+    run.run_log.heartbeat.write(run.position.step, SAVING)
     run.run_log.flush(run.position, rate)  # so that a resumed run's lines are those of one never stopped
     save(run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
 

@@ -29,7 +29,7 @@ from pretrain.preflight.room import BYTES_OF_A_WEIGHT, ROOM
 from pretrain.run.atomic_write import append
 from pretrain.run.attempts import SPENT, Diary
 from pretrain.run.folder import read_summary, write_summary
-from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Pulse
+from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Heartbeat
 from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, read_metrics
 from pretrain.training.batch_counts import Agreed
 from pretrain.training.resume import Position
@@ -52,7 +52,7 @@ class RunLog:
         command: str,
         run_id: str,
     ) -> None:
-        self.pulse = Pulse(Path(config.run.dir), world.rank == 0)
+        self.heartbeat = Heartbeat(Path(config.run.dir), world.rank == 0)
         self._config, self._plan, self._engine, self._world = config, plans[0], engine, world
         self._folder = Path(config.run.dir)
         shown = console if world.rank == 0 else Console(quiet=True)
@@ -79,7 +79,7 @@ class RunLog:
         self._summary |= {"status": "running"}
         self._write_summary()
         step = int(self._summary.get("step", 0))
-        self.pulse.beat(step, STARTING)
+        self.heartbeat.write(step, STARTING)
         if self._crashed:
             words = f"the life before ended without a save; going on behind step {step:,}"
             self._tracker.alert("restart", words)
@@ -120,7 +120,7 @@ class RunLog:
     def step(self, position: Position, counts: Agreed, lr: float) -> None:
         """Counts an accepted step; at a log step writes a line. All ranks call this."""
         self._step_stats.add(position.step, counts)
-        self.pulse.beat(position.step, TRAINING)
+        self.heartbeat.write(position.step, TRAINING)
         self._step = position.step
         self._view.step(position.step)
         if is_due(position.step, self._plan.phase.config.train.log_every, self._plan.phase.last):
@@ -142,7 +142,7 @@ class RunLog:
         """Evaluates and writes the held-out figures of this step; the time it takes is not training time. Returns the
         held-out loss, None where there is none."""
         started = time.perf_counter()
-        self.pulse.beat(position.step, EVALUATING)
+        self.heartbeat.write(position.step, EVALUATING)
         with self._view.busy("evaluating"):
             figures = evaluate(self._engine)
         known = _in_json(figures)

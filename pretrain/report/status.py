@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from pretrain.evaluate.learning import learning_of
-from pretrain.run.heartbeat import TRAINING, is_dead, read_pulse
+from pretrain.run.heartbeat import TRAINING, is_dead, read_heartbeat
 from pretrain.run.metrics_file import METRICS
 from pretrain.run.time_left import seconds_left
 from pretrain.run.tolerant_json import number, objects, table, tables, text_of
@@ -90,9 +90,13 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     """The status of the run in `folder`, which need not be there yet; `now`: seconds since 1970."""
     now = time.time() if now is None else now
     status = Status(folder)
-    summary, run, pulse = table(folder / "summary.json"), table(folder / "run.json"), read_pulse(folder)
+    summary, run, heartbeat = (
+        table(folder / "summary.json"),
+        table(folder / "run.json"),
+        read_heartbeat(folder),
+    )
     lines = list(tables(text_of(folder / METRICS, TAIL)))
-    _figures(status, summary, lines, pulse)
+    _figures(status, summary, lines, heartbeat)
     status.headline = str(summary.get("headline") or "")
     status.figures, found = learning_of(folder / METRICS, summary, lines)
     status.findings = [str(finding) for finding in found]
@@ -107,12 +111,12 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     submitted = table(folder / SUBMITTED)
     status.jobs = objects(submitted.get("jobs"))
     status.command = str(submitted.get("command") or "") or status.command
-    _health(status, summary, pulse, now)
+    _health(status, summary, heartbeat, now)
     return status
 
 
 def _figures(
-    status: Status, summary: dict[str, Any], lines: list[dict[str, Any]], pulse: dict[str, Any]
+    status: Status, summary: dict[str, Any], lines: list[dict[str, Any]], heartbeat: dict[str, Any]
 ) -> None:
     trained = [line for line in lines if line.get("kind", "train") == "train" and "loss" in line]
     newest = summary | (trained[-1] if trained else {})
@@ -131,9 +135,9 @@ def _figures(
     if speeds:
         status.tokens_per_s = median(speeds)
     status.step_seconds = _step_seconds(pace, summary)
-    measured, beaten = status.step, pulse.get("step", 0)
-    if summary.get("status") == "running" and beaten > status.step:  # between two lines of the log
-        status.step = beaten
+    measured, newest = status.step, heartbeat.get("step", 0)
+    if summary.get("status") == "running" and newest > status.step:  # between two lines of the log
+        status.step = newest
     if status.steps and status.step_seconds is not None:
         phases = objects(summary.get("phases"))
         status.seconds_left = seconds_left(status.step, status.step_seconds, status.steps, phases, measured)
@@ -168,12 +172,12 @@ def _checkpoint(status: Status, now: float) -> None:
         status.checkpoint_age = max(0.0, now - at)
 
 
-def _health(status: Status, summary: dict[str, Any], pulse: dict[str, Any], now: float) -> None:
+def _health(status: Status, summary: dict[str, Any], heartbeat: dict[str, Any], now: float) -> None:
     folder = status.folder
     begun = _changed(folder / "run.json")
     said = max(
         (_changed(folder / name) or 0.0 for name in ("summary.json", METRICS)), default=0.0
-    )  # what the run wrote last, but for its pulse
+    )  # what the run wrote last, but for its heartbeat
     if begun is None and not summary:
         status.why = "nothing was trained here yet"
         if (at := _changed(folder / SUBMITTED)) is not None and _find_error(status, at):
@@ -182,7 +186,7 @@ def _health(status: Status, summary: dict[str, Any], pulse: dict[str, Any], now:
     told = summary.get("status")
     if told == "finished":  # no life of it begins any more, whatever a copy made of the files' times
         status.health, status.why = FINISHED, "all steps are done"
-    elif said < (begun or 0.0) and pulse.get("at", 0.0) < (
+    elif said < (begun or 0.0) and heartbeat.get("at", 0.0) < (
         begun or 0.0
     ):  # a life that has not come to training
         _judge(status, STARTING, begun or now, UNKNOWN_SILENCE, "a life of the run began", {}, now)
@@ -194,9 +198,17 @@ def _health(status: Status, summary: dict[str, Any], pulse: dict[str, Any], now:
         if not status.error:
             _find_error(status, begun or 0.0)
     else:
-        status.doing, status.host = str(pulse.get("doing", "")), str(pulse.get("host", ""))
-        status.job = str(pulse.get("job", ""))
-        _judge(status, RUNNING, max(said, pulse.get("at", 0.0)), _patience(status), "it wrote", pulse, now)
+        status.doing, status.host = str(heartbeat.get("doing", "")), str(heartbeat.get("host", ""))
+        status.job = str(heartbeat.get("job", ""))
+        _judge(
+            status,
+            RUNNING,
+            max(said, heartbeat.get("at", 0.0)),
+            _patience(status),
+            "it wrote",
+            heartbeat,
+            now,
+        )
 
 
 def _patience(status: Status) -> float:
@@ -206,11 +218,11 @@ def _patience(status: Status) -> float:
 
 
 def _judge(
-    status: Status, alive: str, at: float, patience: float, what: str, pulse: dict[str, Any], now: float
+    status: Status, alive: str, at: float, patience: float, what: str, heartbeat: dict[str, Any], now: float
 ) -> None:
     """A run that has not said that it ended: it lives, is stalled, or died without a word."""
     status.quiet = max(0.0, now - at)
-    if pulse and is_dead(pulse):
+    if heartbeat and is_dead(heartbeat):
         status.health, status.why = CRASHED, "its process is gone and said nothing: it was killed"
         _find_error(status, at - 60)
         return

@@ -1,7 +1,7 @@
-"""Write a small file that says at which step a run is, what it does, and who has been at work since when.
+"""Write and read a small file with a run's step, what it is doing, and its process.
 
-metrics.jsonl has a line every train.log_every steps, and none while the model is evaluated or saved. Whoever looks at a
-run from elsewhere has to tell a long wait from a dead run: the first rank's pulse is for that.
+metrics.jsonl has a line every train.log_every steps, and none while the model is evaluated or saved. The first rank's
+heartbeat tells a long wait from a dead run to whoever looks at the run from another machine.
 """
 
 import json
@@ -15,28 +15,30 @@ from typing import Any
 from pretrain.run.atomic_write import replace
 from pretrain.run.tolerant_json import table
 
-PULSE = ".pulse.json"
+HEARTBEAT = ".heartbeat.json"
 STARTING, TRAINING, EVALUATING, SAVING = "starting", "training", "evaluating", "saving"
-EVERY = 5.0
-"""Seconds between two beats of one kind, at least: shared folders do not like to be written to often."""
+MIN_INTERVAL_SECONDS = 5.0
+"""Between two writes with the same `doing`: frequent writes slow a shared folder down."""
 
 
-class Pulse:
-    """Beats while a run is alive; on the first rank only."""
+class Heartbeat:
+    """Writes the heartbeat file of a run, on the first rank only."""
 
     def __init__(self, folder: Path, first_rank: bool) -> None:
-        self._path = folder / PULSE if first_rank else None
+        self._path = folder / HEARTBEAT if first_rank else None
         self._who = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "pids": _numbering(),
+            "pid_namespace": _pid_namespace(),
             "job": os.environ.get("SLURM_JOB_ID", ""),
         }
         self._last, self._doing = 0.0, ""
 
-    def beat(self, step: int, doing: str) -> None:
-        """Says that `step` steps are done and what is being done now. A folder that is full or gone is no matter."""
-        if self._path is None or (doing == self._doing and time.monotonic() - self._last < EVERY):
+    def write(self, step: int, doing: str) -> None:
+        """Records that `step` steps are done and what is being done now. Ignores a folder that is full or gone."""
+        if self._path is None or (
+            doing == self._doing and time.monotonic() - self._last < MIN_INTERVAL_SECONDS
+        ):
             return
         self._last, self._doing = time.monotonic(), doing
         words = {**self._who, "at": time.time(), "step": step, "doing": doing}
@@ -44,31 +46,31 @@ class Pulse:
             replace(self._path, json.dumps(words))
 
 
-def read_pulse(folder: Path) -> dict[str, Any]:
-    """The newest beat; empty where there is none, or none that can be read."""
+def read_heartbeat(folder: Path) -> dict[str, Any]:
+    """Read the newest heartbeat; empty where there is none, or none that can be read."""
     try:
-        values = table(folder / PULSE)
+        values = table(folder / HEARTBEAT)
         return {**values, "at": float(values["at"]), "step": int(values["step"]), "pid": int(values["pid"])}
     except (ValueError, KeyError, TypeError, OverflowError):
         return {}
 
 
-def is_dead(pulse: dict[str, Any]) -> bool:
-    """Whether the process that beat is known to have ended: it was on this machine, and is no longer there. In
-    another container, which numbers its processes anew, nothing is known."""
-    if pulse.get("host") != socket.gethostname() or pulse.get("pids") != _numbering():
+def is_dead(heartbeat: dict[str, Any]) -> bool:
+    """Tell whether the process that wrote it is known to have ended: it was on this machine and is gone. In another
+    container, which has process numbers of its own, nothing is known: False."""
+    if heartbeat.get("host") != socket.gethostname() or heartbeat.get("pid_namespace") != _pid_namespace():
         return False
     try:
-        os.kill(pulse["pid"], 0)
+        os.kill(heartbeat["pid"], 0)
     except ProcessLookupError:
         return True
     except OSError:
         return False  # another user's
-    return _is_zombie(pulse["pid"])
+    return _is_zombie(heartbeat["pid"])
 
 
-def _numbering() -> str:
-    """Names the numbering of processes (Linux's PID namespace) that this one is in."""
+def _pid_namespace() -> str:
+    """Name the PID namespace (Linux) of this process; empty elsewhere."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""

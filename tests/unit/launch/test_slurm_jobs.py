@@ -20,7 +20,7 @@ from launch.cluster.chain import Chain, chain
 from launch.cluster.pipeline import STAGES, Job, Request, Size
 from launch.cluster.slurm import SCRIPTS, arguments, submit, with_options
 from launch.settings.recipe import load_config
-from pretrain.run.heartbeat import PULSE
+from pretrain.run.heartbeat import HEARTBEAT
 from tests.command_line import ROOT, SECRETS, Maskmill, setting
 
 NASTY = 'it\'s $(touch planted) `touch planted` "q" 50% a,b\nline'
@@ -277,8 +277,10 @@ def test_what_is_there_is_not_made_again(tiny: list[str], maskmill: Maskmill, tm
     summary = tmp_path / "run/summary.json"
     summary.write_text(summary.read_text().replace('"finished",', '"running",'))
     assert json.loads(summary.read_text())["status"] == "running"
-    pulse = tmp_path / "run" / PULSE
-    pulse.write_text(json.dumps(json.loads(pulse.read_text()) | {"host": "elsewhere", "at": time.time()}))
+    heartbeat = tmp_path / "run" / HEARTBEAT
+    heartbeat.write_text(
+        json.dumps(json.loads(heartbeat.read_text()) | {"host": "elsewhere", "at": time.time()})
+    )
     with pytest.raises(UserError, match="this run is going on"):
         chain(request_for([*own[:-1], "train.steps=2"], size), ["train"])
 

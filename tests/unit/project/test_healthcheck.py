@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.run.heartbeat import PULSE
+from pretrain.run.heartbeat import HEARTBEAT
 from tests.command_line import ROOT
 
 
@@ -50,11 +50,11 @@ def check(run: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_run_that_beats_between_two_lines_of_its_log_is_well(run: Path) -> None:
+def test_a_run_with_heartbeats_between_two_lines_of_its_log_is_well(run: Path) -> None:
     code, words = check(run)
     assert code == 1
     assert words.startswith(f"unhealthy: nothing new in {run} for 72")
-    (run / PULSE).write_text("{}")
+    (run / HEARTBEAT).write_text("{}")
     assert check(run) == (0, "healthy\n")
 
 

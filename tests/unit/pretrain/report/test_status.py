@@ -24,7 +24,7 @@ from pretrain.report.status import (
     read_status,
 )
 from pretrain.report.status_text import in_words
-from pretrain.run.heartbeat import EVALUATING, PULSE, TRAINING, Pulse, read_pulse
+from pretrain.run.heartbeat import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, read_heartbeat
 from tests.command_line import ROOT, Maskmill
 
 NOW = time.time()
@@ -70,9 +70,9 @@ class Folder:
         words = {"status": status, "step": 20, "steps": 100, "command": "maskmill train demo", **more}
         self.write("summary.json", json.dumps(words), ago)
 
-    def pulse(self, ago: float, step: int = 20, doing: str = TRAINING, **who: Any) -> None:
+    def heartbeat(self, ago: float, step: int = 20, doing: str = TRAINING, **who: Any) -> None:
         words = {"at": NOW - ago, "step": step, "doing": doing, "host": "elsewhere", "pid": 1, "job": "17"}
-        self.write(PULSE, json.dumps(words | who), ago)
+        self.write(HEARTBEAT, json.dumps(words | who), ago)
 
     def status(self) -> Status:
         return read_status(self.path, NOW)
@@ -85,7 +85,7 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_figures_of_a_run_that_is_going_on(folder: Folder) -> None:
     folder.run(lives=3)
-    folder.pulse(ago=2, step=23)
+    folder.heartbeat(ago=2, step=23)
     folder.write("checkpoints/step-00000010/checkpoint.json", "{}", ago=60)
     folder.write("checkpoints/step-00000020.0badf00d.partial/checkpoint.json", "{}")
     folder.write("checkpoints/step-00000018.damaged/checkpoint.json", "{}")
@@ -93,7 +93,7 @@ def test_figures_of_a_run_that_is_going_on(folder: Folder) -> None:
     folder.write("events.jsonl", json.dumps(event) + '\n{"event": "ski')
     status = folder.status()
     assert status.health == RUNNING
-    assert (status.step, status.steps, status.lives) == (23, 100, 3), "the pulse is ahead of the log"
+    assert (status.step, status.steps, status.lives) == (23, 100, 3), "the heartbeat is ahead of the log"
     assert (status.loss, status.held_out_loss) == (7.0, 8.25)
     assert status.step_seconds == pytest.approx(2.0)
     assert status.seconds_left == pytest.approx(77 * 2.0)
@@ -151,14 +151,14 @@ def test_later_phases_count_by_their_tokens(folder: Folder) -> None:
         {"name": "b", "first": 50, "last": 100, "global_batch": 4, "sequence_length": 512},
     ]
     folder.run(phases=phases, phase="a")
-    folder.pulse(ago=2)
+    folder.heartbeat(ago=2)
     assert folder.status().seconds_left == pytest.approx(30 * 2.0 + 50 * 2.0 * 2)
-    folder.pulse(ago=2, step=55)  # the second phase has not logged a line yet
+    folder.heartbeat(ago=2, step=55)  # the second phase has not logged a line yet
     assert folder.status().seconds_left == pytest.approx(45 * 2.0 * 2)
 
 
 @pytest.mark.parametrize(
-    ("told", "pulse_ago", "doing", "health"),
+    ("told", "heartbeat_ago", "doing", "health"),
     [
         ("running", 5, TRAINING, RUNNING),
         ("running", 100, TRAINING, RUNNING),  # twenty of its steps are less than two minutes
@@ -170,9 +170,9 @@ def test_later_phases_count_by_their_tokens(folder: Folder) -> None:
         ("failed", 9000, TRAINING, CRASHED),
     ],
 )
-def test_health(folder: Folder, told: str, pulse_ago: float, doing: str, health: str) -> None:
-    folder.run(told, ago=pulse_ago, began=10_000)
-    folder.pulse(pulse_ago, doing=doing)
+def test_health(folder: Folder, told: str, heartbeat_ago: float, doing: str, health: str) -> None:
+    folder.run(told, ago=heartbeat_ago, began=10_000)
+    folder.heartbeat(heartbeat_ago, doing=doing)
     assert folder.status().health == health
     assert "next" in in_words(folder.status(), "again")
 
@@ -181,7 +181,7 @@ def test_a_long_step_is_no_stall(folder: Folder) -> None:
     folder.run(ago=500)
     slow = [{"kind": "train", "step": step, "loss": 1.0, "seconds": 60.0 * step} for step in (1, 2, 3)]
     folder.write("metrics.jsonl", "\n".join(map(json.dumps, slow)), ago=500)
-    folder.pulse(ago=500)
+    folder.heartbeat(ago=500)
     assert folder.status().health == RUNNING
 
 
@@ -189,14 +189,14 @@ def test_a_killed_process_of_this_machine_is_known_at_once(folder: Folder) -> No
     done = subprocess.Popen(["true"])
     done.wait()
     folder.run(ago=3)
-    here = {"host": socket.gethostname(), "pids": os.readlink("/proc/self/ns/pid")}
-    folder.pulse(ago=3, **here, pid=done.pid)
+    here = {"host": socket.gethostname(), "pid_namespace": os.readlink("/proc/self/ns/pid")}
+    folder.heartbeat(ago=3, **here, pid=done.pid)
     status = folder.status()
     assert status.health == CRASHED
     assert "it was killed" in status.why
-    folder.pulse(ago=3, **here, pid=os.getpid())
+    folder.heartbeat(ago=3, **here, pid=os.getpid())
     assert folder.status().health == RUNNING
-    folder.pulse(ago=3, **here | {"pids": "pid:[1]"}, pid=done.pid)
+    folder.heartbeat(ago=3, **here | {"pid_namespace": "pid:[1]"}, pid=done.pid)
     assert folder.status().health == RUNNING, "another container on this machine has processes of its own"
 
 
@@ -223,7 +223,7 @@ def test_gaps_between_lines_weigh_as_their_steps(folder: Folder) -> None:
 
 def test_a_crash_tells_the_last_line_of_its_error(folder: Folder) -> None:
     folder.run(ago=200, lives=2)
-    folder.pulse(ago=200)
+    folder.heartbeat(ago=200)
     folder.write("logs/rank-0.log", "step 3\nmaskmill: WARNING: no room\nall is well\n", ago=190)
     folder.write(
         "logs/rank-1.log", "Traceback:\n  x\ntorch.OutOfMemoryError: CUDA out of memory\nbye\n", ago=199
@@ -243,7 +243,7 @@ def test_a_crash_tells_the_last_line_of_its_error(folder: Folder) -> None:
 def test_between_start_and_first_step(folder: Folder) -> None:
     assert folder.status().health == NOT_STARTED
     folder.run("stopped", ago=900, began=20, lives=2)  # this life has not written anything yet
-    folder.pulse(ago=900)
+    folder.heartbeat(ago=900)
     assert folder.status().health == STARTING
     folder.write("logs/rank-0.log", "maskmill: runs/x: no room for checkpoints\n", ago=10)
     assert folder.status().health == STARTING, "the others are being ended"
@@ -285,7 +285,7 @@ def test_a_job_that_was_requeued_is_not_submitted_again(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["summary.json", "run.json", "metrics.jsonl", "events.jsonl", PULSE, "logs/slurm.json"]
+    "name", ["summary.json", "run.json", "metrics.jsonl", "events.jsonl", HEARTBEAT, "logs/slurm.json"]
 )
 @pytest.mark.parametrize(
     "text",
@@ -299,24 +299,24 @@ def test_a_job_that_was_requeued_is_not_submitted_again(folder: Folder) -> None:
 )
 def test_no_file_is_trusted(folder: Folder, name: str, text: str) -> None:
     folder.run()
-    folder.pulse(ago=1)
+    folder.heartbeat(ago=1)
     folder.write(name, text)
     assert in_words(folder.status(), "again")
 
 
-def test_a_pulse_is_whole_and_seldom(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path, first_rank=True)
-    pulse.beat(1, TRAINING)
-    assert read_pulse(tmp_path)["pid"] == os.getpid()
-    before = (tmp_path / PULSE).stat().st_mtime_ns
-    pulse.beat(2, TRAINING)
-    assert (tmp_path / PULSE).stat().st_mtime_ns == before, "the folder may be a slow one"
-    pulse.beat(2, EVALUATING)
-    assert (read_pulse(tmp_path)["step"], read_pulse(tmp_path)["doing"]) == (2, EVALUATING)
-    assert [path.name for path in tmp_path.iterdir()] == [PULSE]
-    Pulse(tmp_path / "gone", first_rank=True).beat(1, TRAINING)
-    Pulse(tmp_path, first_rank=False).beat(9, TRAINING)
-    assert read_pulse(tmp_path)["step"] == 2
+def test_a_heartbeat_is_whole_and_at_most_every_five_seconds(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, first_rank=True)
+    heartbeat.write(1, TRAINING)
+    assert read_heartbeat(tmp_path)["pid"] == os.getpid()
+    before = (tmp_path / HEARTBEAT).stat().st_mtime_ns
+    heartbeat.write(2, TRAINING)
+    assert (tmp_path / HEARTBEAT).stat().st_mtime_ns == before, "the folder may be a slow one"
+    heartbeat.write(2, EVALUATING)
+    assert (read_heartbeat(tmp_path)["step"], read_heartbeat(tmp_path)["doing"]) == (2, EVALUATING)
+    assert [path.name for path in tmp_path.iterdir()] == [HEARTBEAT]
+    Heartbeat(tmp_path / "gone", first_rank=True).write(1, TRAINING)
+    Heartbeat(tmp_path, first_rank=False).write(9, TRAINING)
+    assert read_heartbeat(tmp_path)["step"] == 2
 
 
 def test_a_real_run(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_real_run(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None
     assert found["held_out_mlm_loss"] > 0
     assert found["loss"] > 0
     assert "goes on from there: maskmill train demo" in found["next"]
-    assert read_pulse(tmp_path / "run")["step"] == 2
+    assert read_heartbeat(tmp_path / "run")["step"] == 2
     maskmill("train", "demo", *run)
     found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
     assert (found["health"], found["step"], found["lives"]) == (FINISHED, 4, 2)
