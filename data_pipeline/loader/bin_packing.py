@@ -44,18 +44,18 @@ def caps_for(
     multiple of 8. Where a masker is to mask, its counts take the place of what the shards have. Raises UserError
     where an example would not fit."""
     tokens = min(micro_batch * sequence_length, most_tokens or micro_batch * sequence_length)
-    if split.longest > tokens:
+    if split.max_tokens > tokens:
         raise UserError(
-            f"an example of {split.longest} tokens does not fit a micro-batch of {tokens}",
+            f"an example of {split.max_tokens} tokens does not fit a micro-batch of {tokens}",
             where="train.micro_batch",
-            expected=f"data.sequence_length={split.longest} or more, as the shards have",
+            expected=f"data.sequence_length={split.max_tokens} or more, as the shards have",
             remedy="prepare shorter examples, or raise them",
         )
     filled = tokens * split.examples // max(split.tokens, 1)
-    masked, most = split.masked, split.most_masked
+    masked, most = split.masked, split.max_masked
     if masker is not None:
         masked = ceil(split.examples * masker.expected(split.tokens / max(split.examples, 1)))
-        most = int(masker.counts(np.array([split.longest]))[0])
+        most = int(masker.counts(np.array([split.max_tokens]))[0])
     rows = tokens * masked * 26 // (max(split.tokens, 1) * 25)
     return Caps(tokens, _round_up(2 * filled + 8), _round_up(rows + most))
 

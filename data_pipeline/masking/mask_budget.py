@@ -73,7 +73,7 @@ class MaskBudget(NamedTuple):
 def measured_note(index: "Index") -> str:
     """What the cap did to the training examples of these shards, for people; empty where it did nothing."""
     budget, split = MaskBudget.stored(index.settings), index.train
-    if budget is None or not budget.binds(split.longest):
+    if budget is None or not budget.binds(split.max_tokens):
         return ""
     return (
         f"data.max_predictions={budget.cap} caps what is predicted: {split.masked / max(split.tokens, 1):.1%} of the "

@@ -35,7 +35,7 @@ from data_pipeline.shards.schema import (
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.files import Vocabulary
 
-FORMAT = 3
+FORMAT = 4
 """Version of the shards' and index's format; another one is refused."""
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 TRAIN, HELD_OUT = "train", "held_out"
@@ -68,14 +68,14 @@ class Split:
         return sum(shard.masked for shard in self.shards)
 
     @cached_property
-    def longest(self) -> int:
+    def max_tokens(self) -> int:
         """Tokens of the longest example; 0 without examples."""
-        return max((shard.longest for shard in self.shards), default=0)
+        return max((shard.max_tokens for shard in self.shards), default=0)
 
     @cached_property
-    def most_masked(self) -> int:
+    def max_masked(self) -> int:
         """Most masked positions in one example; 0 without examples."""
-        return max((shard.most_masked for shard in self.shards), default=0)
+        return max((shard.max_masked for shard in self.shards), default=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +107,15 @@ class Index:
                 expected=f"{INDEX} in it",
                 remedy="run `maskmill prepare`",
             ) from None
-        fields = checked(parsed(data, where), _INDEX, where)
-        if fields["format"] != FORMAT:
-            raise bad(f"format {fields['format']}", where, f"format {FORMAT}, which this version reads")
+        value = parsed(data, where)
+        if isinstance(value, dict) and "format" in value and value["format"] != FORMAT:
+            raise UserError(
+                f"format {str(value['format'])[:80]}",
+                where=where,
+                expected=f"format {FORMAT}",
+                remedy="prepare the shards again with this version, or read them with the version that made them",
+            )
+        fields = checked(value, _INDEX, where)
         if fields["block_examples"] < 1:
             raise bad("block_examples is 0", where, "at least 1")
         stamp = VocabularyStamp(**checked(fields["vocabulary"], VOCABULARY_FIELDS, where))
@@ -150,7 +156,7 @@ class Index:
             raise DamagedError(
                 "missing", where=where, expected=f"the block table of {shard.file}", remedy=REMEDY
             ) from None
-        if hashlib.sha256(data).hexdigest() != shard.blocks_sha256:
+        if hashlib.sha256(data).hexdigest() != shard.block_table_sha256:
             raise DamagedError("bytes changed since index.json was written", where=where, remedy=REMEDY)
         return parsed_table(data, shard, self.block_examples, where)
 

@@ -36,14 +36,14 @@ class ShardEntry(NamedTuple):
     tokens: int
     masked: int
     """Masked positions."""
-    longest: int
+    max_tokens: int
     """Tokens of its longest example."""
-    most_masked: int
+    max_masked: int
     """Most masked positions in one example."""
     bytes: int
     sha256: str
     blocks: int
-    blocks_sha256: str
+    block_table_sha256: str
     """Of the file with the block table."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,11 +56,11 @@ class ShardEntry(NamedTuple):
         fields = checked(value, _ENTRY, where)
         if not _NAME.fullmatch(fields["file"]) or fields["file"] in ("index.tar", "tokenizer.tar"):
             raise bad(f"shard name {fields['file']!r}", where, "a plain file name that ends in .tar")
-        for name in ("sha256", "blocks_sha256"):
+        for name in ("sha256", "block_table_sha256"):
             if not is_sha256(fields[name]):
                 raise bad(f"{name} of {fields['file']}", where, "64 hexadecimal digits")
-        if not fields["most_masked"] <= fields["longest"] <= LONGEST:
-            sizes = f"{fields['longest']} tokens and {fields['most_masked']} masked positions"
+        if not fields["max_masked"] <= fields["max_tokens"] <= LONGEST:
+            sizes = f"{fields['max_tokens']} tokens and {fields['max_masked']} masked positions"
             raise bad(f"{sizes} at most in {fields['file']}", where, f"no more than {LONGEST} tokens")
         return cls(**fields)
 

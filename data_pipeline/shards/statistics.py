@@ -36,8 +36,8 @@ def shard_statistics(
         "masked_as_random": len(rows) - masked - kept,
         "pairs_is_next": int((examples.labels == 0).sum()),
         "pairs_random": int((examples.labels == 1).sum()),
-        "single_streams": int((examples.labels < 0).sum()),
-        "full_length": int((lengths == settings.sequence_length).sum()),
+        "single_sequences": int((examples.labels < 0).sum()),
+        "full_length_examples": int((lengths == settings.sequence_length).sum()),
         "length_histogram": histogram.tolist(),
     }
 
@@ -49,9 +49,9 @@ def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> di
     size = settings.block_examples
     mixed = philox.permutation(settings.seed, 0, philox.SHUFFLE, len(lengths)) if settings.bin_width else None
     return {
-        "padded_blocks": padded_tokens(lengths, size),
-        "padded_blocks_mixed": padded_tokens(lengths if mixed is None else lengths[mixed], size),
-        "packed_blocks": packed_rows(lengths, size, settings.sequence_length) * settings.sequence_length,
+        "padded_tokens": padded_tokens(lengths, size),
+        "padded_tokens_mixed": padded_tokens(lengths if mixed is None else lengths[mixed], size),
+        "packed_tokens": packed_rows(lengths, size, settings.sequence_length) * settings.sequence_length,
     }
 
 
@@ -68,7 +68,7 @@ def language_statistics(segments: Segments, settings: DataSettings) -> dict[str,
             for name, n, t in zip(languages, examples, tokens, strict=True)
         },
         "pairs_across_languages": int(((firsts != lasts) & (segments.labels >= 0)).sum()),
-        "streams_across_languages": int(((firsts != lasts) & (segments.labels < 0)).sum()),
+        "single_sequences_across_languages": int(((firsts != lasts) & (segments.labels < 0)).sum()),
     }
 
 

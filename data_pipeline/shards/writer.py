@@ -52,7 +52,7 @@ def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> Sha
     path = Path(path)
     rows: list[tuple[int, int, int, int, int]] = []
     checksums: list[str] = []
-    longest = most_masked = size = 0
+    max_tokens = max_masked = size = 0
     digest = hashlib.sha256()
     with whole_file(path) as file:
         for number, block in enumerate(blocks):
@@ -62,8 +62,8 @@ def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> Sha
             data = encode_block(number, block)
             rows.append((size, len(data), len(block), len(block.tokens), len(block.masked_ids)))
             checksums.append(_checksum(data))
-            longest = max(longest, int(block.lengths.max()))
-            most_masked = max(most_masked, int(np.diff(block.masked_offsets).max()))
+            max_tokens = max(max_tokens, int(block.lengths.max()))
+            max_masked = max(max_masked, int(np.diff(block.masked_offsets).max()))
             size += len(data)
             digest.update(data)
             file.write(data)
@@ -79,12 +79,12 @@ def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> Sha
         examples=int(table.examples.sum()),
         tokens=int(table.tokens.sum()),
         masked=int(table.masked.sum()),
-        longest=longest,
-        most_masked=most_masked,
+        max_tokens=max_tokens,
+        max_masked=max_masked,
         bytes=size + len(TAR_END),
         sha256=digest.hexdigest(),
         blocks=len(rows),
-        blocks_sha256=hashlib.sha256(table_data).hexdigest(),
+        block_table_sha256=hashlib.sha256(table_data).hexdigest(),
     )
 
 
@@ -167,7 +167,7 @@ class BlockReader:
             raise DamagedError("bytes changed since the shard was written", where=where, remedy=_REMEDY)
         try:
             examples = decode_block(block, data)
-            check_examples(examples, self.index.vocabulary.size, entry.longest)
+            check_examples(examples, self.index.vocabulary.size, entry.max_tokens)
         except BlockError as error:
             raise DamagedError(
                 f"not a block of examples: {error}", where=where, remedy="prepare the shards again"
@@ -242,16 +242,16 @@ def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
     where = reader.index.path(shard.file)
     if _sha256(where) != (shard.sha256, shard.bytes):
         raise UserError("missing or changed", where=where, remedy=_REMEDY)
-    longest = most_masked = 0
+    max_tokens = max_masked = 0
     for block in range(shard.blocks):
         examples = next(reader.read([(number, block)]))
-        longest = max(longest, int(examples.lengths.max()))
-        most_masked = max(most_masked, int(np.diff(examples.masked_offsets).max()))
+        max_tokens = max(max_tokens, int(examples.lengths.max()))
+        max_masked = max(max_masked, int(np.diff(examples.masked_offsets).max()))
         yield examples
-    if (longest, most_masked) != (shard.longest, shard.most_masked):
+    if (max_tokens, max_masked) != (shard.max_tokens, shard.max_masked):
         raise UserError(
-            f"index.json says longest {shard.longest} and most_masked {shard.most_masked}, "
-            f"the examples have {longest} and {most_masked}",
+            f"index.json says max_tokens {shard.max_tokens} and max_masked {shard.max_masked}, "
+            f"the examples have {max_tokens} and {max_masked}",
             where=where,
             remedy="prepare the shards again",
         )

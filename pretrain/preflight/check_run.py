@@ -122,7 +122,7 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
     """Raises UserError for shards, in the folder `shards`, that are not what this configuration trains on."""
     if index.train.examples == 0:
         raise UserError("holds no training examples", where=shards)
-    longest = max(index.train.longest, index.held_out.longest)
+    longest = max(index.train.max_tokens, index.held_out.max_tokens)
     if longest > config.encoder.max_positions:
         raise UserError(
             f"the shards have examples of {longest} tokens, beyond the model's positions",

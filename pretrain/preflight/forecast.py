@@ -180,7 +180,7 @@ def text_of(config: RunConfig) -> Text:
             _mean_square(index, mean),
             split.masked / split.examples,
             f"the shards in {shards}",
-            budget.note(split.longest) if config.data.dynamic_masking else measured_note(index),
+            budget.note(split.max_tokens) if config.data.dynamic_masking else measured_note(index),
         )
     length = config.data.sequence_length
     return Text(

@@ -102,7 +102,7 @@ def phase_lines(plan: Plan, world: World) -> list[str]:
     footprint = Shares(index, order, plan.caps(split, config), world.rank, world.size, plan.masking).footprint
     warmup = warmup_updates(config.schedule.warmup, train.steps)
     return [
-        f"{split.examples:,} examples of {mean:.0f} tokens on average, the longest {split.longest}; "
+        f"{split.examples:,} examples of {mean:.0f} tokens on average, the longest {split.max_tokens}; "
         f"{index.held_out.examples:,} held out; vocabulary of {index.vocabulary.size:,}",
         f"{train.steps:,} steps of {train.global_batch:,} examples, {share:,} a rank in about {passes} micro-batches; "
         f"{train.steps * train.global_batch / split.examples:,.2f} epochs",

@@ -99,7 +99,7 @@ def model_feed(plan: Plan, engine: Engine, world: World, compiled: bool, console
     config, vocabulary, split = plan.phase.config, plan.index.vocabulary, plan.index.train
     if not compiled:
         return Feed(world.device, vocabulary.cls, vocabulary.sep)
-    shape = Shape.of(plan.caps_of_one_shape(config, world.size), split.longest)
+    shape = Shape.of(plan.caps_of_one_shape(config, world.size), split.max_tokens)
     feed = Feed(world.device, vocabulary.cls, vocabulary.sep, shape)
     compile_model.compile_model(engine.module, feed.empty, console)
     return feed

@@ -195,7 +195,7 @@ def report(
     flops = training_flops(encoder, index.vocabulary.size, round(tokens), squares, masked)
     print(
         f"{arguments.layers} layers x {arguments.hidden}, {arguments.examples} examples a step of "
-        f"{tokens / arguments.examples:.0f} tokens on average and at most {split.longest}, "
+        f"{tokens / arguments.examples:.0f} tokens on average and at most {split.max_tokens}, "
         f"dropout {arguments.dropout}, {arguments.threads} threads; "
         f"{flops / 1e9:.1f} GFLOP a step; fp32 matrix product {peak / 1e9:.0f} GFLOP/s"
     )

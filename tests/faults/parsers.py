@@ -147,7 +147,7 @@ class Shards:
     def resealed(self, table: bytes) -> dict[str, bytes]:
         """The files with another block table that index.json vouches for."""
         document = json.loads(self.files["index.json"])
-        document["splits"]["train"][0]["blocks_sha256"] = hashlib.sha256(table).hexdigest()
+        document["splits"]["train"][0]["block_table_sha256"] = hashlib.sha256(table).hexdigest()
         return {"train-000000.json": table, "index.json": json.dumps(document).encode()}
 
 

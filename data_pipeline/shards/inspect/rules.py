@@ -197,7 +197,7 @@ def _recorded(split: Facts, name: str, facts: Facts) -> Iterator[Finding]:
         "masked": split["masked"],
         "pairs_is_next": labels["is_next"],
         "pairs_random": labels["random"],
-        "single_streams": labels["none"],
+        "single_sequences": labels["none"],
     }
     differing = [key for key, count in found.items() if recorded.get(key, count) != count]
     if differing:

@@ -99,7 +99,7 @@ class _Scan:
 
     def __init__(self, index: Index, split: Split, batch: int) -> None:
         self.index, self.split = index, split
-        self.room = max(_setting(index, "sequence_length"), split.longest, 1)
+        self.room = max(_setting(index, "sequence_length"), split.max_tokens, 1)
         width = _setting(index, "bin_width") or -(-self.room // 8)
         self.padding = PaddingCounter(batch, width, self.room)
         self.repeats = Repeats()
@@ -129,7 +129,7 @@ class _Scan:
                 "share_of_tokens": split.masked / max(split.tokens, 1),
                 **_asked(self.lengths, self.index.settings, split.tokens),
                 "an_example": split.masked / max(split.examples, 1),
-                "most": split.most_masked,
+                "most": split.max_masked,
                 "examples_without": tally["unmasked"],
                 **{kind: tally[kind] / masked for kind in ("mask", "random_token", "kept")},
             },
@@ -144,7 +144,7 @@ class _Scan:
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths[1:])])
         return {
             "shortest": int(found[0]) if len(found) else 0,
-            "longest": self.split.longest,
+            "longest": self.split.max_tokens,
             "mean": self.split.tokens / max(self.split.examples, 1),
             "distinct": len(found),
             "room": self.room,

@@ -7,7 +7,7 @@ from pretrain.report.html.charts.scales import middle, text
 from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number
 
-PAIRS = {"pairs_is_next": "IsNext", "pairs_random": "NotNext", "single_streams": "single streams"}
+PAIRS = {"pairs_is_next": "IsNext", "pairs_random": "NotNext", "single_sequences": "single sequences"}
 MASKS = {
     "masked_as_mask": "[MASK]",
     "masked_as_random": "a random word",
@@ -45,7 +45,7 @@ def data_section(run: RunRecord) -> str:
 def _padding(run: RunRecord, part: dict[str, Any], longest: float | None) -> str:
     """Padding as it is and as it would be, and, apart from it, how much of the token budget was used."""
     tokens, examples = number(part.get("tokens")), number(part.get("examples"))
-    padded, own = number(part.get("padded_blocks")), middle(run.train.get("padding_share"))
+    padded, own = number(part.get("padded_tokens")), middle(run.train.get("padding_share"))
     shares = {} if own is None else {"as trained": own}
     if tokens and examples and longest:
         if padded:
@@ -122,7 +122,7 @@ def _rates(splits: dict[str, dict[str, Any]]) -> list[str]:
     for label, part_of, whole in (
         ("tokens an example", "tokens", "examples"),
         ("share of tokens masked", "masked", "tokens"),
-        ("share of full length", "full_length", "examples"),
+        ("share of full length", "full_length_examples", "examples"),
     ):
         pairs = [(number(part.get(part_of)), number(part.get(whole))) for part in splits.values()]
         if any(above is not None and below for above, below in pairs):

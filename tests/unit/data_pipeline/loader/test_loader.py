@@ -294,7 +294,7 @@ def test_caps_leave_room_for_real_shares(data: tuple[Index, Examples]) -> None:
     caps = caps_for(index.train, 4, 24)
     assert caps.tokens == 96
     assert caps.examples % 8 == caps.masked % 8 == 0
-    assert caps.masked >= index.train.most_masked
+    assert caps.masked >= index.train.max_masked
     with pytest.raises(UserError, match="does not fit a micro-batch of 10"):
         caps_for(index.train, 1, 10)
     with pytest.raises(UserError, match="does not fit a micro-batch"):

@@ -113,19 +113,19 @@ def write_shards(
                 "examples": len(pairs),
                 "tokens": sum(block_["tokens"] for block_ in table),
                 "masked": sum(block_["masked"] for block_ in table),
-                "longest": max(len(pair.tokens) for pair in pairs),
-                "most_masked": max(len(pair.positions) for pair in pairs),
+                "max_tokens": max(len(pair.tokens) for pair in pairs),
+                "max_masked": max(len(pair.positions) for pair in pairs),
                 "bytes": len(data),
                 "sha256": hashlib.sha256(data).hexdigest(),
                 "blocks": len(table),
-                "blocks_sha256": hashlib.sha256(table_text).hexdigest(),
+                "block_table_sha256": hashlib.sha256(table_text).hexdigest(),
             })  # fmt: skip
     tokenizer = b'{"model": {"vocab": {"[PAD]": 0}}}'
     (folder / "tokenizer.json").write_bytes(tokenizer)
     vocabulary = {"sha256": hashlib.sha256(tokenizer).hexdigest(), "size": size}
     document = {
         "splits": listed,
-        "format": 3,
+        "format": 4,
         "statistics": {"by": "another program"},
         "vocabulary": vocabulary | {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "unk": 4},
         "settings": {"sequence_length": 40},
@@ -346,7 +346,9 @@ def test_every_field_of_index_and_table_may_hold_anything(shards: Material, data
     before, target[last] = target[last], data.draw(values)
     table = json.dumps(documents["train.0.json"]).encode()
     if name == "train.0.json":
-        documents["index.json"]["splits"]["train"][0]["blocks_sha256"] = hashlib.sha256(table).hexdigest()
+        documents["index.json"]["splits"]["train"][0]["block_table_sha256"] = hashlib.sha256(
+            table
+        ).hexdigest()
         restored(
             files | {"train.0.json": table, "index.json": json.dumps(documents["index.json"]).encode()},
             folder,
@@ -370,8 +372,8 @@ def test_every_field_of_index_and_table_may_hold_anything(shards: Material, data
             "mask",
             "unk",
             "size",
-            "longest",
-            "most_masked",
+            "max_tokens",
+            "max_masked",
             "train",
             "held_out",
         )

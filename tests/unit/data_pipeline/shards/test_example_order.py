@@ -161,12 +161,12 @@ def test_bins_save_padding_and_change_no_example(text: Path, tmp_path: Path) -> 
     binned = prepared(text, tmp_path / "b", bin_width=8)
     assert sorted(text_of(content(mixed))) == sorted(text_of(content(binned)))
     counts, other = binned.statistics["train"], mixed.statistics["train"]
-    assert counts["tokens"] <= counts["padded_blocks"] < counts["padded_blocks_mixed"]
-    assert counts["tokens"] <= counts["packed_blocks"]
-    assert other["padded_blocks"] == other["padded_blocks_mixed"]
+    assert counts["tokens"] <= counts["padded_tokens"] < counts["padded_tokens_mixed"]
+    assert counts["tokens"] <= counts["packed_tokens"]
+    assert other["padded_tokens"] == other["padded_tokens_mixed"]
     blocks = list(BlockReader(binned, binned.train).all_blocks())
-    assert counts["padded_blocks"] == sum(b.lengths.max() * len(b) for b in blocks)
-    assert counts["packed_blocks"] == 32 * sum(packed_rows(b.lengths, 8, 32) for b in blocks)
+    assert counts["padded_tokens"] == sum(b.lengths.max() * len(b) for b in blocks)
+    assert counts["packed_tokens"] == 32 * sum(packed_rows(b.lengths, 8, 32) for b in blocks)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_examples_come_back(tmp_path: Path) -> None:
     assert read_all(index) == concatenate(content)
     assert read_all(index).offsets.dtype == np.int64
     assert [(s.examples, s.blocks) for s in index.train.shards] == [(20, 3), (8, 1), (3, 1)]
-    assert index.train.longest == max(c.lengths.max() for c in content)
-    assert index.train.most_masked == max(np.diff(c.masked_offsets).max() for c in content)
+    assert index.train.max_tokens == max(c.lengths.max() for c in content)
+    assert index.train.max_masked == max(np.diff(c.masked_offsets).max() for c in content)
     assert (index.train.examples, index.train.masked) == (31, sum(len(c.masked_ids) for c in content))
 
 
@@ -242,7 +242,7 @@ def test_full_verification_finds_every_changed_file(folder: Path) -> None:
     assert sorted(found) == ["held_out-000000.tar", "tokenizer.json", "train-000001.tar", "train-000002.json"]
 
 
-@pytest.mark.parametrize("field", ["longest", "most_masked"])
+@pytest.mark.parametrize("field", ["max_tokens", "max_masked"])
 def test_an_index_that_lies_about_the_greatest_example(folder: Path, field: str) -> None:
     """Training takes its caps from them."""
     document = json.loads((folder / "index.json").read_bytes())
@@ -262,7 +262,7 @@ def test_an_index_that_lies_about_the_size_of_a_shard(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(("vocabulary", "size"), 2**40), (("splits", "train", 0, "longest"), 2**40)],
+    [(("vocabulary", "size"), 2**40), (("splits", "train", 0, "max_tokens"), 2**40)],
 )
 def test_an_index_whose_counts_would_fill_the_memory(folder: Path, path: tuple, value: int) -> None:
     document = json.loads((folder / "index.json").read_bytes())
@@ -306,7 +306,7 @@ def resealed(folder: Path, change: Any) -> Index:
     table.write_bytes(canonical_json(document))
     path = folder / "index.json"
     index = json.loads(path.read_bytes())
-    index["splits"]["train"][0]["blocks_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
+    index["splits"]["train"][0]["block_table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
     path.write_bytes(canonical_json(index))
     return Index.load(folder)
 
@@ -345,7 +345,8 @@ def test_a_folder_without_shards(tmp_path: Path) -> None:
     "change",
     [
         lambda d: d.update(format=1),
-        lambda d: d.update(format=4),
+        lambda d: d.update(format=3),
+        lambda d: d.update(format=5),
         lambda d: d.update(format="1"),
         lambda d: d.pop("statistics"),
         lambda d: d.update(more=1),
@@ -376,6 +377,21 @@ def test_an_index_that_is_not_as_it_should_be(folder: Path, change: Any) -> None
     change(document)
     path.write_bytes(canonical_json(document))
     with pytest.raises(UserError, match=r"index\.json: "):
+        Index.load(folder)
+
+
+def test_an_index_of_an_older_version_is_refused_by_its_version(folder: Path) -> None:
+    """By its number, not by the keys that have other names since."""
+    path = folder / "index.json"
+    document = json.loads(path.read_bytes())
+    document["format"] = 3
+    for shard in document["splits"]["train"]:
+        shard["longest"] = shard.pop("max_tokens")
+    document["another"] = document.pop("block_examples")
+    path.write_bytes(canonical_json(document))
+    with pytest.raises(
+        UserError, match=r"index\.json: format 3 \(expected format 4; prepare the shards again"
+    ):
         Index.load(folder)
 
 

@@ -85,7 +85,7 @@ OLD_EVALUATION = {
 DATA = {
     "documents": 1928, "examples": 1000, "tokens": 100_000, "masked": 15_000, "masked_as_mask": 12_000,
     "masked_as_random": 1_500, "masked_as_itself": 1_500, "pairs_is_next": 480, "pairs_random": 520,
-    "single_streams": 0, "full_length": 800, "length_histogram": [10, 20, 170, 800],
+    "single_sequences": 0, "full_length_examples": 800, "length_histogram": [10, 20, 170, 800],
 }  # fmt: skip
 SUMMARY = {
     "status": "finished", "steps": 100, "parameters": 1_543_104, "device": "CPU", "ranks": 2,

@@ -375,7 +375,7 @@ def test_how_to_run_it_again_has_commands_hashes_and_conditions(tmp_path: Path) 
 
 
 def test_data_says_what_padding_would_cost(tmp_path: Path) -> None:
-    data = {**DATA, "padded_blocks": 125_000, "examples": 1000}
+    data = {**DATA, "padded_tokens": 125_000, "examples": 1000}
     page = page_of(make_run(tmp_path / "run", summary={**SUMMARY, "data": {"train": data}}))
     assert "if padded to full length21.9 %" in page.text  # 100,000 tokens in 1,000 x 128
     assert "if padded to the longest of each block20.0 %" in page.text
