@@ -103,17 +103,17 @@ class DataSettings:
     """What is masked as one: token, span (SpanBERT), ngram (ALBERT), phrase or entity (ERNIE)."""
     whole_word: bool = deciding(False)
     """With masking=token: mask all pieces of a word together, or none of them."""
-    mask_share: float = deciding(0.8)
+    mask_prob: float = deciding(0.8)
     """Share of the covered tokens that become [MASK]."""
-    random_share: float = deciding(0.1)
+    random_prob: float = deciding(0.1)
     """Share of the covered tokens that become a random one; the rest stay as they are."""
     replace_together: bool = deciding(False)
     """Draw once for a whole span or unit whether it becomes [MASK], random or stays (SpanBERT), not for each token."""
     span_p: float = deciding(0.2)
     """masking=span: parameter of the geometric distribution of span lengths, in words."""
-    span_longest: int = deciding(10)
+    max_span: int = deciding(10)
     """masking=span: most words of a span."""
-    ngram_longest: int = deciding(3)
+    max_ngram: int = deciding(3)
     """masking=ngram: most words of an n-gram; n has probability proportional to 1/n."""
     lexicon: str = deciding("")
     """masking=phrase or entity: a UTF-8 text file with a phrase or name a line; its bytes count, not its place. Phrases

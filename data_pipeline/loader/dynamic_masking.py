@@ -26,8 +26,8 @@ from data_pipeline.shards.schema import REMEDY
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
 _DECIDING = (
-    "masked_lm_prob", "max_predictions", "masking", "whole_word", "mask_share", "random_share", "replace_together",
-    "span_p", "span_longest", "ngram_longest", "lexicon",
+    "masked_lm_prob", "max_predictions", "masking", "whole_word", "mask_prob", "random_prob", "replace_together",
+    "span_p", "max_span", "max_ngram", "lexicon",
 )  # fmt: skip
 _NUMBER_BITS = np.uint64(40)
 

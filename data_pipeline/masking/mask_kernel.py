@@ -32,8 +32,8 @@ class MaskRule(NamedTuple):
     cls: int
     sep: int
     mask: int
-    mask_share: float
-    keep_share: float  # of the tokens that do not become [MASK]
+    mask_prob: float
+    keep_prob: float  # of the tokens that do not become [MASK]
     together: bool  # one draw decides what becomes of all that is covered as one
     lengths: NDArray[np.float64]  # cumulative weights of 1, 2, ... groups
     units: UnitTable
@@ -112,7 +112,7 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
     Philox stream draws them one by one, no more than it needs: the same distribution for fewer draws."""
     members, starts, order = scratch[0], scratch[1], scratch[2]
     # a rule is many arrays: what a loop needs of it is taken out, since handing all of it on costs more than a draw
-    shares, ids = (rule.mask_share, rule.keep_share), (rule.mask, len(rule.continuation))
+    shares, ids = (rule.mask_prob, rule.keep_prob), (rule.mask, len(rule.continuation))
     extent, together, lengths = rule.extent, rule.together, rule.lengths
     by_word, specials = rule.grouping != TOKENS, (rule.cls, rule.sep)
     groups = group_tokens(sequence, specials, by_word, rule.across, rule.continuation, members, starts)

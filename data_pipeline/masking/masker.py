@@ -74,7 +74,7 @@ class Masker:
         out, rule = (tokens, positions, ids, masked_offsets), self.rule
         longest = int(lengths.max(initial=0))
         if rule.grouping == TOKENS and rule.extent == ALONE:
-            shares = (rule.mask_share, rule.keep_share)
+            shares = (rule.mask_prob, rule.keep_prob)
             plain = (rule.cls, rule.sep, rule.mask, len(rule.continuation), *shares)
             used = mask_tokens(key, sequences, counts, plain, token_kernel.scratch_for(longest), out)
         else:
@@ -104,12 +104,12 @@ class Masker:
 
 
 def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
-    kind, rest = settings.masking, 1.0 - settings.mask_share
+    kind, rest = settings.masking, 1.0 - settings.mask_prob
     if kind not in MASKINGS:
         raise _refused("masking", repr(kind), " or ".join(MASKINGS))
-    if not 0.0 <= settings.random_share <= round(rest, 12) <= 1.0:
-        shares = f"{settings.mask_share} beside data.random_share={settings.random_share}"
-        raise _refused("mask_share", shares, "shares, at most 1 together")
+    if not 0.0 <= settings.random_prob <= round(rest, 12) <= 1.0:
+        shares = f"{settings.mask_prob} beside data.random_prob={settings.random_prob}"
+        raise _refused("mask_prob", shares, "shares, at most 1 together")
     by_units = kind in ("phrase", "entity")
     units = unit_table(settings, vocabulary, chunks=kind == "phrase") if by_units else no_units()
     continuation = np.array(vocabulary.continuation, np.bool_)
@@ -125,13 +125,13 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
         cls=vocabulary.cls,
         sep=vocabulary.sep,
         mask=vocabulary.mask,
-        mask_share=float(settings.mask_share),
+        mask_prob=float(settings.mask_prob),
         # rounded: 0.1 of 0.2 is to be just one half, as in BERT's script
-        keep_share=round(1.0 - settings.random_share / rest, 12) if rest > 0 else 0.0,
+        keep_prob=round(1.0 - settings.random_prob / rest, 12) if rest > 0 else 0.0,
         together=settings.replace_together,
-        lengths=harmonic(settings.ngram_longest)
+        lengths=harmonic(settings.max_ngram)
         if kind == "ngram"
-        else geometric(settings.span_p, settings.span_longest),
+        else geometric(settings.span_p, settings.max_span),
         units=units,
     )
 

@@ -37,7 +37,7 @@ def list_candidates(sequence, cls, sep, members):
 @jit
 def cover(key, k, candidates, rule, corrupted, block, bits):
     """Draws k of the candidates, one by one, replaces each in `corrupted` and sets its bit."""
-    _, _, mask, vocabulary_size, mask_share, keep_share = rule
+    _, _, mask, vocabulary_size, mask_prob, keep_prob = rule
     drawn = 0
     for c in range(k):
         other = c + np.int64(multiply_high(nth_word(block, key, drawn), np.uint64(len(candidates) - c)))
@@ -46,12 +46,12 @@ def cover(key, k, candidates, rule, corrupted, block, bits):
         bits[position >> 6] |= _ONE << (np.uint64(position) & _WORD)
         share = np.float64(nth_word(block, key, drawn + 1) >> np.uint64(11)) * _UNIT
         drawn += 2
-        if share < mask_share:
+        if share < mask_prob:
             corrupted[position] = mask
             continue
         share = np.float64(nth_word(block, key, drawn) >> np.uint64(11)) * _UNIT
         drawn += 1
-        if share >= keep_share:
+        if share >= keep_prob:
             corrupted[position] = multiply_high(nth_word(block, key, drawn), np.uint64(vocabulary_size))
             drawn += 1
 

@@ -128,9 +128,9 @@ def _masks(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
         yield (
             f"{share:.1%} of the tokens are masked, where data.masked_lm_prob={settings['masked_lm_prob']}{cap} "
             f"{expected:.1%}",
-            "long words or units may not fit into what is left: see data.masking, data.whole_word, data.span_longest",
+            "long words or units may not fit into what is left: see data.masking, data.whole_word, data.max_span",
         )
-    for kind, name in (("mask", "mask_share"), ("random_token", "random_share")):
+    for kind, name in (("mask", "mask_prob"), ("random_token", "random_prob")):
         wanted = settings.get(name)
         if isinstance(wanted, int | float) and 0 <= wanted <= 1:
             # units are replaced together at most within an example, so that examples are what is independent

@@ -184,7 +184,7 @@ def test_nothing_runs_on_beyond_a_separator(kind):
 
 def test_an_ngram_that_meets_a_covered_word_is_given_up():
     """Of three words: a pair whose second word is covered already covers nothing, though its first would fit."""
-    rule = masker("ngram", continuation_every=0, masked_lm_prob=0.6, ngram_longest=2)
+    rule = masker("ngram", continuation_every=0, masked_lm_prob=0.6, max_ngram=2)
     found = {tuple(sorted(covered)) for covered in covered_sets(rule(sequences([[FIRST] * 3] * 500), 1))}
     assert found == {(1, 2, 3), (1, 3), (2, 3)}
 
@@ -194,7 +194,7 @@ def test_a_span_begins_at_a_random_token_and_an_ngram_at_a_random_word(kind, sha
     piece, word = FIRST, FIRST + 1
     text = [word, word, piece, piece, piece]  # a word of one piece, a word of four
     rule = masker(
-        kind, span_longest=1, ngram_longest=1, masked_lm_prob=0.6
+        kind, max_span=1, max_ngram=1, masked_lm_prob=0.6
     )  # 4 of 7: the first drawn fills it or not
     first = [1 in covered for covered in covered_sets(rule(sequences([text] * 20_000), 1))]
     assert abs(surprise([sum(first), 20_000 - sum(first)], shares)) < 4
@@ -226,7 +226,7 @@ def runs_of(examples):
 
 def test_a_span_is_replaced_together_and_touching_spans_are_one():
     segments = random_sequences()
-    settings = {"mask_share": 0.5, "random_share": 0.2, "masked_lm_prob": 0.4, "max_predictions": 60}
+    settings = {"mask_prob": 0.5, "random_prob": 0.2, "masked_lm_prob": 0.4, "max_predictions": 60}
     one = masker("span", replace_together=True, **settings)(segments, 1)
     counts = fates(one, runs_of(one))
     assert counts[3] <= 2, "a random id may happen to be [MASK] or the one that was there"
@@ -238,7 +238,7 @@ def test_a_span_is_replaced_together_and_touching_spans_are_one():
 @pytest.mark.parametrize("kind", ["token", "ngram"])
 def test_shares_hold_and_a_word_is_replaced_together(kind):
     segments = random_sequences()
-    settings = {"whole_word": True, "mask_share": 0.6, "random_share": 0.3, "ngram_longest": 1}
+    settings = {"whole_word": True, "mask_prob": 0.6, "random_prob": 0.3, "max_ngram": 1}
     rule = masker(kind, replace_together=True, **settings)
     one = rule(segments, 1)
 
@@ -362,7 +362,7 @@ def test_a_lexicon_that_cannot_be_used_is_refused(english, tmp_path, content, sa
         ({"masking": "phrase", "languages": ["de"]}, "data.lexicon"),
         ({"masking": "entity", "lexicon": "/nowhere/names.txt"}, "no such file"),
         ({"masking": "word"}, "data.masking"),
-        ({"mask_share": 0.9, "random_share": 0.2}, "data.mask_share"),
+        ({"mask_prob": 0.9, "random_prob": 0.2}, "data.mask_prob"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(english, wrong, said):

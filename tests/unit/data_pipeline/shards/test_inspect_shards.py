@@ -35,8 +35,8 @@ SETTINGS = {
     "dupe_factor": 1,
     "masked_lm_prob": 1 / 6,
     "max_predictions": 20,
-    "mask_share": 0.8,
-    "random_share": 0.1,
+    "mask_prob": 0.8,
+    "random_prob": 0.1,
 }
 
 
@@ -212,8 +212,8 @@ DEGENERATE: list[tuple[Callable[[Examples], Examples], dict[str, Any], str, str]
     (few_unmasked, {}, "8 examples have no token to predict", "masked_lm_prob"),
     (same, {"masked_lm_prob": 0.3}, "of the tokens are masked, where data.masked_lm_prob=0.3", "data.masking"),
     (capped, {"max_predictions": 2}, "data.max_predictions=2 caps what is predicted in", "lifts the cap"),
-    (same, {"mask_share": 0.5}, "are [MASK], where data.mask_share=0.5", "prepare them again"),
-    (same, {"random_share": 0.5}, "are random ones, where data.random_share=0.5", "prepare them again"),
+    (same, {"mask_prob": 0.5}, "are [MASK], where data.mask_prob=0.5", "prepare them again"),
+    (same, {"random_prob": 0.5}, "are random ones, where data.random_prob=0.5", "prepare them again"),
     (of_one_length, {}, "every example has 20 tokens", "short_seq_prob"),
     (same, {"sequence_length": 512}, "examples are short", "data.sequence_length"),
     (unknown, {}, "tokens are unknown", "maskmill vocab"),
@@ -294,7 +294,7 @@ def test_epochs_of_a_recipe(tmp_path: Path) -> None:
 
 def test_settings_and_statistics_of_another_writer_are_not_believed(tmp_path: Path) -> None:
     odd = {
-        "sequence_length": 2**61, "bin_width": -1, "dupe_factor": "x", "masked_lm_prob": [], "mask_share": {},
+        "sequence_length": 2**61, "bin_width": -1, "dupe_factor": "x", "masked_lm_prob": [], "mask_prob": {},
         "max_predictions": None, "sequences": 7, "statistics": {"reading": [], "train": 5},
     }  # fmt: skip
     facts = lint(folder_of(tmp_path, HEALTHY, **odd), silent)
