@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings, predictions_cap
 
 if TYPE_CHECKING:
     from data_pipeline.shards.index import Index
+
+
+MAX_PREDICTIONS = 2**16 - 1
+"""Masked positions of an example: positions are stored in 16 bits."""
 
 
 class MaskBudget(NamedTuple):
@@ -26,8 +31,13 @@ class MaskBudget(NamedTuple):
 
     @classmethod
     def of(cls, settings: DataSettings) -> "MaskBudget":
-        """What these settings ask for."""
-        return cls(settings.masked_lm_prob, predictions_cap(settings))
+        """What these settings ask for. Raises UserError where one is out of its range."""
+        rate, cap = settings.masked_lm_prob, predictions_cap(settings)
+        if not 0 < rate <= 1:
+            raise UserError(f"must be in (0, 1], got {rate}", where="data.masked_lm_prob")
+        if not 0 <= cap <= MAX_PREDICTIONS:
+            raise UserError(f"must be from 0 to {MAX_PREDICTIONS}, got {cap}", where="data.max_predictions")
+        return cls(rate, cap)
 
     @classmethod
     def stored(cls, settings: Mapping[str, Any]) -> "MaskBudget | None":

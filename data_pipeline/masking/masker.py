@@ -50,12 +50,6 @@ class Masker:
     """Most tokens of an example; 0: no cap."""
     rule: MaskRule
 
-    def __post_init__(self) -> None:
-        if not 0.0 < self.masked_lm_prob <= 1.0:
-            raise _refused("masked_lm_prob", self.masked_lm_prob, "a share above 0, at most 1")
-        if not 0 <= self.max_predictions <= np.iinfo(np.uint16).max:
-            raise _refused("max_predictions", self.max_predictions, "0 to 65535")
-
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> "Masker":
         """Raises UserError where a setting is out of its range, or the lexicon cannot be used."""

@@ -6,6 +6,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.object_store import STORES
 from data_pipeline.io.redact import redact, redact_settings
+from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import PAIRS, STREAMS, registered
@@ -45,8 +46,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "data.sequence_length": (8, 65_535),  # positions are stored in 16 bits
     "data.dupe_factor": (1, 10_000),
     "data.short_seq_prob": (0, 1),
-    "data.masked_lm_prob": (0, 1),
-    "data.max_predictions": (0, 65_535),
     "data.mask_prob": (0, 1),
     "data.random_prob": (0, 1),
     "data.span_p": (0.001, 1),
@@ -125,6 +124,7 @@ def check(config: RunConfig) -> None:
         language_numbers(config.data)
         source_weights(config.data)
     mask_stages(config.data)
+    MaskBudget.of(config.data)
     for holds, line in _contradictions(config):
         if holds:
             raise UserError(line, where="settings")

@@ -126,6 +126,9 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("data.weights=[1, 2]", "data.weights: has 2 entries for 1 sources"),
         ("data.weights=[0]", "data.weights: 0.0 is no weight"),
         ("data.smoothing=-1", "data.smoothing=-1"),
+        ("data.masked_lm_prob=0", "data.masked_lm_prob: must be in (0, 1], got 0"),
+        ("data.masked_lm_prob=1.01", "data.masked_lm_prob: must be in (0, 1], got 1.01"),
+        ("data.max_predictions=65536", "data.max_predictions: must be from 0 to 65535, got 65536"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(override: str, said: str) -> None:
@@ -215,10 +218,11 @@ def test_every_setting_is_documented_and_checked() -> None:
     assert list(listed) == setting_names()
     assert [key for key, meaning in listed.items() if not meaning] == []
     config = load_config("demo", [])
+    elsewhere = {"data.masked_lm_prob", "data.max_predictions"}  # MaskBudget.of
     for key in setting_names():
         value = value_of(config, key)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            assert key in CHOICES or key in RANGES, f"{key} takes any number"
+            assert key in elsewhere or key in CHOICES or key in RANGES, f"{key} takes any number"
 
 
 def test_names_that_scripts_rely_on() -> None:
