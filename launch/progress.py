@@ -11,9 +11,9 @@ from rich.console import Console
 if TYPE_CHECKING:
     from data_pipeline.records import ShowProgress
 
-LATE = 2.0
+SHOW_AFTER_SECONDS = 2.0
 """Seconds from which a wait is shown."""
-LINES_APART = 30.0
+LINE_INTERVAL_SECONDS = 30.0
 """Seconds between two lines about one thing in a batch log."""
 
 
@@ -25,7 +25,7 @@ def stages(console: Console) -> "ShowProgress":
 def late_stages(console: Console, seconds: float | None = None) -> "ShowProgress":
     """As `stages`, for what is mostly quick: nothing is shown of a stage that ends within so many seconds (two on a
     terminal; in a batch log as many as there are between two lines)."""
-    shown, patience = stages(console), LATE if console.is_terminal else LINES_APART
+    shown, patience = stages(console), SHOW_AFTER_SECONDS if console.is_terminal else LINE_INTERVAL_SECONDS
     patience = patience if seconds is None else seconds
 
     @contextmanager
@@ -53,12 +53,14 @@ def waiting(console: Console, doing: str) -> Iterator[None]:
     batch log a line now and then."""
     started = time.monotonic()
     if not console.is_terminal:
-        with _ticking(LINES_APART, LINES_APART, lambda: _say_time(console, doing, started)):
+        with _ticking(
+            LINE_INTERVAL_SECONDS, LINE_INTERVAL_SECONDS, lambda: _say_time(console, doing, started)
+        ):
             yield
         return
     shown = console.status(doing)
     try:
-        with _ticking(LATE, threading.TIMEOUT_MAX, shown.start):
+        with _ticking(SHOW_AFTER_SECONDS, threading.TIMEOUT_MAX, shown.start):
             yield
     finally:
         shown.stop()
@@ -126,7 +128,7 @@ def _lines(console: Console) -> "ShowProgress":
         def tell() -> None:
             console.print(f"{name}: {done:,}" + (f" of {total:,}" if total else ""))
 
-        with _ticking(LINES_APART, LINES_APART, tell):
+        with _ticking(LINE_INTERVAL_SECONDS, LINE_INTERVAL_SECONDS, tell):
             yield advance
         console.print(f"{name}: {done:,} in {time.monotonic() - started:.1f} s")
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
-TUNING = {
+GLIBC_ENVIRONMENT = {
     # glibc hands large blocks back to the system and clears them anew at each use; a training step allocates the
     # same ones over and over
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -29,7 +29,7 @@ TUNING = {
 ALLOCATOR = "tcmalloc_minimal"
 """Takes glibc's place where it is installed: glibc's heap grows for as long as micro-batches differ in length, this one
 stays as it is (docs/benchmarks.md)."""
-OF_ALLOCATOR = {"TCMALLOC_RELEASE_RATE": "0", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
+ALLOCATOR_ENVIRONMENT = {"TCMALLOC_RELEASE_RATE": "0", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
 
 STOPPED = 3
 """Exit code of a run that a signal ended: saved, and the same command goes on with it."""
@@ -38,9 +38,9 @@ REFUSED = 2
 QUIET_CODES = (REFUSED, STOPPED)
 """Exit codes of ranks that ended as they should: a mistake of the user told in one line; saved after a signal. They
 would come again, or are wanted: nothing is started anew after them."""
-GRACE = 15.0
+KILL_AFTER_FAILURE_SECONDS = 15.0
 """Seconds that the other ranks get to end by themselves after one has failed."""
-LEAVE = 300.0
+KILL_AFTER_END_SECONDS = 300.0
 """Seconds that they get after one has come to its end, saved or refused. All ranks save, and refuse, together, so that
 what may still be done is the first rank's: its line, the report, and what W&B is sent, which takes two minutes at most,
 and one for each artifact."""
@@ -79,9 +79,9 @@ def start_ranks(
 
 @cache
 def tuning() -> dict[str, str]:
-    """TUNING, and the allocator if this machine has it."""
+    """Environment that tunes the heap of a rank: glibc's, or the allocator where this machine has it."""
     found = find_library(ALLOCATOR) if sys.platform == "linux" else None
-    return TUNING | ({"LD_PRELOAD": found, **OF_ALLOCATOR} if found else {})
+    return GLIBC_ENVIRONMENT | ({"LD_PRELOAD": found, **ALLOCATOR_ENVIRONMENT} if found else {})
 
 
 def end_with_supervisor(environment: Mapping[str, str]) -> None:
@@ -217,15 +217,17 @@ def _supervise(ranks: list[_Rank]) -> _Rank | None:
     deadline = math.inf
     while running := [rank for rank in ranks if rank.process.poll() is None]:
         if failed is None and (failed := _first_failed(ranks, but=STOPPED)):
-            deadline = time.monotonic() + (LEAVE if failed.code == REFUSED else GRACE)
+            deadline = time.monotonic() + (
+                KILL_AFTER_END_SECONDS if failed.code == REFUSED else KILL_AFTER_FAILURE_SECONDS
+            )
         elif deadline == math.inf and len(running) < len(ranks):
-            deadline = time.monotonic() + LEAVE
+            deadline = time.monotonic() + KILL_AFTER_END_SECONDS
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
     if running and failed is None:
         late = ", ".join(str(rank.number) for rank in running)
-        said = f"maskmill: still there {LEAVE:g} s after others had ended, and killed: rank {late}"
+        said = f"maskmill: still there {KILL_AFTER_END_SECONDS:g} s after others had ended, and killed: rank {late}"
         print(said, file=sys.stderr)
     ended = [rank for rank in ranks if rank not in running]
     end_all(running)

@@ -14,11 +14,11 @@ from pretrain.config.settings import RunConfig
 GPU_RANK_CORES = 6
 """Threads of a rank with a GPU that work at the same time: the training loop, autograd's backward pass, the loader, the
 writer of checkpoints and NCCL's proxy; and one for what mostly waits, as watchdogs and W&B."""
-TASKS = 16
+TASKS_PER_ARRAY = 16
 """Tasks of each array of a preparation that has arrays."""
-ALONE_BYTES = 4 << 30
+MAX_BYTES_WITHOUT_ARRAYS = 4 << 30
 """Text, over all passes, that one process prepares without arrays: a few minutes on four cores."""
-COMPRESSION = 4
+TEXT_PER_COMPRESSED_BYTE = 4
 """Bytes of text in a byte of a compressed file, about."""
 WORKER_GIB = 2
 """Memory of a worker of the preparation, and of the process that starts them."""
@@ -87,7 +87,9 @@ def text_bytes(settings: DataSettings) -> int | None:
             continue
         with reading(source):
             files = files_of(source)
-        size += sum(file.size * (COMPRESSION if _is_compressed(file.uri) else 1) for file in files)
+        size += sum(
+            file.size * (TEXT_PER_COMPRESSED_BYTE if _is_compressed(file.uri) else 1) for file in files
+        )
     return None if remote else round(size * settings.dupe_factor * max(settings.weights, default=1.0))
 
 
@@ -97,8 +99,8 @@ def _is_compressed(name: str) -> bool:
 
 def tasks_of(datas: list[DataSettings], tasks: int) -> int:
     """Tasks of each array: `tasks` where that is above 0, else 1, which stands for one process without arrays, for
-    little text, and TASKS. Raises UserError where a source is not there."""
+    little text, and TASKS_PER_ARRAY. Raises UserError where a source is not there."""
     sizes = [text_bytes(data) for data in datas]
     if tasks:
         return tasks
-    return TASKS if any(size is None or size > ALONE_BYTES for size in sizes) else 1
+    return TASKS_PER_ARRAY if any(size is None or size > MAX_BYTES_WITHOUT_ARRAYS for size in sizes) else 1

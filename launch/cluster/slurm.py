@@ -28,9 +28,9 @@ SCRIPTS = Path(__file__).parents[1] / "sbatch"
 """A link to the folder slurm/ of the sources; in an installed package, its scripts."""
 _FOR = re.compile(r"([a-z_]+):(-.*)", re.DOTALL)
 _MEMORY = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
-ANSWER = 60.0
+ANSWER_SECONDS = 60.0
 """Seconds that sbatch, and the other commands of Slurm, may take."""
-ENDED = {
+ENDED_STATES = {
     *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
     *("OUT_OF_MEMORY", "REVOKED"),
 }
@@ -183,7 +183,9 @@ def _check_none_lives(run: Path, environment: Mapping[str, str]) -> None:
             remedy="try again",
         )
     states = [line.split() for line in done.stdout.splitlines()]
-    if alive := list(dict.fromkeys(words[0] for words in states if len(words) > 1 and words[1] not in ENDED)):
+    if alive := list(
+        dict.fromkeys(words[0] for words in states if len(words) > 1 and words[1] not in ENDED_STATES)
+    ):
         raise UserError(
             f"jobs of this run are waiting or running: {', '.join(alive)}",
             where=run,
@@ -207,7 +209,12 @@ def _sbatch(command: list[str], environment: Mapping[str, str]) -> str:
 def _asked(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=ANSWER, check=False
+            command,
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(

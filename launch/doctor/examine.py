@@ -37,7 +37,15 @@ from launch.doctor.machine import (
 )
 from launch.ranks import tuning
 
-NEEDED = ("deepspeed", "webdataset", "tokenizers", "transformers", "safetensors", "numba", "pyarrow")
+REQUIRED_PACKAGES = (
+    "deepspeed",
+    "webdataset",
+    "tokenizers",
+    "transformers",
+    "safetensors",
+    "numba",
+    "pyarrow",
+)
 """Packages without which training, or what comes before and after it, does not work."""
 
 Probe = tuple[str, Callable[[], list[Finding]]]
@@ -47,7 +55,7 @@ Probe = tuple[str, Callable[[], list[Finding]]]
 def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
     """All findings; `tell` hears what is being looked at. `folder`: where shards and runs are to be."""
     run = run_command
-    patient = partial(run_command, seconds=IMPORTED)
+    patient = partial(run_command, seconds=TORCH_IMPORT_SECONDS)
     first: list[Probe] = [
         (
             "processor and memory",
@@ -83,20 +91,20 @@ def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
     return [*found, *conclusions(found)]
 
 
-TRY_TORCH = (
+TORCH_PROBE = (
     "import json, torch; n = torch.cuda.device_count(); print(json.dumps({'version': torch.__version__,"
     " 'cuda': torch.version.cuda, 'gpus': n if torch.cuda.is_available() else 0, 'nccl': torch.distributed."
     "is_nccl_available(), 'gloo': torch.distributed.is_gloo_available(), 'sum': float(torch.ones(3).sum())}))"
 )
 
 
-IMPORTED = 180.0
+TORCH_IMPORT_SECONDS = 180.0
 """Seconds that importing torch may take, from a busy shared folder."""
 
 
 def torch_build(run: Run) -> list[Finding]:
     """Whether torch works, what it is built for, and whether it sees the GPUs."""
-    code, text = run([sys.executable, "-W", "ignore", "-c", TRY_TORCH])
+    code, text = run([sys.executable, "-W", "ignore", "-c", TORCH_PROBE])
     try:
         about: dict[str, Any] = json.loads(text.strip().splitlines()[-1]) if code == 0 else {}
     except (ValueError, IndexError):
@@ -119,13 +127,15 @@ def torch_build(run: Run) -> list[Finding]:
 def packages(has: Callable[[str], str] | None = None) -> list[Finding]:
     """The packages that training needs, and those that make more possible."""
     installed = has or _installed
-    lacking = [name for name in NEEDED if not installed(name)]
+    lacking = [name for name in REQUIRED_PACKAGES if not installed(name)]
     found = [
         Finding("package", MISSING, f"{name} is not installed", "make env, or pip install .", essential=True)
         for name in lacking
     ]
     if not lacking:
-        found.append(Finding("packages", OK, ", ".join(f"{name} {installed(name)}" for name in NEEDED)))
+        found.append(
+            Finding("packages", OK, ", ".join(f"{name} {installed(name)}" for name in REQUIRED_PACKAGES))
+        )
     found.append(_operations())
     if installed("triton"):
         found.append(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pretrain.run.human import in_bytes
 
 OK, NOTE, MISSING = "ok", "note", "missing"
-ANSWER = 20.0
+ANSWER_SECONDS = 20.0
 """Seconds that a program may take to answer."""
 
 
@@ -39,7 +39,7 @@ Run = Callable[[list[str]], tuple[int, str]]
 """A command in; its exit code and output out. 127: there is no such program; 124: it did not answer."""
 
 
-def run_command(command: list[str], seconds: float = ANSWER) -> tuple[int, str]:
+def run_command(command: list[str], seconds: float = ANSWER_SECONDS) -> tuple[int, str]:
     """Runs a program without a shell."""
     try:
         done = subprocess.run(

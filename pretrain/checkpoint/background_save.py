@@ -27,7 +27,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
 
-PATIENCE = 60.0
+FAILED_RUN_WAIT_SECONDS = 60.0
 """Seconds that a run which fails leaves to a save under way: the ranks that it waits for may be gone."""
 
 
@@ -62,7 +62,7 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._thread is not None:
-            self._thread.join(None if kind is None else PATIENCE)
+            self._thread.join(None if kind is None else FAILED_RUN_WAIT_SECONDS)
 
     def save(
         self, step: int, fragments: Iterable[Fragment], shapes: dict[str, list[int]], state: dict[str, Any]

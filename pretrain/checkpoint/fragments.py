@@ -29,7 +29,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """What safetensors calls the element types, widest first."""
-PIECE = 1 << 22
+WRITE_BYTES = 1 << 22
 """Bytes that are hashed and written at a time: still in the cache for the second of the two."""
 
 
@@ -107,4 +107,4 @@ def _parts(fragments: Sequence[Fragment]) -> Iterator[bytes | memoryview]:
     yield text
     for fragment in fragments:
         values = fragment.values.detach().cpu().contiguous().view(torch.uint8).numpy()
-        yield from (values[start : start + PIECE].data for start in range(0, len(values), PIECE))
+        yield from (values[start : start + WRITE_BYTES].data for start in range(0, len(values), WRITE_BYTES))

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 
-BUCKET = 50_000_000
+BUCKET_ELEMENTS = 50_000_000
 """Gradient elements that travel together: 200 MB in fp32."""
 
 
@@ -57,7 +57,7 @@ def deepspeed_settings(config: RunConfig, precision: str, zero: dict[str, Any]) 
         "zero_optimization": {
             "stage": config.zero.stage,
             "sub_group_size": config.zero.sub_group_size,
-            "reduce_bucket_size": BUCKET,
+            "reduce_bucket_size": BUCKET_ELEMENTS,
             **({"offload_optimizer": {"device": "cpu"}} if config.zero.offload == "cpu" else {}),
             **zero,
         },

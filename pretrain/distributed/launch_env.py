@@ -11,7 +11,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 
-PORT = 29500
+DEFAULT_PORT = 29500
 """Where rank 0 listens if the launcher names no port."""
 
 
@@ -43,7 +43,7 @@ def _from_launcher(variables: Mapping[str, str]) -> dict[str, Any]:
         "local_size": local_size,
         "node": _number(variables, "GROUP_RANK", "CROSS_RANK", default=rank // local_size),
         "address": variables.get("MASTER_ADDR", "127.0.0.1"),
-        "port": _number(variables, "MASTER_PORT", default=PORT),
+        "port": _number(variables, "MASTER_PORT", default=DEFAULT_PORT),
     }
 
 

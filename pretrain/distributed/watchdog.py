@@ -15,7 +15,7 @@ from typing import IO, Any
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 
-LAST_WORDS = 5.0
+STACK_SECONDS = 5.0
 """Seconds between the stack and the end: the other ranks, whose clocks run out a little later, write theirs."""
 
 
@@ -55,7 +55,7 @@ class Watchdog:
         """Something came to its end: the time begins anew."""
         if self._limit:
             faulthandler.dump_traceback_later(self._limit, file=self._log)
-            signal.setitimer(signal.ITIMER_REAL, self._limit + LAST_WORDS)
+            signal.setitimer(signal.ITIMER_REAL, self._limit + STACK_SECONDS)
 
 
 def rank_log(config: RunConfig, world: World) -> Path:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import UserError
-from pretrain.distributed.launch_env import PORT, place
+from pretrain.distributed.launch_env import DEFAULT_PORT, place
 
 Found = TypeVar("Found")
 REFUSED = 2
@@ -39,7 +39,7 @@ class World:
     """Where this rank computes."""
     address: str = ""
     """Host of rank 0; empty for a single process."""
-    port: int = PORT
+    port: int = DEFAULT_PORT
     """Port of rank 0."""
     timeout: timedelta = timedelta(minutes=30)
     """How long a rank waits for the others."""

@@ -70,7 +70,7 @@ class Lines:
         if step > 0:
             self._warn_of_learning()
 
-    def held_up(self, step: int, words: str) -> None:
+    def slowdown(self, step: int, words: str) -> None:
         """Something slows the run down."""
         self._console.print(f"step {step:,}  {words}", soft_wrap=True, highlight=False)
 

@@ -28,12 +28,12 @@ from pretrain.run.human import duration
 from pretrain.run.time_left import seconds_left
 
 clock = time.monotonic
-REPAINTS = 2
-"""A second."""
-KEPT = 512
+REPAINTS_PER_SECOND = 2
+
+MAX_LOSSES = 512
 """Losses kept for the picture; beyond it every other one is dropped."""
-BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#%"
-PACE = 200
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#%"
+PACE_STEPS = 200
 """Newest steps that the time left is judged by."""
 
 
@@ -56,11 +56,11 @@ class Panel(Lines):
         self._losses: list[float] = []
         self._every, self._skip = 1, 0
         self._started = clock()
-        self._laps: deque[tuple[float, int]] = deque(maxlen=PACE)
+        self._laps: deque[tuple[float, int]] = deque(maxlen=PACE_STEPS)
         self._live = Live(
             console=console,
             get_renderable=self._painted,
-            refresh_per_second=REPAINTS,
+            refresh_per_second=REPAINTS_PER_SECOND,
             transient=True,
             redirect_stderr=False,  # goes to the rank's log
         )
@@ -99,11 +99,11 @@ class Panel(Lines):
 
     def figures(self, line: dict[str, Any]) -> None:
         self._note(line)
-        if not line.get("held_up"):
+        if not line.get("slowdowns"):
             self._warning = self._warning if self._disturbed else ""
 
-    def held_up(self, step: int, words: str) -> None:
-        super().held_up(step, words)
+    def slowdown(self, step: int, words: str) -> None:
+        super().slowdown(step, words)
         self._warning = words
 
     def disturbed(self, kind: str, words: str) -> None:
@@ -141,7 +141,7 @@ class Panel(Lines):
             return
         self._skip = 0
         self._losses.append(loss)
-        if len(self._losses) > KEPT:
+        if len(self._losses) > MAX_LOSSES:
             self._losses, self._every = self._losses[::2], 2 * self._every
 
     def _painted(self) -> RenderableType:
@@ -227,7 +227,7 @@ class Panel(Lines):
             words.append(_said(figures, "held_out_loss", f"   held-out {{:.4f}} at step {step:,}"))
         room = self._console.width - len(words) - 20
         if len(self._losses) > 1 and room >= 8:
-            levels = PLAIN if self._console.options.ascii_only else BLOCKS
+            levels = ASCII_BLOCKS if self._console.options.ascii_only else BLOCKS
             words.append("   ")
             words.append(sparkline(list(self._losses), min(room, 48), levels), style="cyan")
         return words

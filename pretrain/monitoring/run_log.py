@@ -25,7 +25,7 @@ from pretrain.monitoring.tracker import open_tracker
 from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.flops import peak_flops
-from pretrain.preflight.room import BYTES_OF_A_WEIGHT, ROOM
+from pretrain.preflight.room import BYTES_PER_WEIGHT, DISK_MARGIN
 from pretrain.run.atomic_write import append
 from pretrain.run.attempts import SPENT, Diary
 from pretrain.run.folder import read_summary, write_summary
@@ -206,10 +206,10 @@ class RunLog:
         self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._write_summary()
         self._view.figures(line)
-        for words in figures["held_up"] or ():
+        for words in figures["slowdowns"] or ():
             self._say_once(words, position.step)
             self._tracker.alert(cause_of(words), words)
-        size = self._summary["parameters"] * BYTES_OF_A_WEIGHT * ROOM
+        size = self._summary["parameters"] * BYTES_PER_WEIGHT * DISK_MARGIN
         self._tracker.alert("disk", disk_nearly_full(self._folder, size))
         self._step_stats.reset()
 
@@ -226,7 +226,7 @@ class RunLog:
         kind = words if words.startswith("an outlier") else " ".join(words.split()[:2])
         if kind not in self._said:
             self._said.add(kind)
-            self._view.held_up(step, words)
+            self._view.slowdown(step, words)
 
     def _phase(self) -> dict[str, str]:
         return {"phase": self._plan.phase.name} if self._plan.phase.name else {}

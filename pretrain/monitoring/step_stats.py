@@ -61,7 +61,7 @@ class StepStats:
             peak_memory(self._world.device),
         )
         seconds, waited, memory = (max(values) for values in zip(*self._world.gather(here), strict=True))
-        paces, held_up = self.pace.read(self._world)
+        paces, slowdowns = self.pace.read(self._world)
         tokens, squares, masked, examples, slots = (
             sum(getattr(c, name) for c in self._counts)
             for name in ("tokens", "squares", "masked", "examples", "micro_batches")
@@ -78,6 +78,6 @@ class StepStats:
             "fill": tokens / budget,
             "data_wait_share": waited / seconds,
             **paces,
-            "held_up": held_up or None,
+            "slowdowns": slowdowns or None,
             "memory_gb": memory,
         }

@@ -17,7 +17,7 @@ from pretrain.distributed.precision import resolve_precision
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.flops import training_flops
 from pretrain.preflight.gpus import CALIBRATED, Gpu
-from pretrain.preflight.memory import RESERVED, PeakBytes, States, meta_model, meta_pass, states
+from pretrain.preflight.memory import RESERVED_SHARE, PeakBytes, States, meta_model, meta_pass, states
 from pretrain.preflight.step_time import (
     COMPILED_PER_PRODUCT,
     OPERATIONS_PER_GRADIENT,
@@ -33,7 +33,7 @@ from pretrain.preflight.warnings import warnings_of
 
 VOCABULARY = 30_522
 """Entries taken where neither shards nor a vocabulary say how many: BERT's."""
-UTILISATION = 0.40
+DEFAULT_UTILISATION = 0.40
 """Share of the peak that the arithmetic is taken to reach, where it is neither stated nor measured on such a GPU."""
 MEASURED_EXAMPLES = (8, 16)
 """Examples of the two passes on the meta device from which memory is extrapolated."""
@@ -117,7 +117,7 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> F
     parameters = sum(p.numel() for p in model.parameters())
     passes = meta_passes(model, config, precision)
     memory = memory_by_stage(model, config, precision, cluster, passes)
-    utilisation = utilisation or CALIBRATED.get(cluster.gpu.name, UTILISATION)
+    utilisation = utilisation or CALIBRATED.get(cluster.gpu.name, DEFAULT_UTILISATION)
     share = math.ceil(batch / ranks)
     micro_batches = math.ceil(share * text.length / (config.train.micro_batch * config.data.sequence_length))
     peak = cluster.gpu.half_flops if precision != "fp32" else cluster.gpu.single_flops
@@ -226,7 +226,7 @@ def memory_by_stage(
     few, many = (counted.peak for counted in passes)
     slope = (many - few) / (MEASURED_EXAMPLES[1] - MEASURED_EXAMPLES[0])
     base = few - MEASURED_EXAMPLES[0] * slope
-    room = cluster.gpu.memory * (1 - RESERVED)
+    room = cluster.gpu.memory * (1 - RESERVED_SHARE)
     found = []
     for stage in range(4):
         staged = replace(config, zero=replace(config.zero, stage=stage))

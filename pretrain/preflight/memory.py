@@ -2,7 +2,7 @@
 ZeRO stage, and the peak of one forward and backward pass of the real model, run on the meta device, where tensors have
 shapes and no storage.
 
-Not counted: the CUDA context, NCCL's buffers and what the allocator loses to fragments; RESERVED leaves room.
+Not counted: the CUDA context, NCCL's buffers and what the allocator loses to fragments; RESERVED_SHARE leaves room.
 """
 
 import weakref
@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.deepspeed_config import BUCKET
+from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load
 from pretrain.optim.param_groups import parameter_groups
 
-RESERVED = 0.08
+RESERVED_SHARE = 0.08
 """Share of a GPU's memory left to CUDA, NCCL and the allocator."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ALIGNMENT = 2  # DeepSpeed pads each group of a partition to a multiple of so many elements a rank
@@ -65,7 +65,7 @@ def _states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> 
     if stage == 0:
         masters = 4 * count if half else 0
         return States((2 if half else 4) * count, 4 * count, masters, 8 * count)
-    bucket = 4 * min(BUCKET, count) if ranks > 1 else 0
+    bucket = 4 * min(BUCKET_ELEMENTS, count) if ranks > 1 else 0
     if stage == 3:
         share = sum(-(-size // ranks) for group in groups for size in group)
         weights = (2 if half else 4) * share

@@ -9,11 +9,11 @@ from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.run.human import in_bytes
 
-BYTES_OF_A_WEIGHT = 12
+BYTES_PER_WEIGHT = 12
 """In a checkpoint: the weight and both moments, fp32."""
-ROOM = 1.02
+DISK_MARGIN = 1.02
 """For what a checkpoint holds beside its tensors, and for metrics and the report."""
-MAX_TO_MATRICES = 3
+MAX_PARAMETERS_PER_MATRIX_ELEMENT = 3
 """More than the ratio of all parameters to those of the encoder's matrices: biases, norms, heads, a second model."""
 
 
@@ -22,7 +22,13 @@ def surely_has_room(config: RunConfig, vocabulary_size: int) -> bool:
     encoder, hidden = config.encoder, config.encoder.hidden
     layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate
     matrices = encoder.layers * layer + (vocabulary_size + encoder.max_positions + 2 * hidden) * hidden
-    wanted = matrices * MAX_TO_MATRICES * BYTES_OF_A_WEIGHT * ROOM * (most_kept(config) + 1)
+    wanted = (
+        matrices
+        * MAX_PARAMETERS_PER_MATRIX_ELEMENT
+        * BYTES_PER_WEIGHT
+        * DISK_MARGIN
+        * (most_kept(config) + 1)
+    )
     return wanted <= shutil.disk_usage(_existing(Path(config.run.dir))).free
 
 
@@ -31,7 +37,7 @@ def check_room(config: RunConfig, parameters: int) -> str:
     kept, and the next one, which is written before the oldest is dropped."""
     folder = Path(config.run.dir)
     there, made, kept = len(checkpoints(folder)), checkpoints_made(config), most_kept(config)
-    size = parameters * BYTES_OF_A_WEIGHT * ROOM
+    size = parameters * BYTES_PER_WEIGHT * DISK_MARGIN
     wanted = size * max(1, min(made, kept + 1) - there)
     free = shutil.disk_usage(_existing(folder)).free
     if wanted > free:

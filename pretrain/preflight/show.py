@@ -9,7 +9,7 @@ from rich.table import Table
 from pretrain.config.phases import Phase
 from pretrain.preflight.forecast import Forecast, Memory
 from pretrain.preflight.gpus import LINK_EFFICIENCY
-from pretrain.preflight.memory import RESERVED
+from pretrain.preflight.memory import RESERVED_SHARE
 
 CURVE_ROWS = 8
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -82,7 +82,8 @@ def basis_of(found: Forecast) -> str:
 
 def _memory_table(memory: tuple[Memory, ...], stage: int, capacity: float) -> Table:
     table = Table(
-        title=f"memory of one GPU, GB of {capacity / 1e9:.0f}, {RESERVED:.0%} kept free", title_justify="left"
+        title=f"memory of one GPU, GB of {capacity / 1e9:.0f}, {RESERVED_SHARE:.0%} kept free",
+        title_justify="left",
     )
     table.add_column("ZeRO stage (> this run's)")
     for row in memory:

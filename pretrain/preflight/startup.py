@@ -23,9 +23,9 @@ from pretrain.preflight.memory import meta_model
 from pretrain.preflight.room import check_room
 from pretrain.run.human import in_bytes
 
-PROBE = {"cuda": 64 << 20, "cpu": 4 << 20}
+PROBE_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}
 """Bytes of the all-reduce that measures the links."""
-MANY_EPOCHS = 40
+MAX_EPOCHS = 40
 
 
 def check_links(world: World) -> str:
@@ -35,7 +35,7 @@ def check_links(world: World) -> str:
     where = f"{world.size} ranks on {len(set(hosts))} machine{'s' if len(set(hosts)) > 1 else ''} ({world.device.type})"
     if world.size == 1:
         return f"1 rank ({world.device.type}), {torch.get_num_threads()} threads"
-    count = PROBE.get(world.device.type, PROBE["cpu"]) // 4
+    count = PROBE_BYTES.get(world.device.type, PROBE_BYTES["cpu"]) // 4
     values = torch.full((count,), float(world.rank + 1), device=world.device)
     dist.all_reduce(values)  # the first one makes the connections
     expected = world.size * (world.size + 1) / 2
@@ -76,7 +76,7 @@ def doubts(plan: Plan, ranks: int) -> list[str]:
             f"train.micro_batch={train.micro_batch}",
         ),
         (
-            epochs > MANY_EPOCHS,
+            epochs > MAX_EPOCHS,
             f"the data run out: {epochs:,.0f} passes over the same examples; prepare more text or a larger "
             "data.dupe_factor, or mask anew with data.dynamic_masking=true",
         ),

@@ -5,7 +5,7 @@
 arithmetic      operations of the model / (peak x utilisation); utilisation is an assumption, or measured
 launches        the floor of a pass: the host starts each operation, LAUNCH_SECONDS apart; small models wait for that
 straggling      ranks wait for the slowest: the expected largest of W normal draws, in deviations of DEVIATION
-optimizer       LAMB's two passes: BYTES_A_PARAMETER of memory traffic for each parameter that a rank updates; no less
+optimizer       LAMB's two passes: BYTES_PER_PARAMETER of memory traffic for each parameter that a rank updates; no less
                 than the launches that DeepSpeed and LAMB need for it
 communication   reduce-scatter and all-gather in rings: inside the node over all of the data, between nodes over each
                 GPU's part of it, one after the other, at LINK_EFFICIENCY of the stated bandwidth; not overlapped. Each
@@ -18,12 +18,12 @@ from math import ceil, floor, log2
 from statistics import NormalDist
 from typing import NamedTuple
 
-from pretrain.distributed.deepspeed_config import BUCKET
+from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
 from pretrain.preflight.gpus import LINK_EFFICIENCY, NVLINK, PCIE, Gpu
 
 DEVIATION = 0.01
 """Standard deviation of a rank's step time, as a share of it."""
-BYTES_A_PARAMETER = 42
+BYTES_PER_PARAMETER = 42
 """LAMB in mixed precision: reads gradient, weight and two moments, writes the moments and the update; reads weight
 and update, writes weight and its half-precision copy."""
 LAUNCH_SECONDS = 5e-6
@@ -131,7 +131,7 @@ def communication_bytes(
 def collectives_per_step(stage: int, parameters: int, micro_batches: int, layers: int) -> int:
     """Reduce-scatters and all-gathers in which those bytes travel: gradients by buckets, weights in as many; stage 3
     gathers weights layer by layer, twice for each micro-batch."""
-    buckets = ceil(parameters / BUCKET)
+    buckets = ceil(parameters / BUCKET_ELEMENTS)
     if stage <= 1:
         return 2 * buckets
     if stage == 2:
@@ -155,7 +155,7 @@ def straggling(ranks: int) -> float:
 
 def optimizer_seconds(parameters_updated: float, gpu: Gpu) -> float:
     """LAMB's update of so many parameters on one GPU, at the data sheet's memory bandwidth."""
-    return parameters_updated * BYTES_A_PARAMETER / gpu.memory_bandwidth
+    return parameters_updated * BYTES_PER_PARAMETER / gpu.memory_bandwidth
 
 
 def step_time(work: StepWork, cluster: Cluster) -> StepTime:

@@ -26,7 +26,7 @@ from pretrain.run.metrics_file import read_metrics
 if TYPE_CHECKING:
     from pretrain.distributed.world import World
 
-KILLED_SECONDS = 5.0
+LOCK_WAIT_SECONDS = 5.0
 """How long a process that was killed may take to go: the same command, given at once, resumes its run."""
 
 
@@ -146,10 +146,10 @@ def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
 
 def lock(folder: Path) -> Any:
     """Makes the run folder and holds it until the process ends or the result is closed. Raises UserError where
-    another process of the run is at work, and still is after KILLED_SECONDS."""
+    another process of the run is at work, and still is after LOCK_WAIT_SECONDS."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / ".lock").open("w")
-    give_up = time.monotonic() + KILLED_SECONDS
+    give_up = time.monotonic() + LOCK_WAIT_SECONDS
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ import torch
 from pretrain.distributed.world import World
 
 clock = time.perf_counter
-WINDOW, FEWEST = 50, 5
+WINDOW, MIN_STEPS = 50, 5
 """Steps that a judgement looks back on, and fewest that it is made of."""
 DATA_SHARE = 0.05
 """Share of the time that a rank may wait for data before it is said."""
@@ -110,12 +110,12 @@ class Pace:
         known = [row for row in rows if row.laps]
         if not fresh or len(known) < len(rows):
             return {}, []
-        return figures(rows), held_up(rows)
+        return figures(rows), slowdowns(rows)
 
     def _own(self, fresh: list[Lap], worst: Lap) -> list[Any]:
         if not fresh:
             return [0, 0.0, 0.0, 0.0, 0.0, worst]
-        laps = list(self._laps)[-max(len(fresh), 2 * FEWEST) :]
+        laps = list(self._laps)[-max(len(fresh), 2 * MIN_STEPS) :]
         seconds = sum(lap.seconds for lap in laps)
         return [
             len(laps),
@@ -165,9 +165,9 @@ def slowest(rows: list[RankPace]) -> tuple[int, float]:
     return rank, rows[rank].a_token / others if others > 0 else 1.0
 
 
-def held_up(rows: list[RankPace]) -> list[str]:
-    """What held the run up, a line for each cause; nothing where all went evenly."""
-    if min(row.laps for row in rows) < FEWEST:
+def slowdowns(rows: list[RankPace]) -> list[str]:
+    """What slowed the run down, a line for each cause; empty where nothing did."""
+    if min(row.laps for row in rows) < MIN_STEPS:
         return []
     return [line for line in (_data_stall(rows), _slow_rank(rows), _outlier(rows)) if line]
 

@@ -39,7 +39,7 @@ def rich_run(folder: Path) -> Path:
             "mask_loss": 4.7 + fall + draw.gauss(0, 0.05),
             "grad_norm": 1 + draw.random(), "step_ms": 210 + draw.gauss(0, 5), "slowest_step_ms": 260.0,
             "forward_ms": 70.0, "slowest_rank": draw.randrange(2), "slowest_rank_ratio": 1 + draw.random() / 4,
-            "held_up": [slow] if step > 380 else None, "skipped_batches": 1,
+            "slowdowns": [slow] if step > 380 else None, "skipped_batches": 1,
             "lr": 1e-3 * min(step / 40, 1 - step / 401),
         }  # fmt: skip
         lines.append(train_line(step, **extra))
@@ -247,7 +247,7 @@ def test_it_prints_in_light_without_the_bar(quiet: Chromium, page: Path) -> None
 
 
 def test_hostile_names_run_nothing(quiet: Chromium, tmp_path: Path) -> None:
-    lines = [train_line(step, held_up=[HOSTILE]) for step in range(1, 50)]
+    lines = [train_line(step, slowdowns=[HOSTILE]) for step in range(1, 50)]
     lines += [{"kind": "trust", "step": 4, f"trust_ratio/{HOSTILE}": 0.3}]
     summary = {**SUMMARY, "device": HOSTILE, "hosts": [HOSTILE], "data": {"train": {**DATA, HOSTILE: HOSTILE}},
                "phases": [{"name": HOSTILE, "first": 0, "last": 50}]}  # fmt: skip

@@ -20,7 +20,7 @@ from pretrain.model.encoder import Encoder
 from pretrain.monitoring.run_log import RunLog
 from pretrain.train import train
 from pretrain.training import rank_timing
-from pretrain.training.rank_timing import FEWEST, Lap, RankPace, figures, held_up
+from pretrain.training.rank_timing import MIN_STEPS, Lap, RankPace, figures, slowdowns
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ SLOW = {"forward": 0.08, "a_token": 0.0008}
         ),
         ([rank_pace(forward=0.08), rank_pace()], []),  # twice the tokens, not a slow rank
         ([rank_pace(**SLOW)], []),
-        ([rank_pace(laps=FEWEST - 1), rank_pace(laps=FEWEST - 1, **SLOW)], []),
+        ([rank_pace(laps=MIN_STEPS - 1), rank_pace(laps=MIN_STEPS - 1, **SLOW)], []),
         (
             [rank_pace(), rank_pace(worst=Lap(8, 0.5, 0.4, 0.04, 100))],
             ["an outlier: step 8 took 500 ms, 5.0x the median, of which rank 1 was waiting for data for 400 ms"],
@@ -70,7 +70,7 @@ SLOW = {"forward": 0.08, "a_token": 0.0008}
     ],
 )  # fmt: skip
 def test_what_held_the_run_up_in_words(rows: list[RankPace], words: list[str]) -> None:
-    found = held_up(rows)
+    found = slowdowns(rows)
     assert len(found) == len(words)
     for line, expected in zip(found, words, strict=True):
         assert line.startswith(expected), line
@@ -186,7 +186,7 @@ def test_causes_are_told_apart_in_a_run(tiny: list[str], tmp_path: Path) -> None
     settings += [f"train.log_every={STEPS}", f"train.checkpoint_every={STEPS}", "train.micro_batch=32"]
     results = run(trained, 2, str(tmp_path / "recipe.yaml"), settings)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = {line["phase"]: line.get("held_up", []) for line in lines if line["kind"] == "train"}
+    found = {line["phase"]: line.get("slowdowns", []) for line in lines if line["kind"] == "train"}
     assert list(found) == list(PHASES)
     assert found["calm"] == found["calm_again"] == []
     assert [len(found[name]) for name in ("data", "rank", "step")] == [1, 1, 1], found

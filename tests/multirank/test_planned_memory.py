@@ -81,7 +81,7 @@ def held_by_a_rank() -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_planned_states_are_those_of_the_engine(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "BUCKET", 0)  # in flight, not at rest
+    monkeypatch.setattr(memory, "BUCKET_ELEMENTS", 0)  # in flight, not at rest
     found = run(held_by_a_rank, ranks)
     for number, (stage, precision) in enumerate(CELLS):
         config = config_of(stage, precision)

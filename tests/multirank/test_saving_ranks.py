@@ -48,7 +48,7 @@ def saves(folder: str) -> dict[str, Any]:
     config.run.dir = folder
     saver = Saver(config, world, Console(file=output, width=500), 0)
 
-    # the writers are held up while the ranks go on with collectives of training
+    # the writers wait while the ranks go on with collectives of training
     write, sums, may_write = fragments.write_fragments, [], threading.Event()
 
     def slow(*arguments: Any) -> Any:

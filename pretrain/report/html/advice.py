@@ -13,7 +13,7 @@ from pretrain.run.tolerant_json import number
 
 MANY = 0.05
 """Share of batches from which skipped ones are grave."""
-HELD_UP, FEWEST = {"waiting for data": 0.05, "rank": 0.1, "an outlier": 0.1}, 5
+SLOWDOWN_SHARES, MIN_SLOW_LINES = {"waiting for data": 0.05, "rank": 0.1, "an outlier": 0.1}, 5
 """Share and number of log lines from which what holds a run up is worth a word: ranks always jitter a little."""
 WORSE = 0.02
 """Share by which the held-out loss has risen above its lowest when it is said that the model overfits."""
@@ -172,9 +172,9 @@ def _speed(run: RunRecord) -> list[Advice]:
     }
     found = []
     for start, (what, remedy) in remedies.items():
-        steps = {step for step, words in run.held_up if words.startswith(start)}
-        if lines and len(steps) >= max(FEWEST, HELD_UP[start] * lines):
-            last = next(words for _, words in reversed(run.held_up) if words.startswith(start))
+        steps = {step for step, words in run.slowdowns if words.startswith(start)}
+        if lines and len(steps) >= max(MIN_SLOW_LINES, SLOWDOWN_SHARES[start] * lines):
+            last = next(words for _, words in reversed(run.slowdowns) if words.startswith(start))
             found.append(
                 Advice(f"{what} in {len(steps):,} of {lines:,} log lines.", f"{remedy} Newest: {last}.")
             )

@@ -47,7 +47,7 @@ def _of_the_run(run: RunRecord) -> str:
     parts = {
         "training": (max(0.0, seconds - evaluating - held), 1),
         "evaluating": (evaluating, 3),
-        "held up by checkpoints": (held, 2),
+        "waiting for checkpoints": (held, 2),
     }
     about = (
         f"{duration(seconds)} in all lives together, without what kills undid. Checkpoints are written in the "

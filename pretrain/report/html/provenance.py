@@ -15,7 +15,7 @@ from pretrain.report.html.headline import moment
 from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number
 
-TOLD_ELSEWHERE = {"data", "versions", "command", "status", "held_up", "phases"}
+TOLD_ELSEWHERE = {"data", "versions", "command", "status", "slowdowns", "phases"}
 _SECRET_NAME = re.compile(r"(?i)(password|secret|token|api_?key|credential)s?$")
 
 

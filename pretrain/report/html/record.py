@@ -45,7 +45,7 @@ class RunRecord:
     train: dict[str, Points]  # by metric name, from lines of kind `train`
     held_out: dict[str, Points]  # the same from lines of kind `eval`
     trust: dict[str, Points]  # trust ratio by tensor
-    held_up: list[tuple[float, str]]  # step, and what slowed the run down then
+    slowdowns: list[tuple[float, str]]  # step, and what slowed the run down then
     events: list[dict[str, Any]]  # skipped batches, rollbacks, damaged data, oldest first
     summary: dict[str, Any]
     config: dict[str, Any]
@@ -159,7 +159,7 @@ def read_run(folder: Path) -> RunRecord:
         train=points_by_name([line for line in lines if not _is_evaluation(line)]),
         held_out=points_by_name(evaluations),
         trust=_trust([line for line in logged if line.get("kind") == TRUST]),
-        held_up=_held_up(lines),
+        slowdowns=_slowdowns(lines),
         events=list(tables(text_of(folder / EVENTS))),
         summary=read(folder / SUMMARY, read_json, {}, complaints),
         config=read(folder / CONFIG, read_yaml, {}, complaints),
@@ -188,11 +188,11 @@ def _trust(lines: list[dict[str, Any]]) -> dict[str, Points]:
     }
 
 
-def _held_up(lines: list[dict[str, Any]]) -> list[tuple[float, str]]:
+def _slowdowns(lines: list[dict[str, Any]]) -> list[tuple[float, str]]:
     """(step, words) of what slowed the run down, in the order of the log."""
     found = []
     for line in lines:
-        step, words = number(line.get("step")), line.get("held_up")
+        step, words = number(line.get("step")), line.get("slowdowns")
         if step is not None and isinstance(words, list):
             found += [(step, str(one)) for one in words]
     return found

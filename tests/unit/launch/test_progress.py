@@ -19,8 +19,8 @@ def until_said(shown: Console, words: str) -> None:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LATE", 0.02)
-    monkeypatch.setattr(progress, "LINES_APART", 0.02)
+    monkeypatch.setattr(progress, "SHOW_AFTER_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.02)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -35,8 +35,8 @@ def test_a_wait_of_unknown_length(terminal: bool) -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_is_quick_says_nothing(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LATE", 600.0)
-    monkeypatch.setattr(progress, "LINES_APART", 600.0)
+    monkeypatch.setattr(progress, "SHOW_AFTER_SECONDS", 600.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 600.0)
     shown = console(terminal)
     with progress.waiting(shown, "exporting"):
         pass

@@ -25,7 +25,7 @@ rank = int(os.environ["RANK"])
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Runs `body` as every rank in place of the command line; returns the exit code."""
     (tmp_path / "launch").mkdir()
-    monkeypatch.setattr(ranks, "GRACE", 0.5)
+    monkeypatch.setattr(ranks, "KILL_AFTER_FAILURE_SECONDS", 0.5)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -96,7 +96,7 @@ def test_a_rank_that_stays_when_another_has_come_to_its_end_is_ended(
     start, monkeypatch: pytest.MonkeyPatch, capfd, code: int, comes_to: int
 ) -> None:  # type: ignore[no-untyped-def]
     """It waits for collectives that never come, say. After a signal the run is saved, and stays stopped."""
-    monkeypatch.setattr(ranks, "LEAVE", 0.5)
+    monkeypatch.setattr(ranks, "KILL_AFTER_END_SECONDS", 0.5)
     assert start(f"time.sleep(60) if rank == 0 else sys.exit({code})") == comes_to
     said = capfd.readouterr().err
     assert "maskmill: still there 0.5 s after others had ended, and killed: rank 0" in said

@@ -217,7 +217,7 @@ def test_little_text_is_prepared_by_one_job(tmp_path: Path, monkeypatch: pytest.
     assert prepare.options == ["--cpus-per-task=2", "--mem=6G"]
     given = chain(request_for([*overrides, "data.workers=5"]), ["vocab", "prepare"]).jobs[1]
     assert given.arguments == ["prepare", "demo", *overrides, "data.workers=5"]
-    monkeypatch.setattr(job_size, "ALONE_BYTES", 8)  # the text has 8 bytes
+    monkeypatch.setattr(job_size, "MAX_BYTES_WITHOUT_ARRAYS", 8)  # the text has 8 bytes
     assert names(chain(request_for(overrides), ["vocab", "prepare"]).jobs) == ["vocab", "prepare"]
     for more in (
         "data.dupe_factor=2",

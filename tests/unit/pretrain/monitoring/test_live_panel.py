@@ -14,7 +14,7 @@ from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.monitoring import live_panel as panel_module
 from pretrain.monitoring.console import Lines, shows_panels
-from pretrain.monitoring.live_panel import KEPT, PLAIN, Panel, sparkline
+from pretrain.monitoring.live_panel import ASCII_BLOCKS, MAX_LOSSES, Panel, sparkline
 from pretrain.monitoring.run_log import open_view
 
 LINE: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_disturbances_stay_above_and_are_counted(tmp_path: Path, clock: list[flo
     run_of(panel, clock)
     panel.disturbed("skip", "the gradient of batch 7 is [not] finite")
     panel.disturbed("skip", "the gradient of batch 9 is [not] finite")
-    panel.held_up(40, "waiting for data: the loader 30 ms of a step")
+    panel.slowdown(40, "waiting for data: the loader 30 ms of a step")
     above = console.file.getvalue()  # type: ignore[attr-defined]
     assert above.count("skip: the gradient of batch") == 2
     shown = painted(panel, console)
@@ -152,7 +152,7 @@ def test_a_rollback_takes_the_steps_back(tmp_path: Path, clock: list[float]) -> 
 def test_very_many_losses_are_thinned(tmp_path: Path, clock: list[float]) -> None:
     panel = Panel(screen(), tmp_path / "run", 10**6)
     panel.begin(0, [{**LINE, "step": step, "mask_loss": float(step)} for step in range(5000)])
-    assert KEPT / 2 <= len(panel._losses) <= KEPT
+    assert MAX_LOSSES / 2 <= len(panel._losses) <= MAX_LOSSES
     assert panel._losses == sorted(panel._losses)
     assert panel._losses[-1] > 4900
 
@@ -161,8 +161,8 @@ def test_sparklines() -> None:
     assert sparkline([1, 2, 3], 10, "abc") == "abc"
     assert sparkline([1, 1], 10, "abc") == "aa"
     assert sparkline([float(i) for i in range(100)], 4, "abcd") == "abcd"
-    assert len(PLAIN) == 8
-    assert PLAIN.isascii()
+    assert len(ASCII_BLOCKS) == 8
+    assert ASCII_BLOCKS.isascii()
 
 
 def test_panels_are_for_people_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

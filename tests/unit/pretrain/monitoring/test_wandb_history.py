@@ -17,7 +17,7 @@ from pretrain.monitoring.wandb.points import by_layer, by_rank, point_of
 from pretrain.run import metrics_file
 from pretrain.run.uploaded import Uploaded, agreed
 from pretrain.training.loss_guard import Guard
-from pretrain.training.rank_timing import Lap, RankPace, held_up
+from pretrain.training.rank_timing import Lap, RankPace, slowdowns
 from pretrain.training.resume import Position
 
 
@@ -210,7 +210,7 @@ def test_rows_of_the_heat_maps() -> None:
 
 
 def test_ranks_have_curves_as_long_as_they_are_few() -> None:
-    few = point_of({"step": 3, "step_ms_by_rank": [10.0, 20.0], "held_up": ["x"], "phase": "a"})
+    few = point_of({"step": 3, "step_ms_by_rank": [10.0, 20.0], "slowdowns": ["x"], "phase": "a"})
     assert set(few) == {"step", "step_ms_by_rank", "step_ms/rank_0", "step_ms/rank_1"}
     assert set(point_of({"step": 3, "step_ms_by_rank": [1.0] * 17})) == {"step", "step_ms_by_rank"}
 
@@ -234,8 +234,8 @@ def rank_pace(waited: float = 0.0, forward: float = 0.1) -> RankPace:
 def test_causes_are_told_from_what_the_run_really_says() -> None:
     assert cause_of(refusal(spike=False)) == "nan"
     assert cause_of(refusal(spike=True)) == "spike"
-    assert [cause_of(line) for line in held_up([rank_pace(waited=0.5)])] == ["data stall"]
-    slow = held_up([rank_pace(), rank_pace(forward=0.9), rank_pace()])
+    assert [cause_of(line) for line in slowdowns([rank_pace(waited=0.5)])] == ["data stall"]
+    slow = slowdowns([rank_pace(), rank_pace(forward=0.9), rank_pace()])
     assert [cause_of(line) for line in slow] == ["slow rank"]
     assert cause_of("an outlier: step 45 took 1,450 ms") == "", "one slow step disturbs nobody"
 

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
 from pretrain.preflight import gpus as hardware
 from pretrain.preflight import step_time as timing
-from pretrain.preflight.forecast import UTILISATION, Forecast, forecast, forecast_phases
+from pretrain.preflight.forecast import DEFAULT_UTILISATION, Forecast, forecast, forecast_phases
 from pretrain.preflight.gpus import GPUS, NVLINK, PCIE, gpu_named
 from pretrain.preflight.memory import PeakBytes
 from pretrain.preflight.show import show, show_phases
@@ -123,7 +123,7 @@ def test_operations_are_counted_but_for_views() -> None:
 
 def test_it_says_that_it_is_not_calibrated_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tiny_on("h100")
-    assert (found.calibrated, found.utilisation) == (False, UTILISATION)
+    assert (found.calibrated, found.utilisation) == (False, DEFAULT_UTILISATION)
     assert "not calibrated on this GPU: no run on H100 80 GB has been measured" in " ".join(
         printed(found).split()
     )

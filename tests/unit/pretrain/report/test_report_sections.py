@@ -183,7 +183,7 @@ def test_advice_names_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     slow = (
         "rank 3 is 1.4x slower than the median: 812 ms computing forward passes in a step, the others 580 ms"
     )
-    lines = [train_line(s, held_up=[slow] if s > 80 else None) for s in range(1, 101)]
+    lines = [train_line(s, slowdowns=[slow] if s > 80 else None) for s in range(1, 101)]
     lines[60]["mlm_loss"] = math.nan
     lines[-1] |= {"skipped_batches": 7, "damaged_examples": 3}
     held_out = [
@@ -275,7 +275,7 @@ def test_any_run_has_a_page(tmp_path: Path, kind: str) -> None:
         ]
     elif kind == "nonsense":
         lines = [{"step": "x"}, {"kind": 3, "step": 1}, {"kind": "trust", "step": 2, "trust_ratio/a": "b"}]
-        lines += [train_line(3, held_up="no list", slowest_rank=math.inf, lr=-1e300, seconds=None)]
+        lines += [train_line(3, slowdowns="no list", slowest_rank=math.inf, lr=-1e300, seconds=None)]
         summary = {
             "status": 7,
             "phases": [1, {"name": 2}],
@@ -295,7 +295,7 @@ def test_any_run_has_a_page(tmp_path: Path, kind: str) -> None:
 
 
 def test_hostile_strings_stay_text_everywhere(tmp_path: Path) -> None:
-    lines = [train_line(s, held_up=[f"waiting for data: {HOSTILE}"], phase=HOSTILE) for s in range(1, 9)]
+    lines = [train_line(s, slowdowns=[f"waiting for data: {HOSTILE}"], phase=HOSTILE) for s in range(1, 9)]
     trust = {
         "kind": "trust",
         "step": 4,
@@ -395,7 +395,7 @@ def test_padding_and_an_unused_budget_are_two_things(tmp_path: Path) -> None:
 def test_a_little_jitter_of_ranks_is_no_warning(tmp_path: Path) -> None:
     slow = "rank 1 is 1.4x slower than the median: 812 ms computing forward passes in a step"
     for wrong, warned in ((2, False), (8, False), (9, True)):
-        lines = [train_line(s, held_up=[slow] if s <= wrong else None) for s in range(1, 91)]
+        lines = [train_line(s, slowdowns=[slow] if s <= wrong else None) for s in range(1, 91)]
         found = advice(read_run(make_run(tmp_path / str(wrong), lines=[*lines, EVALUATION])))
         assert [one.what for one in found] == [
             "One rank was slower than the others in 9 of 90 log lines."

@@ -171,6 +171,6 @@ def test_a_process_that_is_being_killed_is_waited_for(
     held = claim_folder.lock(tmp_path)
     monkeypatch.setattr(claim_folder.time, "sleep", lambda _: held.close())  # it is gone at the second look
     claim_folder.refuse_locked(tmp_path)
-    monkeypatch.setattr(claim_folder, "KILLED_SECONDS", 0.0)
+    monkeypatch.setattr(claim_folder, "LOCK_WAIT_SECONDS", 0.0)
     with claim_folder.lock(tmp_path), pytest.raises(UserError, match="another process is training here"):
         claim_folder.refuse_locked(tmp_path)

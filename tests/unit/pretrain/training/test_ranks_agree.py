@@ -85,7 +85,7 @@ HANG = """
 import sys, time
 from pathlib import Path
 from pretrain.distributed import watchdog
-watchdog.LAST_WORDS = 0.3
+watchdog.STACK_SECONDS = 0.3
 with watchdog.Watchdog(float(sys.argv[1]), Path(sys.argv[2])) as dog:
     for _ in range(4):
         time.sleep(float(sys.argv[1]) / 2)
