@@ -34,6 +34,7 @@ from data_pipeline.compiled import philox
 from data_pipeline.compiled.intrinsics import multiply_high
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.philox import BLOCK_ORDER, WINDOW_ORDER
+from data_pipeline.compiled.splitmix import finalize
 from data_pipeline.errors import UserError
 
 MOST_STREAMS = 256
@@ -41,8 +42,6 @@ WINDOW_BLOCKS = 256
 """Blocks in all streams' windows together, unless there are more streams than that."""
 
 _ROUNDS = 96
-_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S27, _S30, _S31, _S63 = (np.uint64(shift) for shift in (27, 30, 31, 63))
 
 
 class StreamRanges(NamedTuple):
@@ -219,10 +218,7 @@ def _permuted(x, n, keys):
     for i in range(0, len(keys), 2):
         pivot = multiply_high(keys[i], n)
         partner = pivot - x if pivot >= x else pivot + (n - x)
-        z = max(x, partner) + keys[i + 1]
-        z = (z ^ (z >> _S30)) * _MIX1  # SplitMix64's finalizer (Steele, Lea and Flood 2014)
-        z = (z ^ (z >> _S27)) * _MIX2
-        if (z ^ (z >> _S31)) >> _S63:
+        if finalize(max(x, partner) + keys[i + 1]) >> np.uint64(63):
             x = partner
     return x
 

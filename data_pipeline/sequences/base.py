@@ -2,8 +2,8 @@
 sequences.
 
 A document is walked once a pass. The draws of (document, pass) come from a stream of its own, keyed by the
-seed and mix(document key, pass), so that a document yields the same sequences whatever its range holds
-beside it. The draws that mask its sequence number `ordinal` are keyed by mix(mix(document key, pass),
+seed and derive_key(document key, pass), so that a document yields the same sequences whatever its range holds
+beside it. The draws that mask its sequence number `ordinal` are keyed by derive_key(derive_key(document key, pass),
 ordinal): no two sequences of a walk share them; across walks the keys are 64-bit hashes, and two sequences
 that happened to agree would merely share the randomness of their masks.
 

@@ -11,23 +11,12 @@ from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import below, unit
 from data_pipeline.compiled.philox import SEGMENTS, start
+from data_pipeline.compiled.splitmix import derive_key
 from data_pipeline.sequences.random_reads import copy_tokens
 
 # What a walk remembers from one buffer to the next, by its place in an array of int64.
 DOCUMENT, PASS, POSITION, TOKEN, TARGET, ORDINAL = range(6)
 AT_START = -1  # as POSITION: this pass over the document has not begun
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-@jit
-def mix(key, number):
-    """A 64-bit key from a key and a number from 0: SplitMix64's step (Steele et al. 2014), so that for one
-    key all numbers, and for one number all keys, give different results."""
-    x = key + _GOLDEN * np.uint64(number + 1)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @jit
@@ -43,7 +32,7 @@ def begin(walk, stream, numbers, columns):
     """Starts the pass at hand over the document at hand if that is still to do; returns the pass's key."""
     seed, _, _, room, short_seq_prob = numbers
     starts, firsts, keys = columns[1], columns[2], columns[4]
-    key = mix(keys[walk[DOCUMENT]], walk[PASS])
+    key = derive_key(keys[walk[DOCUMENT]], walk[PASS])
     if walk[POSITION] == AT_START:
         start(stream, seed, key, np.uint64(SEGMENTS))
         walk[POSITION], walk[ORDINAL] = firsts[walk[DOCUMENT]], 0

@@ -8,6 +8,7 @@ import numpy as np
 
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below, unit
+from data_pipeline.compiled.splitmix import derive_key
 from data_pipeline.sequences.kernels import (
     DOCUMENT,
     ORDINAL,
@@ -15,7 +16,6 @@ from data_pipeline.sequences.kernels import (
     TARGET,
     begin,
     go_on,
-    mix,
     write_pair,
     write_stream,
 )
@@ -150,7 +150,7 @@ def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
         else:
             first, whole = write_pair(columns[0], columns[6], pair, frame, tokens, offsets[made])
         offsets[made + 1] = offsets[made] + whole
-        first_lengths[made], labels[made], keys[made] = first, label, mix(key, walk[ORDINAL])
+        first_lengths[made], labels[made], keys[made] = first, label, derive_key(key, walk[ORDINAL])
         first_sources[made], last_sources[made] = sources[document], sources[donor]
         made += 1
         go_on(walk, onward, 0, numbers, passes, lasts[document])

@@ -5,6 +5,7 @@ import numpy as np
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.philox import SEGMENTS, start
+from data_pipeline.compiled.splitmix import derive_key
 from data_pipeline.sequences.kernels import (
     AT_START,
     DOCUMENT,
@@ -16,7 +17,6 @@ from data_pipeline.sequences.kernels import (
     begin,
     draw_target,
     go_on,
-    mix,
     write_stream,
 )
 from data_pipeline.shards.schema import NO_LABEL
@@ -50,7 +50,7 @@ def fill_streams(walk, stream, numbers, passes, columns, frame, out):
         end, onward = next_stream(starts, lasts[document], walk[POSITION], token, walk[TARGET], room)
         whole = write_stream(columns[0], token, end, frame, tokens, offsets[made])
         offsets[made + 1] = offsets[made] + whole
-        first_lengths[made], labels[made], keys[made] = whole, NO_LABEL, mix(key, walk[ORDINAL])
+        first_lengths[made], labels[made], keys[made] = whole, NO_LABEL, derive_key(key, walk[ORDINAL])
         first_sources[made] = last_sources[made] = sources[document]
         made += 1
         go_on(walk, onward, end, numbers, passes, lasts[document])
@@ -63,7 +63,7 @@ def _begin_sequence(walk, stream, numbers, columns):
     which it begins, whose target is drawn when the first one does."""
     seed, _, _, room, short_seq_prob = numbers
     starts, firsts, keys = columns[1], columns[2], columns[4]
-    key = mix(keys[walk[DOCUMENT]], walk[PASS])
+    key = derive_key(keys[walk[DOCUMENT]], walk[PASS])
     if walk[POSITION] == AT_START:
         walk[POSITION] = firsts[walk[DOCUMENT]]
         walk[TOKEN] = starts[walk[POSITION]]
@@ -71,7 +71,7 @@ def _begin_sequence(walk, stream, numbers, columns):
         start(stream, seed, key, np.uint64(SEGMENTS))
         walk[TARGET], walk[ORDINAL] = draw_target(stream, room, short_seq_prob), 0
     walk[ORDINAL] += 1
-    return mix(key, walk[ORDINAL] - 1)
+    return derive_key(key, walk[ORDINAL] - 1)
 
 
 @jit

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.splitmix import MULTIPLIER, finalize
 from data_pipeline.errors import UserError
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.records import Examples, ShowProgress
@@ -195,8 +196,6 @@ def _words(ids: np.ndarray, stamp: VocabularyStamp) -> dict[str, Any]:
 
 
 _TALLY = ("is_next", "random", "none", "second_segments", "unmasked", "mask", "random_token", "kept")
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 @jit
@@ -223,8 +222,6 @@ def _count(columns, mask, lengths, ids, tally, hashes):
                 token = masked_ids[m]
                 m += 1
             ids[token] += 1
-            state = (state ^ (np.uint64(token) + np.uint64(1))) * _M1
-            state ^= state >> _S31
-        state = (state ^ (state >> _S30)) * _M1  # SplitMix64's finalizer: the lowest bits choose a sample
-        state = (state ^ (state >> _S27)) * _M2
-        hashes[i] = state ^ (state >> _S31)
+            state = (state ^ (np.uint64(token) + np.uint64(1))) * MULTIPLIER
+            state ^= state >> np.uint64(31)
+        hashes[i] = finalize(state)  # the lowest bits choose a sample
