@@ -18,7 +18,6 @@ from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.watchdog import Watchdog, patience, rank_log
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.run_log import RunLog, is_due
-from pretrain.objectives.base import build
 from pretrain.optim.schedule import learning_rate
 from pretrain.preflight.check_run import Plan, check_run
 from pretrain.preflight.startup import summary
@@ -100,8 +99,7 @@ def run_phases(
     command: str,
 ) -> int:
     """Trains from the newest checkpoint on, phase after phase, and returns the step that it came to."""
-    objective, vocabulary = plans[0].objective, plans[0].index.vocabulary
-    model = build(objective, config, vocabulary.size, vocabulary.mask)
+    model = plans[0].objective.fresh_model(plans[0].index.vocabulary)
     engine = build_engine(model, config, world)
     position = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)

@@ -182,11 +182,7 @@ def write_index(
 ) -> Index:
     """Writes tokenizer.json and, last, index.json into the folder that already holds the shards; returns the
     index as `Index.load` reads it. What killed writers left behind is removed."""
-    stamp = VocabularyStamp(
-        vocabulary.sha256,
-        vocabulary.size,
-        *(int(getattr(vocabulary, name)) for name in ("cls", "sep", "mask", "pad", "unk")),
-    )
+    stamp = VocabularyStamp.of(vocabulary)
     listed = {name: [shard.as_dict() for shard in splits.get(name, ())] for name in SPLITS}
     document = {
         "format": FORMAT,

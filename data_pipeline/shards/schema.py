@@ -5,13 +5,16 @@ records.
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
+
+if TYPE_CHECKING:
+    from data_pipeline.vocabulary.files import Vocabulary
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.tar")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -109,6 +112,17 @@ class VocabularyStamp(NamedTuple):
     mask: int
     pad: int
     unk: int
+
+    @classmethod
+    def of(cls, vocabulary: "Vocabulary") -> Self:
+        """Describe this vocabulary."""
+        ids = (int(getattr(vocabulary, role)) for role in ("cls", "sep", "mask", "pad", "unk"))
+        return cls(vocabulary.sha256, vocabulary.size, *ids)
+
+    @classmethod
+    def of_size(cls, size: int) -> Self:
+        """Describe a vocabulary of which nothing but its number of entries is known: for shapes alone."""
+        return cls("", size, cls=-1, sep=-1, mask=-1, pad=-1, unk=-1)
 
 
 def block_table_json(table: BlockTable) -> bytes:

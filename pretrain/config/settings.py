@@ -3,7 +3,7 @@
 launch/settings/recipe.py reads them, pretrain/preflight/validate.py refuses what cannot be meant.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from data_pipeline.settings import DataSettings, VocabularySettings
@@ -157,6 +157,14 @@ class EncoderSettings:
 class ObjectiveSettings:
     name: str = "bert"
     """bert (masked tokens and next sentence) or mlm (masked tokens of single streams)."""
+
+    # A member of the registry with settings of its own has a field of its name here: a dataclass, so that they are
+    # objective.NAME.KEY in recipes, on the command line, in `maskmill settings` and in the run's identity.
+
+    def of_member(self, name: str = "") -> dict[str, Any]:
+        """The settings of the chosen objective's own group, or of the one of `name`; empty where it has none."""
+        group = getattr(self, name or self.name, None)
+        return asdict(group) if is_dataclass(group) and not isinstance(group, type) else {}
 
 
 @dataclass

@@ -84,7 +84,7 @@ CITATION = """```bibtex
 
 
 def write_card(
-    folder: Path, title: str, card: Card, objective: type[Objective], parity: Mapping[str, Parity]
+    folder: Path, title: str, card: Card, objective: Objective, parity: Mapping[str, Parity]
 ) -> None:
     """Writes README.md: metadata for the hub, how to use the model, a section for each of the card's facts, what the
     parity check found, limits, licence, citation."""

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer
 
 from data_pipeline.errors import UserError
+from data_pipeline.shards.schema import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import parse_tokenizer_json
 from data_pipeline.vocabulary.wordpiece import WordPiece
@@ -21,10 +22,9 @@ PROBES = (
 """Texts on which letter case, accents, ideographs, blanks and very long words show."""
 
 
-def size_and_pad(tokenizer_json: str) -> tuple[int, int]:
-    """Entries of the vocabulary and the id of its padding token. Raises UserError where the text is no vocabulary."""
-    vocabulary = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
-    return vocabulary.size, vocabulary.pad
+def vocabulary_of(tokenizer_json: str) -> VocabularyStamp:
+    """Describe the vocabulary in this text. Raises UserError where it is none."""
+    return VocabularyStamp.of(parse_tokenizer_json(tokenizer_json, "tokenizer.json"))
 
 
 def write_tokenizer(

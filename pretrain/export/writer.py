@@ -22,13 +22,14 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import writing
 from data_pipeline.records import Examples
+from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.bundle import NOTE
 from pretrain.export.card import Card, write_card
 from pretrain.export.families.bert import to_hugging_face
 from pretrain.export.families.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.parity import Parity, check_parity, quiet
-from pretrain.export.tokenizer import size_and_pad, write_tokenizer
+from pretrain.export.tokenizer import vocabulary_of, write_tokenizer
 from pretrain.model.embeddings import SEGMENTS
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model, Objective
@@ -52,15 +53,15 @@ def export(
     same logits as our model: see `check_parity`, whose findings by head are returned. Raises UserError if it
     does not, if `out` exists (unless `overwrite`), or if state and `config` do not fit; then nothing is left.
     `proven` is called with our model, on the CPU in float32 and evaluation mode, once it has passed."""
-    vocabulary_size, pad = size_and_pad(tokenizer_json)
-    objective, settings = load(config.objective.name), config.encoder
-    model = objective.build_model(config, vocabulary_size)
+    vocabulary = vocabulary_of(tokenizer_json)
+    objective, settings = load(config), config.encoder
+    model = objective.build_model(vocabulary)
     load_parameters(model, state, where="weights to export")
     with writing(out), _folder_when_whole(Path(out), overwrite) as folder, quiet():
-        write_config(settings, objective, vocabulary_size, pad, folder)
+        write_config(settings, objective, vocabulary, folder)
         write_weights(model, folder)
         write_tokenizer(tokenizer_json, folder, settings.max_positions)
-        parity = check_parity(model, folder, objective.export_class, held_out, pad)
+        parity = check_parity(model, folder, objective.export_class, held_out, vocabulary.pad)
         proven(model)
         write_card(folder, Path(out).name, card, objective, parity)
         write_hashes(folder, parity, card.step)
@@ -69,15 +70,15 @@ def export(
 
 
 def write_config(
-    settings: EncoderSettings, objective: type[Objective], vocabulary_size: int, pad: int, folder: Path
+    settings: EncoderSettings, objective: Objective, vocabulary: VocabularyStamp, folder: Path
 ) -> None:
     """Writes config.json."""
     transformers.BertConfig(
         **{theirs: getattr(settings, ours) for ours, theirs in CONFIG.items()},
         hidden_act=ACTIVATIONS[settings.activation],
-        vocab_size=vocabulary_size,
+        vocab_size=vocabulary.size,
         type_vocab_size=SEGMENTS,
-        pad_token_id=pad,
+        pad_token_id=vocabulary.pad,
         tie_word_embeddings=True,
         architectures=[objective.export_class],
         dtype="float32",

@@ -32,7 +32,7 @@ class MaskedPredictions(NamedTuple):
 
     all: Predictions
     kinds: dict[str, Predictions]
-    """By name of `KINDS`, without gradients; empty where the head does not know the id of [MASK]."""
+    """By name of `KINDS`, without gradients."""
     answers_R: Tensor
     """int64: the likeliest word in each row whose input is [MASK]; -1 elsewhere, and where gradients are computed."""
 
@@ -47,7 +47,7 @@ class MaskedTokenHead(nn.Module):
     `decoder` is the embedding's own parameter, registered here as well: one tensor under one name for the
     optimizer, and ZeRO-3 gathers it for this module as for the other."""
 
-    def __init__(self, encoder: Encoder, mask_id: int | None = None) -> None:
+    def __init__(self, encoder: Encoder, mask_id: int) -> None:
         super().__init__()
         settings = encoder.settings
         self.vocabulary_size = encoder.vocabulary_size
@@ -66,8 +66,6 @@ class MaskedTokenHead(nn.Module):
             hidden_RH, self.decoder, self.bias, batch.masked_ids, self.vocabulary_size
         )
         whole = Predictions(found.loss, (batch.masked_ids != IGNORED).sum(), found.hits_R.sum())
-        if self.mask_id is None:
-            return MaskedPredictions(whole, {}, torch.full_like(found.answers_R, IGNORED))
         rows = rows_of_kinds(batch, self.mask_id)
         kinds = {
             kind: Predictions((found.losses_R * of_R).sum(), of_R.sum(), (found.hits_R & of_R).sum())

@@ -60,7 +60,7 @@ class RunLog:
         self._view = open_view(shown, live, self._folder, plans[-1].phase.last, phases_of(plans))
         self._diary = Diary(self._folder, writes=world.rank == 0)
         peak = sum(world.gather(peak_flops(world.device, config.monitor.peak_tflops)))
-        self._step_stats = StepStats(config.encoder, world, peak)
+        self._step_stats = StepStats(world, peak)
         self.meter, self.pace = self._step_stats.meter, self._step_stats.pace
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, redact_settings(asdict(config)), world.rank == 0

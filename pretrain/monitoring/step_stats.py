@@ -6,10 +6,8 @@ They are those of the whole global batch, averaged over the steps since the last
 import time
 from typing import Any
 
-from pretrain.config.settings import EncoderSettings
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan
-from pretrain.preflight.flops import training_flops
 from pretrain.run.machine import peak_memory
 from pretrain.training.batch_counts import Agreed
 from pretrain.training.meters import Meter
@@ -20,9 +18,9 @@ class StepStats:
     """Adds up accepted batches on every rank; `read` empties it. `peak`: FLOP/s of all ranks' devices, 0 where it is
     not known."""
 
-    def __init__(self, encoder: EncoderSettings, world: World, peak: float) -> None:
+    def __init__(self, world: World, peak: float) -> None:
         self.meter, self.pace = Meter(), Pace(world.device)
-        self._encoder, self._world, self._peak = encoder, world, peak
+        self._world, self._peak = world, peak
         self.reset()
 
     @property
@@ -68,7 +66,7 @@ class StepStats:
         )
         index, micro_batch = plan.index, plan.phase.config.train.micro_batch
         budget = slots * self._world.size * micro_batch * index.settings["sequence_length"]
-        flops = training_flops(self._encoder, index.vocabulary.size, tokens, squares, masked)
+        flops = plan.objective.flops(index.vocabulary.size, tokens=tokens, squares=squares, masked=masked)
         return {
             **means,
             "tokens_per_s": tokens / seconds,

@@ -1,13 +1,16 @@
-"""Define what an objective is, and build its model with fresh weights."""
+"""Define what an objective is: made from a run's settings, it builds the model and counts what the model predicts."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
+from pretrain.model.flops import encoder_flops, projection_flops
 from pretrain.model.initialize import initialize
+from pretrain.model.visibility import FULL, Visibility
 from pretrain.objectives.losses import Terms
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
@@ -15,54 +18,75 @@ if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait 
 
 
 class Model(nn.Module):
-    """An encoder with heads. `self.encoder` is the Encoder; heads are further submodules. With `mask_id`, the id of
-    [MASK], figures are told separately by what a predicted token's input is."""
+    """An encoder with heads. `self.encoder` is the Encoder; heads are further submodules."""
 
-    def __init__(self, encoder: Encoder, mask_id: int | None = None) -> None:
+    def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
-        """The parts of the loss, and the memory for the next step of each stream (None without one)."""
+    def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
+        """Compute the parts of the loss, and the memory for the next step of each stream (None without one)."""
         raise NotImplementedError
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
-        """The logits of each head by name: "mlm" (masked rows, words), "nsp" (examples, 2)."""
+        """Compute the logits of each head by name: "mlm" (masked rows, words), "nsp" (examples, 2)."""
         raise NotImplementedError
 
 
-class Objective(Protocol):
-    """One entry of the registry."""
+class Objective:
+    """What a run learns: one object, made from its settings.
 
-    pairs: ClassVar[bool]  # whether examples have two segments and a label
-    terms: ClassVar[tuple[str, ...]]  # names in Terms
-    export_class: ClassVar[str]  # the class of transformers that loads an export
-    metrics: ClassVar[tuple[str, ...]]  # names in Terms.metrics, in the order to show them
-    headline: ClassVar[
-        str
-    ]  # the one of them that says best how good the model is; status and report lead with it
+    A member of the registry sets the attributes below, on its class or, where they follow from the settings, in
+    `__init__`, and defines `build_model` and `counts`."""
 
-    @staticmethod
-    def build_model(config: RunConfig, vocabulary_size: int, mask_id: int | None = None) -> Model:
-        """The model of a run with these settings, its weights not yet set; `mask_id`: as for Model. Training, export
-        and the forecast of memory build it here, and nowhere else."""
+    terms: tuple[str, ...]
+    """Names of the parts of the loss, as in Terms."""
+    metrics: tuple[str, ...]
+    """Names of the figures in Terms.metrics, in the order to show them."""
+    headline: str
+    """The one of them that says best how good the model is; status and report lead with it."""
+    families: tuple[str, ...] = ("bert",)
+    """Families of Hugging Face that a model leaves as, one folder each (export/families/)."""
+    export_class: str
+    """The class of transformers that loads an export."""
+    pairs: bool = False
+    """Whether examples have two segments and a label."""
+    visibility: ClassVar[Visibility] = FULL
+    """Which tokens of its example a token attends to."""
 
-    @staticmethod
-    def counts(share: "StepShare") -> dict[str, int]:
-        """Of each of `terms`, how many predictions this rank's share of a global batch has: known on the host before
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.name = config.objective.name
+
+    def build_model(self, vocabulary: VocabularyStamp) -> Model:
+        """Build the run's model, its weights not yet set, on the default device. Training, export and the forecast of
+        memory build it here, and nowhere else. Raises UserError where a setting is out of range."""
+        raise NotImplementedError
+
+    def fresh_model(self, vocabulary: VocabularyStamp) -> Model:
+        """Build the run's model with fresh weights, on the CPU in float32: equal for equal settings, on every rank, and
+        without a draw from torch's global generator."""
+        model = self.build_model(vocabulary)
+        initialize(model, self.config.run.seed, self.config.encoder.initializer_range)
+        return model
+
+    def build_encoder(self, vocabulary: VocabularyStamp) -> Encoder:
+        """Build the encoder that the settings describe, its weights not yet set."""
+        return Encoder(self.config.encoder, vocabulary.size, self.config.train.activation_checkpointing)
+
+    def counts(self, share: "StepShare") -> dict[str, int]:
+        """Count, for each of `terms`, the predictions of this rank's share of a global batch: known on the host before
         the step, and summed over the ranks what the term is divided by."""
+        raise NotImplementedError
 
+    def predicted_rows(self, tokens: int, masked: int) -> int:
+        """Count the rows of the vocabulary projection for `tokens` tokens of which `masked` are masked."""
+        return masked
 
-def build(
-    objective: type[Objective], config: RunConfig, vocabulary_size: int, mask_id: int | None = None
-) -> Model:
-    """The objective's model with fresh weights, on the CPU in float32: equal for equal arguments, on every rank,
-    and without a draw from torch's global generator. Raises UserError where a setting is out of range."""
-    model = objective.build_model(config, vocabulary_size, mask_id)
-    initialize(model, config.run.seed, config.encoder.initializer_range)
-    return model
-
-
-def build_encoder(config: RunConfig, vocabulary_size: int) -> Encoder:
-    """The encoder of a run with these settings, its weights not yet set."""
-    return Encoder(config.encoder, vocabulary_size, config.train.activation_checkpointing)
+    def flops(self, vocabulary: int, *, tokens: int, squares: int, masked: int) -> float:
+        """Count the operations of forward and backward over examples with `tokens` tokens in all, whose squared lengths
+        sum to `squares`, and `masked` masked ones."""
+        encoder, rows = self.config.encoder, self.predicted_rows(tokens, masked)
+        return encoder_flops(encoder, tokens, squares, self.visibility) + projection_flops(
+            encoder, vocabulary, rows
+        )

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pretrain.config.settings import RunConfig
+from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead, NextSentenceHead
-from pretrain.objectives.base import Model, build_encoder
+from pretrain.objectives.base import Model, Objective
 from pretrain.objectives.losses import (
     MASKED_METRICS,
     Ratio,
@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait 
 class MaskedTokensAndNextSentence(Model):
     """An encoder that predicts masked tokens, and whether segment B follows segment A."""
 
-    def __init__(self, encoder: Encoder, mask_id: int | None = None) -> None:
+    def __init__(self, encoder: Encoder, mask_id: int) -> None:
         super().__init__(encoder)
         self.mlm_head = MaskedTokenHead(encoder, mask_id)
         self.nsp_head = NextSentenceHead(encoder)
 
-    def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
+    def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
         """The terms `mlm` and `nsp`: cross-entropies of masked tokens and of pair labels."""
         rows, predicted = batch.predicted()
         hidden_PH = self.encoder(batch, rows)
@@ -50,7 +50,7 @@ class MaskedTokensAndNextSentence(Model):
             "nsp_accuracy_is_next": accuracy(is_next),
             "nsp_accuracy_not_next": accuracy(not_next),
         }
-        return Terms(terms, metrics, mlm.answers_R), carry
+        return Terms(terms, metrics, mlm.answers_R), memory
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
         """{"mlm": (masked rows, words), "nsp": (examples, 2)}; of the two, index 1 is a random next."""
@@ -61,7 +61,7 @@ class MaskedTokensAndNextSentence(Model):
         }
 
 
-class Bert:
+class Bert(Objective):
     """The objective `bert`."""
 
     pairs = True
@@ -77,12 +77,10 @@ class Bert:
     )
     headline = "mask_loss"
 
-    @staticmethod
-    def build_model(config: RunConfig, vocabulary_size: int, mask_id: int | None = None) -> Model:
-        """The encoder with its heads."""
-        return MaskedTokensAndNextSentence(build_encoder(config, vocabulary_size), mask_id)
+    def build_model(self, vocabulary: VocabularyStamp) -> Model:
+        """Build the encoder with both heads."""
+        return MaskedTokensAndNextSentence(self.build_encoder(vocabulary), vocabulary.mask)
 
-    @staticmethod
-    def counts(share: "StepShare") -> dict[str, int]:
-        """Masked tokens and pairs."""
+    def counts(self, share: "StepShare") -> dict[str, int]:
+        """Count masked tokens and pairs."""
         return {"mlm": share.masked, "nsp": share.pairs}

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pretrain.config.settings import RunConfig
+from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead
-from pretrain.objectives.base import Model, build_encoder
+from pretrain.objectives.base import Model, Objective
 from pretrain.objectives.losses import MASKED_METRICS, Term, Terms, masked_metrics
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
@@ -18,37 +18,34 @@ if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait 
 class MaskedTokens(Model):
     """An encoder that predicts the masked tokens of its input."""
 
-    def __init__(self, encoder: Encoder, mask_id: int | None = None) -> None:
+    def __init__(self, encoder: Encoder, mask_id: int) -> None:
         super().__init__(encoder)
         self.mlm_head = MaskedTokenHead(encoder, mask_id)
 
-    def forward(self, batch: MicroBatch, carry: Any = None) -> tuple[Terms, Any]:
+    def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
         """The term `mlm`: cross-entropy of the masked tokens."""
         rows, predicted = batch.predicted(pairs=False)
         mlm = self.mlm_head(self.encoder(batch, rows), predicted)
         term = Term(mlm.all.loss, mlm.all.count, 1.0)
-        return Terms({"mlm": term}, dict(masked_metrics(mlm)), mlm.answers_R), carry
+        return Terms({"mlm": term}, dict(masked_metrics(mlm)), mlm.answers_R), memory
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
         """{"mlm": (masked rows, words)}."""
         return {"mlm": self.mlm_head.logits(self.encoder(batch), batch)}
 
 
-class Mlm:
+class Mlm(Objective):
     """The objective `mlm`."""
 
-    pairs = False
     terms = ("mlm",)
     export_class = "BertForMaskedLM"
     metrics = MASKED_METRICS
     headline = "mask_loss"
 
-    @staticmethod
-    def build_model(config: RunConfig, vocabulary_size: int, mask_id: int | None = None) -> Model:
-        """The encoder with its head."""
-        return MaskedTokens(build_encoder(config, vocabulary_size), mask_id)
+    def build_model(self, vocabulary: VocabularyStamp) -> Model:
+        """Build the encoder with its head."""
+        return MaskedTokens(self.build_encoder(vocabulary), vocabulary.mask)
 
-    @staticmethod
-    def counts(share: "StepShare") -> dict[str, int]:
-        """Masked tokens."""
+    def counts(self, share: "StepShare") -> dict[str, int]:
+        """Count masked tokens."""
         return {"mlm": share.masked}

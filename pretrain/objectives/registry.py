@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_pipeline.errors import UserError
+from pretrain.config.settings import ObjectiveSettings, RunConfig
 
 if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
@@ -29,13 +30,22 @@ OBJECTIVES = {
 
 
 def registered(name: str) -> Registered:
-    """The entry of this name. Raises UserError for an unknown one."""
+    """Find the entry of this name. Raises UserError for an unknown one."""
     if name not in OBJECTIVES:
         raise UserError(f"unknown {name!r}", where="objective.name", expected=" or ".join(OBJECTIVES))
     return OBJECTIVES[name]
 
 
-def load(name: str) -> "type[Objective]":
-    """The objective of this name; its module is imported only now. Raises UserError for an unknown name."""
-    module, _, attribute = registered(name).place.partition(":")
-    return getattr(import_module(module), attribute)
+def load(config: RunConfig) -> "Objective":
+    """Make the objective that a run's settings name; its module is imported only now. Raises UserError for an unknown
+    name."""
+    module, _, attribute = registered(config.objective.name).place.partition(":")
+    objective: Objective = getattr(import_module(module), attribute)(config)
+    return objective
+
+
+def with_defaults(name: str) -> "Objective":
+    """Make the objective of this name with default settings, for what asks without a run."""
+    config = RunConfig(objective=ObjectiveSettings(name=name))
+    config.data.sequences = registered(name).sequences[0]
+    return load(config)

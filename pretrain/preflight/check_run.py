@@ -6,6 +6,7 @@ vocabulary, lengths, batch.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,10 +39,10 @@ class Plan:
     masking: DynamicMasking | None
     """What masks training examples anew, where data.dynamic_masking asks for it."""
 
-    @property
-    def objective(self) -> "type[Objective]":
+    @cached_property
+    def objective(self) -> "Objective":
         """What the model learns."""
-        return load(self.phase.config.objective.name)
+        return load(self.phase.config)
 
     def order(self, config: RunConfig) -> Order:
         """Which examples make which global batch."""
@@ -55,13 +56,13 @@ class Plan:
 
     def step_flops(self, config: RunConfig) -> float:
         """Operations of one training step over all ranks, for examples of the split's mean length."""
-        from pretrain.preflight.flops import training_flops
-
         split, vocabulary = self.index.train, self.index.vocabulary
         mean, examples = split.tokens / max(split.examples, 1), config.train.global_batch
         masked = round(examples * split.masked / max(split.examples, 1))
         squares = round(examples * mean * mean)
-        return training_flops(config.encoder, vocabulary.size, round(examples * mean), squares, masked)
+        return self.objective.flops(
+            vocabulary.size, tokens=round(examples * mean), squares=squares, masked=masked
+        )
 
     def caps(self, split: Split, config: RunConfig) -> Caps:
         """The most that a micro-batch of this split's examples may hold."""

@@ -1,30 +1,10 @@
-"""Count the floating-point operations of the model, and look up or measure the peak to compare them with.
-
-Only the model's own operations on real tokens count: 6 N s + 12 L h s^2 for the blocks (Kaplan et al. 2020,
-section 2.1, with the attention term of Narayanan et al. 2021), and 6 (h^2 + h V) a masked position for the head.
-No recomputation, no padding.
-"""
+"""Look up or measure the peak FLOP/s of a device, which the model's operations are compared with."""
 
 import time
 
 import torch
 
-from pretrain.config.settings import EncoderSettings
 from pretrain.preflight.data_sheets import data_sheet
-
-
-def training_flops(
-    encoder: EncoderSettings, vocabulary: int, tokens: int, squares: int, masked: int
-) -> float:
-    """Operations of forward and backward over examples with `tokens` tokens in all, whose squared lengths sum to
-    `squares`, and `masked` positions to predict."""
-    hidden = encoder.hidden
-    weights = encoder.layers * (4 * hidden * hidden + 2 * hidden * encoder.intermediate)
-    return float(
-        6 * weights * tokens
-        + 12 * encoder.layers * hidden * squares
-        + 6 * (hidden * hidden + hidden * vocabulary) * masked
-    )
 
 
 def peak_flops(device: torch.device, stated_tflops: float) -> float:

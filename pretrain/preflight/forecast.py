@@ -14,8 +14,8 @@ from data_pipeline.shards.index import INDEX, Index
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision
+from pretrain.objectives.registry import load
 from pretrain.optim.schedule import learning_rate
-from pretrain.preflight.flops import training_flops
 from pretrain.preflight.gpus import CALIBRATED, Gpu
 from pretrain.preflight.memory import RESERVED_SHARE, PeakBytes, States, meta_model, meta_pass, states
 from pretrain.preflight.step_time import (
@@ -121,12 +121,11 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> F
     share = math.ceil(batch / ranks)
     micro_batches = math.ceil(share * text.length / (config.train.micro_batch * config.data.sequence_length))
     peak = cluster.gpu.half_flops if precision != "fp32" else cluster.gpu.single_flops
-    flops = training_flops(
-        config.encoder,
+    flops = load(config).flops(
         text.vocabulary,
-        round(share * text.length),
-        round(share * text.square),
-        round(share * text.masked),
+        tokens=round(share * text.length),
+        squares=round(share * text.square),
+        masked=round(share * text.masked),
     )
     stage = config.zero.stage
     moved = communication_bytes(stage, parameters, micro_batches, 4, 4 if precision == "fp32" else 2)

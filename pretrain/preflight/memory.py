@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
 from pretrain.model.batch import MicroBatch
@@ -48,7 +49,7 @@ class States:
 def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
     """The run's model on the meta device, in fp32."""
     with torch.device("meta"):
-        return load(config.objective.name).build_model(config, vocabulary_size)
+        return load(config).build_model(VocabularyStamp.of_size(vocabulary_size))
 
 
 def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:

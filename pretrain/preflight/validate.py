@@ -9,7 +9,7 @@ from data_pipeline.io.redact import redact, redact_settings
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config.settings import RunConfig
-from pretrain.objectives.registry import PAIRS, STREAMS, registered
+from pretrain.objectives.registry import OBJECTIVES, PAIRS, STREAMS, registered
 
 CHOICES = {
     "data.documents": ("blank_line", "file"),
@@ -258,11 +258,27 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
             "train.compile=on at zero.stage=3, which fetches parameters in the middle of the graph: train.compile=off, "
             "or a lower stage",
         ),
+        *(
+            (
+                bool(changed := _changed_of(config, name)),
+                f"objective.{name}.{changed} is set, and objective.name={config.objective.name} has no use for it: "
+                f"objective.name={name}, or leave it out",
+            )
+            for name in OBJECTIVES
+            if name != config.objective.name
+        ),
         (
             config.init_moments and not config.init_from,
             "init_moments=true without init_from: name the run whose moments to keep",
         ),
     ]
+
+
+def _changed_of(config: RunConfig, name: str) -> str:
+    """The first setting of objective `name`'s own group that is not at its default; empty where there is none."""
+    defaults = RunConfig().objective.of_member(name)
+    found = config.objective.of_member(name).items()
+    return next((key for key, value in found if value != defaults.get(key)), "")
 
 
 def value_of(config: RunConfig, key: str) -> Any:

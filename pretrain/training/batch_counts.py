@@ -48,8 +48,7 @@ class CountsTerms(Protocol):
 
     terms: tuple[str, ...]
 
-    @staticmethod
-    def counts(share: StepShare) -> dict[str, int]: ...
+    def counts(self, share: StepShare) -> dict[str, int]: ...
 
 
 class StopRequest:

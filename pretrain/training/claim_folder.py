@@ -35,6 +35,7 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
 
     Ranks, ZeRO stage, micro-batch and intervals are not in it: they may change at a resume."""
     groups = {name: asdict(config)[name] for name in ("optim", "schedule", "encoder")}
+    groups[f"objective.{config.objective.name}"] = config.objective.of_member()
     return {
         "data": plan.index.identity,
         "vocabulary": plan.index.vocabulary.sha256,

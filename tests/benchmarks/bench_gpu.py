@@ -33,8 +33,9 @@ from data_pipeline.loader.packing import StepShare, pack
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.model.attention import choose_backend
 from pretrain.model.batch import Shape
+from pretrain.objectives.registry import load
 from pretrain.optim.param_groups import build_optimizer
-from pretrain.preflight.flops import peak_flops, training_flops
+from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.memory import DTYPES, meta_model, pass_peak, states
 from pretrain.training import compile_model
 from pretrain.training.device_feed import Feed, HostShare
@@ -144,7 +145,9 @@ def measure(label: str, row: Row, arguments: argparse.Namespace, device: torch.d
         window(engine, feed, ready, arguments.steps, device) for _ in range(arguments.windows)
     )
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
-    flops = training_flops(row.encoder, arguments.vocabulary, share.tokens, squares, share.masked)
+    flops = load(RunConfig(encoder=row.encoder)).flops(
+        arguments.vocabulary, tokens=share.tokens, squares=squares, masked=share.masked
+    )
     peak, rate = peak_flops(device, 0.0), share.examples / seconds
     head = row.encoder.hidden // row.encoder.heads
     backend = choose_backend(device, DTYPES[precision], head, arguments.dropout)

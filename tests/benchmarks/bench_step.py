@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT))  # a plain script, also from another working direc
 
 from data_pipeline.shards.index import Index  # noqa: E402
 from launch.ranks import tuning  # noqa: E402
-from pretrain.config.settings import EncoderSettings  # noqa: E402
-from pretrain.preflight.flops import training_flops  # noqa: E402
+from pretrain.config.settings import EncoderSettings, RunConfig  # noqa: E402
+from pretrain.objectives.registry import load  # noqa: E402
 from tests.command_line import VOCABULARY, command, environ  # noqa: E402
 
 
@@ -192,7 +192,9 @@ def report(
     )
     squares = round(tokens * tokens / arguments.examples)
     masked = round(arguments.examples * split.masked / split.examples)
-    flops = training_flops(encoder, index.vocabulary.size, round(tokens), squares, masked)
+    flops = load(RunConfig(encoder=encoder)).flops(
+        index.vocabulary.size, tokens=round(tokens), squares=squares, masked=masked
+    )
     print(
         f"{arguments.layers} layers x {arguments.hidden}, {arguments.examples} examples a step of "
         f"{tokens / arguments.examples:.0f} tokens on average and at most {split.max_tokens}, "

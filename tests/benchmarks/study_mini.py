@@ -37,7 +37,6 @@ from pretrain.checkpoint.store import checkpoints, find_checkpoint, step_of
 from pretrain.distributed.world import World
 from pretrain.export.families.bert import from_hugging_face
 from pretrain.model.initialize import load_parameters
-from pretrain.objectives.base import build
 from pretrain.preflight.check_run import check_run
 from pretrain.training.validation import HeldOut
 from tests.benchmarks.pictures import Line, Panel, svg
@@ -228,7 +227,7 @@ class Judge:
         plan = check_run(self._config, 1)[0]
         self._words = plan.index.vocabulary.size
         self._held_out = HeldOut(plan, self._config, World())
-        self._model = build(plan.objective, self._config, self._words, plan.index.vocabulary.mask)
+        self._model = plan.objective.fresh_model(plan.index.vocabulary)
 
     def figures(self, contender: Contender, where: Path) -> dict[str, float | str]:
         """Losses, accuracies and their baselines."""

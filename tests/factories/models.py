@@ -1,7 +1,8 @@
 """Models and settings of tests, from an objective's name and an encoder's sizes."""
 
+from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.objectives.base import Model, build
+from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load
 
 
@@ -20,9 +21,10 @@ def fresh_model(
     encoder: EncoderSettings,
     vocabulary_size: int,
     seed: int = 0,
-    mask_id: int | None = None,
+    mask_id: int = -1,
     activation_checkpointing: bool = False,
 ) -> Model:
     """The objective's model with fresh weights."""
     config = config_of(name, encoder, seed, activation_checkpointing)
-    return build(load(name), config, vocabulary_size, mask_id)
+    vocabulary = VocabularyStamp.of_size(vocabulary_size)._replace(mask=mask_id)
+    return load(config).fresh_model(vocabulary)

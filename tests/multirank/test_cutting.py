@@ -18,7 +18,7 @@ from data_pipeline.shards.writer import write_shard
 from launch.settings.recipe import load_config
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
-from pretrain.objectives.registry import load
+from pretrain.objectives.registry import with_defaults
 from pretrain.train import compute
 from pretrain.training.batch_counts import StopRequest, agreed
 from pretrain.training.device_feed import Feed
@@ -82,7 +82,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
         engine = build_engine(fresh_model("bert", config.encoder, SIZE, seed=3), config, world)
         order, caps = order_of(index, seed=1, global_batch=BATCH), caps_for(index.train, micro_batch, LONGEST)
         run_log = SimpleNamespace(meter=Meter(), pace=Pace(world.device))
-        plan = SimpleNamespace(index=index, objective=load("bert"))
+        plan = SimpleNamespace(index=index, objective=with_defaults("bert"))
         position, feed = Position(), Feed(world.device, index.vocabulary.cls, index.vocabulary.sep)
         loop = SimpleNamespace(
             config=config,
@@ -95,7 +95,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
             guard=Guard(config, position, world, "fp32"),
         )
         with Loader(index, order, caps, rank=world.rank, world=world.size) as loader:
-            steps = agreed(iter(loader), world, StopRequest(), load("bert"))
+            steps = agreed(iter(loader), world, StopRequest(), with_defaults("bert"))
             here: dict[str, Any] = {"figures": [], "micro_batches": [], "masked": [], "norms": []}
             for number in range(2):
                 share, counts = next(steps)

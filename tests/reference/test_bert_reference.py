@@ -7,14 +7,15 @@ import transformers
 from torch.nn import functional as F
 
 from data_pipeline.records import Examples
-from pretrain.config.settings import EncoderSettings, RunConfig
+from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.settings import EncoderSettings
 from pretrain.export.families.bert import to_hugging_face
 from pretrain.export.families.bert_config import ACTIVATIONS, CONFIG
 from pretrain.export.parity import hugging_face_logits
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model
-from pretrain.objectives.registry import OBJECTIVES, load
+from pretrain.objectives.registry import OBJECTIVES, with_defaults
 from tests.factories.models import fresh_model
 
 VOCABULARY = 85
@@ -28,7 +29,7 @@ def pair(name: str, settings: EncoderSettings) -> tuple[Model, transformers.PreT
         vocab_size=VOCABULARY,
         hidden_act=ACTIVATIONS[settings.activation],
     )
-    theirs = getattr(transformers, load(name).export_class)(config)
+    theirs = getattr(transformers, with_defaults(name).export_class)(config)
     state = without_padding(ours, dict(ours.named_parameters()))
     missing, unexpected = theirs.load_state_dict(
         {to_hugging_face(n): p for n, p in state.items()}, strict=False
@@ -46,7 +47,7 @@ def test_losses_and_gradients(
 ) -> None:
     settings.activation = activation
     ours, theirs = pair(name, settings)
-    batch = MicroBatch.from_examples(examples if load(name).pairs else streams)
+    batch = MicroBatch.from_examples(examples if with_defaults(name).pairs else streams)
     terms, _ = ours(batch)
     sum(t.weight * t.sum / t.count for t in terms.values()).backward()
 
@@ -88,6 +89,6 @@ def test_their_own_loss_is_ours(settings: EncoderSettings, examples: Examples) -
 def test_bert_base_has_its_parameters() -> None:
     """110,106,428: BERT-base with both heads (objectives of Devlin et al. 2019, uncased vocabulary)."""
     with torch.device("meta"):
-        module = load("bert").build_model(RunConfig(), 30522)
+        module = with_defaults("bert").build_model(VocabularyStamp.of_size(30522))
     shapes = without_padding(module, dict(module.named_parameters()))
     assert sum(p.numel() for p in shapes.values()) == 110_106_428

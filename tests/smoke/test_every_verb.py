@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from pretrain.checkpoint.store import newest_checkpoint
-from pretrain.objectives.registry import OBJECTIVES, load
+from pretrain.objectives.registry import OBJECTIVES, with_defaults
 from tests.command_line import Maskmill, described, setting
 
 
@@ -31,7 +31,7 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     assert facts["checkpoints"] == ["step-00000002", "step-00000004"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
-    shown = set(load(objective).metrics) | {
+    shown = set(with_defaults(objective).metrics) | {
         "loss",
         "mlm_loss",
         "lr",
@@ -50,7 +50,7 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
 
     proof = maskmill("export", str(run), "--out", str(tmp_path / "model")).stdout
     assert "in float64: mlm" in proof
-    model_class = getattr(transformers, load(objective).export_class)
+    model_class = getattr(transformers, with_defaults(objective).export_class)
     model, loading = model_class.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
@@ -62,7 +62,7 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.tokenize("The sea") == tokenizer.tokenize("the sea")
     shown = described(maskmill, tmp_path / "model")
-    assert (shown["architectures"], shown["hashes"]) == ([load(objective).export_class], "all hold")
+    assert (shown["architectures"], shown["hashes"]) == ([with_defaults(objective).export_class], "all hold")
 
     with (tmp_path / "model" / "vocab.txt").open("a") as file:
         file.write("foreign\n")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pretrain.evaluate.baselines import MAJORITY
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, UNIGRAM
 from pretrain.monitoring.wandb.points import BY_RANK, TRUST_BY_LAYER, TRUST_SPREAD
-from pretrain.objectives.registry import OBJECTIVES, load
+from pretrain.objectives.registry import OBJECTIVES, with_defaults
 
 LAMB = "lamb"
 """The optimizer that has trust ratios."""
@@ -51,7 +51,7 @@ def keys_of(found: list[Section]) -> set[str]:
 
 
 def _learning(objective: str) -> Section:
-    known = [load(name) for name in ([objective] if objective else OBJECTIVES)]
+    known = [with_defaults(name) for name in ([objective] if objective else OBJECTIVES)]
     losses = _unique(f"{term}_loss" for one in known for term in one.terms)
     metrics = _unique(name for one in known for name in one.metrics)
     at_mask = MASK_LOSS in metrics

@@ -20,8 +20,7 @@ from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.losses import Term, Terms
-from pretrain.objectives.registry import load
-from pretrain.preflight.flops import training_flops
+from pretrain.objectives.registry import load, with_defaults
 from pretrain.train import compute, is_due
 from pretrain.training.batch_counts import Agreed, StopRequest, agreed
 from pretrain.training.device_feed import Feed
@@ -31,7 +30,7 @@ from pretrain.training.rank_timing import Pace
 from pretrain.training.resume import Position
 from pretrain.training.validation import HeldOut
 from tests.command_line import setting
-from tests.factories.models import fresh_model
+from tests.factories.models import config_of, fresh_model
 
 BATCH = 12
 SETTINGS = EncoderSettings(
@@ -64,12 +63,13 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
     caps = caps_for(index.train, micro_batch, 32)
     shares = [Shares(index, order, caps, rank, ranks).read(5) for rank in range(ranks)]
     lengths = [np.square(m.lengths, dtype=np.int64).sum() for share in shares for m in share.micro_batches]
+    bert = with_defaults("bert")
     counts = Agreed(
         examples=sum(s.examples for s in shares),
         tokens=sum(s.tokens for s in shares),
         masked=sum(s.masked for s in shares),
         squares=int(sum(lengths)),
-        terms={name: sum(load("bert").counts(s)[name] for s in shares) for name in load("bert").terms},
+        terms={name: sum(bert.counts(s)[name] for s in shares) for name in bert.terms},
         micro_batches=max(len(s.micro_batches) for s in shares),
         stop=False,
         waited=0.0,
@@ -79,7 +79,7 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
     for rank, share in enumerate(shares):
         run = SimpleNamespace(
             config=SimpleNamespace(run=SimpleNamespace(seed=0)),
-            plan=SimpleNamespace(index=index, objective=load("bert")),
+            plan=SimpleNamespace(index=index, objective=with_defaults("bert")),
             engine=engine,
             feed=feed,
             run_log=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
@@ -122,7 +122,7 @@ def test_the_stop_of_one_rank_travels_with_the_counts() -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
         stop = StopRequest()
-        steps = agreed(iter([share] * 10), World(), stop, load("bert"))  # type: ignore[arg-type]
+        steps = agreed(iter([share] * 10), World(), stop, with_defaults("bert"))  # type: ignore[arg-type]
         _, counts = next(steps)
         assert (counts.tokens, counts.masked, counts.squares, counts.micro_batches) == (9, 3, 41, 1)
         assert counts.terms == {"mlm": 3, "nsp": 2}
@@ -145,7 +145,7 @@ def test_a_share_that_cannot_be_read_is_an_error_only_when_it_is_needed() -> Non
 
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
-        steps = agreed(shares(), World(), StopRequest(), load("bert"))
+        steps = agreed(shares(), World(), StopRequest(), with_defaults("bert"))
         assert next(steps)[1].tokens == 9, "the run may end with this step"
         with pytest.raises(UserError, match="block 3"):
             next(steps)
@@ -183,7 +183,8 @@ def test_what_is_due() -> None:
 def test_operations_of_bert_large(length: int, masked: int, gflop: float) -> None:
     """The figures of a sequence that published throughputs are converted with."""
     large = EncoderSettings(layers=24, hidden=1024, heads=16, intermediate=4096)
-    found = training_flops(large, 30_528, length, length * length, masked) / 1e9
+    bert = load(config_of("bert", large))
+    found = bert.flops(30_528, tokens=length, squares=length * length, masked=masked) / 1e9
     assert found == pytest.approx(gflop, rel=2e-3)
 
 

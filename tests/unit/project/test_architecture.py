@@ -72,9 +72,7 @@ ARROWS = {
     ),
     "pretrain/monitoring": "checkpoint config distributed evaluate objectives preflight run training",
     "pretrain/report": "checkpoint distributed evaluate export run",
-    "pretrain/train": (
-        "checkpoint config distributed monitoring objectives optim preflight report run training"
-    ),
+    "pretrain/train": ("checkpoint config distributed monitoring optim preflight report run training"),
     "launch/recipes": "",
     "launch/cluster": "",
     "launch/settings": "cluster recipes",

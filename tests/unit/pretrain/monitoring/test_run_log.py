@@ -16,7 +16,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.monitoring import run_log as run_log_module
 from pretrain.monitoring.run_log import EVENTS, RunLog
-from pretrain.objectives.registry import load
+from pretrain.objectives.registry import with_defaults
 from pretrain.report.status import read_status
 from pretrain.run import atomic_write
 from pretrain.run.folder import read_summary
@@ -45,7 +45,7 @@ def run_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         config.run.dir, config.run.live = str(tmp_path), False
         plan = SimpleNamespace(
             index=SimpleNamespace(statistics={}),
-            objective=load("bert"),
+            objective=with_defaults("bert"),
             phase=SimpleNamespace(name="", first=0, last=100, config=config),
         )
         engine = SimpleNamespace(

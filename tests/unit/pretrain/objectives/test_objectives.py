@@ -5,13 +5,13 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
-from pretrain.config.settings import EncoderSettings
+from pretrain.config.settings import EncoderSettings, ObjectiveSettings, RunConfig
 from pretrain.model import cross_entropy
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
 from pretrain.objectives.base import Model
 from pretrain.objectives.losses import Terms
-from pretrain.objectives.registry import OBJECTIVES, load, registered
+from pretrain.objectives.registry import OBJECTIVES, load, registered, with_defaults
 from tests.factories.models import fresh_model
 
 VOCABULARY, MASK = 90, 4
@@ -76,9 +76,9 @@ def test_a_batch_without_masked_rows_is_no_error(name: str) -> None:
 
 def test_terms_and_metrics_of_bert() -> None:
     module, batch = model("bert"), cut(0, 1, 2, 3)
-    terms, carry = module(batch, carry=None)
+    terms, memory = module(batch, memory=None)
     logits = module.logits(batch)
-    assert carry is None
+    assert memory is None
     assert logits["mlm"].shape == (7, VOCABULARY)
     mlm = F.cross_entropy(logits["mlm"], batch.masked_ids, reduction="none")
     nsp = F.cross_entropy(logits["nsp"], batch.labels, reduction="none")
@@ -87,10 +87,10 @@ def test_terms_and_metrics_of_bert() -> None:
         "mlm": (pytest.approx(mlm.sum().item()), 7, 1.0),
         "nsp": (pytest.approx(nsp.sum().item()), 4, 1.0),
     }
-    assert tuple(terms.metrics) == load("bert").metrics
+    assert tuple(terms.metrics) == with_defaults("bert").metrics
     assert all(not r.sum.requires_grad and r.sum.ndim == 0 == r.count.ndim for r in terms.metrics.values())
     found = {name: (r.sum.item(), r.count.item()) for name, r in terms.metrics.items()}
-    assert tuple(found) == load("bert").metrics
+    assert tuple(found) == with_defaults("bert").metrics
     assert found["mlm_accuracy"] == ((logits["mlm"].argmax(-1) == batch.masked_ids).sum().item(), 7)
     assert found["nsp_accuracy"] == (right.sum().item(), 4)
     assert found["nsp_loss_is_next"] == (pytest.approx((nsp[0] + nsp[3]).item()), 2)
@@ -155,14 +155,14 @@ def test_padding_rows_get_no_gradient_and_no_probability() -> None:
 
 
 def test_registry() -> None:
-    assert load("bert").export_class == "BertForPreTraining"
-    assert load("mlm").export_class == "BertForMaskedLM"
-    assert [load(name).pairs for name in ("bert", "mlm")] == [True, False]
+    assert with_defaults("bert").export_class == "BertForPreTraining"
+    assert with_defaults("mlm").export_class == "BertForMaskedLM"
+    assert [with_defaults(name).pairs for name in ("bert", "mlm")] == [True, False]
     assert [registered(name).sequences[0] for name in ("bert", "mlm")] == ["segment_pair", "doc_sentences"]
     with pytest.raises(UserError, match=r"objective\.name: unknown 'brt' \(expected bert or mlm\)"):
-        load("brt")
+        load(RunConfig(objective=ObjectiveSettings(name="brt")))
     assert isinstance(model("bert")(cut(0))[0], Terms)
-    assert all(load(name).headline in load(name).metrics for name in OBJECTIVES)
+    assert all(with_defaults(name).headline in with_defaults(name).metrics for name in OBJECTIVES)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])

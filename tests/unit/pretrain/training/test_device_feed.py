@@ -10,6 +10,7 @@ import torch
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.records import Examples
+from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed import gradient_fixes
 from pretrain.distributed.engine import Engine
@@ -78,10 +79,11 @@ def test_each_is_sent_before_the_one_before_is_computed(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("shape", [None, SHAPE])
 def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | None) -> None:
     """The meta device has shapes and no values: whatever would wait for a GPU raises there."""
-    meta, kind = torch.device("meta"), load(objective)
+    meta = torch.device("meta")
     settings = EncoderSettings(layers=2, hidden=16, heads=2, intermediate=32, max_positions=40)
+    kind = load(config_of(objective, settings))
     with meta:
-        model = kind.build_model(config_of(objective, settings), 60).bfloat16()
+        model = kind.build_model(VocabularyStamp.of_size(60)).bfloat16()
     feed, meter = Feed(meta, 2, 3, shape), Meter()
     ready = feed.on_host(share())
     count = len(ready.ready) + 1

@@ -1,0 +1,35 @@
+"""Count the floating-point operations of a forward and backward pass: those of the model, on real tokens.
+
+A matrix product costs 6 operations per weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1).
+Attention costs 12 h per pair of query and key that see each other (Narayanan et al. 2021). No recomputation, no
+padding.
+"""
+
+from pretrain.config.settings import EncoderSettings
+from pretrain.model.visibility import FULL, Visibility
+
+
+def encoder_flops(
+    settings: EncoderSettings, tokens: int, squares: int, visibility: Visibility = FULL
+) -> float:
+    """Count the operations of the encoder's blocks over examples with `tokens` tokens in all, whose squared lengths sum
+    to `squares`."""
+    hidden = settings.hidden
+    weights = settings.layers * (4 * hidden * hidden + 2 * hidden * settings.intermediate)
+    pairs = seen_pairs(visibility, tokens, squares)
+    return float(6 * weights * tokens + 12 * settings.layers * hidden * pairs)
+
+
+def projection_flops(settings: EncoderSettings, vocabulary: int, rows: int) -> float:
+    """Count the operations of the head's dense layer and the projection of `rows` rows to `vocabulary` words."""
+    hidden = settings.hidden
+    return float(6 * (hidden * hidden + hidden * vocabulary) * rows)
+
+
+def seen_pairs(visibility: Visibility, tokens: int, squares: int) -> int:
+    """Count the pairs of query and key in examples with `tokens` tokens in all, whose squared lengths sum to `squares`;
+    with a window, at most, since only their sums are known. Ranks see half of all pairs, as a causal order does."""
+    pairs = squares
+    if visibility.window:
+        pairs = min(pairs, tokens * (2 * visibility.window + 1))
+    return (pairs + tokens) // 2 if visibility.causal or visibility.ranked else pairs
