@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
+from data_pipeline.io.npy import offsets_of
 
 ShowProgress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""
@@ -129,8 +130,7 @@ def take_ragged(
     starts, stops = offsets[:-1][order], offsets[1:][order]
     if len(order) and (starts.min() < 0 or stops.max() > len(flat) or (stops < starts).any()):
         raise IndexError(f"a row lies outside of the {len(flat)} entries")
-    new_offsets = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(stops - starts, out=new_offsets[1:])
+    new_offsets = offsets_of(stops - starts)
     taken = np.empty(new_offsets[-1], flat.dtype)
     _copy_rows(read_only(starts), read_only(new_offsets), read_only(flat), taken)
     return taken, new_offsets
@@ -153,8 +153,7 @@ def concatenate(parts: list[Examples]) -> Examples:
     """All examples of `parts`, in order."""
 
     def joined(offsets: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-        lengths = np.concatenate([np.diff(o) for o in offsets])
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        return offsets_of(np.concatenate([np.diff(o) for o in offsets]))
 
     return Examples(
         tokens=np.concatenate([p.tokens for p in parts]),

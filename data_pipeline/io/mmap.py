@@ -8,11 +8,13 @@ import contextlib
 import mmap
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.records import Corpus, Examples
+if TYPE_CHECKING:
+    from data_pipeline.records import Corpus, Examples
 
 
 def mapped_npy(path: Path) -> NDArray:
@@ -30,7 +32,7 @@ def mapped(path: Path, dtype: np.dtype) -> NDArray:
     return _in_small_pages(np.memmap(path, dtype, "r"))
 
 
-def release(columns: Corpus | Examples) -> None:
+def release(columns: "Corpus | Examples") -> None:
     """Gives back the memory of all that was touched of these columns, as far as they are mapped."""
     for column in fields(columns):
         if (whole := getattr(getattr(columns, column.name), "_mmap", None)) is not None:

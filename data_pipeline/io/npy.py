@@ -1,5 +1,6 @@
 """Write one column as an .npy file, read its header, and turn lengths into offsets."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -9,11 +10,11 @@ from numpy.typing import NDArray
 from data_pipeline.io.files import writing
 
 
-def starts_of(lengths: NDArray) -> NDArray[np.int64]:
-    """Where each of runs with these lengths begins, and where the last ends."""
-    starts = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
+def offsets_of(lengths: Sequence[int] | NDArray) -> NDArray[np.int64]:
+    """(n + 1,): where each of n runs with these lengths begins, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def save_column(path: Path, column: NDArray) -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.jit import allocating
 from data_pipeline.errors import UserError
+from data_pipeline.io.npy import offsets_of
 
 if TYPE_CHECKING:
     from data_pipeline.masking.masker import Masker
@@ -99,7 +100,7 @@ def assign(
         other = _first_fit(lengths, masked, order, *caps)
         chosen = other if other.max() < chosen.max() else chosen
     counts = np.bincount(chosen)
-    bins = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[counts > 0])])
+    bins = offsets_of(counts[counts > 0])
     return order[np.argsort(chosen[order], kind="stable")], bins
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.jit import jit
+from data_pipeline.io.npy import offsets_of
 from data_pipeline.loader.bin_packing import Caps, assign
 from data_pipeline.records import Examples
 
@@ -86,8 +87,8 @@ def _packed(
 ) -> list[PackedMicroBatch]:
     lengths = examples.lengths[members]
     masked = np.diff(examples.masked_offsets)[members]
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    rows = np.concatenate([np.zeros(1, np.int64), np.cumsum(masked)])
+    starts = offsets_of(lengths)
+    rows = offsets_of(masked)
     ids, segments, positions = np.empty((3, starts[-1]), np.int64)
     index, originals = np.empty((2, rows[-1]), np.int64)
     bases = np.repeat(starts[bins[:-1]], np.diff(bins))

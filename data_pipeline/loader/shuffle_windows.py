@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.jit import allocating, jit
+from data_pipeline.io.npy import offsets_of
 from data_pipeline.loader.order import Order, StreamRanges, Window
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards.block import COLUMNS
@@ -47,7 +48,7 @@ class Windows:
     def take(self, ranges: StreamRanges) -> tuple[Examples, NDArray[np.int64], NDArray[np.int64]]:
         """The items of all ranges, stream by stream, with their epochs and their numbers in the split."""
         slots, first, last = ranges.streams - self.first_stream, ranges.first, ranges.last
-        places = np.concatenate([np.zeros(1, np.int64), np.cumsum(last - first)[:-1]])
+        places = offsets_of(last - first)[:-1]
         parts, epochs, numbers, where = [], [], [], []
         while len(slots):  # once round, unless a step is so large that it walks through a window's end
             self._open(slots, first)
@@ -98,7 +99,7 @@ class Windows:
     def _fill(self, slot: int, places: NDArray[np.int64], parts: list[tuple[Run, Examples]]) -> None:
         """Writes the rows of `parts`, of which the n-th goes to place places[n] of the window."""
         lengths, masked = np.empty((2, len(places)), np.int64)
-        bounds = np.cumsum([0, *(run.rows for run, _ in parts)])
+        bounds = offsets_of([run.rows for run, _ in parts])
         for (run, block), start, stop in zip(parts, bounds[:-1], bounds[1:], strict=True):
             rows = slice(run.first, run.first + run.rows)
             lengths[places[start:stop]] = block.lengths[rows]

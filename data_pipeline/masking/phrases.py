@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.jit import jit
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
+from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.spans import follows
 from data_pipeline.settings import DataSettings
 from data_pipeline.tokenize.word_cache import WordCache
@@ -75,7 +76,7 @@ def unit_table(settings: DataSettings, vocabulary: "Vocabulary", chunks: bool) -
     closed = closed_class_words() if chunks else []
     ids, lengths = WordCache(vocabulary).encode([*lexicon, *closed])
     marks = np.repeat(np.array([_LEXICON, _CLOSED]), [len(lexicon), len(closed)])
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    offsets = offsets_of(lengths)
     known = np.array([vocabulary.unk not in ids[a:b] for a, b in pairwise(offsets)], bool)
     marks[(lengths == 0) | ~known] = 0
     if lexicon and not (marks == _LEXICON).any():

@@ -11,7 +11,7 @@ from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.io.files import writing
 from data_pipeline.io.mmap import mapped_npy
-from data_pipeline.io.npy import save_column, starts_of, write_header
+from data_pipeline.io.npy import offsets_of, save_column, write_header
 from data_pipeline.records import Corpus
 
 BLOCK_TOKENS = 1 << 20
@@ -53,7 +53,7 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
     order = np.argsort(corpus.keys, kind="stable")
     save_column(folder / "keys.npy", corpus.keys[order])
     save_column(folder / "sources.npy", corpus.sources[order])
-    save_column(folder / "document_starts.npy", starts_of(np.diff(corpus.document_starts)[order]))
+    save_column(folder / "document_starts.npy", offsets_of(np.diff(corpus.document_starts)[order]))
     sentence_starts = np.zeros(len(corpus.sentence_starts), np.int64)
     _sort_starts(order, corpus.document_starts, corpus.sentence_starts, sentence_starts)
     save_column(folder / "sentence_starts.npy", sentence_starts)

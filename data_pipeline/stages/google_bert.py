@@ -26,6 +26,7 @@ from data_pipeline.compiled.mersenne_twister import python_stream, shuffle
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import open_bytes, reading
 from data_pipeline.io.mmap import mapped
+from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.mask_kernel import emit_covered, mask_sequence, scratch_for
 from data_pipeline.records import Corpus, Examples
 from data_pipeline.sequences.base import flat_columns
@@ -113,7 +114,7 @@ def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path
         )
     cache = WordCache(replace(vocabulary, word_characters=WORD_CHARACTERS))
     lines = _lines(files, vocabulary.normalization.lowercase)
-    lengths, starts = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
+    lengths, starts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     sentences, document = 0, -1
     with open(spool / "text.tokens", "wb") as out:
         for batch in _batches(lines):
@@ -129,7 +130,7 @@ def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path
     document_starts = np.concatenate([*starts, np.full(1, sentences)])
     return Corpus(
         tokens=mapped(spool / "text.tokens", vocabulary.dtype),
-        sentence_starts=np.cumsum(np.concatenate(lengths)),
+        sentence_starts=offsets_of(np.concatenate(lengths)),
         document_starts=document_starts,
         keys=np.arange(len(document_starts) - 1, dtype=np.uint64),
         sources=np.zeros(len(document_starts) - 1, np.uint16),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
-from data_pipeline.io.npy import opened, save_column, starts_of, write_header
+from data_pipeline.io.npy import offsets_of, opened, save_column, write_header
 from data_pipeline.records import Corpus
 from data_pipeline.stages.corpus_store import open_corpus
 
@@ -55,7 +55,7 @@ def merge(parts: list[Path], found: list[Found], folder: Path, threads: int = 1)
     rows = Found._make(np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(rows.keys, kind="stable")
     rows = Found._make(column[order] for column in rows)
-    document_starts, token_starts = starts_of(rows.sentence_counts), starts_of(rows.token_counts)
+    document_starts, token_starts = offsets_of(rows.sentence_counts), offsets_of(rows.token_counts)
     save_column(folder / "keys.npy", rows.keys)
     save_column(folder / "sources.npy", rows.sources)
     save_column(folder / "document_starts.npy", document_starts)

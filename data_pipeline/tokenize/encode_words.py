@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from data_pipeline.io.npy import offsets_of
+
 _GROUP = 512  # words a call
 
 
@@ -28,8 +30,7 @@ def encode_words(
         for first, found, counts in _encoded(tokenizer, texts, before, together):
             lengths[chosen[first : first + len(counts)]] = counts
             parts.append(found)
-    starts = np.zeros(len(words) + 1, np.int64)
-    np.cumsum(lengths, out=starts[1:])
+    starts = offsets_of(lengths)
     if not parts:
         return ids, starts
     # the ids lie in the order of `places`: bring them into that of the words

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled.philox import text_key
 from data_pipeline.io.files import writing
-from data_pipeline.io.npy import starts_of
+from data_pipeline.io.npy import offsets_of
 from data_pipeline.records import Corpus, Sentences
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokenize.word_cache import WordCache
@@ -93,7 +93,7 @@ class _Columns:
         self._lengths.clear()
         kept = lengths > 0
         self._counts.empty_sentences += int((~kept).sum())
-        sentence_starts = starts_of(lengths[kept])
+        sentence_starts = offsets_of(lengths[kept])
         del lengths
         sentences = np.add.reduceat(np.append(kept, False), borders[:-1], dtype=np.int64)
         sentences[borders[:-1] == borders[1:]] = 0  # where reduceat gives the next document's first
@@ -102,7 +102,7 @@ class _Columns:
         return Corpus(
             tokens=self._all_tokens(),
             sentence_starts=sentence_starts,
-            document_starts=starts_of(sentences[whole]),
+            document_starts=offsets_of(sentences[whole]),
             keys=np.frombuffer(self._keys, np.uint64)[_all_or(whole)],
             sources=np.frombuffer(self._sources, np.uint16)[_all_or(whole)],
         )

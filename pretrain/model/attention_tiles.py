@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from data_pipeline.io.npy import offsets_of
 from pretrain.model.visibility import FULL, Visibility, visible
 
 # What starting one more tile costs, in attention scores: some 30 kernel starts against one exponential and
@@ -70,7 +71,7 @@ def plan_tiles(
     """The tiles for examples of `lengths` tokens that lie one after the other in a packed run, with at most
     `max_scores` attention scores a head, which may not be less than without any padding."""
     length_of = np.asarray(lengths, np.int64)
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_of)[:-1]])
+    starts = offsets_of(length_of)[:-1]
     order = np.argsort(length_of, kind="stable")[
         np.count_nonzero(length_of == 0) :
     ]  # spare examples have no tokens
@@ -110,7 +111,7 @@ def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]
     """Cuts lengths in ascending order into runs [first, last) of the least cost: for each run its examples times
     the square of its longest, plus `overhead`. Exact, by dynamic programming over the distinct lengths."""
     distinct, counts = np.unique(ascending, return_counts=True)
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    ends = offsets_of(counts)
     best, cut_before = np.zeros(len(distinct) + 1), np.zeros(len(distinct) + 1, np.int64)
     for j, length in enumerate(distinct, start=1):
         costs = best[:j] + (ends[j] - ends[:j]) * float(length) ** 2 + overhead

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from data_pipeline.io.npy import offsets_of
 from data_pipeline.shards.schema import NO_LABEL
 from pretrain.model.attention import Packing
 
@@ -152,7 +153,7 @@ class MicroBatch:
         each, with the original `masked_ids` (R,). `max_length` states a bound that stays the same over a run,
         for static shapes."""
         length_of = np.asarray(lengths, np.int64)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(length_of)])
+        offsets = offsets_of(length_of)
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length_of)
         segment_ids = positions >= np.repeat(np.asarray(first_lengths, np.int64), length_of)
         masked_starts = np.repeat(offsets[:-1], np.asarray(masked_counts, np.int64))

@@ -14,6 +14,7 @@ import numpy as np
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.splitmix import MULTIPLIER, finalize
 from data_pipeline.errors import UserError
+from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.records import Examples, ShowProgress
 from data_pipeline.shards.block import COLUMNS
@@ -142,7 +143,7 @@ class _Scan:
     def _lengths(self) -> dict[str, Any]:
         found = np.flatnonzero(self.lengths)
         edges = [self.room * i // HISTOGRAM_BINS for i in range(HISTOGRAM_BINS + 1)]
-        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths[1:])])
+        sums = offsets_of(self.lengths[1:])
         return {
             "shortest": int(found[0]) if len(found) else 0,
             "longest": self.split.max_tokens,

@@ -43,8 +43,8 @@ DOORS = {
 
 ARROWS = {
     "data_pipeline/compiled": "",
-    "data_pipeline/records": "compiled",
-    "data_pipeline/io": "records",
+    "data_pipeline/io": "",
+    "data_pipeline/records": "compiled io",
     "data_pipeline/settings": "io",
     "data_pipeline/sources": "compiled io records settings",
     "data_pipeline/vocabulary": "compiled io records settings sources",
