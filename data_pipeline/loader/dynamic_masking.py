@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
-from data_pipeline.loader.packing import original_tokens
+from data_pipeline.loader.packing import example_keys, original_tokens
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import DataSettings, deciding_values, mask_stages
@@ -29,7 +29,6 @@ _DECIDING = (
     "masked_lm_prob", "max_predictions", "masking", "whole_word", "mask_prob", "random_prob", "replace_together",
     "span_p", "max_span", "max_ngram", "lexicon",
 )  # fmt: skip
-_NUMBER_BITS = np.uint64(40)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +89,3 @@ def shards_vocabulary(index: Index) -> Vocabulary:
     if vocabulary.sha256 != index.vocabulary.sha256:
         raise UserError("bytes changed since index.json was written", where=where, remedy=REMEDY)
     return vocabulary
-
-
-def example_keys(epochs: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Keys of the draws that examples get in their epochs: different for all of 2**24 epochs of 2**40 examples."""
-    return (epochs.astype(np.uint64) << _NUMBER_BITS) | numbers.astype(np.uint64)

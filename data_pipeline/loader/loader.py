@@ -84,13 +84,15 @@ class Shares:
         be read or, unless skip_damaged, have changed."""
         ranges = self.order.stream_ranges(batch, self._start, self._stop)
         examples, epochs, numbers = self._windows.take(ranges)
+        streams = np.repeat(ranges.streams, ranges.last - ranges.first)
         damage = tuple(self._reader.found())
         if not examples.lengths.all():  # examples of damaged blocks have no tokens
             there = np.flatnonzero(examples.lengths)
             examples, epochs, numbers = examples.take(there), epochs[there], numbers[there]
+            streams = streams[there]
         if self.masking is not None and len(examples):
             examples = self.masking(examples, batch, epochs, numbers)
-        share = pack(examples, self.caps, batch=batch, epochs=epochs, numbers=numbers)
+        share = pack(examples, self.caps, batch=batch, epochs=epochs, numbers=numbers, streams=streams)
         return replace(share, damage=damage) if damage else share
 
     @property

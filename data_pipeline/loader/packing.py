@@ -15,6 +15,8 @@ from data_pipeline.io.npy import offsets_of
 from data_pipeline.loader.bin_packing import Caps, assign
 from data_pipeline.records import Examples
 
+_NUMBER_BITS = np.uint64(40)
+
 
 class PackedMicroBatch(NamedTuple):
     """T tokens of E examples, R of them masked, as numpy arrays that need no copy to become tensors."""
@@ -28,6 +30,8 @@ class PackedMicroBatch(NamedTuple):
     masked_ids: NDArray[np.int64]  # (R,) the original ids there
     labels: NDArray[np.int64]  # (E,) of the pair; -1: none
     members: NDArray[np.int64]  # (E,) which examples of the share these are
+    keys: NDArray[np.int64]  # (E,) as example_keys makes them: what draws for an example are keyed by
+    streams: NDArray[np.int64]  # (E,) number of the stream that each example is the next one of
 
     @property
     def max_length(self) -> int:
@@ -52,26 +56,44 @@ class StepShare:
     """(examples,) epoch of each example, in the step's numbering."""
     numbers: NDArray[np.int64]
     """(examples,) number of each example in its split: with the epoch, the key of its random draws."""
+    streams: NDArray[np.int64]
+    """(examples,) number of the logical stream that each example comes from (loader/order.py)."""
     damage: tuple[str, ...] = ()
     """Lines about blocks that were found missing or changed for this share, and that it goes without."""
 
 
 def pack(
-    examples: Examples, caps: Caps, *, batch: int, epochs: NDArray[np.int64], numbers: NDArray[np.int64]
+    examples: Examples,
+    caps: Caps,
+    *,
+    batch: int,
+    epochs: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    streams: NDArray[np.int64] | None = None,
 ) -> StepShare:
-    """The examples of a share in as few micro-batches as can be; the same examples give the same ones."""
+    """Pack the examples of a share into as few micro-batches as can be; the same examples give the same ones. Without
+    `streams` each example is one of its own, of its number."""
     lengths, masked = examples.lengths, np.diff(examples.masked_offsets)
     members, bins = assign(lengths, masked, caps)
+    streams = numbers if streams is None else streams
+    keys = example_keys(epochs, numbers).view(np.int64)
     return StepShare(
         batch=batch,
-        micro_batches=_packed(examples, members, bins),
+        micro_batches=_packed(examples, members, bins, keys, streams),
         examples=len(examples),
         tokens=len(examples.tokens),
         masked=len(examples.masked_ids),
         pairs=int((examples.labels >= 0).sum()),
         epochs=epochs,
         numbers=numbers,
+        streams=streams,
     )
+
+
+def example_keys(epochs: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Make the keys of the draws that examples get in their epochs: different for all of 2**24 epochs of 2**40
+    examples."""
+    return (epochs.astype(np.uint64) << _NUMBER_BITS) | numbers.astype(np.uint64)
 
 
 def original_tokens(examples: Examples) -> NDArray[np.unsignedinteger]:
@@ -83,7 +105,11 @@ def original_tokens(examples: Examples) -> NDArray[np.unsignedinteger]:
 
 
 def _packed(
-    examples: Examples, members: NDArray[np.int64], bins: NDArray[np.int64]
+    examples: Examples,
+    members: NDArray[np.int64],
+    bins: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    streams: NDArray[np.int64],
 ) -> list[PackedMicroBatch]:
     lengths = examples.lengths[members]
     masked = np.diff(examples.masked_offsets)[members]
@@ -94,6 +120,7 @@ def _packed(
     bases = np.repeat(starts[bins[:-1]], np.diff(bins))
     _fill(_columns(examples), members, starts, rows, bases, ids, segments, positions, index, originals)
     labels, short = examples.labels[members].astype(np.int64), lengths.astype(np.int32)
+    keys, streams = keys[members], streams[members]
     result = []
     for first, last in zip(bins[:-1].tolist(), bins[1:].tolist(), strict=True):
         run, masked_run = slice(starts[first], starts[last]), slice(rows[first], rows[last])
@@ -108,6 +135,8 @@ def _packed(
                 masked_ids=originals[masked_run],
                 labels=labels[first:last],
                 members=members[first:last],
+                keys=keys[first:last],
+                streams=streams[first:last],
             )
         )
     return result

@@ -28,6 +28,9 @@ if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for
 IGNORED = -1
 """Value of `masked_ids` in a spare row: no prediction is asked for."""
 
+SPARE = -1
+"""Value of `streams` in a spare example."""
+
 
 class Shape(NamedTuple):
     """What every micro-batch of a run is padded to where its code is compiled for one shape."""
@@ -65,6 +68,8 @@ class MicroBatch:
     masked_index: Tensor  # (R,) int64: rows of the run to predict
     masked_ids: Tensor  # (R,) int64: the original ids there; -1: a spare row
     labels: Tensor  # (E,) int64: 1 random next, 0 true next, -1 none
+    keys: Tensor  # (E,) int64: epoch << 40 | number of the example in its split; 0 in a spare one
+    streams: Tensor  # (E,) int64: number of the logical stream; -1: a spare example
     lengths: tuple[int, ...]  # tokens of each example, on the host: nothing waits for the device
     max_length: int  # at least the longest example
     packing: Packing = field(
@@ -87,6 +92,15 @@ class MicroBatch:
         place = torch.arange(masked + examples, device=rows.device)
         inputs = self.input_ids.index_select(0, self.masked_index)
         return rows, Predicted(place[:masked], self.masked_ids, inputs, place[masked:], self.labels)
+
+    def next_tokens(self) -> Tensor:
+        """Find what each row predicts from left to right: (T,) int64, the id after it in its example; -1 (IGNORED) for
+        an example's last token and in spare examples. No value is read from the device."""
+        rows_T = torch.arange(self.tokens, device=self.input_ids.device)
+        examples_T = torch.bucketize(rows_T, self.cu_seqlens[1:], right=True)
+        last_T = F.pad(examples_T[1:] != examples_T[:-1], (0, 1), value=True)
+        spare_T = self.streams.index_select(0, examples_T) == SPARE
+        return self.input_ids.roll(-1).masked_fill(last_T | spare_T, IGNORED)
 
     @property
     def tokens(self) -> int:
@@ -131,6 +145,8 @@ class MicroBatch:
             masked_index=F.pad(self.masked_index, (0, spare_masked)),
             masked_ids=F.pad(self.masked_ids, (0, spare_masked), value=IGNORED),
             labels=F.pad(self.labels, (0, free), value=NO_LABEL),
+            keys=F.pad(self.keys, (0, free)),
+            streams=F.pad(self.streams, (0, free), value=SPARE),
             lengths=lengths,
             max_length=shape.longest,
         )
@@ -145,13 +161,15 @@ class MicroBatch:
         masked_counts: ArrayLike,
         labels: ArrayLike,
         max_length: int | None = None,
+        keys: ArrayLike | None = None,
+        streams: ArrayLike | None = None,
     ) -> "MicroBatch":
         """A micro-batch on the CPU from NumPy columns of any integer dtype.
 
         `tokens` (T,) holds the examples one after the other, `lengths` (E,) of them each, the first `first_lengths`
         (E,) of segment 0. `masked_positions` (R,) count within the example, `masked_counts` (E,) of them
         each, with the original `masked_ids` (R,). `max_length` states a bound that stays the same over a run,
-        for static shapes."""
+        for static shapes. `keys` and `streams` (E,) default to the examples' places here."""
         length_of = np.asarray(lengths, np.int64)
         offsets = offsets_of(length_of)
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length_of)
@@ -165,6 +183,8 @@ class MicroBatch:
             masked_index=_column(masked_starts + np.asarray(masked_positions, np.int64)),
             masked_ids=_column(masked_ids),
             labels=_column(labels),
+            keys=_column(np.arange(len(length_of)) if keys is None else keys),
+            streams=_column(np.arange(len(length_of)) if streams is None else streams),
             lengths=tuple(length_of.tolist()),
             max_length=max_length or int(length_of.max()),
         )
@@ -180,6 +200,8 @@ class MicroBatch:
             masked_index=torch.from_numpy(packed.masked_index),
             masked_ids=torch.from_numpy(packed.masked_ids),
             labels=torch.from_numpy(packed.labels),
+            keys=torch.from_numpy(packed.keys),
+            streams=torch.from_numpy(packed.streams),
             lengths=tuple(packed.lengths.tolist()),
             max_length=packed.max_length,
         )
@@ -234,6 +256,7 @@ class MicroBatch:
             masked_counts=[1],
             labels=[NO_LABEL],
             max_length=max_length,
+            streams=[SPARE],
         )
 
 

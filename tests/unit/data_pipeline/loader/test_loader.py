@@ -108,6 +108,31 @@ def test_the_ranks_together_read_the_batch(data: tuple[Index, Examples], world: 
         assert [one for s in shares for one in unpacked(s)] == plain(expected)
 
 
+@pytest.mark.parametrize("world", [1, 3, 12])
+@pytest.mark.parametrize("streams", [12, 4])
+def test_micro_batches_know_their_examples_and_streams(
+    data: tuple[Index, Examples], world: int, streams: int
+) -> None:
+    index, _ = data
+    order = Order(index.train.examples, index.block_examples, 9, 12, streams, window=2)
+    caps = caps_for(index.train, 2, 24)
+    for step in (0, 7, 8):
+        epochs, numbers = order.share(step, 0, 1)
+        expected = {
+            (epoch << 40 | number): place // (12 // streams)
+            for place, (epoch, number) in enumerate(zip(epochs.tolist(), numbers.tolist(), strict=True))
+        }
+        shares = [Shares(index, order, caps, rank, world).read(step) for rank in range(world)]
+        found = [
+            pair
+            for share in shares
+            for micro in share.micro_batches
+            for pair in zip(micro.keys.tolist(), micro.streams.tolist(), strict=True)
+        ]
+        assert dict(found) == expected
+        assert len(found) == 12
+
+
 def test_a_rank_opens_only_its_streams(data: tuple[Index, Examples]) -> None:
     index, _ = data
     order = order_of(index, seed=3, global_batch=12, streams=4)
@@ -226,7 +251,7 @@ def test_a_micro_batch_by_hand() -> None:
         masked_ids=np.array([70, 80, 90], np.uint16),
         masked_offsets=np.array([0, 1, 3]),
     )
-    share = pack(examples, Caps(8, 8, 8), batch=4, epochs=np.zeros(2, int), numbers=np.arange(2))
+    share = pack(examples, Caps(8, 8, 8), batch=4, epochs=np.array([0, 3]), numbers=np.arange(2))
     (micro,) = share.micro_batches
     assert micro == PackedMicroBatch(*micro)
     assert micro.input_ids.tolist() == [1, 3, 2, 9, 2, 1, 7, 2]
@@ -237,6 +262,7 @@ def test_a_micro_batch_by_hand() -> None:
     assert micro.masked_ids.tolist() == [80, 90, 70]
     assert micro.labels.tolist() == [1, -1]
     assert (micro.members.tolist(), micro.max_length) == ([1, 0], 5)
+    assert (micro.keys.tolist(), micro.streams.tolist()) == ([3 << 40 | 1, 0], [1, 0])
     assert (share.batch, share.examples, share.tokens, share.masked, share.pairs) == (4, 2, 8, 3, 1)
     kinds = {name: getattr(micro, name).dtype for name in micro._fields}
     assert {name for name, kind in kinds.items() if kind == np.int32} == {"cu_seqlens", "lengths"}

@@ -1,0 +1,32 @@
+"""Micro-batches as objectives see them: what is predicted from left to right, and which rows are spare."""
+
+import pytest
+import torch
+
+from pretrain.model.batch import IGNORED, SPARE, MicroBatch, Shape
+
+BATCH = MicroBatch.from_lists([[2, 7, 8, 9, 3], [2, 3], [2, 5, 3]])
+TARGETS = [7, 8, 9, 3, IGNORED, 3, IGNORED, 5, 3, IGNORED]
+
+
+def test_every_token_but_the_last_predicts_the_next_one_of_its_example() -> None:
+    assert BATCH.next_tokens().tolist() == TARGETS
+
+
+@pytest.mark.parametrize("shape", [Shape(17, 5, 3, 5), Shape(10, 5, 0, 5), Shape(11, 4, 0, 5)])
+def test_spare_examples_predict_nothing(shape: Shape) -> None:
+    whole = BATCH.padded(shape)
+    assert whole.next_tokens().tolist() == TARGETS + [IGNORED] * (shape.tokens - len(TARGETS))
+    assert whole.streams.tolist() == [0, 1, 2] + [SPARE] * (shape.examples - 3)
+    assert len(whole.keys) == shape.examples
+    assert (MicroBatch.empty(2, 3).next_tokens() == IGNORED).all()
+
+
+def test_no_value_is_read_from_the_device() -> None:
+    """The meta device has no values."""
+    assert BATCH.padded(Shape(17, 5, 3, 5)).to("meta").next_tokens().shape == (17,)
+
+
+def test_it_compiles_into_one_graph() -> None:
+    found = torch.compile(lambda batch: batch.next_tokens(), backend="eager", fullgraph=True)(BATCH)
+    assert found.tolist() == TARGETS
