@@ -48,6 +48,9 @@ class VocabularySettings:
     text without spaces, as Chinese, twenty to fifty times as much for unigram and bpe."""
     kind: str = "wordpiece"
     """wordpiece (BERT), bpe (byte-level, RoBERTa) or unigram (SentencePiece's, ALBERT and XLNet)."""
+    specials: str = ""
+    """unigram: `roberta` names and numbers the special tokens as XLM-R does (<s> <pad> </s> <unk> first, <mask> last);
+    empty: as ALBERT does."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ def trained_before(settings: DataSettings, vocabulary: VocabularySettings) -> Vo
     differing = [
         f"{key}={value} (there: {had.get(key)})"
         for key, value in wanted.items()
-        if key != "sources" and had.get(key) != value
+        if key != "sources" and had.get(key, "") != value  # a log older than vocabulary.specials lacks it
     ]
     if had.get("sources") != wanted["sources"]:
         differing.append("its sources had other names, sizes or times")

@@ -49,8 +49,8 @@ def train_vocabulary(documents: Iterable[Document], settings: VocabularySettings
 
     wordpiece: the special tokens ([PAD] is 0), the alphabet (the most frequent characters), then the merges.
     bpe: RoBERTa's first four special tokens, the 256 bytes, the merges, <mask>.
-    unigram: the special tokens (<pad> is 0), then pieces from the likeliest to the least likely one, among them the
-    alphabet.
+    unigram: the special tokens (<pad> is 0; with `settings.specials` as XLM-R has them), then pieces from the likeliest
+    to the least likely one, among them the alphabet.
 
     Fewer than `settings.size` entries if the text has no more pairs that are frequent enough. Raises UserError if
     there is no text, or no room for more than the special tokens and bytes."""
@@ -125,8 +125,9 @@ def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
 
 
 def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
-    specials, normalizer = unigram.SPECIAL_TOKENS, unigram.trained_normalizer(lower_cases(settings))
-    empty = unigram.Unigram([*specials], specials, [0.0] * len(specials), normalizer)
+    specials, first, last = unigram.LAYOUTS[settings.specials]
+    reserved, normalizer = [*first, *last], unigram.trained_normalizer(lower_cases(settings))
+    empty = unigram.Unigram(reserved, specials, [0.0] * len(reserved), normalizer)
     words: Counter[str] = Counter()
     for piece in _pieces(texts):
         words.update(empty.tokenizer.normalizer.normalize_str(piece).split(" "))
@@ -143,7 +144,7 @@ def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
         sentence_iterator=(f"{word}\t{count}" for word, count in sorted(counts.items())),
         model_writer=found,
         model_type="unigram",
-        vocab_size=settings.size - len(specials) + 1,  # its own <unk>
+        vocab_size=settings.size - len(reserved) + 1,  # its own <unk>
         hard_vocab_limit=False,
         input_format="tsv",
         normalization_rule_name="identity",
@@ -161,7 +162,11 @@ def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     model = sentencepiece.SentencePieceProcessor(model_proto=found.getvalue())
     # Scores are float32: their shortest digits, for a short tokenizer.json.
     learnt = {model.id_to_piece(i): float(str(np.float32(model.get_score(i)))) for i in range(1, len(model))}
-    scores = {**dict.fromkeys(specials, 0.0), **{p: s for p, s in learnt.items() if p not in specials}}
+    scores = {
+        **dict.fromkeys(first, 0.0),
+        **{piece: score for piece, score in learnt.items() if piece not in reserved},
+        **dict.fromkeys(last, 0.0),
+    }
     return unigram.Unigram(list(scores), specials, list(scores.values()), normalizer)
 
 

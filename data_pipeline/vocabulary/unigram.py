@@ -12,13 +12,14 @@ import base64
 import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, normalizers
 
 from data_pipeline.errors import UserError
+from data_pipeline.vocabulary import byte_bpe
 from data_pipeline.vocabulary.base import (
     REMEDY,
     Cuts,
@@ -33,6 +34,22 @@ from data_pipeline.vocabulary.base import (
 )
 
 SPECIAL_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]")
+
+
+class Layout(NamedTuple):
+    """Names of the special tokens, and where a trained vocabulary has them."""
+
+    specials: Specials
+    first: tuple[str, ...]
+    """Entries from 0 on, in this order."""
+    last: tuple[str, ...] = ()
+
+
+LAYOUTS = {
+    "": Layout(SPECIAL_TOKENS, first=SPECIAL_TOKENS),
+    "roberta": Layout(byte_bpe.SPECIAL_TOKENS, byte_bpe.FIRST_TOKENS, (byte_bpe.SPECIAL_TOKENS.mask,)),
+}
+"""By the value of vocabulary.specials: ALBERT's, and XLM-R's, which are RoBERTa's."""
 WORD = "▁"
 KIND = "ALBERT's, XLNet's or T5's unigram"
 

@@ -23,6 +23,7 @@ CHOICES = {
     "data.verify": ("blocks", "full"),
     "data.on_damage": ("stop", "skip"),
     "vocabulary.kind": ("wordpiece", "bpe", "unigram"),
+    "vocabulary.specials": ("", "roberta"),
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "train.kernels": ("auto", "triton", "torch"),
     "train.compile": ("auto", "off", "on"),
@@ -135,6 +136,11 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
     betas, clamp = config.optim.betas, config.optim.trust_clamp
     steps_of_warmup = config.schedule.warmup
     return [
+        (
+            bool(config.vocabulary.specials) and config.vocabulary.kind != "unigram",
+            f"vocabulary.specials={config.vocabulary.specials} is for vocabulary.kind=unigram: leave it out with "
+            f"{config.vocabulary.kind}, or choose unigram",
+        ),
         (
             data.sequence_length > encoder.max_positions,
             f"data.sequence_length={data.sequence_length} is beyond the model's positions: "

@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
 from data_pipeline.tokenize.word_cache import WordCache
-from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary, parse_tokenizer_json, save_vocabulary
 from data_pipeline.vocabulary.train import lower_cases, train_vocabulary
 from tests.factories.vocabularies import SAMPLE, TEXT, charsmap, trained
 
@@ -49,6 +49,18 @@ def test_alberts_layout() -> None:
     assert found.scores[5:] == sorted(found.scores[5:], reverse=True)
     assert {"▁", "▁the", "☃"} <= set(found.tokens)
     assert encoded(found, "\U0010ffff a") == ["▁", "<unk>", "▁a"]
+
+
+def test_xlm_rs_layout() -> None:
+    found = train(size=400, kind="unigram", specials="roberta", lowercase=False)
+    assert found.tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
+    assert (found.cls, found.pad, found.sep, found.unk, found.mask) == (0, 1, 2, 3, found.size - 1)
+    assert found.size <= 400
+    assert "▁the" in found.tokens
+    assert encoded(found, "\U0010ffff a") == ["▁", "<unk>", "▁a"]
+    assert not found.continuation[[found.cls, found.sep, found.mask, found.pad]].any()
+    again = parse_tokenizer_json(found.json, "tokenizer.json")
+    assert (again.sha256, again.specials) == (found.sha256, found.specials)
 
 
 @pytest.mark.parametrize("kind", KINDS)
