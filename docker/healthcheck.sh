@@ -5,7 +5,7 @@
 #   the GPUs answer, if there are any  a container can lose them while it runs (after a restart of the host's daemons)
 #   the run goes on, if it is named    HEALTH_RUN=runs/demo: a line of its metrics, or its heartbeat, in the last
 #                                      HEALTH_SECONDS (3600), from the start of the container and of the run's newest
-#                                      life on; a run that says that it has ended, whatever its end, is well
+#                                      attempt on; a run that says that it has ended, whatever its end, is well
 #
 # A step that hangs ends by itself (run.step_limit) and is not this script's business.
 
@@ -34,8 +34,8 @@ if [[ -n ${HEALTH_RUN:-} ]]; then
   done
   age=$(($(date +%s) - newest))
   ended='"status": *"(finished|stopped|failed)"'
-  if [[ $HEALTH_RUN/run.json -nt $HEALTH_RUN/summary.json ]]; then # that was the life before: a new one has begun
-    ended='"status": *"finished"'                                  # no life begins after this one
+  if [[ $HEALTH_RUN/run.json -nt $HEALTH_RUN/summary.json ]]; then # that was the attempt before: a new one has begun
+    ended='"status": *"finished"'                                  # no attempt begins after this one
   fi
   if ((age > ${HEALTH_SECONDS:-3600})) && ! grep -Eqs "$ended" "$HEALTH_RUN/summary.json"; then
     fail "nothing new in $HEALTH_RUN for $age s"

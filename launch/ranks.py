@@ -61,16 +61,16 @@ def start_ranks(
     they go on from the newest checkpoint."""
     logs.mkdir(parents=True, exist_ok=True)
     with _Signals() as signals:
-        for life in range(restarts + 1):
-            failed = _one_life(arguments, ranks, logs, signals)
+        for attempt in range(restarts + 1):
+            failed = _one_attempt(arguments, ranks, logs, signals)
             if failed is None:
                 return 0
             if failed.said():
                 print(failed.said(), file=sys.stderr)
             code = failed.code if failed.code > 0 else 128 - failed.code
-            if code in QUIET_CODES or signals.received or life == restarts:
+            if code in QUIET_CODES or signals.received or attempt == restarts:
                 break
-            how_often = f"restart {life + 1} of {restarts} in {restart_delay:g} s"
+            how_often = f"restart {attempt + 1} of {restarts} in {restart_delay:g} s"
             print(f"maskmill: going on from the newest checkpoint: {how_often}", file=sys.stderr, flush=True)
             if signals.wait(restart_delay):
                 return STOPPED
@@ -142,7 +142,7 @@ class _Signals:
             rank.signal(number)
 
 
-def _one_life(arguments: list[str], ranks: int, logs: Path, signals: _Signals) -> "_Rank | None":
+def _one_attempt(arguments: list[str], ranks: int, logs: Path, signals: _Signals) -> "_Rank | None":
     """Starts the ranks and waits for their end; the one whose failure was the cause, or None."""
     started = signals.start(arguments, ranks, logs)
     try:
@@ -166,7 +166,7 @@ def end_all(ranks: list["_Rank"]) -> None:
 
 
 class _Rank:
-    """One process of the run, and what it wrote to its log in this life."""
+    """One process of the run, and what it wrote to its log in this attempt."""
 
     def __init__(self, arguments: list[str], number: int, ranks: int, port: int, log: Path) -> None:
         self.number, self._log = number, log

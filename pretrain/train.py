@@ -121,7 +121,7 @@ def run_phases(
         done = position.step >= total_steps(config)
         saver.finish(for_good=done)
         run_log.ended("finished" if done else "stopped")
-    # nobody leaves while another still connects: a life may find that nothing is left to do
+    # nobody leaves while another still connects: an attempt may find that nothing is left to do
     world.gather(None)
     return position.step
 
@@ -245,6 +245,6 @@ def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> Non
 
 
 def last_step(config: RunConfig) -> int:
-    """The step at which this life of the run ends."""
+    """The step at which this attempt of the run ends."""
     steps = total_steps(config)
     return min(steps, config.run.stop_after or steps)

@@ -26,7 +26,7 @@ class Run:
     settings: dict[str, Any]
     points: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
-    lives: int = 0
+    attempts: int = 0
     exit_code: int | None = None
 
     @property
@@ -134,7 +134,7 @@ class Standin:
         fresh = name not in self.runs
         run = self.runs.setdefault(name, Run({}))
         given = {key: value for key, value in variables.items() if value is not None}
-        run.lives += int("groupName" in given or "jobType" in given or fresh)
+        run.attempts += int("groupName" in given or "jobType" in given or fresh)
         run.settings |= given
         self.projects.add(variables.get("project") or run.settings.get("project", ""))
         project = {

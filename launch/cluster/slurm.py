@@ -143,7 +143,7 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
             remedy="without --submit the jobs are printed; `maskmill doctor` says what is here",
         )
     if chain.jobs:
-        _check_none_lives(run, environment)
+        _refuse_live_job(run, environment)
     place, submitted = run / SUBMITTED, list[dict[str, Any]]()
     before = place.read_bytes() if place.is_file() else None
     try:
@@ -165,7 +165,7 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
     return submitted
 
 
-def _check_none_lives(run: Path, environment: Mapping[str, str]) -> None:
+def _refuse_live_job(run: Path, environment: Mapping[str, str]) -> None:
     """Raises UserError where jobs live that were submitted for this run before: a requeued training waits without a
     sign in the run's folder, and two in one folder would write over each other."""
     jobs = table(run / SUBMITTED).get("jobs")

@@ -46,7 +46,7 @@ def inspect(
 @app.command()
 def report(source: Run) -> None:
     """Draw report.html from a run folder, whatever its state: one page that needs nothing but a browser. It has the
-    curves, trust ratios, speed, data, lives and checkpoints of the run, what to look at, and how to run it again.
+    curves, trust ratios, speed, data, attempts and checkpoints of the run, what to look at, and how to run it again.
 
     \b
     Example:
@@ -61,7 +61,7 @@ def report(source: Run) -> None:
 
 @app.command()
 def sync(source: Run) -> None:
-    """Send a run that W&B has not seen whole: every step once, in order, whatever the number of its lives.
+    """Send a run that W&B has not seen whole: every step once, in order, whatever the number of its attempts.
 
     \b
     Example:

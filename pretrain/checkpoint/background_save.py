@@ -91,7 +91,7 @@ class Saver:
 
     def finish(self, *, for_good: bool = False) -> None:
         """Waits for the save under way and raises the UserError of one that failed, on all ranks. What was not mirrored
-        is tried once more; where the run ends `for_good`, and no later life makes up for it, that raises as well."""
+        is tried once more; where the run ends `for_good`, and no later attempt makes up for it, that raises as well."""
         self.wait()
         if self._failed is not None:
             raise self._failed
@@ -138,7 +138,7 @@ class Saver:
         self._uncopied = None
 
     def _catch_up(self, folder: Path) -> None:
-        """The life before may have been killed between a checkpoint and its copy."""
+        """The attempt before may have been killed between a checkpoint and its copy."""
         mirror = self._mirror
         assert mirror is not None
         self._uncopied = folder

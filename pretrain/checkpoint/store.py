@@ -6,7 +6,7 @@
     RUN/checkpoints/latest             name of the newest whole checkpoint
     RUN/checkpoints/step-00000100.damaged    one whose bytes changed, set aside by a resume
 
-A folder is filled under a name that no other life uses and gets its final name only after its marker is on disk; one
+A folder is filled under a name that no other attempt uses and gets its final name only after its marker is on disk; one
 without a marker is not a checkpoint. Weights load through safetensors, which runs no code.
 """
 
@@ -85,7 +85,7 @@ def _commit(partial: Path, final: Path, said: Marker) -> None:
     sync(partial)
     drop(
         final
-    )  # a save of this step by an earlier life that was rolled back; killed here, see drop_leftovers
+    )  # a save of this step by an earlier attempt that was rolled back; killed here, see drop_leftovers
     partial.rename(final)
     sync(final.parent)
 

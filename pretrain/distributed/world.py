@@ -214,7 +214,7 @@ def _connect(world: World, timeout: timedelta) -> None:
     if world.size == 1:
         settings["store"] = dist.HashStore()  # no port, no network
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun itself holds the store, over all its restarts: without a prefix the ranks of a new life would look
+        # torchrun itself holds the store, over all its restarts: without a prefix the ranks of a new attempt would look
         # for those of the last one, at the addresses that they left there
         held = dist.TCPStore(
             world.address, world.port, is_master=False, timeout=timeout, wait_for_workers=False

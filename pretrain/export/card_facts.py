@@ -18,7 +18,7 @@ from pretrain.evaluate.verdict import findings
 from pretrain.export.card import Card
 from pretrain.export.card_recipe import name_only, reproduce
 from pretrain.export.energy import FORMULA, estimate, watts
-from pretrain.run.attempts import Life, read_lives
+from pretrain.run.attempts import Attempt, read_attempts
 from pretrain.run.folder import read_run, read_summary
 from pretrain.run.metrics_file import is_number, read_metrics
 
@@ -31,7 +31,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         "Data": _data(index, config),
         "Recipe": _recipe(config),
         "Training": _training(checkpoint, index, config, summary),
-        "Hardware, time and energy": _hardware(read_lives(run, summary), int(about.get("lives", 0))),
+        "Hardware, time and energy": _hardware(read_attempts(run, summary), int(about.get("attempts", 0))),
         "Scores on held-out text": _scores(figures, index, str(summary.get("headline") or MASK_LOSS)),
         "How to reproduce it": reproduce(whole, index, summary),
     }
@@ -117,28 +117,31 @@ def _phases(phases: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def _hardware(lives: list[Life], started: int) -> dict[str, object]:
-    if not lives:
+def _hardware(attempts: list[Attempt], started: int) -> dict[str, object]:
+    if not attempts:
         return {"hardware": "not recorded", "energy": "not estimated: the run kept no record of its devices"}
-    places = dict.fromkeys(f"{life.ranks} x {life.device}" for life in lives)
+    places = dict.fromkeys(f"{attempt.ranks} x {attempt.device}" for attempt in attempts)
     hours = {
-        kind: sum(life.device_hours for life in lives if life.device_type == kind) for kind in ("cuda", "cpu")
+        kind: sum(attempt.device_hours for attempt in attempts if attempt.device_type == kind)
+        for kind in ("cuda", "cpu")
     }
-    missing = f"; of {started - len(lives)} more nothing is recorded" if started > len(lives) else ""
+    missing = f"; of {started - len(attempts)} more nothing is recorded" if started > len(attempts) else ""
     return {
         "hardware, by rank": "; ".join(places),
-        "times it was started": f"{len(lives)}{missing}",
-        **({"GPU-hours, all lives": _rounded(hours["cuda"])} if hours["cuda"] else {}),
-        **({"CPU-hours (threads x hours), all lives": _rounded(hours["cpu"])} if hours["cpu"] else {}),
-        "wall-clock hours, all lives": _rounded(sum(life.spent for life in lives) / 3600),
-        "energy": _energy(lives),
+        "times it was started": f"{len(attempts)}{missing}",
+        **({"GPU-hours, all attempts": _rounded(hours["cuda"])} if hours["cuda"] else {}),
+        **({"CPU-hours (threads x hours), all attempts": _rounded(hours["cpu"])} if hours["cpu"] else {}),
+        "wall-clock hours, all attempts": _rounded(sum(attempt.spent for attempt in attempts) / 3600),
+        "energy": _energy(attempts),
     }
 
 
-def _energy(lives: list[Life]) -> str:
-    found = estimate(lives)
+def _energy(attempts: list[Attempt]) -> str:
+    found = estimate(attempts)
     if found is None:
-        unknown = dict.fromkeys(x.device for x in lives if x.device_type != "cuda" or watts(x.device) is None)
+        unknown = dict.fromkeys(
+            x.device for x in attempts if x.device_type != "cuda" or watts(x.device) is None
+        )
         return f"not estimated: no highest power is known of {', '.join(unknown)} as it was used here"
     return f"{_rounded(found.least)} to {_rounded(found.most)} kWh. {FORMULA}"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pretrain.preflight.data_sheets import data_sheet
-from pretrain.run.attempts import Life
+from pretrain.run.attempts import Attempt
 
 LOAD = (0.5, 1.0)
 """Share of that power which a training device draws."""
@@ -36,12 +36,12 @@ def watts(device: str) -> int | None:
     return sheet.watts if sheet else None
 
 
-def estimate(lives: Iterable[Life]) -> Energy | None:
-    """What these lives took; None where a device is not known, since half of a sum misleads."""
+def estimate(attempts: Iterable[Attempt]) -> Energy | None:
+    """What these attempts took; None where a device is not known, since half of a sum misleads."""
     hours = 0.0  # kW x h, before load and overhead
-    for life in lives:
-        power = watts(life.device) if life.device_type == "cuda" else None
+    for attempt in attempts:
+        power = watts(attempt.device) if attempt.device_type == "cuda" else None
         if power is None:
             return None
-        hours += life.device_hours * power / 1000
+        hours += attempt.device_hours * power / 1000
     return Energy(hours * LOAD[0] * PUE[0], hours * LOAD[1] * PUE[1])

@@ -38,7 +38,7 @@ class Lines:
             self._warn_of_learning()
 
     def begin(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """This life goes on from `step`; `lines`: what metrics.jsonl has of the lives before."""
+        """This attempt goes on from `step`; `lines`: what metrics.jsonl has of the attempts before."""
         for line in lines:
             self._note(line)
 

@@ -238,12 +238,10 @@ class Panel(Lines):
 
     def _saved_words(self) -> str:
         if self._save is None:
-            return "no checkpoint in this life yet"
+            return "no checkpoint in this attempt yet"
         step, seconds, size, at = self._save
         ago = duration(clock() - at)
-        return (
-            f"step {step:,}, {size / 1e6:,.1f} MB in {seconds:.1f} s, {ago} ago   {self._saves} in this life"
-        )
+        return f"step {step:,}, {size / 1e6:,.1f} MB in {seconds:.1f} s, {ago} ago   {self._saves} in this attempt"
 
     def _summary(self) -> str:
         spent = duration(clock() - self._started)

@@ -1,4 +1,4 @@
-"""Write what happens in each step to metrics.jsonl, summary.json and lives.jsonl, and show it to a person."""
+"""Write what happens in each step to metrics.jsonl, summary.json and attempts.jsonl, and show it to a person."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from pretrain.preflight.check_run import Plan
 from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.room import BYTES_PER_WEIGHT, DISK_MARGIN
 from pretrain.run.atomic_write import append
-from pretrain.run.attempts import SPENT, Diary
+from pretrain.run.attempts import SPENT, AttemptLog
 from pretrain.run.folder import read_summary, write_summary
 from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Heartbeat
 from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, read_metrics
@@ -58,16 +58,16 @@ class RunLog:
         shown = console if world.rank == 0 else Console(quiet=True)
         live = config.run.live and world.rank == 0
         self._view = open_view(shown, live, self._folder, plans[-1].phase.last, phases_of(plans))
-        self._diary = Diary(self._folder, writes=world.rank == 0)
+        self._attempt_log = AttemptLog(self._folder, writes=world.rank == 0)
         peak = sum(world.gather(peak_flops(world.device, config.monitor.peak_tflops)))
         self._step_stats = StepStats(world, peak)
         self.meter, self.pace = self._step_stats.meter, self._step_stats.pace
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, redact_settings(asdict(config)), world.rank == 0
         )
-        self._left = read_summary(self._folder)  # by the life before
+        self._left = read_summary(self._folder)  # by the attempt before
         self._crashed = self._left.get("status") in ("running", "failed")  # it did not end as it should
-        self._lines = read_metrics(self._folder)  # what survives of earlier lives
+        self._lines = read_metrics(self._folder)  # what survives of earlier attempts
         self._summary = begun(config, plans, engine, world, command, self._left, self._lines)
         self._summary["peak_tflops"] = peak / 1e12
         self._started = time.perf_counter()
@@ -81,7 +81,7 @@ class RunLog:
         step = int(self._summary.get("step", 0))
         self.heartbeat.write(step, STARTING)
         if self._crashed:
-            words = f"the life before ended without a save; going on behind step {step:,}"
+            words = f"the attempt before ended without a save; going on behind step {step:,}"
             self._tracker.alert("restart", words)
         self._view.__enter__()
         self._step_stats.reset()
@@ -97,14 +97,14 @@ class RunLog:
         self._summary["finished"] = now()
         self._write_summary()
         if self._step is not None:
-            self._diary.ended(self._step, self._summary)
+            self._attempt_log.ended(self._step, self._summary)
         self._tracker.close(self._summary["status"])
 
     def enter(self, plan: Plan, position: Position) -> None:
         """From now on steps are of this phase."""
         self._plan, phase = plan, plan.phase
-        if self._step is None:  # the first of this life
-            self._diary.started(position.step, self._summary, self._left)
+        if self._step is None:  # the first of this attempt
+            self._attempt_log.started(position.step, self._summary, self._left)
             self._view.begin(position.step, self._lines)
             self._lines.clear()
         self._step = position.step
@@ -156,7 +156,7 @@ class RunLog:
         return known.get("held_out_loss")
 
     def event(self, kind: str, position: Position, text: str) -> None:
-        """Says what disturbed the run, and keeps it in events.jsonl, which no later life cuts."""
+        """Says what disturbed the run, and keeps it in events.jsonl, which no later attempt cuts."""
         if self._world.rank == 0:
             where = {"batch": position.batch - 1, "step": position.step}
             line = {"event": kind, **where, "text": text, "at": now()}
@@ -169,10 +169,10 @@ class RunLog:
             self._tracker.alert(cause, text)
         self._view.disturbed(kind, text)
 
-    def saved(self, step: int, seconds: float, held: float, size: int) -> None:
-        """A checkpoint became whole, so many seconds after it was begun; training stood still for `held` of them. Its
+    def saved(self, step: int, seconds: float, blocked: float, size: int) -> None:
+        """A checkpoint became whole, so many seconds after it was begun; training waited for `blocked` of them. Its
         writer's thread calls this."""
-        self._diary.saved(step, seconds, held, size)
+        self._attempt_log.saved(step, seconds, blocked, size)
         self._view.saved(step, seconds, size)
 
     def rolled_back(self, position: Position) -> None:
@@ -182,7 +182,7 @@ class RunLog:
         self._step_stats.forget()
 
     def ended(self, status: str) -> None:
-        """What this life came to: finished or stopped."""
+        """What this attempt came to: finished or stopped."""
         self._summary["status"] = status
 
     def _log(self, position: Position, lr: float) -> None:

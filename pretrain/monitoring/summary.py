@@ -25,7 +25,8 @@ def begun(
     left: dict[str, Any],
     lines: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """`left` is the summary of the life before, `lines` what survives of metrics.jsonl: their newest figures stand."""
+    """Make the summary; its newest figures are those of `left`, the summary of the attempt before, and of `lines`, what
+    metrics.jsonl still has."""
     summary: dict[str, Any] = {"started": left.get("started", now()), **machine(world)}
     for line in lines:
         if line.get("kind") != TRUST:

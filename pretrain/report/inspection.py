@@ -69,7 +69,7 @@ def _run(path: Path) -> dict[str, Any]:
     return {
         "kind": "run",
         **summary,
-        "lives": run["lives"],
+        "attempts": run["attempts"],
         "id": run["id"],
         "lines": len(read_metrics(path)),
         "checkpoints": list(found),

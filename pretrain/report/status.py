@@ -72,14 +72,14 @@ class Status:
     """Name of the newest whole one."""
     checkpoint_step: int | None = None
     checkpoint_age: float | None = None
-    lives: int = 0
+    attempts: int = 0
     events: int = 0
     last_event: str = ""
     quiet: float | None = None
-    """Since the last sign of life."""
+    """Since the run last wrote anything."""
     host: str = ""
     job: str = ""
-    """Of Slurm, of the newest life."""
+    """Of Slurm, of the newest attempt."""
     started: str = ""
     command: str = ""
     jobs: list[dict[str, Any]] = field(default_factory=list)
@@ -107,7 +107,7 @@ def read_status(folder: Path, now: float | None = None) -> Status:
         newest = events[-1]
         step, kind, words = newest.get("step", "?"), newest.get("event", ""), newest.get("text", "")
         status.last_event = f"step {step}: {kind}: {words}"
-    status.lives = int(number(run.get("lives")) or 0)
+    status.attempts = int(number(run.get("attempts")) or 0)
     submitted = table(folder / SUBMITTED)
     status.jobs = objects(submitted.get("jobs"))
     status.command = str(submitted.get("command") or "") or status.command
@@ -184,12 +184,12 @@ def _health(status: Status, summary: dict[str, Any], heartbeat: dict[str, Any], 
             status.health, status.why = CRASHED, "a job before the training failed"
         return
     told = summary.get("status")
-    if told == "finished":  # no life of it begins any more, whatever a copy made of the files' times
+    if told == "finished":  # no attempt of it begins any more, whatever a copy made of the files' times
         status.health, status.why = FINISHED, "all steps are done"
     elif said < (begun or 0.0) and heartbeat.get("at", 0.0) < (
         begun or 0.0
-    ):  # a life that has not come to training
-        _judge(status, STARTING, begun or now, UNKNOWN_SILENCE, "a life of the run began", {}, now)
+    ):  # an attempt that has not come to training
+        _judge(status, STARTING, begun or now, UNKNOWN_SILENCE, "an attempt of the run began", {}, now)
     elif told == "stopped":
         status.health, status.why = STOPPED, "it was asked to stop, or came to run.stop_after"
     elif told == "failed":
@@ -220,7 +220,7 @@ def _patience(status: Status) -> float:
 def _judge(
     status: Status, alive: str, at: float, patience: float, what: str, heartbeat: dict[str, Any], now: float
 ) -> None:
-    """A run that has not said that it ended: it lives, is stalled, or died without a word."""
+    """A run that has not said that it ended: it runs, is stalled, or died without a word."""
     status.quiet = max(0.0, now - at)
     if heartbeat and is_dead(heartbeat):
         status.health, status.why = CRASHED, "its process is gone and said nothing: it was killed"
@@ -239,7 +239,7 @@ def _judge(
 
 def _find_error(status: Status, since: float) -> bool:
     """Finds the last line that tells an error in the logs written to since then; of several logs, in the one that was
-    written to first. Whether it is also the log's last line: an earlier one may be of a life before."""
+    written to first. Whether it is also the log's last line: an earlier one may be of an attempt before."""
     logs = [
         (at, path) for path in (status.folder / "logs").glob("*.log") if (at := _changed(path)) is not None
     ]

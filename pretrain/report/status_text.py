@@ -27,7 +27,7 @@ def in_words(status: Status, again: str) -> str:
         ("speed", _speed(status)),
         ("time left", _time_left(status)),
         ("checkpoint", _checkpoint(status)),
-        ("lives", _lives(status)),
+        ("attempts", _attempts(status)),
         ("events", f"{status.events:,}, the last one {status.last_event}" if status.events else ""),
         ("jobs", ", ".join(f"{job.get('name')} {job.get('job')}" for job in status.jobs)),
         ("next", what_next(status, again)),
@@ -119,10 +119,10 @@ def _checkpoint(status: Status) -> str:
     return f"step {status.checkpoint_step:,}, {duration(status.checkpoint_age)} old{steps}"
 
 
-def _lives(status: Status) -> str:
-    if not status.lives:
+def _attempts(status: Status) -> str:
+    if not status.attempts:
         return ""
-    again = status.lives - 1
+    again = status.attempts - 1
     restarts = (
         "never restarted" if not again else "restarted once" if again == 1 else f"restarted {again} times"
     )

@@ -1,7 +1,7 @@
-"""Log each start, checkpoint and end of a run's processes to lives.jsonl, and read it back.
+"""Log each start, checkpoint and end of a run's processes to attempts.jsonl, and read it back.
 
-A life is a run from its start to its end or its kill. A killed one cannot say so: the next one closes it, with what
-summary.json last said. No life cuts the file, so that it tells of work that was done again, too.
+An attempt lasts from one start of the run to its end. One that is killed cannot log its end: the next one does, with
+what summary.json last had. The file is never cut, so it also has the steps that were done twice.
 """
 
 import json
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from pretrain.run.atomic_write import append
 from pretrain.run.tolerant_json import tables, text_of
 
-LIVES = "lives.jsonl"
-SPENT = "life_seconds"
-"""Key of summary.json: seconds of the newest life. What a kill made undone was paid for, and is in here."""
+ATTEMPTS = "attempts.jsonl"
+SPENT = "attempt_seconds"
+"""Key of summary.json: seconds of the newest attempt, those included that a kill made undone."""
 LOST = "lost"
-"""Status of a life that ended without a word: killed, crashed, or its machine is gone."""
+"""Status of an attempt that did not log its end: killed, crashed, or its machine is gone."""
 
 
 class Save(NamedTuple):
@@ -28,21 +28,21 @@ class Save(NamedTuple):
     step: int
     at: datetime
     seconds: float  # from its start until it was whole
-    held: float  # of which training stood still, while tensors were copied
+    blocked: float  # of which training waited while tensors were copied
     bytes: int
 
 
 @dataclass(frozen=True)
-class Life:
-    """One life; the newest one's `ended` is None while it goes on."""
+class Attempt:
+    """One attempt; `ended` of the newest one is None while it runs."""
 
     number: int
     started: datetime
-    first: int  # the step that it went on from
-    seconds: float = 0.0  # of training before it, in all lives
+    first: int  # the step that it resumed from
+    seconds: float = 0.0  # of training before it, in all attempts
     ended: datetime | None = None
     status: str = "running"
-    last: int | None = None  # the step that it came to
+    last: int | None = None  # the step that it reached
     error: str = ""
     ranks: int = 0
     hosts: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Life:
     threads: int = 0
     """CPU threads of each rank."""
     spent: float = 0.0
-    """Seconds from the moment its engine stood to its last sign."""
+    """Seconds from the moment its engine was ready to its last record."""
     saves: list[Save] = field(default_factory=list)
 
     @property
@@ -62,24 +62,25 @@ class Life:
         return self.spent * self.ranks * (1 if self.device_type == "cuda" else self.threads) / 3600
 
     def moment(self, seconds: float) -> datetime:
-        """When the run had trained for so many seconds, all lives together, in this life."""
+        """The time of day at which the run had trained for `seconds`, all attempts together."""
         return self.started + timedelta(seconds=max(0.0, seconds - self.seconds))
 
 
-class Diary:
-    """Writes lives.jsonl; on ranks other than the first it does nothing. A folder that is full for a while costs lines,
+class AttemptLog:
+    """Writes attempts.jsonl; does nothing on ranks other than the first. A folder that is full for a while costs lines,
     not the run."""
 
     def __init__(self, folder: Path, writes: bool) -> None:
-        self._path, self._writes = folder / LIVES, writes
+        self._path, self._writes = folder / ATTEMPTS, writes
 
     def started(self, step: int, summary: dict[str, Any], before: dict[str, Any]) -> None:
-        """A life begins at `step`. `summary`: what it will write; `before`: what the life before last wrote."""
-        lives = read_lives(self._path.parent) if self._writes else []
-        if lives and lives[-1].ended is None:
-            seconds = float(before.get("seconds", lives[-1].seconds))
-            at = lives[-1].moment(seconds).isoformat(timespec="seconds")
-            reached = max(int(before.get("step", 0)), lives[-1].first)
+        """Log that an attempt begins at `step`, and the end of the one before where that is missing. `summary`: what
+        this one will write; `before`: what the one before wrote last."""
+        attempts = read_attempts(self._path.parent) if self._writes else []
+        if attempts and attempts[-1].ended is None:
+            seconds = float(before.get("seconds", attempts[-1].seconds))
+            at = attempts[-1].moment(seconds).isoformat(timespec="seconds")
+            reached = max(int(before.get("step", 0)), attempts[-1].first)
             spent = before.get(SPENT, 0.0)
             self._write({"event": "ended", "at": at, "status": LOST, "step": reached, "spent": spent})
         where = {name: summary.get(name) for name in ("ranks", "hosts", "device", "device_type", "threads")}
@@ -87,14 +88,21 @@ class Diary:
             {"event": "started", "at": _now(), "step": step, "seconds": summary.get("seconds", 0.0)} | where
         )
 
-    def saved(self, step: int, seconds: float, held: float, size: int) -> None:
-        """A checkpoint of `step` became whole."""
+    def saved(self, step: int, seconds: float, blocked: float, size: int) -> None:
+        """Log that the checkpoint of `step` became whole."""
         self._write(
-            {"event": "saved", "at": _now(), "step": step, "seconds": seconds, "held": held, "bytes": size}
+            {
+                "event": "saved",
+                "at": _now(),
+                "step": step,
+                "seconds": seconds,
+                "blocked_seconds": blocked,
+                "bytes": size,
+            }
         )
 
     def ended(self, step: int, summary: dict[str, Any]) -> None:
-        """This life ends, in its own words."""
+        """Log that this attempt ends, with the status and the error of its `summary`."""
         words = {
             "status": summary["status"],
             "error": summary.get("error", ""),
@@ -108,22 +116,22 @@ class Diary:
                 append(self._path, json.dumps(line).encode() + b"\n")
 
 
-def read_lives(folder: Path, summary: Mapping[str, Any] | None = None) -> list[Life]:
-    """The lives of the run in `folder`, oldest first; lines that are torn or make no sense are passed over. `summary`:
-    what summary.json says, which knows what a life has spent that goes on, or was killed."""
-    lives: list[Life] = []
-    for line in tables(text_of(folder / LIVES)):
+def read_attempts(folder: Path, summary: Mapping[str, Any] | None = None) -> list[Attempt]:
+    """Read the attempts of the run in `folder`, oldest first; lines that are torn or malformed are skipped. `summary`:
+    summary.json, which has the seconds of an attempt that has no end yet."""
+    attempts: list[Attempt] = []
+    for line in tables(text_of(folder / ATTEMPTS)):
         with suppress(KeyError, ValueError, TypeError, OverflowError):
-            _take(lives, line, datetime.fromisoformat(line["at"]))
-    if lives and lives[-1].ended is None:
+            _take(attempts, line, datetime.fromisoformat(line["at"]))
+    if attempts and attempts[-1].ended is None:
         with suppress(ValueError, TypeError):
-            lives[-1] = replace(lives[-1], spent=float((summary or {}).get(SPENT, 0.0)))
-    return lives
+            attempts[-1] = replace(attempts[-1], spent=float((summary or {}).get(SPENT, 0.0)))
+    return attempts
 
 
-def _take(lives: list[Life], line: dict[str, Any], at: datetime) -> None:
+def _take(attempts: list[Attempt], line: dict[str, Any], at: datetime) -> None:
     if at.tzinfo is None:
-        raise ValueError("a moment without a zone")
+        raise ValueError("no time zone")
     step = int(line["step"])
     if line["event"] == "started":
         hosts = tuple(str(host) for host in line.get("hosts") or ())
@@ -137,15 +145,15 @@ def _take(lives: list[Life], line: dict[str, Any], at: datetime) -> None:
             "device_type": kind,
             "threads": threads,
         }
-        lives.append(Life(len(lives) + 1, at, step, seconds, **where))
-    elif line["event"] == "saved" and lives:
-        lives[-1].saves.append(
-            Save(step, at, float(line["seconds"]), float(line["held"]), int(line["bytes"]))
+        attempts.append(Attempt(len(attempts) + 1, at, step, seconds, **where))
+    elif line["event"] == "saved" and attempts:
+        attempts[-1].saves.append(
+            Save(step, at, float(line["seconds"]), float(line["blocked_seconds"]), int(line["bytes"]))
         )
-    elif line["event"] == "ended" and lives:
+    elif line["event"] == "ended" and attempts:
         status, error = str(line["status"]), str(line.get("error") or "")
         spent = float(line.get("spent") or 0.0)
-        lives[-1] = replace(lives[-1], ended=at, status=status, last=step, error=error, spent=spent)
+        attempts[-1] = replace(attempts[-1], ended=at, status=status, last=step, error=error, spent=spent)
 
 
 def _now() -> str:

@@ -4,7 +4,7 @@ RUN/config.yaml       resolved settings        RUN/metrics.jsonl     a line a lo
 RUN/run.json          identity, W&B run id     RUN/summary.json      status and newest figures
 RUN/checkpoints/      see checkpoint/store.py  RUN/logs/             output of ranks other than the first, stacks
 RUN/events.jsonl      a line a disturbance: skipped batches, rollbacks, damaged data
-RUN/lives.jsonl       a line for each start, checkpoint and end of the run's lives
+RUN/attempts.jsonl       a line for each start, checkpoint and end of the run's attempts
 """
 
 import json
@@ -66,7 +66,7 @@ def parsed_run(data: bytes, where: object) -> dict[str, Any]:
     """What `data`, the bytes of a run.json, says. Raises UserError."""
     try:
         values = json.loads(data)
-        if not isinstance(values["identity"], dict) or not isinstance(values["lives"], int):
+        if not isinstance(values["identity"], dict) or not isinstance(values["attempts"], int):
             raise ValueError("not a run's")
         return {**values, "id": str(values["id"])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Record in wandb_uploaded.json how many lines of metrics.jsonl W&B was given.
 
 A point that is handed to W&B is not yet on the server: a kill, or a server that goes away, loses those on the way. The
-server says how many points of a run it has; what is missing at the end is sent again by the next life, or by
+server says how many points of a run it has; what is missing at the end is sent again by the next attempt, or by
 `maskmill sync`. Points of steps that were cut, which a resumed run does again, are on the server and stay there.
 """
 
@@ -27,7 +27,7 @@ class Uploaded:
     cut: int = 0
     """Points whose lines were cut since the server last said how many it has."""
     settled: bool = True
-    """Whether the server had all of them when the last life ended."""
+    """Whether the server had all of them when the last attempt ended."""
 
     @classmethod
     def read(cls, folder: Path) -> "Uploaded | None":

@@ -33,7 +33,7 @@ class Agreed:
     micro_batches: int
     """Of every rank: as many as the one with the most needs."""
     stop: bool
-    """Some rank was asked to stop: this batch is left to the next life."""
+    """Some rank was asked to stop: this batch is left to the next attempt."""
     waited: float
     """Seconds that this rank waited for data before it could go on with this batch: for the shares it announced."""
     damage: tuple[str, ...] = ()

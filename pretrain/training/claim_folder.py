@@ -79,7 +79,7 @@ def check_folder(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
             "holds other files", where=folder, expected="a new or empty folder, or this run's own"
         )
     if run is None:
-        return {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "lives": 0}
+        return {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "attempts": 0}
     if is_finished(folder):
         _refuse_more_steps(run["identity"], identity, folder)
     refuse_another(run["identity"], identity, folder, "choose another run.dir")
@@ -120,22 +120,22 @@ def _holds_other_files(folder: Path) -> bool:
 
 
 def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
-    """Makes the run folder where there is none and counts this life; the first rank calls this. Returns the run's
+    """Makes the run folder where there is none and counts this attempt; the first rank calls this. Returns the run's
     W&B `id` and whether it is `finished`."""
     folder, run = Path(config.run.dir), check_folder(config, plans)
     finished = is_finished(folder)
     if not finished:
-        run["lives"] += 1
+        run["attempts"] += 1
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RUN, canonical_json(run, indent=1))
         write_whole(folder / CONFIG, redact(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
-    return {"id": run["id"], "lives": run["lives"], "finished": finished}
+    return {"id": run["id"], "attempts": run["attempts"], "finished": finished}
 
 
 def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
     """Raises UserError on every rank where some rank does not see the run folder of the first. All ranks call it."""
     run = read_run(folder)
-    here = run is not None and (run["id"], run["lives"]) == (about["id"], about["lives"])
+    here = run is not None and (run["id"], run["attempts"]) == (about["id"], about["attempts"])
     blind = [rank for rank, sees in enumerate(world.gather(here)) if not sees]
     if blind:
         raise UserError(
@@ -168,6 +168,6 @@ def lock(folder: Path) -> Any:
 
 
 def refuse_locked(folder: Path) -> None:
-    """Raises UserError where another life of the run is at work. Makes nothing, and holds nothing afterwards."""
+    """Raises UserError where another attempt of the run is at work. Makes nothing, and holds nothing afterwards."""
     if (folder / ".lock").is_file():
         lock(folder).close()

@@ -18,7 +18,12 @@ from chromium import Chromium
 from pretrain.report.html import render
 from tests.command_line import ROOT
 from tests.unit.pretrain.report.test_report import DATA, EVALUATION, HOSTILE, SUMMARY, make_run, train_line
-from tests.unit.pretrain.report.test_report_sections import SKIPPED, THREE_LIVES, trust_line, write_lives
+from tests.unit.pretrain.report.test_report_sections import (
+    SKIPPED,
+    THREE_ATTEMPTS,
+    trust_line,
+    write_attempts,
+)
 
 pytestmark = pytest.mark.browser
 ARTEFACTS = ROOT / "tests" / "artefacts"
@@ -53,7 +58,7 @@ def rich_run(folder: Path) -> Path:
     summary = {**SUMMARY, "steps": 400, "phases": phases, "phase": "long", "peak_source": "measured",
                "hosts": ["node1", "node2"], "seconds": 90.0, "step": 400}  # fmt: skip
     run = make_run(folder, lines=lines, summary=summary)
-    write_lives(run, THREE_LIVES)
+    write_attempts(run, THREE_ATTEMPTS)
     (run / "events.jsonl").write_text(json.dumps(SKIPPED) + "\n")
     blank = {
         "before": "member of the United",
@@ -149,8 +154,14 @@ def test_nothing_sticks_out_and_every_chart_is_drawn(quiet: Chromium, page: Path
 def test_the_table_of_checkpoints_fits_a_phone(quiet: Chromium, tmp_path: Path) -> None:
     """Also of a run of a million steps, without a bar to scroll it sideways."""
     run = rich_run(tmp_path / "run")
-    saved = {**THREE_LIVES[1], "step": 1_000_000, "seconds": 123.4, "held": 12.345, "bytes": 123_400_000}
-    write_lives(run, [THREE_LIVES[0], saved])
+    saved = {
+        **THREE_ATTEMPTS[1],
+        "step": 1_000_000,
+        "seconds": 123.4,
+        "blocked_seconds": 12.345,
+        "bytes": 123_400_000,
+    }
+    write_attempts(run, [THREE_ATTEMPTS[0], saved])
     quiet.open(render(run), 375)
     widths = "(() => { const box = document.querySelector('#checkpoints .scroll'); return [%s] })()"
     needed, there = quiet.run(widths % "box.scrollWidth, box.clientWidth")

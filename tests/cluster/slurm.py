@@ -165,7 +165,7 @@ class Cluster:
 
     def hasten(self) -> None:
         """Lets requeued jobs start in three seconds; Slurm holds them for two minutes, and not for nothing: the
-        credential of a life that starts in the second in which the one before was ended counts as revoked with it."""
+        credential of an attempt that starts in the second in which the one before ended counts as revoked with it."""
         form = "--Format=JobID:|,Reason:|,EligibleTime:|"
         for line in self._run(["squeue", "--noheader", "--states=PENDING", form]).splitlines():
             number, reason, begins, *_ = (field.strip() for field in line.split("|"))

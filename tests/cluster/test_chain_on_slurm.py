@@ -56,7 +56,7 @@ def test_from_text_to_model(cluster: Cluster, tiny: list[str], maskmill, tmp_pat
     assert cluster.wait(jobs["export"]["job"], 240) == "COMPLETED", logs()
     assert described(maskmill, run / "export")["hashes"] == "all hold"
     found = json.loads(called(cluster, "status", str(run), "--json"))
-    assert (found["health"], found["step"], found["lives"]) == ("finished", 4, 1)
+    assert (found["health"], found["step"], found["attempts"]) == ("finished", 4, 1)
     assert "step 4/4" in (run / "logs" / "rank-0.log").read_text()
     assert (run / "logs" / "rank-1.log").exists(), "a log for each rank, in the run folder"
     nodes = (run / "logs" / f"train-{jobs['train']['job']}.log").read_text()

@@ -80,9 +80,9 @@ class Job:
         """Changes its time limit."""
         self.cluster._run(["scontrol", "update", f"jobid={self.number}", f"TimeLimit={minutes}"])
 
-    def lives(self) -> int:
+    def attempts(self) -> int:
         path = self.run / "run.json"
-        return json.loads(path.read_text())["lives"] if path.exists() else 0
+        return json.loads(path.read_text())["attempts"] if path.exists() else 0
 
     def said(self) -> str:
         logs = [self.log, *sorted(self.logs.glob("*"))]
@@ -119,11 +119,11 @@ def test_the_time_limit_saves_and_requeues_as_the_same_wandb_run(
     assert "exit code 3" in log
     assert log.count("SLURM_JOB_ID=") == 1, "the environment is printed once"
     assert (job.logs / f"faults-{job.number}").read_text() == ""
-    assert job.lives() == 2
+    assert job.attempts() == 2
     run_id = json.loads((job.run / "run.json").read_text())["id"]
-    lives = list((job.run / "wandb").glob("offline-run-*"))
-    assert len(lives) == 2
-    assert all(path.name.endswith(f"-{run_id}") for path in lives)
+    attempts = list((job.run / "wandb").glob("offline-run-*"))
+    assert len(attempts) == 2
+    assert all(path.name.endswith(f"-{run_id}") for path in attempts)
 
 
 def test_a_rank_that_is_killed_is_done_again_on_another_node(
@@ -140,11 +140,11 @@ def test_a_rank_that_is_killed_is_done_again_on_another_node(
     job.until(lambda: "is excluded" in job.log.read_text())
     assert f" {node}\n" in (job.logs / f"faults-{job.number}").read_text()
     job.ends_as(undisturbed)
-    assert f"life 1 of job {job.number} on" in job.log.read_text()
+    assert f"attempt 1 of job {job.number} on" in job.log.read_text()
     assert node not in cluster._run(
         ["squeue", "--noheader", "--states=all", f"--jobs={job.number}", "--format=%N"]
     )
-    assert job.lives() == 2
+    assert job.attempts() == 2
 
 
 def test_a_node_that_dies(
@@ -156,7 +156,7 @@ def test_a_node_that_dies(
     slowed.unlink()
     try:
         job.ends_as(undisturbed)
-        assert job.lives() == 2
+        assert job.attempts() == 2
     finally:
         cluster.start_node(node)
         job.until(lambda: "down" not in cluster.states()[node] and "*" not in cluster.states()[node])

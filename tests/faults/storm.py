@@ -4,8 +4,8 @@ runs end with the weights of one never disturbed, out.
     python tests/faults/storm.py --runs 50 --seed 1
 
 Two ranks of a tiny model with dropout, checkpoints every second step. The ranks are forked from this process, which has
-imported and compiled everything once: a life takes a second, not ten. What kills them is put into the forked ranks by
-patching the calls below, never into production code.
+imported and compiled everything once: an attempt takes a second, not ten. What kills them is put into the forked ranks
+by patching the calls below, never into production code.
 """
 
 import argparse
@@ -63,25 +63,25 @@ class Storm:
         warm_up(settings)
         started = time.monotonic()
         storm = cls(folder, settings, folder / "reference", 0.0, Counter())
-        codes = storm.life(storm.reference, None)
+        codes = storm.attempt(storm.reference, None)
         assert codes == [0] * RANKS, (folder / "reference.log").read_text()
         storm.lasts = time.monotonic() - started
         return storm
 
     def run(self, number: int, seed: int) -> None:
-        """One run: one to three lives that are killed, then one that is not. Raises AssertionError unless it ends as
+        """One run: one to three attempts that are killed, then one that is not. Raises AssertionError unless it ends as
         the reference."""
         rng, run = random.Random(f"{seed} {number}"), self.folder / f"run-{number}"
         kinds = list(KINDS)
         chosen = [kinds[(seed + number) % len(kinds)], *rng.choices(kinds, k=rng.randint(0, 2))]
         for kind in chosen:
-            codes = self.life(run, Kill.drawn(rng, kind, RANKS, self.lasts))
+            codes = self.attempt(run, Kill.drawn(rng, kind, RANKS, self.lasts))
             if codes == [0] * RANKS:
                 self.missed[kind] += 1
             else:
                 assert -signal.SIGKILL in codes, (run.with_suffix(".log").read_text(), codes)
                 self.kills[kind] += 1
-        codes = self.life(run, None)
+        codes = self.attempt(run, None)
         assert codes == [0] * RANKS, run.with_suffix(".log").read_text()
         self.compare(run)
         with contextlib.suppress(FileNotFoundError):
@@ -92,7 +92,7 @@ class Storm:
         """Kinds that wait for an occasion and missed it every time: what they wait for is not called any more."""
         return [kind for kind in self.missed if kind not in TIMED and not self.kills[kind]]
 
-    def life(self, run: Path, kill: Kill | None) -> list[int]:
+    def attempt(self, run: Path, kill: Kill | None) -> list[int]:
         """Starts the ranks and waits for all; exit codes, negative for a signal."""
         from launch.ranks import free_port
 
@@ -213,7 +213,7 @@ def rank_free(action: Callable[[], None]) -> None:
 
 
 def warm_up(settings: list[str]) -> None:
-    """Imports what a rank imports and compiles what it compiles, without starting a thread that lives on."""
+    """Imports what a rank imports and compiles what it compiles, without starting a thread that stays."""
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import torch

@@ -39,7 +39,7 @@ if os.environ.get("RANK"):
 
 
 def hooked(folder: Path, action: str) -> dict[str, str]:
-    """An environment in which rank 1 does `action` in batch 3 of its first life."""
+    """An environment in which rank 1 does `action` in batch 3 of its first attempt."""
     (folder / "hook").mkdir()
     text = HANG.format(done=str(folder / "done"), action=action)
     (folder / "hook" / "sitecustomize.py").write_text(text)
@@ -53,8 +53,8 @@ def undisturbed(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.Te
     return run
 
 
-def lives(run: Path) -> int:
-    return int(json.loads((run / "run.json").read_text())["lives"])
+def attempts(run: Path) -> int:
+    return int(json.loads((run / "run.json").read_text())["attempts"])
 
 
 def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
@@ -80,7 +80,7 @@ def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
         log = (run / "logs" / f"rank-{rank}.log").read_text()
         assert "Timeout (0:00:15)!" in log
         assert re.search(where, log), log
-    assert lives(run) == 2
+    assert attempts(run) == 2
     assert_bit_equal(undisturbed, run)
 
 
@@ -93,7 +93,7 @@ def test_torchrun_starts_the_ranks_again(undisturbed: Path, tiny: list[str], tmp
     done = subprocess.run(called, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "done").exists()
-    assert lives(run) == 2
+    assert attempts(run) == 2
     assert_bit_equal(undisturbed, run)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from lives import Life, Seen, live
+from attempts import Attempt, Seen, run_attempts
 
 from tests.run_ends import assert_same_tensors, final
 
@@ -49,18 +49,20 @@ def name(source: Cell, target: Cell) -> str:
 
 @pytest.fixture(scope="module")
 def ended(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Seen]]:
-    """The folder of all runs, and what their lives saw, by name; `undisturbed` is the one that nothing happened to."""
+    """The folder of all runs, and what their attempts saw, by name; nothing happened to `undisturbed`."""
     folder = tmp_path_factory.mktemp("reshard")
-    lives = {"undisturbed": Life(1, settings(tiny, folder / "undisturbed", (1, 0), 4))}
+    attempts = {"undisturbed": Attempt(1, settings(tiny, folder / "undisturbed", (1, 0), 4))}
     for source in SOURCES:
         run = folder / f"source-{source[0]}-{source[1]}"
         stopping = [*settings(tiny, run, source, 4), f"run.stop_after={SAVED_AT}"]
-        lives[run.name] = Life(source[0], stopping)
+        attempts[run.name] = Attempt(source[0], stopping)
     for number, (source, target) in enumerate(PAIRS):
         run, micro_batch = folder / name(source, target), MICRO_BATCHES[(number + number // 4) % 4]
         before = folder / f"source-{source[0]}-{source[1]}"
-        lives[run.name] = Life(target[0], settings(tiny, run, target, micro_batch), copy_of=str(before))
-    return folder, dict(zip(lives, live(list(lives.values()), timeout=60 * len(lives)), strict=True))
+        attempts[run.name] = Attempt(target[0], settings(tiny, run, target, micro_batch), copy_of=str(before))
+    return folder, dict(
+        zip(attempts, run_attempts(list(attempts.values()), timeout=60 * len(attempts)), strict=True)
+    )
 
 
 def test_every_number_of_ranks_and_every_stage_is_left_and_come_to() -> None:
@@ -75,8 +77,8 @@ def test_it_goes_on_as_if_nothing_had_happened(
 ) -> None:
     folder, seen = ended
     one, two = final(folder / "undisturbed", STEPS), final(folder / name(source, target), STEPS)
-    lives = seen[f"source-{source[0]}-{source[1]}"].batches | seen[name(source, target)].batches
-    assert {batch: lives[batch] for batch in range(STEPS)} == {
+    attempts = seen[f"source-{source[0]}-{source[1]}"].batches | seen[name(source, target)].batches
+    assert {batch: attempts[batch] for batch in range(STEPS)} == {
         batch: seen["undisturbed"].batches[batch] for batch in range(STEPS)
     }, "the same examples and masks in the same global batches"
     assert two.state["position"] == one.state["position"]
@@ -98,9 +100,9 @@ def test_fp16_keeps_its_loss_scale(tiny: list[str], tmp_path: Path) -> None:
     """It starts too high, so that the first batches are skipped: a scale that is forgotten would skip others again."""
     here = [*tiny, "train.steps=6", "train.precision=fp16", "train.log_every=6", "run.seed=3"]
     one, two = tmp_path / "one", tmp_path / "two"
-    whole = Life(2, [*here, f"run.dir={one}"], fp16=True)
-    parts = [Life(2, [*here, f"run.dir={two}", *stop], fp16=True) for stop in (["run.stop_after=3"], [])]
-    live([whole, *parts])
+    whole = Attempt(2, [*here, f"run.dir={one}"], fp16=True)
+    parts = [Attempt(2, [*here, f"run.dir={two}", *stop], fp16=True) for stop in (["run.stop_after=3"], [])]
+    run_attempts([whole, *parts])
     a, b = final(one, 6), final(two, 6)
     assert a.state["position"]["skipped"] != []
     assert a.state["position"] == b.state["position"]

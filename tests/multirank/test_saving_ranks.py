@@ -111,7 +111,7 @@ def saves(folder: str) -> dict[str, Any]:
     # folders of their own, as on two machines that share none
     own = Path(folder) / f"machine-{world.rank}"
     own.mkdir()
-    about = {"identity": {}, "id": "abc", "lives": 1}
+    about = {"identity": {}, "id": "abc", "attempts": 1}
     if world.rank == 0:
         (own / "run.json").write_text(json.dumps(about))
     try:
@@ -176,12 +176,12 @@ def leaves(settings: list[str], folder: str) -> tuple[float, float]:
 
 
 def test_no_rank_leaves_before_all_are_through(tiny: list[str], tmp_path: Path) -> None:
-    """One that leaves while another still connects to it ends the run: a life may find nothing left to do."""
+    """One that leaves while another still connects to it ends the run: an attempt may find nothing left to do."""
     (first, _), (second, left) = run(leaves, 2, tiny, str(tmp_path / "run"))
     assert second < first < left
 
 
-def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
+def attempts(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
     """What `maskmill train` ends with on this rank: where the first cannot cut the history, as the run begins and as
     it is rolled back; and with shards that only the second finds damaged."""
     from launch.settings.recipe import load_config
@@ -195,7 +195,7 @@ def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
     def full(*_arguments: Any) -> int:
         raise UserError("cannot be written: No space left on device", where="metrics.jsonl")
 
-    def life(port: int, given: list[str]) -> str:
+    def attempt(port: int, given: list[str]) -> str:
         os.environ["MASTER_PORT"] = str(port)
         try:
             train.train(load_config("demo", given), Console(quiet=True), "test")
@@ -214,7 +214,7 @@ def lives(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]:
                 patch.setattr(Guard, "accepts", lambda _guard: False)
                 if first:
                     patch.setattr(metrics_file, "cut_metrics", full)
-            ends[name] = life(port, given)
+            ends[name] = attempt(port, given)
     return ends
 
 
@@ -237,7 +237,7 @@ def test_what_one_rank_alone_is_refused_ends_all_in_one_line(tiny: list[str], tm
         name: [*tiny, "run.ranks=2", f"run.dir={tmp_path}/{name}", *given] for name, given in more.items()
     }
     stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in settings]
-    told, quiet = run(lives, 2, settings, [store.port for store in stores])
+    told, quiet = run(attempts, 2, settings, [store.port for store in stores])
     assert quiet == dict.fromkeys(settings, "exit code 2")
     assert f"{shard.file}, block {len(table.examples) - 1}" in told["held-out"]
     assert "(on rank 1 of 2)" in told["held-out"]

@@ -1,4 +1,4 @@
-"""The model card of a real run of two lives: complete, accepted by the hub's parser, and it tells no secrets."""
+"""The model card of a real run of two attempts: complete, accepted by the hub's parser, and it tells no secrets."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from launch.settings.recipe import load_config
 from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.card_recipe import name_only, recipe_yaml
 from pretrain.export.energy import LOAD, PUE, estimate, watts
-from pretrain.run.attempts import Life, read_lives
+from pretrain.run.attempts import Attempt, read_attempts
 from tests.command_line import Maskmill, setting
 
 SECTIONS = [
@@ -84,12 +84,12 @@ def test_the_hub_reads_its_metadata(card: ModelCard) -> None:
 
 def test_figures_are_those_of_the_run(card: ModelCard, run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    lives = read_lives(run, summary)
-    assert [life.ranks for life in lives] == [1, 2]
-    assert all(life.spent > 0 for life in lives)
+    attempts = read_attempts(run, summary)
+    assert [attempt.ranks for attempt in attempts] == [1, 2]
+    assert all(attempt.spent > 0 for attempt in attempts)
     told, training = table(card, "Hardware, time and energy"), table(card, "Training")
-    hours = sum(life.spent * life.ranks * life.threads for life in lives) / 3600
-    assert float(told["CPU-hours (threads x hours), all lives"]) == pytest.approx(hours, rel=0.06)
+    hours = sum(attempt.spent * attempt.ranks * attempt.threads for attempt in attempts) / 3600
+    assert float(told["CPU-hours (threads x hours), all attempts"]) == pytest.approx(hours, rel=0.06)
     assert told["hardware, by rank"] == f"1 x {summary['device']}; 2 x {summary['device']}"
     assert told["times it was started"] == "2"
     assert told["energy"].startswith("not estimated: no highest power is known of ")
@@ -186,20 +186,20 @@ def test_sources_by_name() -> None:
     assert name_only("https://user:pw@host") == "***@host"
 
 
-def life(device: str, kind: str, ranks: int, seconds: float) -> Life:
-    return Life(
+def attempt(device: str, kind: str, ranks: int, seconds: float) -> Attempt:
+    return Attempt(
         1, datetime.now(UTC), 0, ranks=ranks, device=device, device_type=kind, threads=4, spent=seconds
     )
 
 
 def test_energy_is_a_range_or_nothing() -> None:
-    h100 = life("NVIDIA H100 80GB HBM3", "cuda", 8, 3600)
-    found = estimate([h100, life("NVIDIA A100-SXM4-40GB", "cuda", 4, 1800)])
+    h100 = attempt("NVIDIA H100 80GB HBM3", "cuda", 8, 3600)
+    found = estimate([h100, attempt("NVIDIA A100-SXM4-40GB", "cuda", 4, 1800)])
     assert found is not None
     assert found.least == pytest.approx((8 * 0.7 + 2 * 0.4) * LOAD[0] * PUE[0])
     assert found.most == pytest.approx((8 * 0.7 + 2 * 0.4) * LOAD[1] * PUE[1])
-    assert estimate([h100, life("Tomorrow's GPU", "cuda", 8, 3600)]) is None
-    assert estimate([h100, life("AMD EPYC", "cpu", 8, 3600)]) is None
+    assert estimate([h100, attempt("Tomorrow's GPU", "cuda", 8, 3600)]) is None
+    assert estimate([h100, attempt("AMD EPYC", "cpu", 8, 3600)]) is None
     names = {"NVIDIA H100 PCIe": 350, "NVIDIA H200": 700, "NVIDIA A100 80GB PCIe": 300, "NVIDIA L40S": 350}
     assert {name: watts(name) for name in names} == names
     assert watts("NVIDIA A10G") is None

@@ -27,7 +27,7 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     assert stopped.stderr == resumed.stderr == ""
 
     facts = described(maskmill, run)
-    assert (facts["status"], facts["step"], facts["lives"]) == ("finished", 4, 2)
+    assert (facts["status"], facts["step"], facts["attempts"]) == ("finished", 4, 2)
     assert facts["checkpoints"] == ["step-00000002", "step-00000004"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]

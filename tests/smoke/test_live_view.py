@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.run.attempts import LOST, read_lives
+from pretrain.run.attempts import LOST, read_attempts
 from tests.command_line import Maskmill, command, environ
 
 pytestmark = pytest.mark.slow
@@ -105,11 +105,11 @@ def test_a_panel_in_a_terminal_and_lines_in_a_log(
     assert re.search(r"steps \d+ to \d+ of 100,000 in [\d a-z]+: \[MASK\] loss \d", last)
     assert "the same command goes on from there" in last
     panel = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.said.decode(errors="replace"))
-    for words in ("run  training", "of 100,000", "ms a step", "GB on the fullest rank", "in this life"):
+    for words in ("run  training", "of 100,000", "ms a step", "GB on the fullest rank", "in this attempt"):
         assert words in panel, words
-    assert [life.status for life in read_lives(run)] == [LOST, "stopped"]
+    assert [attempt.status for attempt in read_attempts(run)] == [LOST, "stopped"]
 
-    stop = f"run.stop_after={(read_lives(run)[-1].last or 0) + 5}"
+    stop = f"run.stop_after={(read_attempts(run)[-1].last or 0) + 5}"
     log = maskmill("train", "demo", *settings, "train.steps=100000", stop)
     assert "tokens/s" in log.stdout
     assert "\x1b" not in log.stdout + log.stderr

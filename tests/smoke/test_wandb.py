@@ -71,7 +71,7 @@ def tracked(
         yield state, run, json.loads((run / "run.json").read_text())["identity"]["data"]
 
 
-def test_one_training_is_one_run_over_its_lives(tracked: tuple[Standin, Path, str]) -> None:
+def test_one_training_is_one_run_over_its_attempts(tracked: tuple[Standin, Path, str]) -> None:
     state, run, _ = tracked
     known = json.loads((run / "run.json").read_text())
     of_train = {name: one for name, one in state.runs.items() if one.settings["jobType"] == "train"}
@@ -212,13 +212,13 @@ def test_a_machine_without_a_network(elsewhere: Path, tmp_path: Path) -> None:
 def fresh_run(folder: Path) -> Path:
     """A run folder as it is before its first step."""
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"identity": {}, "id": "abc", "lives": 1}))
+    (folder / "run.json").write_text(json.dumps({"identity": {}, "id": "abc", "attempts": 1}))
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(RunConfig)))
     return folder
 
 
 def log_steps(run: Path) -> None:
-    """Three steps of a life of this run."""
+    """Three steps of an attempt of this run."""
     tracker = monitor.open_tracker(run, MonitorSettings(tracker="wandb", project="maskmill"), "abc", {}, True)
     for step in (1, 2, 3):
         tracker.log({"kind": "train", "step": step, "loss": 1.5})

@@ -1,7 +1,7 @@
 """Turn what is wrong with a run into alerts: its cause, a sentence that says what to do, and whether it is time to
 send one.
 
-Of one cause, at most one alert is sent in `monitor.alert_every` seconds, over all lives of a run: a run that crashes
+Of one cause, at most one alert is sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes
 every minute tells so once. The times are kept in wandb_alerts.json in the run folder.
 """
 

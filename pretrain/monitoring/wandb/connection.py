@@ -21,14 +21,14 @@ Point = Mapping[str, float | Bars]
 
 
 class Connection:
-    """One life of a run on W&B."""
+    """One attempt of a run on W&B."""
 
     def __init__(self, run: Any, online: bool) -> None:
         self._run, self.online = run, online
 
     @property
     def points(self) -> int:
-        """Points of this run that the server has, as this life began."""
+        """Points of this run that the server has, as this attempt began."""
         return int(self._run.starting_step)
 
     @property
@@ -69,7 +69,7 @@ class Connection:
         self._run.log_artifact(_artifact(name, kind, files, facts), aliases=["latest", alias])
 
     def finish(self, exit_code: int = 0, preempted: bool = False) -> bool:
-        """Ends this life; whether the server has all of it. False offline."""
+        """Ends this attempt; whether the server has all of it. False offline."""
         if preempted:
             self._run.mark_preempting()
         try:
@@ -110,7 +110,7 @@ def begin(stage: Stage) -> Connection:
 
 
 def start(stage: Stage, online: bool) -> Connection:
-    """One more life of the stage's run. Raises what wandb raises where it cannot be reached."""
+    """One more attempt of the stage's run. Raises what wandb raises where it cannot be reached."""
     wandb = _wandb()
     run = wandb.init(
         project=stage.project,

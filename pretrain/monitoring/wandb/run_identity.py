@@ -1,7 +1,7 @@
 """Choose the name, group and configuration of a run on W&B from its settings and folder.
 
 One group a training, named after its run folder; in it a run for each stage (the job type): prepare, train, export. The
-run of `train` has one id for all its lives and phases, kept in run.json.
+run of `train` has one id for all its attempts and phases, kept in run.json.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Send the part of a run folder's history that W&B lacks, as one run.
 
-The history comes from metrics.jsonl, not from the offline files of each life: those hold steps that a resumed run did
+The history comes from metrics.jsonl, not from the offline files of each attempt: those hold steps that a resumed run did
 again.
 """
 
@@ -19,7 +19,7 @@ from pretrain.run.uploaded import Uploaded, agreed
 
 
 def sync_run(folder: Path) -> int:
-    """Sends the lines of metrics.jsonl that W&B has not yet, whatever the number of lives, and where
+    """Sends the lines of metrics.jsonl that W&B has not yet, whatever the number of attempts, and where
     monitor.artifacts says so the artifacts; returns the number of lines. Raises UserError without a key or a
     server."""
     known, config = read_run(folder), artifacts.settings_of(folder)

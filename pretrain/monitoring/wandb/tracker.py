@@ -1,7 +1,7 @@
 """Track metrics in metrics.jsonl first, then on W&B: the tracker of `monitor.tracker=wandb`.
 
 W&B is fed with the lines of metrics.jsonl under the run's own `step` axis and never decides what is true. Whatever it
-does, training goes on: on its first failure this life goes on without it, and the next life or `maskmill sync` sends
+does, training goes on: on its first failure this attempt goes on without it, and the next attempt or `maskmill sync` sends
 what it has not.
 """
 
@@ -20,7 +20,7 @@ from pretrain.run.metrics_file import JsonLines, read_metrics
 from pretrain.run.uploaded import Uploaded, agreed
 
 EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
-"""What W&B takes a life's end for."""
+"""What W&B takes an attempt's end for."""
 
 
 class Wandb:
@@ -71,7 +71,7 @@ class Wandb:
             )
 
     def _catch_up(self, connection: Connection) -> None:
-        """What earlier lives logged offline, or lost on the way, comes first."""
+        """What earlier attempts logged offline, or lost on the way, comes first."""
         if not connection.online:
             return
         lines = read_metrics(self._folder)

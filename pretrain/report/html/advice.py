@@ -57,7 +57,7 @@ def _ends(run: RunRecord) -> list[Advice]:
         )
         found.append(Advice(f"The run failed: {error}", f"Look at logs/rank-N.log. {back}", grave=True))
     if len(run.lost) > 0:
-        count = "One life" if len(run.lost) == 1 else f"{len(run.lost)} lives"
+        count = "One attempt" if len(run.lost) == 1 else f"{len(run.lost)} attempts"
         found.append(
             Advice(
                 f"{count} of the run ended without a word.",

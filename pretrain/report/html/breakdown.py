@@ -40,17 +40,17 @@ def _of_a_step(run: RunRecord) -> str:
 def _of_the_run(run: RunRecord) -> str:
     """Seconds of this run: evaluations and copies of checkpoints stand beside all else."""
     seconds, spent = number(run.summary.get("seconds")), run.held_out.get("eval_seconds")
-    held = sum(save.held for life in run.history for save in life.saves)
+    blocked = sum(save.blocked for attempt in run.history for save in attempt.saves)
     evaluating = float(np.nansum(spent.values)) if spent is not None else 0.0
-    if not seconds or (not evaluating and not held):
+    if not seconds or (not evaluating and not blocked):
         return ""
     parts = {
-        "training": (max(0.0, seconds - evaluating - held), 1),
+        "training": (max(0.0, seconds - evaluating - blocked), 1),
         "evaluating": (evaluating, 3),
-        "waiting for checkpoints": (held, 2),
+        "waiting for checkpoints": (blocked, 2),
     }
     about = (
-        f"{duration(seconds)} in all lives together, without what kills undid. Checkpoints are written in the "
+        f"{duration(seconds)} in all attempts together, without what kills undid. Checkpoints are written in the "
         "background; what counts is the copy that training waits for."
     )
     return _stack("run-parts", "Where the run's time went", about, parts, "s")

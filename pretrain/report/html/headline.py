@@ -145,17 +145,19 @@ def _tiles(run: RunRecord) -> list[str]:
         started = moment(run.summary.get("started"))
         about = f"Started {started:%Y-%m-%d %H:%M}{_zone(started)}." if started else ""
         about += (
-            f" Resumed {run.lives - 1} times."
-            if run.lives > 2
+            f" Resumed {run.attempts - 1} times."
+            if run.attempts > 2
             else " Resumed once."
-            if run.lives == 2
+            if run.attempts == 2
             else ""
         )
         if left := _left(run):
             about = f"About {duration(left)} left at the newest pace. {about}"
         if not run.ended and run.history:
             sign = last_sign(run, run.history[-1])
-            about += f" Last sign of life {sign:%Y-%m-%d %H:%M:%S}{_zone(sign)}: long ago means that it was killed."
+            about += (
+                f" Last activity {sign:%Y-%m-%d %H:%M:%S}{_zone(sign)}: long ago means that it was killed."
+            )
         tiles.append(tile("Time", duration(elapsed(run)), "", about))
     parameters = number(run.summary.get("parameters"))
     if parameters is not None:

@@ -1,4 +1,4 @@
-"""Show what became of a run: its lives and checkpoints on a line of time, and its disturbances."""
+"""Show what became of a run: its attempts and checkpoints on a line of time, and its disturbances."""
 
 from datetime import datetime, timedelta
 from html import escape
@@ -6,12 +6,12 @@ from typing import Any
 
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
-from pretrain.run.attempts import LOST, Life
+from pretrain.run.attempts import LOST, Attempt
 from pretrain.run.human import duration, in_bytes
 from pretrain.run.read_files import SavedCheckpoint
 from pretrain.run.tolerant_json import number
 
-MOST_LIVES, MOST_EVENTS = 12, 40
+MAX_ATTEMPTS, MOST_EVENTS = 12, 40
 KINDS = {
     "finished": "good",
     "stopped": "fair",
@@ -24,21 +24,23 @@ DISTURBANCES = {"skip": "batch skipped", "rollback": "rolled back", "damaged": "
 
 def history_section(run: RunRecord) -> str:
     """The section, empty for a run that kept no record of either."""
-    parts = [part for part in (_lives(run), _checkpoints(run), _disturbances(run)) if part]
+    parts = [part for part in (_attempts(run), _checkpoints(run), _disturbances(run)) if part]
     return f'<section id="history"><h2>History</h2><div class="stackup">{"".join(parts)}</div></section>'
 
 
-def last_sign(run: RunRecord, life: Life) -> datetime:
-    """When this life was last known to go on."""
+def last_sign(run: RunRecord, attempt: Attempt) -> datetime:
+    """When this attempt was last known to go on."""
     seconds = number(run.summary.get("seconds")) or 0.0
-    return max([life.ended or life.moment(seconds), life.started, *(save.at for save in life.saves)])
+    return max(
+        [attempt.ended or attempt.moment(seconds), attempt.started, *(save.at for save in attempt.saves)]
+    )
 
 
-def _lives(run: RunRecord) -> str:
+def _attempts(run: RunRecord) -> str:
     if not run.history:
         return ""
-    shown = run.history[-MOST_LIVES:]
-    start, end = shown[0].started, max(last_sign(run, life) for life in shown)
+    shown = run.history[-MAX_ATTEMPTS:]
+    start, end = shown[0].started, max(last_sign(run, attempt) for attempt in shown)
     span = max((end - start).total_seconds(), 1.0)
 
     def place(when: datetime) -> float:
@@ -46,65 +48,68 @@ def _lives(run: RunRecord) -> str:
 
     bars, rows = "", ""
     height = 1000 / len(shown)
-    for i, life in enumerate(shown):
-        left, right = place(life.started), place(last_sign(run, life))
+    for i, attempt in enumerate(shown):
+        left, right = place(attempt.started), place(last_sign(run, attempt))
         top = (i + 0.22) * height
         bars += (
-            f'<rect class="life {KINDS.get(life.status, "fair")}" x="{left:.1f}" y="{top:.1f}" '
+            f'<rect class="attempt {KINDS.get(attempt.status, "fair")}" x="{left:.1f}" y="{top:.1f}" '
             f'width="{max(4.0, right - left):.1f}" height="{0.56 * height:.1f}"/>'
         )
-        ticks = "".join(f"M{place(save.at):.1f} {top:.1f}v{0.56 * height:.1f}" for save in life.saves[-200:])
+        ticks = "".join(
+            f"M{place(save.at):.1f} {top:.1f}v{0.56 * height:.1f}" for save in attempt.saves[-200:]
+        )
         bars += f'<path class="save" d="{ticks}"/>' if ticks else ""
-        rows += _life_row(run, life)
+        rows += _attempt_row(run, attempt)
     labels = "".join(
-        f'<span style="top:{(i + 0.5) * height / 10:.2f}%">life {life.number}</span>'
-        for i, life in enumerate(shown)
+        f'<span style="top:{(i + 0.5) * height / 10:.2f}%">attempt {attempt.number}</span>'
+        for i, attempt in enumerate(shown)
     )
     times = "".join(
         f'<span style="left:{share:g}%">{_clock(start + timedelta(seconds=span * share / 100), span)}</span>'
         for share in (0, 50, 100)
     )
-    told = ", ".join(f"{life.status} at step {text(_reached(run, life))}" for life in shown)
+    told = ", ".join(f"{attempt.status} at step {text(_reached(run, attempt))}" for attempt in shown)
     head = "".join(
         f'<th scope="col">{name}</th>'
-        for name in ("life", "started", "for", "steps", "ended", "ranks", "on", "checkpoints")
+        for name in ("attempt", "started", "for", "steps", "ended", "ranks", "on", "checkpoints")
     )
     earlier = len(run.history) - len(shown)
-    note = f'<p class="aside">{earlier:,} earlier lives are left out.</p>' if earlier else ""
+    note = f'<p class="aside">{earlier:,} earlier attempts are left out.</p>' if earlier else ""
     return (
-        '<figure class="chart" id="lives"><figcaption><h3>Lives of the run</h3>'
+        '<figure class="chart" id="attempts"><figcaption><h3>Attempts of the run</h3>'
         "<p>From each start to its end; the ticks are checkpoints that became whole.</p></figcaption>"
-        f'<div class="plot lives" style="--rows:{len(shown)}"><div class="rows" aria-hidden="true">{labels}</div>'
-        '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" aria-labelledby="lives-t lives-d">'
-        f'<title id="lives-t">Lives of the run over time</title><desc id="lives-d">{escape(told)}</desc>{bars}</svg>'
+        f'<div class="plot attempts" style="--rows:{len(shown)}"><div class="rows" aria-hidden="true">{labels}</div>'
+        '<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" aria-labelledby="attempts-t attempts-d">'
+        f'<title id="attempts-t">Attempts of the run over time</title>'
+        f'<desc id="attempts-d">{escape(told)}</desc>{bars}</svg>'
         f'<div class="columns" aria-hidden="true">{times}</div></div>{note}'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></figure>'
     )
 
 
-def _life_row(run: RunRecord, life: Life) -> str:
-    reached = _reached(run, life)
-    seconds = (last_sign(run, life) - life.started).total_seconds()
-    hosts = ", ".join(life.hosts[:4]) + (f" and {len(life.hosts) - 4} more" if len(life.hosts) > 4 else "")
-    status = {"lost": "killed or crashed", "running": "goes on"}.get(life.status, life.status)
+def _attempt_row(run: RunRecord, attempt: Attempt) -> str:
+    reached = _reached(run, attempt)
+    seconds = (last_sign(run, attempt) - attempt.started).total_seconds()
+    hosts = ", ".join(attempt.hosts[:4]) + (
+        f" and {len(attempt.hosts) - 4} more" if len(attempt.hosts) > 4 else ""
+    )
+    status = {"lost": "killed or crashed", "running": "goes on"}.get(attempt.status, attempt.status)
     cells = (
-        f"{life.started:%Y-%m-%d %H:%M:%S} {life.started:%Z}",
+        f"{attempt.started:%Y-%m-%d %H:%M:%S} {attempt.started:%Z}",
         duration(seconds),
-        f"{text(life.first)} to {text(reached)}",
-        f"{status}: {life.error}" if life.error else status,
-        text(life.ranks),
+        f"{text(attempt.first)} to {text(reached)}",
+        f"{status}: {attempt.error}" if attempt.error else status,
+        text(attempt.ranks),
         hosts,
-        text(len(life.saves)),
+        text(len(attempt.saves)),
     )
-    return (
-        f'<tr><th scope="row">{life.number}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-    )
+    return f'<tr><th scope="row">{attempt.number}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
 
 
-def _reached(run: RunRecord, life: Life) -> float:
-    """The step that a life came to."""
-    told = life.last if life.last is not None else number(run.summary.get("step"))
-    return max(float(told or 0), float(life.first), *(float(save.step) for save in life.saves), 0.0)
+def _reached(run: RunRecord, attempt: Attempt) -> float:
+    """The step that an attempt came to."""
+    told = attempt.last if attempt.last is not None else number(run.summary.get("step"))
+    return max(float(told or 0), float(attempt.first), *(float(save.step) for save in attempt.saves), 0.0)
 
 
 def _clock(when: datetime, span: float) -> str:
@@ -113,7 +118,7 @@ def _clock(when: datetime, span: float) -> str:
 
 def _checkpoints(run: RunRecord) -> str:
     """Every checkpoint that was made, and whether it is still there."""
-    made = {save.step: save for life in run.history for save in life.saves}
+    made = {save.step: save for attempt in run.history for save in attempt.saves}
     kept = {checkpoint.step: checkpoint for checkpoint in run.checkpoints}
     at_mask = run.held_out.get("held_out_mask_loss")
     held_out = at_mask if at_mask is not None else run.held_out.get("held_out_loss")
@@ -128,7 +133,7 @@ def _checkpoints(run: RunRecord) -> str:
         weight = here.bytes if here is not None else save.bytes if save is not None else 0
         cells = (
             in_bytes(weight),
-            f"{save.seconds:.1f}&nbsp;s, {_short(save.held)}&nbsp;s" if save else "—",
+            f"{save.seconds:.1f}&nbsp;s, {_short(save.blocked)}&nbsp;s" if save else "—",
             text(loss),
             _state(here),
         )

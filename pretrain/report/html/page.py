@@ -51,7 +51,7 @@ script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'">
 def render(run_folder: str | Path) -> Path:
     """Writes RUN/report.html from the run's own files and returns its path.
 
-    Works at any moment of a run's life; the same files give the same page. Raises UserError for a folder that
+    Works at any moment of a run; the same files give the same page. Raises UserError for a folder that
     is not a run, OSError where the page cannot be written."""
     folder = Path(run_folder)
     page = page_of(read_run(folder))

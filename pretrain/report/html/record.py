@@ -15,7 +15,7 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, NAMED
 from pretrain.evaluate.verdict import Finding, Losses, findings
-from pretrain.run.attempts import LOST, Life, read_lives
+from pretrain.run.attempts import LOST, Attempt, read_attempts
 from pretrain.run.folder import SAMPLES
 from pretrain.run.metrics_file import METRICS, TRUST, TRUST_PREFIX, read_metrics
 from pretrain.run.read_files import (
@@ -50,8 +50,8 @@ class RunRecord:
     summary: dict[str, Any]
     config: dict[str, Any]
     identity: dict[str, Any]  # what decides the weights
-    lives: int  # how often the run was started: 1 and its resumptions
-    history: list[Life]  # what is known of each
+    attempts: int  # how often the run was started: 1 and its resumptions
+    history: list[Attempt]  # what is known of each
     checkpoints: list[SavedCheckpoint]
     complaints: list[str]  # files that could not be read, in words
     ends: tuple[float, float] | None = None  # the first loss and the newest
@@ -105,9 +105,9 @@ class RunRecord:
         return findings(self.figures, self.ends)
 
     @property
-    def lost(self) -> list[Life]:
-        """The lives that ended without a word."""
-        return [life for life in self.history if life.status == LOST]
+    def lost(self) -> list[Attempt]:
+        """The attempts that ended without a word."""
+        return [attempt for attempt in self.history if attempt.status == LOST]
 
     def final(self, name: str) -> float | None:
         """The last finite value of a metric: the summary's where the run has ended, else the newest line's. None for a
@@ -153,7 +153,7 @@ def read_run(folder: Path) -> RunRecord:
     for line in lines:
         losses.add(line)
     about = table(folder / RUN)
-    identity, lives = about.get("identity"), number(about.get("lives"))
+    identity, attempts = about.get("identity"), number(about.get("attempts"))
     return RunRecord(
         folder=folder,
         train=points_by_name([line for line in lines if not _is_evaluation(line)]),
@@ -164,8 +164,8 @@ def read_run(folder: Path) -> RunRecord:
         summary=read(folder / SUMMARY, read_json, {}, complaints),
         config=read(folder / CONFIG, read_yaml, {}, complaints),
         identity=identity if isinstance(identity, dict) else {},
-        lives=max(1, int(lives or 1)),
-        history=read_lives(folder),
+        attempts=max(1, int(attempts or 1)),
+        history=read_attempts(folder),
         checkpoints=read_checkpoints(folder),
         complaints=complaints,
         ends=losses.ends,

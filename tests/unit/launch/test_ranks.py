@@ -131,8 +131,8 @@ time.sleep(60)
 
 FALLS_TWICE = """
 import pathlib
-pathlib.Path(f"lives-{rank}").open("a").write("x")
-if rank == 1 and len(pathlib.Path("lives-1").read_text()) < 3:
+pathlib.Path(f"attempts-{rank}").open("a").write("x")
+if rank == 1 and len(pathlib.Path("attempts-1").read_text()) < 3:
     print("it fell", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(0.3)
@@ -141,7 +141,7 @@ time.sleep(0.3)
 
 def test_ranks_that_were_killed_are_started_again(start, tmp_path: Path, capfd) -> None:  # type: ignore[no-untyped-def]
     assert start(FALLS_TWICE, restarts=2) == 0
-    assert [(tmp_path / f"lives-{rank}").read_text() for rank in range(2)] == ["xxx", "xxx"]
+    assert [(tmp_path / f"attempts-{rank}").read_text() for rank in range(2)] == ["xxx", "xxx"]
     said = capfd.readouterr().err
     assert said.count("it fell\nmaskmill: rank 1 ended: killed by SIGKILL") == 2
     assert "restart 2 of 2" in said
@@ -154,8 +154,8 @@ def test_after_the_last_restart_the_failure_is_the_run_s(start, capfd) -> None: 
 
 @pytest.mark.parametrize("code", [2, 3])
 def test_what_would_come_again_or_is_wanted_is_not_retried(start, tmp_path: Path, code: int) -> None:  # type: ignore[no-untyped-def]
-    assert start(f'open(f"lives-{{rank}}", "a").write("x"); sys.exit({code})', restarts=5) == code
-    assert (tmp_path / "lives-0").read_text() == "x"
+    assert start(f'open(f"attempts-{{rank}}", "a").write("x"); sys.exit({code})', restarts=5) == code
+    assert (tmp_path / "attempts-0").read_text() == "x"
 
 
 def test_a_signal_ends_the_wait_for_a_restart(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

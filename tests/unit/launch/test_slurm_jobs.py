@@ -489,7 +489,7 @@ def test_verb_sbatch_runs_a_verb(tmp_path: Path) -> None:
     )
     head, said = done.stdout.splitlines()
     assert said == f"said inspect {SECRETS[0]} a b"
-    assert "life 1" in head
+    assert "attempt 1" in head
     assert "canary" not in head
     assert (
         subprocess.run([*script, "export"], env=environment, capture_output=True, check=False).returncode == 2

@@ -32,7 +32,7 @@ def said(run: Path, status: str) -> None:
 
 
 def begun(run: Path, seconds_ago: int) -> None:
-    """A life of the run began; `said` is of two hours ago."""
+    """An attempt of the run began; `said` is of two hours ago."""
     (run / "run.json").write_text("{}")
     os.utime(run / "run.json", (time.time() - seconds_ago,) * 2)
 
@@ -66,7 +66,7 @@ def test_a_run_that_has_ended_is_well(run: Path, status: str) -> None:
 
 
 @pytest.mark.parametrize(("status", "well"), [("finished", True), ("stopped", False), ("failed", False)])
-def test_a_life_that_hangs_at_its_start_is_not_well_because_the_one_before_ended(
+def test_an_attempt_that_hangs_at_its_start_is_not_well_because_the_one_before_ended(
     run: Path, status: str, well: bool
 ) -> None:
     said(run, status)

@@ -105,13 +105,13 @@ def ceiling(run: RunRecord) -> str:
 def marks_of(run: RunRecord) -> tuple[Mark, ...]:
     """Where phases began, where the run was resumed, and the batches that were skipped."""
     found = [Mark(first, PHASE, name) for name, first, _ in run.phases]
-    found += [Mark(life.first, RESUMED) for life in run.history[1:]]
+    found += [Mark(attempt.first, RESUMED) for attempt in run.history[1:]]
     steps = [number(event.get("step")) for event in run.events if event.get("event") in ("skip", "rollback")]
     return tuple(found + [Mark(step, SKIPPED) for step in steps if step is not None])
 
 
 def _ceilings(run: RunRecord) -> list[Series]:
-    """Tokens a second at the peak, at each log step: it follows the lengths of the examples a little, and each life
+    """Tokens a second at the peak, at each log step: it follows the lengths of the examples a little, and each attempt
     measures the peak of its own machine."""
     speed, share = run.train.get("tokens_per_s"), run.train.get("mfu")
     if speed is None or share is None:

@@ -45,7 +45,7 @@ def scheduler_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 process.wait(timeout=30)
 
 
-def note_life(number: int, folder: str) -> dict[str, Any]:
+def note_attempt(number: int, folder: str) -> dict[str, Any]:
     """Notes its process; task 2 takes it down the first time."""
     calls = Path(folder) / f"task-{number}"
     with calls.open("a") as file:
@@ -64,8 +64,8 @@ def settings(scheduler: Path | str) -> DataSettings:
 def test_tasks_run_on_the_workers_and_a_killed_one_is_replaced(scheduler_file: Path, tmp_path: Path) -> None:
     tasks = [(number, str(tmp_path)) for number in range(6)]
     with Workers(pool_of(settings(scheduler_file))) as workers:
-        results = workers.run(note_life, tasks, tmp_path / "done", lambda n: None)
-        again = workers.run(note_life, tasks, tmp_path / "done", lambda n: None)
+        results = workers.run(note_attempt, tasks, tmp_path / "done", lambda n: None)
+        again = workers.run(note_attempt, tasks, tmp_path / "done", lambda n: None)
     assert [result["number"] for result in results] == list(range(6))
     assert again == results
     assert len((tmp_path / "task-2").read_text().splitlines()) == 2
@@ -75,7 +75,9 @@ def test_tasks_run_on_the_workers_and_a_killed_one_is_replaced(scheduler_file: P
 
 def test_an_error_in_a_task_is_that_error(scheduler_file: Path, tmp_path: Path) -> None:
     with Workers(pool_of(settings(scheduler_file))) as workers, pytest.raises(UserError) as caught:
-        workers.run(note_life, [(0, str(tmp_path)), (-1, str(tmp_path))], tmp_path / "done", lambda n: None)
+        workers.run(
+            note_attempt, [(0, str(tmp_path)), (-1, str(tmp_path))], tmp_path / "done", lambda n: None
+        )
     assert str(caught.value) == "task -1: is wrong"
 
 

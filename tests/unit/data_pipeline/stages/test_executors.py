@@ -12,7 +12,7 @@ from data_pipeline.stages.executors import LocalProcesses, Workers
 from data_pipeline.stages.tasks import ready
 
 
-def count_lives(number: int, folder: str, deaths: int) -> dict[str, Any]:
+def count_attempts(number: int, folder: str, deaths: int) -> dict[str, Any]:
     """Notes each time it is called, and takes its process down for the first `deaths` calls of task 1."""
     calls = Path(folder) / f"task-{number}"
     with calls.open("a") as file:
@@ -28,8 +28,8 @@ def test_results_come_in_the_order_of_the_tasks_and_are_kept(tmp_path: Path) -> 
     tasks = [(number, str(tmp_path), 0) for number in range(6)]
     seen: list[int] = []
     with Workers(LocalProcesses(2)) as workers:
-        first = workers.run(count_lives, tasks, tmp_path / "done", seen.append)
-        again = workers.run(count_lives, tasks, tmp_path / "done", seen.append)
+        first = workers.run(count_attempts, tasks, tmp_path / "done", seen.append)
+        again = workers.run(count_attempts, tasks, tmp_path / "done", seen.append)
     assert [result["number"] for result in first] == list(range(6))
     assert again == first
     assert sum(seen) == 12
@@ -40,14 +40,16 @@ def test_workers_that_start_early_are_those_that_work(tmp_path: Path) -> None:
     with Workers(LocalProcesses(2)) as workers:
         workers.warm_up(ready)
         started = workers._executor
-        workers.run(count_lives, [(n, str(tmp_path), 0) for n in range(4)], tmp_path / "done", lambda n: None)
+        workers.run(
+            count_attempts, [(n, str(tmp_path), 0) for n in range(4)], tmp_path / "done", lambda n: None
+        )
         assert workers._executor is started is not None
 
 
 def test_a_worker_that_dies_is_replaced_and_its_task_tried_again(tmp_path: Path) -> None:
     with Workers(LocalProcesses(2)) as workers:
         results = workers.run(
-            count_lives, [(n, str(tmp_path), 1) for n in range(4)], tmp_path / "done", lambda n: None
+            count_attempts, [(n, str(tmp_path), 1) for n in range(4)], tmp_path / "done", lambda n: None
         )
     assert [result["number"] for result in results] == [0, 1, 2, 3]
     assert len((tmp_path / "task-1").read_text()) == 2
@@ -56,13 +58,13 @@ def test_a_worker_that_dies_is_replaced_and_its_task_tried_again(tmp_path: Path)
 def test_workers_that_keep_dying_end_the_run_in_one_line(tmp_path: Path) -> None:
     with Workers(LocalProcesses(1)) as workers, pytest.raises(UserError, match=r"lower data\.workers"):
         workers.run(
-            count_lives, [(n, str(tmp_path), 99) for n in range(2)], tmp_path / "done", lambda n: None
+            count_attempts, [(n, str(tmp_path), 99) for n in range(2)], tmp_path / "done", lambda n: None
         )
 
 
 def test_an_error_in_a_task_ends_the_run_with_that_error(tmp_path: Path) -> None:
     with Workers(LocalProcesses(2)) as workers, pytest.raises(UserError) as caught:
         workers.run(
-            count_lives, [(n, str(tmp_path), -1) for n in range(5)], tmp_path / "done", lambda n: None
+            count_attempts, [(n, str(tmp_path), -1) for n in range(5)], tmp_path / "done", lambda n: None
         )
     assert str(caught.value) == "here: task 3 is wrong"

@@ -154,7 +154,7 @@ class Away:
 def test_what_a_mirror_refuses_is_told_and_tried_again_at_the_end(
     tmp_path: Path, shown: Shown, refused: int
 ) -> None:
-    """A life that is stopped leaves it to the next one; the run's last one says so by its exit code."""
+    """An attempt that is stopped leaves it to the next one; the run's last one says so by its exit code."""
     saver = saver_of(tmp_path, shown)
     saver._mirror = away = Away(refused)  # type: ignore[assignment]
     saver.save(1, pieces(1), SHAPES, state(1))

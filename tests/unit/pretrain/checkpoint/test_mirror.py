@@ -34,7 +34,7 @@ def made(tmp_path: Path, name: str, run_id: str = "abc", keep: int = 2) -> RunCo
     """A run with a history, and the address of its mirror."""
     run = tmp_path / name
     run.mkdir()
-    (run / "run.json").write_text(json.dumps({"identity": IDENTITY, "id": run_id, "lives": 1}))
+    (run / "run.json").write_text(json.dumps({"identity": IDENTITY, "id": run_id, "attempts": 1}))
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     return run_config(run, mirror=f"s3://{BUCKET}/{name}", keep=keep)
 
@@ -81,7 +81,7 @@ def test_killed_at_any_moment_the_last_good_copy_is_found(endpoint: str, tmp_pat
         history = [line["step"] for line in read_metrics(Path(fresh.run.dir))]
         assert newest.step == 5 or history == [1, 10], "what has a marker has its history"
         found.add(newest.step)
-        Mirror(config).copy(folder, World())  # the next life copies it again, and tidies up
+        Mirror(config).copy(folder, World())  # the next attempt copies it again, and tidies up
         assert steps(config) == ["step-00000010"], at
         at += 1
     assert at == 7, "fragment, run, history, marker, latest; then the old one"
@@ -421,7 +421,7 @@ def test_what_retention_keeps_stays_in_the_mirror_too(endpoint: str, tmp_path: P
     for step, loss in ((1, 2.0), (2, 1.0), (3, 1.5)):
         mirror.copy(save(run, step, loss), World())
     assert steps(config) == ["step-00000002", "step-00000003"]
-    Mirror(config).copy(save(run, 4, 0.5), World())  # a life that has seen none of them
+    Mirror(config).copy(save(run, 4, 0.5), World())  # an attempt that has seen none of them
     assert steps(config) == ["step-00000004"]
 
 
@@ -472,14 +472,16 @@ def test_a_run_lost_before_its_first_copy_was_whole_is_in_nobodys_way(endpoint: 
     config = made(tmp_path, "anew", "def")
     write_object(
         f"{config.checkpoint.mirror}/run.json",
-        json.dumps({"identity": IDENTITY, "id": "abc", "lives": 1}).encode(),
+        json.dumps({"identity": IDENTITY, "id": "abc", "attempts": 1}).encode(),
     )
     assert bring_back(config, IDENTITY) == ""
     Mirror(config).copy(save(Path(config.run.dir), 5), World())
     assert steps(config) == ["step-00000005"]
 
 
-def test_a_checkpoint_whose_copy_was_killed_is_copied_by_the_next_life(endpoint: str, tmp_path: Path) -> None:
+def test_a_checkpoint_whose_copy_was_killed_is_copied_by_the_next_attempt(
+    endpoint: str, tmp_path: Path
+) -> None:
     config = mirrored(tmp_path, "caught-up", 5)
     config.checkpoint.keep = 2
     save(Path(config.run.dir), 10)  # whole here, and the process is killed

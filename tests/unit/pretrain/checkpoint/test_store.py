@@ -152,7 +152,7 @@ def test_killed_at_any_moment_the_last_good_one_is_found(tmp_path: Path) -> None
         newest = newest_checkpoint(run)
         assert newest is not None
         assert is_right(newest), at
-        drop_leftovers(run)  # the next life begins
+        drop_leftovers(run)  # the next attempt begins
         again = newest_checkpoint(run)
         assert again is not None
         assert again.step >= newest.step

@@ -251,7 +251,7 @@ def test_a_loss_that_rose_is_named_at_the_end(tmp_path: Path) -> None:
         ]
 
 
-def test_a_life_that_fails_ends_without_a_verdict(tmp_path: Path) -> None:
+def test_an_attempt_that_fails_ends_without_a_verdict(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=40)
     lines = Lines(console, 100)
     for step in (1, 2, 3):

@@ -35,7 +35,7 @@ class Server:
 
 
 class Connection:
-    """One life of it, as connection.Connection."""
+    """One attempt of it, as connection.Connection."""
 
     def __init__(self, server: Server, online: bool) -> None:
         self._server, self.online, self.points = server, online, len(server.points_)
@@ -60,7 +60,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def a_life(folder: Path, *steps: int, status: str = "stopped") -> None:
+def attempt_of(folder: Path, *steps: int, status: str = "stopped") -> None:
     """Logs these steps and ends."""
     one = monitor.open_tracker(folder, MonitorSettings(tracker="wandb"), "abc", {}, first_rank=True)
     for step in steps:
@@ -68,35 +68,35 @@ def a_life(folder: Path, *steps: int, status: str = "stopped") -> None:
     one.close(status)
 
 
-def test_each_line_is_sent_once_over_several_lives(tmp_path: Path, server: Server) -> None:
-    a_life(tmp_path, 1, 2, 3)
+def test_each_line_is_sent_once_over_several_attempts(tmp_path: Path, server: Server) -> None:
+    attempt_of(tmp_path, 1, 2, 3)
     assert metrics_file.cut_metrics(tmp_path, 2) == 1  # step 3 is done again
-    a_life(tmp_path, 3, 4, status="finished")
+    attempt_of(tmp_path, 3, 4, status="finished")
     assert server.steps() == [1, 2, 3, 3, 4], "W&B takes nothing back: the step done again is there twice"
     assert [line["step"] for line in metrics_file.read_metrics(tmp_path)] == [1, 2, 3, 4]
-    assert server.ended == [(3, True), (0, False)], "a life that a signal ended is preempted, no success"
+    assert server.ended == [(3, True), (0, False)], "an attempt that a signal ended is preempted, no success"
     assert all("kind" not in point for point in server.points_), "only numbers make points"
 
 
 def test_what_was_on_the_way_when_a_run_was_killed_is_sent_again(tmp_path: Path, server: Server) -> None:
     server.takes = 3
-    a_life(tmp_path, 1, 2, 3, 4, 5)
+    attempt_of(tmp_path, 1, 2, 3, 4, 5)
     server.takes = math.inf
-    a_life(tmp_path, 6)
+    attempt_of(tmp_path, 6)
     assert server.steps() == [1, 2, 3, 4, 5, 6]
     server.takes = 8
-    a_life(tmp_path, 7, 8, 9, 10)
+    attempt_of(tmp_path, 7, 8, 9, 10)
     metrics_file.cut_metrics(tmp_path, 9)  # of the two lost ones, 10 is cut
     server.takes = math.inf
-    a_life(tmp_path, 10)
+    attempt_of(tmp_path, 10)
     assert server.steps() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
-def test_an_online_life_first_sends_what_offline_lives_logged(tmp_path: Path, server: Server) -> None:
+def test_an_online_attempt_first_sends_what_offline_attempts_logged(tmp_path: Path, server: Server) -> None:
     offline = monitor.open_tracker(tmp_path, MonitorSettings(), "abc", {}, first_rank=True)
     offline.log({"kind": "train", "step": 1})
     offline.log({"kind": "train", "step": 2})
-    a_life(tmp_path, 3)
+    attempt_of(tmp_path, 3)
     assert server.steps() == [1, 2, 3]
 
 
@@ -128,7 +128,7 @@ def test_a_failure_of_wandb_does_not_end_the_run(
             raise OSError("no more")
 
     monkeypatch.setattr(tracker, "begin", lambda stage: Broken(Server(), online=True))
-    a_life(tmp_path, 1, 2)
+    attempt_of(tmp_path, 1, 2)
     assert [line["step"] for line in metrics_file.read_metrics(tmp_path)] == [1, 2]
     assert capsys.readouterr().out.count("W&B failed, going on without it") == 1
 
@@ -144,7 +144,7 @@ def test_a_server_out_of_reach_is_an_offline_run(
     monkeypatch.setattr(connection, "start", start)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    a_life(tmp_path, 1)
+    attempt_of(tmp_path, 1)
     assert "going on offline: no route to host" in capsys.readouterr().out
     assert not (tmp_path / "wandb_uploaded.json").exists(), "nothing was sent"
 
@@ -167,7 +167,7 @@ def test_an_offline_run_says_why_where_it_is_and_how_to_send_it(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(connection, "start", lambda stage, online: Connection(Server(), online))
     monkeypatch.setattr(tracker, "begin", connection.begin)
-    a_life(tmp_path, 1)
+    attempt_of(tmp_path, 1)
     first, last = capsys.readouterr().out.splitlines()
     assert first == (
         f"maskmill: W&B is offline ({reason}): this run is kept in {tmp_path}/wandb. "
@@ -179,7 +179,7 @@ def test_an_offline_run_says_why_where_it_is_and_how_to_send_it(
 def test_an_online_run_says_nothing_of_it(
     tmp_path: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a_life(tmp_path, 1)
+    attempt_of(tmp_path, 1)
     assert capsys.readouterr().out == ""
 
 
@@ -240,7 +240,7 @@ def test_causes_are_told_from_what_the_run_really_says() -> None:
     assert cause_of("an outlier: step 45 took 1,450 ms") == "", "one slow step disturbs nobody"
 
 
-def test_one_alert_a_cause_and_interval_over_all_lives(tmp_path: Path) -> None:
+def test_one_alert_a_cause_and_interval_over_all_attempts(tmp_path: Path) -> None:
     now = 1000.0
     first = Alerts(tmp_path, "run", every=60, clock=lambda: now)
     alert = first.due("nan", "the gradient of batch 3 is not finite")
@@ -250,7 +250,7 @@ def test_one_alert_a_cause_and_interval_over_all_lives(tmp_path: Path) -> None:
     assert first.due("nan", "again") is None
     assert first.due("spike", "another cause") is not None
     now += 59
-    assert Alerts(tmp_path, "run", 60, clock=lambda: now).due("nan", "in the next life") is None
+    assert Alerts(tmp_path, "run", 60, clock=lambda: now).due("nan", "in the next attempt") is None
     now += 1
     assert Alerts(tmp_path, "run", 60, clock=lambda: now).due("nan", "later") is not None
     assert first.due("", "no cause") is None
@@ -298,7 +298,7 @@ def test_sync_of_no_run_folder_and_without_a_key_says_what_to_do(
 
     with pytest.raises(UserError, match="not a run folder"):
         sync_run(tmp_path)
-    (tmp_path / "run.json").write_text('{"identity": {}, "id": "abc", "lives": 1}')
+    (tmp_path / "run.json").write_text('{"identity": {}, "id": "abc", "attempts": 1}')
     (tmp_path / "config.yaml").write_text("monitor: {tracker: wandb}\n")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))

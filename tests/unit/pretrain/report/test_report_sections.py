@@ -1,4 +1,4 @@
-"""report.html's newer parts: warnings, phases and lives, trust ratios by layer, time, ceilings; and any kind of run."""
+"""report.html's newer parts: warnings, phases and attempts, trust ratios by layer, time; and any kind of run."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from pretrain.report.html.advice import advice
 from pretrain.report.html.charts.curves import PICTURES
 from pretrain.report.html.charts.heat import COLUMNS, binned, by_layer
 from pretrain.report.html.record import Points, read_run
-from pretrain.run.attempts import LIVES, LOST, SPENT, Diary, read_lives
+from pretrain.run.attempts import ATTEMPTS, LOST, SPENT, AttemptLog, read_attempts
 from tests.unit.pretrain.report.test_report import (
     CONFIG,
     DATA,
@@ -43,16 +43,16 @@ def trust_line(step: int, **changes: float) -> dict[str, Any]:
     return {"kind": "trust", "step": step, **ratios, **changes}
 
 
-def write_lives(folder: Path, lines: list[dict[str, Any]]) -> None:
+def write_attempts(folder: Path, lines: list[dict[str, Any]]) -> None:
     began = datetime(2026, 3, 4, 10, 15, tzinfo=UTC)
     folder.mkdir(parents=True, exist_ok=True)
     dated = [{"at": (began + timedelta(minutes=i)).isoformat(), **line} for i, line in enumerate(lines)]
-    (folder / LIVES).write_text("".join(json.dumps(line) + "\n" for line in dated))
+    (folder / ATTEMPTS).write_text("".join(json.dumps(line) + "\n" for line in dated))
 
 
-THREE_LIVES: list[dict[str, Any]] = [
+THREE_ATTEMPTS: list[dict[str, Any]] = [
     {"event": "started", "step": 0, "seconds": 0.0, "ranks": 2, "hosts": ["node1", "node2"], "device": "CPU"},
-    {"event": "saved", "step": 40, "seconds": 1.5, "held": 0.25, "bytes": 2_000_000},
+    {"event": "saved", "step": 40, "seconds": 1.5, "blocked_seconds": 0.25, "bytes": 2_000_000},
     {"event": "ended", "step": 50, "status": "stopped", "error": ""},
     {"event": "started", "step": 50, "seconds": 0.5, "ranks": 2, "hosts": ["node3"], "device": "CPU"},
     {"event": "ended", "step": 70, "status": LOST},
@@ -72,48 +72,48 @@ def titles(page: Page) -> list[str]:
     return [str(a["id"]) for tag, a in page.tags if tag == "figure"]
 
 
-def test_lives_and_checkpoints_on_a_line_of_time(tmp_path: Path) -> None:
+def test_attempts_and_checkpoints_on_a_line_of_time(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    write_lives(run, THREE_LIVES)
+    write_attempts(run, THREE_ATTEMPTS)
     page = page_of(run)
     for words in (
         "0 to 50", "50 to 70", "60 to 100", "killed or crashed", "node1, node2", "2026-03-04 10:15:00 UTC",
-        "1.5 s, 0.25 s", "dropped", "One life of the run ended without a word",
+        "1.5 s, 0.25 s", "dropped", "One attempt of the run ended without a word",
     ):  # fmt: skip
         assert words in page.text, words
     assert "resumed 2" in page.text
     raw = (run / "report.html").read_text()
-    assert raw.count('class="life ') == 3
+    assert raw.count('class="attempt ') == 3
     assert '<path class="resumed" d="M' in raw
 
 
-def test_a_diary_closes_the_life_that_was_killed(tmp_path: Path) -> None:
-    Diary(tmp_path, writes=False).started(0, {}, {})
+def test_the_next_attempt_logs_the_end_of_one_that_was_killed(tmp_path: Path) -> None:
+    AttemptLog(tmp_path, writes=False).started(0, {}, {})
     assert list(tmp_path.iterdir()) == []
-    diary = Diary(tmp_path, writes=True)
+    diary = AttemptLog(tmp_path, writes=True)
     diary.started(0, {"ranks": 2, "hosts": ["a"], "device": "CPU"}, {})
     diary.saved(10, 1.0, 0.1, 99)
-    with (tmp_path / LIVES).open("a") as file:
+    with (tmp_path / ATTEMPTS).open("a") as file:
         file.write('{"event": "sav')  # the kill
-    assert read_lives(tmp_path)[0].ended is None
+    assert read_attempts(tmp_path)[0].ended is None
     before = {"step": 17, "seconds": 90.0, SPENT: 95.0}
-    assert read_lives(tmp_path, before)[0].spent == 95
-    Diary(tmp_path, writes=True).started(10, {"ranks": 1, "seconds": 60.0}, before)
-    first, second = read_lives(tmp_path)
-    assert (first.spent, second.spent, read_lives(tmp_path, {SPENT: 4})[1].spent) == (95, 0, 4)
+    assert read_attempts(tmp_path, before)[0].spent == 95
+    AttemptLog(tmp_path, writes=True).started(10, {"ranks": 1, "seconds": 60.0}, before)
+    first, second = read_attempts(tmp_path)
+    assert (first.spent, second.spent, read_attempts(tmp_path, {SPENT: 4})[1].spent) == (95, 0, 4)
     assert (first.status, first.last, first.saves[0].bytes) == (LOST, 17, 99)
     assert first.ended == first.started + timedelta(seconds=90)
     assert (second.first, second.ended, second.ranks, second.seconds) == (10, None, 1, 60.0)
-    (tmp_path / LIVES).unlink()
-    (tmp_path / LIVES).mkdir()  # cannot be written: the run goes on
+    (tmp_path / ATTEMPTS).unlink()
+    (tmp_path / ATTEMPTS).mkdir()  # cannot be written: the run goes on
     diary.ended(3, {"status": "failed", SPENT: 1.0})
-    assert read_lives(tmp_path) == []
+    assert read_attempts(tmp_path) == []
 
 
 def test_phases_skipped_batches_and_resumptions_are_marked(tmp_path: Path) -> None:
     phases = [{"name": "short", "first": 0, "last": 60}, {"name": "long", "first": 60, "last": 100}]
     run = make_run(tmp_path / "run", summary={**SUMMARY, "phases": phases, "phase": "long"})
-    write_lives(run, THREE_LIVES)
+    write_attempts(run, THREE_ATTEMPTS)
     (run / "events.jsonl").write_text(json.dumps(SKIPPED) + "\ntorn")
     page = page_of(run)
     raw = (run / "report.html").read_text()
@@ -248,10 +248,10 @@ def test_a_run_that_goes_on_says_how_long_it_will(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "status": "running"}))
     assert "About 50 min left at the newest pace." in page.text
     assert "50 of 100 steps" in page.text
-    write_lives(tmp_path / "run", THREE_LIVES[:2])
+    write_attempts(tmp_path / "run", THREE_ATTEMPTS[:2])
     summary = {**SUMMARY, "status": "running", "seconds": 90.0}
     page = page_of(make_run(tmp_path / "run", lines=lines, summary=summary))
-    assert "Last sign of life 2026-03-04 10:16:30 UTC" in page.text
+    assert "Last activity 2026-03-04 10:16:30 UTC" in page.text
     assert "goes on" in page.text
     assert "left at the newest pace" not in page_of(make_run(tmp_path / "done")).text
 
@@ -284,8 +284,8 @@ def test_any_run_has_a_page(tmp_path: Path, kind: str) -> None:
         }
     run = make_run(tmp_path / "run", lines=lines, summary=summary)
     (run / "events.jsonl").write_text('{"event": null}\n[]\n{"step": []}\n')
-    (run / "run.json").write_text('{"lives": "many", "identity": 3}')
-    write_lives(
+    (run / "run.json").write_text('{"attempts": "many", "identity": 3}')
+    write_attempts(
         run, [{"event": "ended", "step": 1, "status": 2}, {"event": "started", "step": "x"}, {"event": []}]
     )
     page = page_of(run)
@@ -307,7 +307,7 @@ def test_hostile_strings_stay_text_everywhere(tmp_path: Path) -> None:
                "hosts": [HOSTILE], "error": HOSTILE, "status": "failed",
                "command": f"maskmill train {HOSTILE}"}  # fmt: skip
     run = make_run(tmp_path / "run", lines=lines, summary=summary)
-    write_lives(run, [{"event": "started", "step": 0, "hosts": [HOSTILE], "device": HOSTILE},
+    write_attempts(run, [{"event": "started", "step": 0, "hosts": [HOSTILE], "device": HOSTILE},
                       {"event": "ended", "step": 9, "status": HOSTILE, "error": HOSTILE}])  # fmt: skip
     (run / "events.jsonl").write_text(
         json.dumps({"event": HOSTILE, "text": HOSTILE, "at": HOSTILE, "step": 3})
@@ -349,7 +349,7 @@ def test_an_objectives_own_metrics_get_pictures(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_shown_with_its_loss_at_mask(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    write_lives(run, [*THREE_LIVES[:1], {**THREE_LIVES[1], "step": 100}])
+    write_attempts(run, [*THREE_ATTEMPTS[:1], {**THREE_ATTEMPTS[1], "step": 100}])
     table = page_of(run).text.split("held-out loss at [MASK]now")[1]
     assert table.startswith("1002.0 MB1.5 s, 0.25 s6.120dropped")
 
@@ -358,7 +358,7 @@ def test_how_to_run_it_again_has_commands_hashes_and_conditions(tmp_path: Path) 
     lines = [train_line(1), OLD_EVALUATION]
     run = make_run(tmp_path / "run", lines=lines, config=CONFIG)
     (run / "run.json").write_text(
-        json.dumps({"lives": 1, "identity": {"data": "abc123", "vocabulary": "def456"}})
+        json.dumps({"attempts": 1, "identity": {"data": "abc123", "vocabulary": "def456"}})
     )
     folder = run / "checkpoints" / "step-00000100"
     folder.mkdir(parents=True)

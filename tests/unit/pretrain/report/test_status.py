@@ -45,11 +45,11 @@ class Folder:
         return path
 
     def run(
-        self, status: str = "running", ago: float = 1.0, began: float = 1000.0, lives: int = 1, **more: Any
+        self, status: str = "running", ago: float = 1.0, began: float = 1000.0, attempts: int = 1, **more: Any
     ) -> None:
         """Twenty steps of a hundred, one every two seconds."""
         evaluated = more.pop("evaluated", {})
-        identity = {"identity": {}, "lives": lives, "id": "x"}
+        identity = {"identity": {}, "attempts": attempts, "id": "x"}
         self.write("run.json", json.dumps(identity), began)
         lines = [
             {
@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_figures_of_a_run_that_is_going_on(folder: Folder) -> None:
-    folder.run(lives=3)
+    folder.run(attempts=3)
     folder.heartbeat(ago=2, step=23)
     folder.write("checkpoints/step-00000010/checkpoint.json", "{}", ago=60)
     folder.write("checkpoints/step-00000020.0badf00d.partial/checkpoint.json", "{}")
@@ -93,7 +93,7 @@ def test_figures_of_a_run_that_is_going_on(folder: Folder) -> None:
     folder.write("events.jsonl", json.dumps(event) + '\n{"event": "ski')
     status = folder.status()
     assert status.health == RUNNING
-    assert (status.step, status.steps, status.lives) == (23, 100, 3), "the heartbeat is ahead of the log"
+    assert (status.step, status.steps, status.attempts) == (23, 100, 3), "the heartbeat is ahead of the log"
     assert (status.loss, status.held_out_loss) == (7.0, 8.25)
     assert status.step_seconds == pytest.approx(2.0)
     assert status.seconds_left == pytest.approx(77 * 2.0)
@@ -222,14 +222,14 @@ def test_gaps_between_lines_weigh_as_their_steps(folder: Folder) -> None:
 
 
 def test_a_crash_tells_the_last_line_of_its_error(folder: Folder) -> None:
-    folder.run(ago=200, lives=2)
+    folder.run(ago=200, attempts=2)
     folder.heartbeat(ago=200)
     folder.write("logs/rank-0.log", "step 3\nmaskmill: WARNING: no room\nall is well\n", ago=190)
     folder.write(
         "logs/rank-1.log", "Traceback:\n  x\ntorch.OutOfMemoryError: CUDA out of memory\nbye\n", ago=199
     )
     folder.write("logs/rank-2.log", "RuntimeError: connection closed by peer\n", ago=195)
-    folder.write("logs/rank-3.log", "ValueError: of a life long ago\n", ago=9000)
+    folder.write("logs/rank-3.log", "ValueError: of an attempt long ago\n", ago=9000)
     status = folder.status()
     assert (status.health, status.error) == (CRASHED, "torch.OutOfMemoryError: CUDA out of memory")
     assert status.log.endswith("rank-1.log"), "the first one that ended is the cause"
@@ -242,12 +242,12 @@ def test_a_crash_tells_the_last_line_of_its_error(folder: Folder) -> None:
 
 def test_between_start_and_first_step(folder: Folder) -> None:
     assert folder.status().health == NOT_STARTED
-    folder.run("stopped", ago=900, began=20, lives=2)  # this life has not written anything yet
+    folder.run("stopped", ago=900, began=20, attempts=2)  # this attempt has not written anything yet
     folder.heartbeat(ago=900)
     assert folder.status().health == STARTING
     folder.write("logs/rank-0.log", "maskmill: runs/x: no room for checkpoints\n", ago=10)
     assert folder.status().health == STARTING, "the others are being ended"
-    folder.run("stopped", ago=900, began=50, lives=2)
+    folder.run("stopped", ago=900, began=50, attempts=2)
     folder.write("logs/rank-0.log", "maskmill: runs/x: no room for checkpoints\n", ago=49)
     assert (folder.status().health, folder.status().error) == (
         CRASHED,
@@ -333,7 +333,7 @@ def test_a_real_run(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None
     assert read_heartbeat(tmp_path / "run")["step"] == 2
     maskmill("train", "demo", *run)
     found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
-    assert (found["health"], found["step"], found["lives"]) == (FINISHED, 4, 2)
+    assert (found["health"], found["step"], found["attempts"]) == (FINISHED, 4, 2)
     assert found["checkpoint"] == "step-00000004"
 
 

@@ -1,4 +1,4 @@
-"""The history of a run is written once, whatever the number of its lives."""
+"""The history of a run is written once, whatever the number of its attempts."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
-"""Lives of runs, by world size and settings, in; the global batches that each rank saw in each, out.
+"""Run attempts of runs at given world sizes and settings, and record the global batches that each rank saw.
 
-Real processes call the real training, one life after the other, so that torch and DeepSpeed are imported once.
+Real processes call the real training, one attempt after the other, so that torch and DeepSpeed are imported once.
 """
 
 import inspect
@@ -18,13 +18,13 @@ from ranks import run
 
 
 @dataclass(frozen=True)
-class Life:
+class Attempt:
     """One start of `maskmill train demo` on so many ranks."""
 
     ranks: int
     settings: list[str]
     copy_of: str = ""
-    """A run folder whose copy this life goes on with."""
+    """A run folder whose copy this attempt goes on with."""
     fp16: bool = False
     """Half precision on a CPU, which settings refuse as slow. The loss scale starts at 2**22, which overflows, and
     grows after every second step, so that it moves in a short run."""
@@ -32,7 +32,7 @@ class Life:
 
 @dataclass
 class Seen:
-    """What the ranks of a life saw and said."""
+    """What the ranks of an attempt saw and said."""
 
     batches: dict[int, int] = field(default_factory=dict)
     """Global batch -> a digest of its examples and masks that does not depend on how it was shared out."""
@@ -41,15 +41,15 @@ class Seen:
     seconds: float = 0.0
 
 
-def live(lives: list[Life], timeout: float = 900) -> list[Seen]:
-    """Lives them one after the other. Raises RankFailed with the traceback of a rank that did not come through."""
+def run_attempts(attempts: list[Attempt], timeout: float = 900) -> list[Seen]:
+    """Run them one after the other. Raises RankFailed with the traceback of a rank that did not come through."""
     from torch.distributed import TCPStore
 
-    most = max(life.ranks for life in lives)
-    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in lives]
-    by_rank = run(_live_all, most, lives, [store.port for store in stores], timeout=timeout)
+    most = max(attempt.ranks for attempt in attempts)
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in attempts]
+    by_rank = run(_run_all, most, attempts, [store.port for store in stores], timeout=timeout)
     seen = []
-    for number in range(len(lives)):
+    for number in range(len(attempts)):
         one = Seen(output=by_rank[0][number][1], seconds=by_rank[0][number][2])
         for rank in by_rank:
             for batch, digest in rank[number][0].items():
@@ -58,7 +58,7 @@ def live(lives: list[Life], timeout: float = 900) -> list[Seen]:
     return seen
 
 
-def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int], str, float]]:
+def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, int], str, float]]:
     from deepspeed.accelerator import get_accelerator
     from rich.console import Console
 
@@ -83,17 +83,17 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
             yield share, counts
 
     train.agreed, engine.deepspeed_settings = watched, restless
-    for life, port in zip(lives, ports, strict=True):
+    for attempt, port in zip(attempts, ports, strict=True):
         seen, output, started = {}, io.StringIO(), time.perf_counter()
-        if rank < life.ranks:
-            size = str(life.ranks)
+        if rank < attempt.ranks:
+            size = str(attempt.ranks)
             os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MASTER_PORT=str(port))
-            config = load_config("demo", life.settings)
-            if life.copy_of and rank == 0:
-                shutil.copytree(life.copy_of, config.run.dir)
+            config = load_config("demo", attempt.settings)
+            if attempt.copy_of and rank == 0:
+                shutil.copytree(attempt.copy_of, config.run.dir)
             _as_if_started()
-            get_accelerator().is_fp16_supported = lambda life=life: life.fp16
-            check_run._precision = (lambda config: "fp16") if life.fp16 else precision
+            get_accelerator().is_fp16_supported = lambda attempt=attempt: attempt.fp16
+            check_run._precision = (lambda config: "fp16") if attempt.fp16 else precision
             try:
                 train.train(config, Console(file=output, width=500), "maskmill train demo")
             except SystemExit as error:
@@ -103,8 +103,8 @@ def _live_all(lives: list[Life], ports: list[int]) -> list[tuple[dict[int, int],
 
 
 def _as_if_started() -> None:
-    """Undoes what DeepSpeed leaves in a process, for ranks that skipped a life must agree with the others again: its
-    numbers of modules and parameters, and stage 3's linear layer, under which gradients are ready in another order
+    """Undoes what DeepSpeed leaves in a process, for ranks that skipped an attempt must agree with the others again:
+    its numbers of modules and parameters, and stage 3's linear layer, under which gradients are ready in another order
     (stage 2 reduces them in that order, and does not look whose they are)."""
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
     from deepspeed.runtime.zero.partition_parameters import Init, InsertPostInitMethodToModuleSubClasses
