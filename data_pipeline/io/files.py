@@ -1,6 +1,7 @@
 """Read bytes from paths and fsspec URIs, and write files that appear under their name only when whole."""
 
 import errno
+import hashlib
 import os
 import secrets
 import shutil
@@ -45,6 +46,12 @@ def read_bytes(path: str) -> bytes:
         raise FileNotFoundError(path) from None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a local file's bytes, as 64 hexadecimal digits. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def exists(path: str) -> bool:

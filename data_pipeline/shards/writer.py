@@ -260,17 +260,13 @@ def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
 def _sha256(path: str) -> tuple[str, int]:
     """Of the file's bytes, with their number; empty where there is no file. Raises UserError where it is there but
     cannot be read."""
-    digest, size = hashlib.sha256(), 0
     try:
         with open_as_it_is(path) as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-                size += len(chunk)
+            return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
     except FileNotFoundError:
         return "", 0
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=path) from error
-    return digest.hexdigest(), size
 
 
 def _checksum(data: bytes | memoryview) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import filesystem, patiently, reading
-from data_pipeline.io.files import exists, is_uri, join, read_bytes
+from data_pipeline.io.files import exists, file_sha256, is_uri, join, read_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import source_files
 from data_pipeline.sources.source_file import SourceFile
@@ -78,8 +78,7 @@ def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
             return ""
         digest = hashlib.sha256()
         for file in files:
-            with open(file.uri, "rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+            digest.update(bytes.fromhex(file_sha256(file.uri)))
     except (UserError, OSError):
         return ""
     return digest.hexdigest()

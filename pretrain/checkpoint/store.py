@@ -10,7 +10,6 @@ A folder is filled under a name that no other attempt uses and gets its final na
 without a marker is not a checkpoint. Weights load through safetensors, which runs no code.
 """
 
-import hashlib
 import math
 import re
 import secrets
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import sync, write_whole, writing
+from data_pipeline.io.files import file_sha256, sync, write_whole, writing
 from pretrain.checkpoint.marker import Damaged, Marker, marked, parsed_marker
 
 if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without
@@ -139,7 +138,11 @@ class Checkpoint:
         """Raises Damaged for the first of the files (all) whose size or SHA-256 is not what the marker says."""
         for entry in self.files if files is None else files:
             path = self.folder / entry["file"]
-            if not path.is_file() or path.stat().st_size != entry["bytes"] or _hash(path) != entry["sha256"]:
+            if (
+                not path.is_file()
+                or path.stat().st_size != entry["bytes"]
+                or file_sha256(path) != entry["sha256"]
+            ):
                 raise Damaged(
                     "checkpoint file is missing or its bytes changed",
                     where=path,
@@ -276,8 +279,3 @@ def _alone() -> "World":
     from pretrain.distributed.world import World
 
     return World()
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,6 +13,7 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import file_sha256
 from pretrain.run.folder import EXPORT, RUN
 
 NOTE, CARD = "maskmill.json", "README.md"
@@ -70,7 +71,7 @@ def newest_step(source: Path) -> int:
 def changed(folder: Path, hashes: Mapping[str, str]) -> list[str]:
     """Names of the files that are missing or have other bytes than when they were exported."""
     files = ((name, folder / Path(name).name) for name in hashes)
-    return [name for name, file in files if not file.is_file() or _sha256(file) != hashes[name]]
+    return [name for name, file in files if not file.is_file() or file_sha256(file) != hashes[name]]
 
 
 def gather(folder: Path, repo: str) -> Upload:
@@ -116,8 +117,3 @@ def _note(folder: Path) -> dict[str, Any]:
     if not holds or not all(holds):
         raise UserError("has no proof of equal logits", where=path, remedy="export again")
     return dict(note)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,5 @@
 """Export weights to a folder that transformers loads, and only if it computes the same."""
 
-import hashlib
 import os
 import re
 import secrets
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import writing
+from data_pipeline.io.files import file_sha256, writing
 from data_pipeline.records import Examples
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
@@ -101,7 +100,7 @@ def write_weights(model: Model, folder: Path) -> None:
 def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
     """Writes maskmill.json: the SHA-256 of every other file, which `maskmill inspect` and `maskmill push` verify, the
     proof that was passed, and the step of the run."""
-    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    hashes = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     proof = {head: asdict(found) for head, found in parity.items()}
     note = {"maskmill": version("maskmill"), "proof": proof, "sha256": hashes, "step": step}
     (folder / NOTE).write_bytes(canonical_json(note, indent=1))
