@@ -1,7 +1,7 @@
 """Define the record types that the stages of the data pipeline exchange; nothing else passes between them.
 
 Columns instead of objects: one ragged array holds thousands of examples, so that the stages after
-tokenization are arithmetic over flat arrays.
+tokenization are arithmetic over flat arrays. Compiled code, and numba with it, is imported only where it is called.
 
     Document -> Sentences -> Corpus (token ids) -> Segments (pairs or streams) -> Examples (masked)
 """
@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.intrinsics import copy_run
-from data_pipeline.compiled.jit import jit
 from data_pipeline.io.npy import offsets_of
+
+NO_LABEL = -1
+"""Label of an example that has no second segment to judge."""
 
 ShowProgress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""
@@ -107,6 +108,8 @@ class Examples:
 
     def take(self, order: NDArray[np.integer]) -> "Examples":
         """The examples numbered by `order`, in that order."""
+        from data_pipeline.compiled.ragged import take_ragged
+
         tokens, offsets = take_ragged(order, self.offsets, self.tokens)
         positions, masked_offsets = take_ragged(order, self.masked_offsets, self.masked_positions)
         ids, _ = take_ragged(order, self.masked_offsets, self.masked_ids)
@@ -120,33 +123,6 @@ class Examples:
         )
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def take_ragged(
-    order: NDArray[np.integer], offsets: NDArray[np.int64], flat: NDArray
-) -> tuple[NDArray, NDArray[np.int64]]:
-    """Rows `order` of a ragged array (flat, offsets), as a new (flat, offsets). Raises IndexError for rows that do
-    not lie within `flat`."""
-    starts, stops = offsets[:-1][order], offsets[1:][order]
-    if len(order) and (starts.min() < 0 or stops.max() > len(flat) or (stops < starts).any()):
-        raise IndexError(f"a row lies outside of the {len(flat)} entries")
-    new_offsets = offsets_of(stops - starts)
-    taken = np.empty(new_offsets[-1], flat.dtype)
-    _copy_rows(read_only(starts), read_only(new_offsets), read_only(flat), taken)
-    return taken, new_offsets
-
-
-@jit
-def _copy_rows(starts, new_offsets, flat, taken):
-    for i in range(len(starts)):
-        copy_run(taken, new_offsets[i], flat, starts[i], starts[i] + new_offsets[i + 1] - new_offsets[i])
-
-
-def read_only(array: NDArray) -> NDArray:
-    """A read-only view, also of a memory map: compiled code then meets one type of array, not four."""
-    view = np.ascontiguousarray(array).view(np.ndarray)
-    view.flags.writeable = False
-    return view
 
 
 def concatenate(parts: list[Examples]) -> Examples:

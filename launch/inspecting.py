@@ -10,7 +10,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import is_uri
 from data_pipeline.shards.index import INDEX, Index
 from data_pipeline.shards.inspect.scan import lint
-from data_pipeline.shards.inspect.show_examples import label_names, printed_examples
+from data_pipeline.shards.inspect.show_examples import printed_examples
 from data_pipeline.shards.inspect.text import report
 from launch.app import errors, no_such_folder
 from launch.progress import late_stages, waiting
@@ -60,7 +60,7 @@ def _inspect_shards(
     if as_json:
         print(json.dumps(facts, indent=1, sort_keys=True))
         return
-    lines = [f"shards {index.folder}", "", report(facts, label_names(index))]
+    lines = [f"shards {index.folder}", "", report(facts)]
     if index.train.examples:
         lines += ["", *printed_examples(index, index.train.name, "1", as_json=False)]
     console.print(escape("\n".join(lines)), soft_wrap=True)

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.jit import allocating, jit
 from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below
 from data_pipeline.compiled.philox import FACTORIZATION, start
+from data_pipeline.compiled.ragged import read_only
 from data_pipeline.loader.packing import example_keys
 from data_pipeline.masking.spans import draw_length, harmonic
-from data_pipeline.records import read_only
 
 
 class OrderRule(NamedTuple):

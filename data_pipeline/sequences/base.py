@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS
+from data_pipeline.compiled.ragged import read_only
 from data_pipeline.errors import UserError
 from data_pipeline.io.mmap import release
 from data_pipeline.masking.masker import Masker
-from data_pipeline.records import Corpus, Examples, Segments, read_only
+from data_pipeline.records import Corpus, Examples, Segments
 from data_pipeline.sequences.kernels import AT_START, DOCUMENT
 from data_pipeline.sequences.random_reads import is_large, opened
 from data_pipeline.settings import DataSettings
@@ -50,8 +51,6 @@ class SegmentRecipe:
 
     parts: ClassVar[int]
     """Segments of a sequence."""
-    draws_donors: ClassVar[bool] = False
-    """Whether a second segment may come from another document, so that there has to be one."""
 
     def __post_init__(self) -> None:
         least, most = self.specials + 2, np.iinfo(np.uint16).max

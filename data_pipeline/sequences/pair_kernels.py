@@ -9,6 +9,7 @@ import numpy as np
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below, unit
 from data_pipeline.compiled.splitmix import derive_key
+from data_pipeline.records import NO_LABEL
 from data_pipeline.sequences.kernels import (
     DOCUMENT,
     ORDINAL,
@@ -20,7 +21,6 @@ from data_pipeline.sequences.kernels import (
     write_stream,
 )
 from data_pipeline.sequences.random_reads import sentence_start
-from data_pipeline.shards.schema import NO_LABEL
 
 DONOR_TRIES = 10
 """Draws of a donor document before Google's script lets a document be its own donor."""

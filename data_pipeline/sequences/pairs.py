@@ -24,7 +24,6 @@ class NextSentencePairs(SegmentRecipe):
     """
 
     parts: ClassVar[int] = 2
-    draws_donors: ClassVar[bool] = True
     kind: ClassVar[int] = SEGMENT_PAIR
 
     def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:

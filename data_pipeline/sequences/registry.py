@@ -1,26 +1,83 @@
-"""Register the sequence builders by the name of the sequences they make; one line registers one."""
+"""Register the sequence builders by the name of the sequences they make; one line registers one.
+
+Nothing here imports numba: who only asks which sequences there are, and what their labels mean, need not wait for it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.sequences.base import SegmentRecipe
-from data_pipeline.sequences.pairs import NextSentencePairs, OrderedPairs, SentencePairs
-from data_pipeline.sequences.single import FullSentences, SingleStreams
-from data_pipeline.settings import DataSettings
-from data_pipeline.vocabulary.files import Vocabulary
 
-RECIPES: dict[str, type[SegmentRecipe]] = {
-    "segment_pair": NextSentencePairs,
-    "sentence_pair": SentencePairs,
-    "sentence_order": OrderedPairs,
-    "doc_sentences": SingleStreams,
-    "full_sentences": FullSentences,
+if TYPE_CHECKING:
+    from data_pipeline.sequences.base import SegmentRecipe
+    from data_pipeline.settings import DataSettings
+    from data_pipeline.vocabulary.files import Vocabulary
+
+
+class PairTask(NamedTuple):
+    """What there is to judge about a pair of segments. Label n of an example is labels[n]; -1: it has none."""
+
+    name: str
+    """Of its term in the loss, and the first word of its metrics."""
+    labels: tuple[str, ...]
+    meanings: tuple[str, ...]
+    """Of each label, for people."""
+    random_next: bool
+    """Whether a second segment may come from another document, so that there has to be one."""
+
+
+NEXT_SENTENCE = PairTask(
+    "nsp", ("is_next", "not_next"), ("B follows A", "B is from another document"), random_next=True
+)
+SENTENCE_ORDER = PairTask(
+    "sop", ("in_order", "swapped"), ("A and B in their order", "A and B swapped"), random_next=False
+)
+
+
+class Registered(NamedTuple):
+    """What is known of a sequence builder before its module, and numba with it, is imported."""
+
+    place: str
+    """module:class"""
+    pair_task: PairTask | None = None
+    """None: single sequences, without a label."""
+
+
+SEQUENCES = {
+    "segment_pair": Registered("data_pipeline.sequences.pairs:NextSentencePairs", NEXT_SENTENCE),
+    "sentence_pair": Registered("data_pipeline.sequences.pairs:SentencePairs", NEXT_SENTENCE),
+    "sentence_order": Registered("data_pipeline.sequences.pairs:OrderedPairs", SENTENCE_ORDER),
+    "doc_sentences": Registered("data_pipeline.sequences.single:SingleStreams"),
+    "full_sentences": Registered("data_pipeline.sequences.single:FullSentences"),
 }
-"""Name in `data.sequences` -> recipe."""
+"""Value of `data.sequences` -> sequence builder."""
+
+PAIRS = tuple(name for name, builder in SEQUENCES.items() if builder.pair_task)
+SINGLES = tuple(name for name, builder in SEQUENCES.items() if not builder.pair_task)
 
 
-def recipe_of(settings: DataSettings, vocabulary: Vocabulary) -> SegmentRecipe:
-    """The data recipe of these settings. Raises UserError for an unknown name, or a setting out of its range."""
-    if settings.sequences not in RECIPES:
-        raise UserError(
-            f"unknown {settings.sequences!r}", where="data.sequences", expected=" or ".join(RECIPES)
-        )
-    return RECIPES[settings.sequences].from_settings(settings, vocabulary)
+def pair_task(sequences: object) -> PairTask | None:
+    """The pair task of the sequences of this name; None for single sequences, and for an unknown name, as an
+    index.json of another writer may have."""
+    builder = SEQUENCES.get(sequences) if isinstance(sequences, str) else None
+    return builder.pair_task if builder else None
+
+
+def label_names(sequences: object) -> tuple[str, ...]:
+    """The names of the labels 0, 1, ... of these sequences; where nothing is known of them, the numbers 0 and 1."""
+    task = pair_task(sequences)
+    return task.labels if task else ("0", "1")
+
+
+def load(name: str) -> "type[SegmentRecipe]":
+    """The builder of the sequences of this name; its module is imported only now. Raises UserError for an unknown
+    name."""
+    if name not in SEQUENCES:
+        raise UserError(f"unknown {name!r}", where="data.sequences", expected=" or ".join(SEQUENCES))
+    module, _, attribute = SEQUENCES[name].place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def builder_of(settings: "DataSettings", vocabulary: "Vocabulary") -> "SegmentRecipe":
+    """The sequence builder of these settings. Raises UserError for an unknown name, or a setting out of its range."""
+    return load(settings.sequences).from_settings(settings, vocabulary)

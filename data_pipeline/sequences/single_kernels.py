@@ -6,6 +6,7 @@ from data_pipeline.compiled.intrinsics import copy_run
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.philox import SEGMENTS, start
 from data_pipeline.compiled.splitmix import derive_key
+from data_pipeline.records import NO_LABEL
 from data_pipeline.sequences.kernels import (
     AT_START,
     DOCUMENT,
@@ -19,7 +20,6 @@ from data_pipeline.sequences.kernels import (
     go_on,
     write_stream,
 )
-from data_pipeline.shards.schema import NO_LABEL
 
 
 @jit

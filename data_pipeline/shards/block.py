@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.jit import jit
-from data_pipeline.records import Examples
+from data_pipeline.records import NO_LABEL, Examples
 
 TAR_BLOCK = 512
 TAR_END = bytes(2 * TAR_BLOCK)
@@ -66,9 +66,9 @@ def decode_block(number: int, data: NDArray[np.uint8]) -> Examples:
     return Examples(**columns)
 
 
-def check_examples(examples: Examples, vocabulary_size: int, longest: int) -> None:
+def check_examples(examples: Examples, vocabulary_size: int, longest: int, labels: int = 2) -> None:
     """Raises BlockError unless every offset, position and id lies within what it points into, every label is
-    -1, 0 or 1, and no example is empty or longer than `longest` tokens."""
+    -1 or below `labels`, and no example is empty or longer than `longest` tokens."""
     rows = len(examples.labels)
     for name in ("offsets", "masked_offsets", "first_lengths"):
         expected = rows if name == "first_lengths" else rows + 1
@@ -78,7 +78,7 @@ def check_examples(examples: Examples, vocabulary_size: int, longest: int) -> No
         raise BlockError("masked_ids and masked_positions differ in length")
     if examples.tokens.dtype != examples.masked_ids.dtype:
         raise BlockError("tokens and masked_ids differ in type")
-    fault = _FAULTS[_first_fault(*_columns(examples), vocabulary_size, longest)]
+    fault = _FAULTS[_first_fault(*_columns(examples), vocabulary_size, longest, labels)]
     if fault:
         raise BlockError(fault)
 
@@ -93,7 +93,7 @@ _FAULTS = (
     "an example is empty or longer than the index says",
     "masked_offsets do not run from 0 to the number of masked positions",
     "a first segment is longer than its example",
-    "a label is not -1, 0 or 1",
+    "a label is none of its pair task's",
     "masked positions are not ascending within their example",
     "a token id is beyond the vocabulary",
 )
@@ -101,7 +101,7 @@ _FAULTS = (
 
 @jit
 def _first_fault(
-    tokens, offsets, first_lengths, labels, masked_positions, masked_ids, masked_offsets, size, longest
+    tokens, offsets, first_lengths, labels, masked_positions, masked_ids, masked_offsets, size, longest, kinds
 ):
     """The number in _FAULTS of the first thing wrong, 0 for nothing."""
     rows = len(labels)
@@ -118,7 +118,7 @@ def _first_fault(
             return 3
         if first_lengths[i] > length:
             return 4
-        if labels[i] < -1 or labels[i] > 1:
+        if labels[i] < NO_LABEL or labels[i] >= kinds:
             return 5
         last = np.int64(-1)
         for m in range(masked_offsets[i], masked_offsets[i + 1]):

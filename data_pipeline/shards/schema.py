@@ -26,8 +26,6 @@ LONGEST = 2**16 - 1
 """Tokens of an example: positions are stored in 16 bits."""
 LARGEST_VOCABULARY = 2**24
 """Entries; a reader may hold a count of each."""
-NO_LABEL = -1
-"""Label of an example of a single stream, which has no second segment to judge."""
 
 
 class ShardEntry(NamedTuple):

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.compiled import philox
 from data_pipeline.records import Examples, Segments
+from data_pipeline.sequences.registry import pair_task
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.padding_cost import packed_rows, padded_tokens
 from data_pipeline.sources.source_weights import language_numbers
@@ -20,7 +21,7 @@ def shard_statistics(
     examples: Examples, originals: NDArray[np.unsignedinteger], settings: DataSettings, mask_id: int
 ) -> dict[str, Any]:
     """Counts of some examples. `originals`: the tokens before masking, in the same places as examples.tokens."""
-    lengths = examples.lengths
+    lengths, task = examples.lengths, pair_task(settings.sequences)
     width = settings.sequence_length / BINS
     histogram = np.bincount(np.minimum((lengths - 1) // width, BINS - 1).astype(int), minlength=BINS)
     rows = np.repeat(examples.offsets[:-1], np.diff(examples.masked_offsets)) + examples.masked_positions
@@ -34,8 +35,10 @@ def shard_statistics(
         "masked_as_mask": masked,
         "masked_as_itself": kept,
         "masked_as_random": len(rows) - masked - kept,
-        "pairs_is_next": int((examples.labels == 0).sum()),
-        "pairs_random": int((examples.labels == 1).sum()),
+        "pair_labels": {
+            name: int((examples.labels == label).sum())
+            for label, name in enumerate(task.labels if task else ())
+        },
         "single_sequences": int((examples.labels < 0).sum()),
         "full_length_examples": int((lengths == settings.sequence_length).sum()),
         "length_histogram": histogram.tolist(),

@@ -22,6 +22,7 @@ from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io.decompress import open_as_it_is
 from data_pipeline.io.files import is_uri, read_ranges, whole_file, write_whole
 from data_pipeline.records import Examples
+from data_pipeline.sequences.registry import label_names
 from data_pipeline.shards.block import TAR_END, BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import TOKENIZER, Index, Split, write_index
 from data_pipeline.shards.schema import LONGEST, BlockTable, ShardEntry, block_table_json
@@ -95,6 +96,7 @@ class BlockReader:
 
     def __init__(self, index: Index, split: Split, skip_damaged: bool = False) -> None:
         self.index, self.split, self._skip = index, split, skip_damaged
+        self._labels = len(label_names(index.settings.get("sequences")))
         self._told: dict[tuple[int, int], str] = {}
         self._untold: list[str] = []
         self._tables: OrderedDict[int, BlockTable] = OrderedDict()
@@ -167,7 +169,7 @@ class BlockReader:
             raise DamagedError("bytes changed since the shard was written", where=where, remedy=_REMEDY)
         try:
             examples = decode_block(block, data)
-            check_examples(examples, self.index.vocabulary.size, entry.max_tokens)
+            check_examples(examples, self.index.vocabulary.size, entry.max_tokens, self._labels)
         except BlockError as error:
             raise DamagedError(
                 f"not a block of examples: {error}", where=where, remedy="prepare the shards again"

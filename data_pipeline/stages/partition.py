@@ -17,7 +17,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.records import Corpus
 from data_pipeline.sequences.pairs import ALONE
-from data_pipeline.sequences.registry import RECIPES
+from data_pipeline.sequences.registry import pair_task
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.sources.source_weights import document_passes, language_numbers, repeats
@@ -143,8 +143,8 @@ def _apart(languages: list[str], settings: DataSettings) -> bool:
 
 
 def _draws_donors(settings: DataSettings) -> bool:
-    recipe = RECIPES.get(settings.sequences)
-    return recipe is not None and recipe.draws_donors
+    task = pair_task(settings.sequences)
+    return task is not None and task.random_next
 
 
 def _rates(documents: _Documents, settings: DataSettings) -> tuple[float, ...]:

@@ -30,7 +30,7 @@ from data_pipeline.io.files import (
 )
 from data_pipeline.io.object_store import object_names, remove_object
 from data_pipeline.sequences.base import SegmentRecipe
-from data_pipeline.sequences.registry import recipe_of
+from data_pipeline.sequences.registry import builder_of
 from data_pipeline.settings import DataSettings, deciding_values, token_values
 from data_pipeline.sources.discover import source_files, units_of
 from data_pipeline.sources.source_file import SourceFile
@@ -123,7 +123,7 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool, 
     """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
     other settings; together with other processes, that is a UserError. So is an `out` that holds anything else.
     Together, the sources are those that the first process found, unless they are to be looked up `afresh`."""
-    recipe = recipe_of(settings, vocabulary)
+    recipe = builder_of(settings, vocabulary)
     if settings.tokens and settings.mode == "exact":
         raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
     work = _work_folder(settings)

@@ -14,7 +14,7 @@ MAJORITY = "held_out_nsp_majority"
 
 def majority_share(held_out: Mapping[str, Any]) -> float | None:
     """Accuracy on the pairs of always the same answer; None without pairs."""
-    counts = [int(held_out.get(name, 0)) for name in ("pairs_is_next", "pairs_random")]
+    counts = [int(count) for count in dict(held_out.get("pair_labels", {})).values()]
     return max(counts) / sum(counts) if sum(counts) else None
 
 

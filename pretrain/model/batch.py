@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline.io.npy import offsets_of
-from data_pipeline.shards.schema import NO_LABEL
+from data_pipeline.records import NO_LABEL
 from pretrain.model.attention import Packing
 
 if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from data_pipeline.shards.schema import NO_LABEL
+from data_pipeline.records import NO_LABEL
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted
 from pretrain.model.cross_entropy import vocabulary_cross_entropy
 from pretrain.model.encoder import Encoder

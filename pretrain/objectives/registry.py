@@ -4,13 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_pipeline.errors import UserError
+from data_pipeline.sequences.registry import PAIRS, SINGLES
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 
 if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
-
-PAIRS = ("segment_pair", "sentence_pair", "sentence_order")
-STREAMS = ("doc_sentences", "full_sentences")
 
 
 class Registered(NamedTuple):
@@ -24,7 +22,7 @@ class Registered(NamedTuple):
 
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS),
-    "mlm": Registered("pretrain.objectives.mlm:Mlm", STREAMS + PAIRS),
+    "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
 }
 """Name in `objective.name` -> objective."""
 

@@ -6,16 +6,16 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.object_store import STORES
 from data_pipeline.io.redact import redact, redact_settings
-from data_pipeline.masking.mask_budget import MaskBudget
+from data_pipeline.sequences.registry import SEQUENCES
 from data_pipeline.settings import MASKINGS, mask_stages
 from pretrain.config.settings import RunConfig
-from pretrain.objectives.registry import OBJECTIVES, PAIRS, STREAMS, registered
+from pretrain.objectives.registry import OBJECTIVES, registered
 
 CHOICES = {
     "data.documents": ("blank_line", "file"),
     "data.sentences": ("split", "lines"),
     "data.duplicates": ("keep", "documents", "paragraphs", "both"),
-    "data.sequences": (*PAIRS, *STREAMS),
+    "data.sequences": tuple(SEQUENCES),
     "data.masking": MASKINGS,
     "data.order": ("shuffled", "sequential"),
     "data.mode": ("fast", "exact"),
@@ -124,6 +124,8 @@ def check(config: RunConfig) -> None:
 
         language_numbers(config.data)
         source_weights(config.data)
+    from data_pipeline.masking.mask_budget import MaskBudget  # numpy, which completion need not wait for
+
     mask_stages(config.data)
     MaskBudget.of(config.data)
     for holds, line in _contradictions(config):

@@ -79,9 +79,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
     try:
         values = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
         counts = dict(dict(values.get("data", {})).get("held_out", {}))
-        wrong = wrong_figure(values) or ", ".join(
-            name for name in _COUNTS if not is_number(counts.get(name, 0))
-        )
+        counts = {"examples": counts.get("examples", 0), **dict(counts.get("pair_labels", {}))}
+        wrong = wrong_figure(values) or ", ".join(n for n, count in counts.items() if not is_number(count))
         values = {name: value for name, value in values.items() if value is not None}
         for phase in values.get("phases", []):
             str(phase["name"])
@@ -93,7 +92,6 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return values
 
 
-_COUNTS = ("examples", "pairs_is_next", "pairs_random")
 _PHASE = ("last", "global_batch", "sequence_length", "lr")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from data_pipeline import prepare
 from data_pipeline.compiled import philox
 from data_pipeline.records import Examples, Sentences
-from data_pipeline.sequences.registry import RECIPES
+from data_pipeline.sequences.registry import load
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
@@ -95,8 +95,8 @@ def stage_seconds(work: Work, small: Path, folder: Path) -> dict[str, float]:
     clock.watch("given sentences", tasks, "split")
     clock.watch("tokenization", tasks, "tokenize")
     clock.watch("gathering", tasks, "save_sorted", "plan", "find", "merge")
-    clock.watch("pairs", RECIPES[SEQUENCES], "pieces")
-    clock.watch("masks", RECIPES[SEQUENCES], "corrupt")
+    clock.watch("pairs", load(SEQUENCES), "pieces")
+    clock.watch("masks", load(SEQUENCES), "corrupt")
     clock.watch("shuffling", tasks, "concatenate")
     clock.watch("shuffling", philox, "permutation")
     clock.watch("shuffling", Examples, "take")

@@ -369,7 +369,8 @@ def run_folders(folder: Path) -> Case:
         "run.json": json.dumps({"identity": {"optim.lr": 0.01}, "id": "abc", "attempts": 2}).encode(),
         "summary.json": json.dumps({
             **lines[-2], **lines[-1], "status": "stopped", "steps": 10, "ranks": 2, "device": "cpu", "seconds": 21.0,
-            "held_out_nsp_accuracy": 0.7, "data": {"held_out": {"examples": 9, "pairs_is_next": 5, "pairs_random": 4}},
+            "held_out_nsp_accuracy": 0.7,
+            "data": {"held_out": {"examples": 9, "pair_labels": {"is_next": 5, "not_next": 4}}},
             "phases": [{"name": "a", "last": 10, "global_batch": 8, "sequence_length": 32, "lr": 0.1}],
         }).encode(),
         "config.yaml": json.dumps({"train": {"steps": 10}, "optim": {"lr": 0.01}, "run": {"dir": str(run)}}).encode(),

@@ -77,7 +77,7 @@ def test_inspect_tells_what_is_in_shards(tiny: list[str], maskmill: Maskmill) ->
     facts = described(maskmill, shards)
     counts, split = facts["statistics"]["train"], facts["splits"]["train"]
     assert counts["examples"] == split["examples"] == sum(counts["length_histogram"])
-    assert counts["pairs_is_next"] + counts["pairs_random"] == counts["examples"]
+    assert sum(counts["pair_labels"].values()) == counts["examples"]
     assert (
         counts["masked_as_mask"] + counts["masked_as_random"] + counts["masked_as_itself"] == counts["masked"]
     )

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any
 
+from data_pipeline.sequences.registry import pair_task
+
 SHORT = 0.3
 """Examples are short if they fill less than this share of the sequence length on average."""
 UNKNOWN = 0.01
@@ -76,26 +78,26 @@ def _plan(facts: Facts) -> Iterator[Finding]:
 
 def _labels(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
     labels = split["labels"]
-    counts = sorted((labels["is_next"], labels["random"]))
+    task = pair_task(facts["settings"].get("sequences"))
+    remedy = "check data.documents and data.sentences: documents of one sentence give random pairs only"
+    if task and not task.random_next:
+        remedy = "the shards are not what their settings say: prepare them again"
+    *counts, none = labels.values()
+    commonest = max(labels, key=lambda name: labels[name] if name != "none" else -1)
     pairs = sum(counts)
     if pairs and not split["second_segments"] and facts["settings"].get("segment_ids") is not False:
         yield (
             f"all segment ids are equal: {pairs:,} examples have a label, none has a second segment",
             "prepare with data.sequences=segment_pair and data.segment_ids=true, or train with objective.name=mlm",
         )
-    if pairs >= JUDGED and not counts[0]:
+    if pairs >= JUDGED and max(counts) == pairs:
+        yield f"all pairs have one label ({commonest}): there is nothing to tell apart", remedy
+    elif pairs >= JUDGED and min(counts) < FEWER_LABEL * pairs:
+        share = f"{max(counts) / pairs:.0%} of the pairs have one label ({commonest})"
+        yield f"{share}: always giving that answer is nearly right", remedy
+    if pairs and none:
         yield (
-            f"all pairs have one label ({'0' if labels['is_next'] else '1'}): there is nothing to tell apart",
-            "check data.documents and data.sentences: documents of one sentence give random pairs only",
-        )
-    elif pairs >= JUDGED and counts[0] < FEWER_LABEL * pairs:
-        yield (
-            f"{counts[1] / pairs:.0%} of the pairs have one label: always giving that answer is nearly right",
-            "check data.documents and data.sentences: documents of one sentence give random pairs only",
-        )
-    if pairs and labels["none"]:
-        yield (
-            f"{labels['none']:,} of {split['examples']:,} examples have no label, the others have one",
+            f"{none:,} of {split['examples']:,} examples have no label, the others have one",
             "the shards are of two kinds: prepare them in one folder each",
         )
 
@@ -195,10 +197,10 @@ def _recorded(split: Facts, name: str, facts: Facts) -> Iterator[Finding]:
         "examples": split["examples"],
         "tokens": split["tokens"],
         "masked": split["masked"],
-        "pairs_is_next": labels["is_next"],
-        "pairs_random": labels["random"],
         "single_sequences": labels["none"],
     }
+    if pair_task(facts["settings"].get("sequences")):
+        found["pair_labels"] = {name: count for name, count in labels.items() if name != "none"}
     differing = [key for key, count in found.items() if recorded.get(key, count) != count]
     if differing:
         yield (

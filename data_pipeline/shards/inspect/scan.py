@@ -17,6 +17,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.records import Examples, ShowProgress
+from data_pipeline.sequences.registry import label_names
 from data_pipeline.shards.block import COLUMNS
 from data_pipeline.shards.index import SPLITS, Index, Split, VocabularyStamp
 from data_pipeline.shards.inspect.repeat_counter import Repeats
@@ -107,12 +108,14 @@ class _Scan:
         self.repeats = Repeats()
         self.lengths = np.zeros(self.room + 1, np.int64)  # examples of each length
         self.ids = np.zeros(index.vocabulary.size, np.int64)  # tokens of each id, before masking
+        self.names = label_names(index.settings.get("sequences"))
+        self.labels = np.zeros(len(self.names) + 1, np.int64)  # examples of each label; last: of none
         self.tally = np.zeros(len(_TALLY), np.int64)
 
     def add(self, block: Examples) -> None:
         hashes = np.empty(len(block), np.uint64)
         columns = tuple(getattr(block, name) for name in COLUMNS)
-        _count(columns, self.index.vocabulary.mask, self.lengths, self.ids, self.tally, hashes)
+        _count(columns, self.index.vocabulary.mask, self.lengths, self.ids, self.labels, self.tally, hashes)
         self.repeats.add(hashes)
         self.padding.add(block.lengths)
 
@@ -124,7 +127,7 @@ class _Scan:
             "examples": split.examples,
             "tokens": split.tokens,
             "masked": split.masked,
-            "labels": {name: tally[name] for name in ("is_next", "random", "none")},
+            "labels": dict(zip((*self.names, "none"), self.labels.tolist(), strict=True)),
             "second_segments": tally["second_segments"],
             "lengths": self._lengths(),
             "masks": {
@@ -196,30 +199,30 @@ def _words(ids: np.ndarray, stamp: VocabularyStamp) -> dict[str, Any]:
     }
 
 
-_TALLY = ("is_next", "random", "none", "second_segments", "unmasked", "mask", "random_token", "kept")
+_TALLY = ("second_segments", "unmasked", "mask", "random_token", "kept")
 
 
 @jit
-def _count(columns, mask, lengths, ids, tally, hashes):
+def _count(columns, mask, lengths, ids, label_counts, tally, hashes):
     """Adds a block to the counts, and writes a hash of each example's tokens before masking."""
     tokens, offsets, first_lengths, labels, positions, masked_ids, masked_offsets = columns
     for i in range(len(labels)):
         start, stop = offsets[i], offsets[i + 1]
         lengths[stop - start] += 1
-        tally[2 if labels[i] < 0 else labels[i]] += 1
-        tally[3] += np.int64(first_lengths[i]) < stop - start
+        label_counts[labels[i]] += 1  # of none, -1: the last one
+        tally[0] += np.int64(first_lengths[i]) < stop - start
         m, last = masked_offsets[i], masked_offsets[i + 1]
-        tally[4] += m == last
+        tally[1] += m == last
         state = np.uint64(stop - start)
         for t in range(start, stop):
             token = tokens[t]
             if m < last and start + np.int64(positions[m]) == t:
                 if token == mask:
-                    tally[5] += 1
+                    tally[2] += 1
                 elif token == masked_ids[m]:
-                    tally[7] += 1
+                    tally[4] += 1
                 else:
-                    tally[6] += 1
+                    tally[3] += 1
                 token = masked_ids[m]
                 m += 1
             ids[token] += 1

@@ -7,17 +7,17 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
-from data_pipeline.records import Examples
+from data_pipeline.records import NO_LABEL, Examples
+from data_pipeline.sequences.registry import label_names, pair_task
 from data_pipeline.shards.index import TOKENIZER, Index
 from data_pipeline.shards.writer import BlockReader
 
-LABELS = {0: "B follows A", 1: "B is from another document", -1: "one segment"}
-ORDER_LABELS = {0: "A and B in their order", 1: "A and B trade places", -1: "one segment"}
 
-
-def label_names(index: Index) -> dict[int, str]:
-    """What each label says of a pair of these shards."""
-    return ORDER_LABELS if index.settings.get("sequences") == "sentence_order" else LABELS
+def label_meanings(sequences: object) -> dict[int, str]:
+    """What each label says of an example of these sequences, for people."""
+    task = pair_task(sequences)
+    meanings = task.meanings if task else [f"label {name}" for name in label_names(sequences)]
+    return dict(enumerate(meanings)) | {NO_LABEL: "one segment"}
 
 
 def printed_examples(index: Index, split: str, count: str, as_json: bool) -> Iterator[str]:
@@ -29,7 +29,7 @@ def printed_examples(index: Index, split: str, count: str, as_json: bool) -> Ite
         raise UserError(f"--examples {count}", expected="a number, or all")
     left = index.splits[split].examples if count == "all" else int(count)
     words = [] if as_json else words_of(index)
-    names = label_names(index)
+    names = label_meanings(index.settings.get("sequences"))
     blocks = BlockReader(index, index.splits[split]).all_blocks()
     each = ((block, number) for block in blocks for number in range(len(block)))
     for block, number in islice(each, min(left, index.splits[split].examples)):
@@ -53,7 +53,7 @@ def words_of(index: Index) -> list[str]:
     return words
 
 
-def rendered(examples: Examples, number: int, words: list[str], names: dict[int, str] = LABELS) -> str:
+def rendered(examples: Examples, number: int, words: list[str], names: dict[int, str]) -> str:
     """One example as text: what the encoder sees, and what it has to find."""
     span = slice(examples.offsets[number], examples.offsets[number + 1])
     masked = slice(examples.masked_offsets[number], examples.masked_offsets[number + 1])

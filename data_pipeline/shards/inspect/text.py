@@ -3,24 +3,24 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from data_pipeline.shards.inspect.show_examples import LABELS
+from data_pipeline.shards.inspect.show_examples import label_meanings
 
 BAR = 40
 """Characters of the longest bar of a histogram."""
 
 
-def report(facts: Mapping[str, Any], names: Mapping[int, str] = LABELS) -> str:
-    """What the linter found, for people; `names` says what the labels mean."""
-    return "\n".join(_lines(facts, names))
+def report(facts: Mapping[str, Any]) -> str:
+    """What the linter found, for people."""
+    return "\n".join(_lines(facts))
 
 
-def _lines(facts: Mapping[str, Any], names: Mapping[int, str]) -> Iterator[str]:
+def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     count = facts["documents"]
     if count is not None:
         yield f"documents   {count:,}"
     for name, split in facts["splits"].items():
         if split["examples"]:
-            yield from _split(name, split, facts, names)
+            yield from _split(name, split, facts)
     if plan := facts.get("plan"):
         yield (
             f"recipe      {plan['steps']:,} steps of {plan['global_batch']:,} examples: {plan['epochs']:,.2f} epochs"
@@ -36,14 +36,13 @@ def _lines(facts: Mapping[str, Any], names: Mapping[int, str]) -> Iterator[str]:
         yield f"    what to do: {finding['remedy']}"
 
 
-def _split(
-    name: str, split: Mapping[str, Any], facts: Mapping[str, Any], names: Mapping[int, str]
-) -> Iterator[str]:
+def _split(name: str, split: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
     masks, words, repeats = split["masks"], split["vocabulary"], split["repeats"]
     padding, lengths = split["padding"], split["lengths"]
     yield f"{name:<11} {split['examples']:,} examples, {split['tokens']:,} tokens, {_shards(split['shards'])}"
-    labels = zip((0, 1, -1), ("is_next", "random", "none"), strict=True)
-    shares = [(names[label], split["labels"][key] / split["examples"]) for label, key in labels]
+    meanings = label_meanings(facts["settings"].get("sequences")).values()
+    counts = zip(meanings, split["labels"].values(), strict=True)
+    shares = [(text, count / split["examples"]) for text, count in counts]
     yield f"  labels    {', '.join(f'{text} {share:.1%}' for text, share in shares if share)}"
     recorded = facts["statistics"].get(name)
     for key, value in recorded.items() if isinstance(recorded, dict) else ():

@@ -7,7 +7,6 @@ from pretrain.report.html.charts.scales import middle, text
 from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number
 
-PAIRS = {"pairs_is_next": "IsNext", "pairs_random": "NotNext", "single_sequences": "single sequences"}
 MASKS = {
     "masked_as_mask": "[MASK]",
     "masked_as_random": "a random word",
@@ -30,7 +29,7 @@ def data_section(run: RunRecord) -> str:
     longest = number(run.setting("data.sequence_length"))
     pictures = [
         _lengths(shown, longest),
-        _shares("Pair labels", shown, PAIRS),
+        _shares("Pair labels", *_labels(shown)),
         _shares("Masked positions became", shown, MASKS),
         _padding(run, shown, longest),
     ]
@@ -77,10 +76,20 @@ def not_next_share(run: RunRecord, split: str) -> float | None:
     data = run.summary.get("data")
     parts = splits_of(data) if isinstance(data, dict) else {}
     for part in [parts.get(split, {}), *parts.values()]:
-        follows, other = number(part.get("pairs_is_next")), number(part.get("pairs_random"))
+        follows, other = (number(_labels(part)[0].get(name)) for name in ("is_next", "not_next"))
         if follows is not None and other is not None and follows + other > 0:
             return other / (follows + other)
     return None
+
+
+def _labels(part: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Examples of each label and those without one; and what to call them."""
+    labels = part.get("pair_labels")
+    counts = {
+        **(labels if isinstance(labels, dict) else {}),
+        "single_sequences": part.get("single_sequences"),
+    }
+    return counts, {name: _words(name) for name in counts}
 
 
 def _tables(splits: dict[str, dict[str, Any]]) -> tuple[str, str]:

@@ -126,7 +126,7 @@ def test_statistics_are_those_of_the_examples(text: Path, tmp_path: Path) -> Non
     counts = index.statistics["train"]
     assert counts["examples"] == index.train.examples == sum(map(len, blocks))
     assert counts["tokens"] == sum(len(b.tokens) for b in blocks)
-    assert counts["pairs_random"] == sum(int((b.labels == 1).sum()) for b in blocks)
+    assert counts["pair_labels"]["not_next"] == sum(int((b.labels == 1).sum()) for b in blocks)
     assert counts["masked"] == sum(len(b.masked_ids) for b in blocks)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_pipeline.records import Corpus
 from data_pipeline.sequences import base, random_reads
-from data_pipeline.sequences.registry import RECIPES, recipe_of
+from data_pipeline.sequences.registry import SEQUENCES, builder_of
 from data_pipeline.settings import DataSettings
 from data_pipeline.stages.corpus_store import open_corpus, save_sorted
 from data_pipeline.vocabulary.files import load_vocabulary
@@ -33,7 +33,7 @@ def corpus_of(documents: int, sentences: int, longest: int, dtype: str = "uint16
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-@pytest.mark.parametrize("sequences", sorted(RECIPES))
+@pytest.mark.parametrize("sequences", sorted(SEQUENCES))
 def test_what_is_read_is_what_is_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequences: str, dtype: str
 ) -> None:
@@ -42,7 +42,7 @@ def test_what_is_read_is_what_is_mapped(
     )  # segments of more sentences than AHEAD
     save_sorted(corpus, tmp_path)
     settings = DataSettings(sources=["x"], sequences=sequences, sequence_length=400)
-    recipe = recipe_of(settings, load_vocabulary(str(VOCABULARY)))
+    recipe = builder_of(settings, load_vocabulary(str(VOCABULARY)))
     expected = all_segments(recipe, corpus, 0, 30, 1, 2)
     monkeypatch.setattr(random_reads, "MAPPED_BYTES", 0)
     monkeypatch.setattr(base, "BUFFER_TOKENS", 1 << 14)
@@ -62,11 +62,11 @@ def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
         "import sys, re; from pathlib import Path\n"
         "from data_pipeline.sequences import random_reads as donors\n"
         "from data_pipeline.stages.corpus_store import open_corpus\n"
-        "from data_pipeline.sequences.registry import recipe_of\n"
+        "from data_pipeline.sequences.registry import builder_of\n"
         "from data_pipeline.vocabulary.files import load_vocabulary\n"
         "from data_pipeline.settings import DataSettings\n"
         "donors.MAPPED_BYTES = 0\n"
-        "recipe = recipe_of(DataSettings(sources=['x'], sequences='segment_pair'),"
+        "recipe = builder_of(DataSettings(sources=['x'], sequences='segment_pair'),"
         " load_vocabulary(sys.argv[2]))\n"
         "status = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) >> 10\n"
         "mill = open_corpus(Path(sys.argv[1]))\n"

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Corpus, concatenate
 from data_pipeline.sequences import base as segments_module
 from data_pipeline.sequences.pairs import NextSentencePairs, SentencePairs
-from data_pipeline.sequences.registry import RECIPES
+from data_pipeline.sequences.registry import SEQUENCES, load
 from data_pipeline.sequences.single import FullSentences, SingleStreams
 from data_pipeline.settings import DataSettings
 from tests.factories.pairs import (
@@ -190,7 +190,7 @@ def test_a_document_of_the_same_key_is_no_donor():
 
 # -- every recipe: what decides a sequence ------------------------------------------------------
 
-EVERY = pytest.mark.parametrize("kind", RECIPES.values(), ids=RECIPES)
+EVERY = pytest.mark.parametrize("kind", [*map(load, SEQUENCES)], ids=SEQUENCES)
 
 
 @EVERY

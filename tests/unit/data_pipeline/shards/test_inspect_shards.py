@@ -19,7 +19,7 @@ from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.repeat_counter import Repeats
 from data_pipeline.shards.inspect.scan import lint
-from data_pipeline.shards.inspect.show_examples import words_of
+from data_pipeline.shards.inspect.show_examples import printed_examples, words_of
 from data_pipeline.shards.inspect.text import report
 from data_pipeline.shards.padding_cost import packed_rows, padded_tokens
 from data_pipeline.shards.writer import write_index, write_shard
@@ -87,7 +87,7 @@ def test_figures_are_those_of_plain_counting(tmp_path: Path) -> None:
     train = facts["splits"]["train"]
     lengths, originals = HEALTHY.lengths, original_tokens(HEALTHY)
     labels = Counter(HEALTHY.labels.tolist())
-    assert train["labels"] == {"is_next": labels[0], "random": labels[1], "none": 0}
+    assert train["labels"] == {"is_next": labels[0], "not_next": labels[1], "none": 0}
     assert train["second_segments"] == (HEALTHY.first_lengths < lengths).sum()
     rows = np.repeat(HEALTHY.offsets[:-1], np.diff(HEALTHY.masked_offsets)) + HEALTHY.masked_positions
     shown, hidden = HEALTHY.tokens[rows], originals[rows]
@@ -205,7 +205,7 @@ def same(examples: Examples) -> Examples:
 
 DEGENERATE: list[tuple[Callable[[Examples], Examples], dict[str, Any], str, str]] = [
     (no_second, {}, "all segment ids are equal", "data.segment_ids"),
-    (one_label, {}, "all pairs have one label (0)", "documents of one sentence"),
+    (one_label, {}, "all pairs have one label (is_next)", "documents of one sentence"),
     (nine_tenths, {}, "90% of the pairs have one label", "documents of one sentence"),
     (some_streams, {}, "9 of 400 examples have no label", "of two kinds"),
     (unmasked, {}, "masks are missing", "dynamic_masking"),
@@ -277,6 +277,24 @@ def test_what_a_study_asks_for_is_no_finding(tmp_path: Path) -> None:
     ]
     for number, (examples, settings) in enumerate(cases):
         assert lint(folder_of(tmp_path / str(number), examples, **settings), silent)["findings"] == []
+
+
+def test_labels_have_the_names_of_their_pair_task(tmp_path: Path) -> None:
+    index = folder_of(tmp_path / "order", HEALTHY, sequences="sentence_order")
+    facts = lint(index, silent)
+    labels = Counter(HEALTHY.labels.tolist())
+    assert facts["splits"]["train"]["labels"] == {"in_order": labels[0], "swapped": labels[1], "none": 0}
+    assert "A and B swapped" in report(facts)
+    swapped = HEALTHY.take(np.flatnonzero(HEALTHY.labels == 1))
+    (shown,) = printed_examples(
+        folder_of(tmp_path / "one", swapped, sequences="sentence_order"), "train", "1", False
+    )
+    assert "(A and B swapped)" in shown
+    recorded = {"train": {"pair_labels": {"in_order": 0, "swapped": 400}}}
+    (finding,) = lint(
+        folder_of(tmp_path / "wrong", HEALTHY, sequences="sentence_order", statistics=recorded), silent
+    )["findings"]
+    assert "pair_labels differ" in finding["what"]
 
 
 def test_epochs_of_a_recipe(tmp_path: Path) -> None:

@@ -126,10 +126,10 @@ def test_what_copies_is_apart_and_what_adds_up_is_named() -> None:
 
 
 def test_the_majority_of_an_older_run_is_counted() -> None:
-    counts = {"pairs_is_next": 424, "pairs_random": 576}
+    counts = {"pair_labels": {"is_next": 424, "not_next": 576}}
     assert with_majority({}, counts) == {"held_out_nsp_majority": 0.576}
     assert with_majority({"held_out_nsp_majority": 0.6}, counts) == {"held_out_nsp_majority": 0.6}
-    for odd in (None, 7, {}, {"pairs_is_next": "many"}):
+    for odd in (None, 7, {}, {"pair_labels": {"is_next": "many"}}, {"pair_labels": 3}):
         assert with_majority({}, odd) == {}
 
 

@@ -44,7 +44,7 @@ def test_inspect_says_that_nothing_was_learnt() -> None:
 
 def test_inspect_of_an_older_run_claims_nothing() -> None:
     old = {"held_out_mlm_loss": 5.97, "unigram_entropy": 6.4, "held_out_nsp_accuracy": 0.6, "data": {
-        "held_out": {"pairs_is_next": 424, "pairs_random": 576}}}  # fmt: skip
+        "held_out": {"pair_labels": {"is_next": 424, "not_next": 576}}}}  # fmt: skip
     rows = shown(old)
     assert not [name for name in rows if "unigram" in name or "below" in rows[name]]
     assert rows["held-out NSP accuracy"] == "60.0% (commoner label: 57.6%)"
@@ -93,7 +93,9 @@ def test_the_card_puts_baselines_beside_and_no_sign_before_a_distance() -> None:
     for rows in (card(DEMO), worse):
         assert not re.search(r"-\d|below", " ".join(map(str, rows.values())).replace("not below", ""))
     assert card({}) == "The run was not evaluated at this step."
-    assert "42.4" not in str(card({"held_out_nsp_accuracy": 0.6}, pairs_is_next=424, pairs_random=576))
+    assert "42.4" not in str(
+        card({"held_out_nsp_accuracy": 0.6}, pair_labels={"is_next": 424, "not_next": 576})
+    )
 
 
 def test_the_card_has_a_sentence_in_the_language_of_the_text() -> None:

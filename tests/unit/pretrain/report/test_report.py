@@ -84,7 +84,7 @@ OLD_EVALUATION = {
 """As versions wrote it that did not tell kinds of positions apart."""
 DATA = {
     "documents": 1928, "examples": 1000, "tokens": 100_000, "masked": 15_000, "masked_as_mask": 12_000,
-    "masked_as_random": 1_500, "masked_as_itself": 1_500, "pairs_is_next": 480, "pairs_random": 520,
+    "masked_as_random": 1_500, "masked_as_itself": 1_500, "pair_labels": {"is_next": 480, "not_next": 520},
     "single_sequences": 0, "full_length_examples": 800, "length_histogram": [10, 20, 170, 800],
 }  # fmt: skip
 SUMMARY = {
@@ -369,7 +369,7 @@ def test_a_running_run_shows_its_newest_numbers_and_an_ended_one_its_summary(tmp
 
 
 def test_parts_of_the_data_stand_side_by_side(tmp_path: Path) -> None:
-    held_out = {**DATA, "examples": 37, "pairs_is_next": 37, "pairs_random": 0}
+    held_out = {**DATA, "examples": 37, "pair_labels": {"is_next": 37, "not_next": 0}}
     parts = {
         "held_out": held_out,
         "reading": {"documents": 1929, "bytes": 5},
@@ -393,7 +393,7 @@ def test_parts_of_the_data_stand_side_by_side(tmp_path: Path) -> None:
 def test_pair_scores_are_set_beside_what_one_answer_would_get(tmp_path: Path) -> None:
     """An accuracy of 57.6 % is nothing where 57.6 % of the pairs are NotNext."""
     always = {"held_out_nsp_accuracy_is_next": 0.0, "held_out_nsp_accuracy_not_next": 1.0}
-    parts = {"train": DATA, "held_out": {**DATA, "pairs_is_next": 424, "pairs_random": 576}}
+    parts = {"train": DATA, "held_out": {**DATA, "pair_labels": {"is_next": 424, "not_next": 576}}}
     lines = [train_line(1), train_line(2), {**OLD_EVALUATION, "held_out_nsp_accuracy": 0.576, **always}]
     page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "data": parts}))
     assert "IsNext 0.0 %, NotNext 100.0 %. One answer for all pairs would get 57.6 %." in page.text

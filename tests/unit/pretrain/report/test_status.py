@@ -115,7 +115,7 @@ AT_MASK = {
 
 
 def test_what_was_learnt_stands_beside_what_word_frequencies_give(folder: Folder) -> None:
-    data = {"held_out": {"pairs_is_next": 424, "pairs_random": 576}}
+    data = {"held_out": {"pair_labels": {"is_next": 424, "not_next": 576}}}
     folder.run(evaluated=AT_MASK, mask_loss=2.9, mlm_loss=2.7, headline="mask_loss", data=data)
     status = folder.status()
     text = in_words(status, "again")
