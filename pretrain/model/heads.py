@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from data_pipeline.records import NO_LABEL
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted
-from pretrain.model.cross_entropy import vocabulary_cross_entropy
 from pretrain.model.encoder import Encoder
 from pretrain.model.initialize import bare, padded
 from pretrain.model.layers import ACTIVATIONS
+from pretrain.model.projection.cross_entropy import vocabulary_cross_entropy
 
 
 class Predictions(NamedTuple):

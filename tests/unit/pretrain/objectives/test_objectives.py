@@ -6,9 +6,9 @@ from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import EncoderSettings, ObjectiveSettings, RunConfig
-from pretrain.model import cross_entropy
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
+from pretrain.model.projection import cross_entropy, slices
 from pretrain.objectives.base import Model
 from pretrain.objectives.losses import Terms
 from pretrain.objectives.registry import OBJECTIVES, load, registered, with_defaults
@@ -167,7 +167,7 @@ def test_registry() -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
 def test_cross_entropy_equals_the_plain_form(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cross_entropy._CHUNK_ELEMENTS, "cpu", rows * 128)
+    monkeypatch.setitem(slices.CHUNK_ELEMENTS, "cpu", rows * 128)
     generator = torch.Generator().manual_seed(0)
     shapes = ((13, 16), (128, 16), (128,))
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
@@ -242,8 +242,8 @@ def test_cross_entropy_in_groups_in_half_precision(monkeypatch: pytest.MonkeyPat
         return [found.loss.detach(), found.hits_R.sum(), *torch.autograd.grad(found.loss, inputs)]
 
     whole = found()
-    monkeypatch.setitem(cross_entropy._CHUNK_ELEMENTS, "cpu", 3 * 128)
-    monkeypatch.setattr(cross_entropy, "_GROUP_ELEMENTS", 8 * 128)
+    monkeypatch.setitem(slices.CHUNK_ELEMENTS, "cpu", 3 * 128)
+    monkeypatch.setattr(slices, "GROUP_ELEMENTS", 8 * 128)
     for a, b in zip(whole, found(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0.05)  # sums of products rounded to 8 bits
     torch.testing.assert_close(whole[0], found()[0], rtol=1e-6, atol=0)

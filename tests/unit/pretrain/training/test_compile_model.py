@@ -14,7 +14,7 @@ from data_pipeline.loader.bin_packing import Caps
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
-from pretrain.model.cross_entropy import _with_gradients, vocabulary_cross_entropy
+from pretrain.model.projection.cross_entropy import _with_gradients, vocabulary_cross_entropy
 from pretrain.objectives.base import Model
 from pretrain.training import compile_model
 from pretrain.training.resume import conditions

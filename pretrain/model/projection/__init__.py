@@ -1,0 +1,1 @@
+"""Compute losses of a vocabulary projection a few rows at a time."""
