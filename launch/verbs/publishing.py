@@ -23,34 +23,37 @@ def push(
     """Send an exported model with its card to the Hugging Face hub, in one commit.
 
     The export's proof and hashes are checked first; only the files of the export are sent. The token is the one of
-    `hf auth login`, or HF_TOKEN. The same model again changes nothing.
+    `hf auth login`, or HF_TOKEN. The same model again changes nothing. Where an export holds several models, each goes
+    to a repository of its own, REPO-NAME.
 
     \b
     Example:
         maskmill push runs/base yourname/base --private"""
-    from pretrain.export.bundle import exported_folder, gather, newest_step
+    from pretrain.export.bundle import exported_folders, gather, newest_step
     from pretrain.export.hub import check_name
     from pretrain.export.hub import push as send
 
-    check_name(repo)
     folder = run_folder(source, None)
-    upload = gather(exported_folder(folder), repo)
-    if (newest := newest_step(folder)) > upload.step:
-        say(
-            f"the export is of step {upload.step:,}, the run is at {newest:,}: maskmill export {source} renews it"
-        )
-    for name, size in upload.sizes.items():
-        say(f"    {size:>13,} bytes  {name}")
-    if upload.left_out:
-        say(f"left out, no part of an export: {', '.join(upload.left_out)}")
-    if upload.edited:
-        say("README.md was edited since the export and goes as it is")
-    if dry_run:
-        say(
-            f"would send {len(upload.files)} files to {repo}{' (private)' if private else ''}; nothing was sent"
-        )
-        return
-    pushed = send(upload, repo, private)
-    say(
-        f"{'pushed' if pushed.new else 'already there, nothing new:'} {pushed.url} (commit {pushed.commit[:12]})"
-    )
+    exported = exported_folders(folder)
+    names = [f"{repo}-{model.name}" for model in exported] if len(exported) > 1 else [repo]
+    for name in names:
+        check_name(name)
+    uploads = {name: gather(model, name) for name, model in zip(names, exported, strict=True)}
+    for name, upload in uploads.items():
+        if (newest := newest_step(folder)) > upload.step:
+            say(
+                f"the export is of step {upload.step:,}, the run is at {newest:,}: maskmill export {source} renews it"
+            )
+        for file, size in upload.sizes.items():
+            say(f"    {size:>13,} bytes  {file}")
+        if upload.left_out:
+            say(f"left out, no part of an export: {', '.join(upload.left_out)}")
+        if upload.edited:
+            say("README.md was edited since the export and goes as it is")
+        if dry_run:
+            kept = " (private)" if private else ""
+            say(f"would send {len(upload.files)} files to {name}{kept}; nothing was sent")
+            continue
+        pushed = send(upload, name, private)
+        new = "pushed" if pushed.new else "already there, nothing new:"
+        say(f"{new} {pushed.url} (commit {pushed.commit[:12]})")

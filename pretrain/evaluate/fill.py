@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.run.folder import CONFIG, EXPORT, SAMPLES
+from pretrain.run.folder import CONFIG, EXPORT, SAMPLES, model_folders
 from pretrain.run.tolerant_json import number, objects, table
 
 Guesses = list[tuple[str, float]]
@@ -12,8 +12,15 @@ Guesses = list[tuple[str, float]]
 
 
 def run_and_export(folder: Path) -> tuple[Path, Path]:
-    """The run's folder and the exported model's, of a folder that is either."""
-    return (folder, folder / EXPORT) if (folder / CONFIG).is_file() else (folder.parent, folder)
+    """The run's folder and the exported model's, of a folder that is either; of several models the one that predicts
+    masked words."""
+    is_run = (folder / CONFIG).is_file()
+    exported = folder / EXPORT if is_run else folder
+    models = model_folders(exported)
+    words = [
+        model for model in models if "ForMaskedLM" in str(table(model / "config.json").get("architectures"))
+    ]
+    return folder if is_run else folder.parent, (words or models or [exported])[0]
 
 
 def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[str, Guesses]]:

@@ -14,7 +14,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import file_sha256
-from pretrain.run.folder import EXPORT, RUN
+from pretrain.run.folder import EXPORT, RUN, model_folders
 
 NOTE, CARD = "maskmill.json", "README.md"
 """A run's own export, in its folder; and the file by which a folder is known as a run's."""
@@ -52,13 +52,14 @@ class Upload:
         }
 
 
-def exported_folder(source: Path) -> Path:
-    """The exported model that `source` is, or that a run of this folder has. Raises UserError where there is none."""
+def exported_folders(source: Path) -> list[Path]:
+    """The exported models that `source` holds, or that a run of this folder has: one, or, of an objective that leaves
+    several, each in a folder of its own. Raises UserError where a run has none."""
     if (source / NOTE).is_file() or not (source / RUN).is_file():
-        return source
+        return model_folders(source) or [source]
     if not (source / EXPORT).is_dir():
         raise UserError("has no export yet", where=source, remedy=f"maskmill export {source}")
-    return source / EXPORT
+    return model_folders(source / EXPORT) or [source / EXPORT]
 
 
 def newest_step(source: Path) -> int:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pretrain.export.bundle import PLACEHOLDER
+from pretrain.export.families.base import Family
 from pretrain.export.hub import front_matter
 from pretrain.export.parity import Parity
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
-from pretrain.objectives.base import Objective
 
 Facts = Mapping[str, "str | Mapping[str, object]"]
 """Section title -> a paragraph, or a table of names and values."""
@@ -38,14 +38,7 @@ _USE = """
 
 ## How to use it
 
-`{placeholder}` is this folder, or the model's name on the hub. Fill a blank:
-
-```python
-from transformers import pipeline
-
-fill = pipeline("fill-mask", model="{placeholder}")
-guesses = fill(f"{sentence}"){comment}
-```
+`{placeholder}` is this folder, or the model's name on the hub.{pipeline}
 
 Vectors of a text's tokens, to fine-tune or to look at; and the model with all its heads:
 
@@ -58,14 +51,26 @@ vectors = encoder(**tokenizer("A sentence to encode.", return_tensors="pt")).las
 model = {export_class}.from_pretrained("{placeholder}")
 ```
 """
-_PAIRS = (
-    "An encoder of the BERT family with a masked-language-model head and a head that tells whether two segments"
-    " follow one another."
-)
-_STREAMS = (
-    "An encoder of the BERT family with a masked-language-model head. It was trained without sentence pairs, so it"
-    " has no pooler: `AutoModel` starts one at random, which fine-tuning has to train."
-)
+_PIPELINES = {
+    "fill-mask": """ Fill a blank:
+
+```python
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model="{placeholder}")
+guesses = fill(f"{sentence}"){comment}
+```""",
+    "text-generation": """ Continue a text:
+
+```python
+from transformers import pipeline
+
+write = pipeline("text-generation", model="{placeholder}")
+texts = write(f"{{write.tokenizer.cls_token}} {opening}", add_special_tokens=False){comment}
+```""",
+    "": "",
+}
+"""What the card shows of each pipeline of transformers."""
 LIMITS = """\
 A pretrained encoder is a starting point: fine-tune it for a task and measure it there. Beyond the figures above
 nothing was measured: no downstream task, no robustness, no bias.
@@ -83,24 +88,27 @@ CITATION = """```bibtex
 ```"""
 
 
-def write_card(
-    folder: Path, title: str, card: Card, objective: Objective, parity: Mapping[str, Parity]
-) -> None:
+def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Parity]) -> None:
     """Writes README.md: metadata for the hub, how to use the model, a section for each of the card's facts, what the
     parity check found, limits, licence, citation."""
-    title = card.title or title
     sentence = sentence_for(card.languages)
-    use = _USE.format(
-        sentence=(sentence or SENTENCES["en"]).replace(BLANK, "{fill.tokenizer.mask_token}"),
+    blank = sentence or SENTENCES["en"]
+    pipeline = _PIPELINES[family.pipeline].format(
+        sentence=blank.replace(BLANK, "{fill.tokenizer.mask_token}"),
+        opening=blank.partition(BLANK)[0].strip(),
         comment="" if sentence else "  # better: a sentence in a language of its text",
-        title=title,
-        what=_PAIRS if objective.pairs else _STREAMS,
-        export_class=objective.export_class,
+        placeholder=PLACEHOLDER,
+    )
+    use = _USE.format(
+        title=card.title,
+        what=family.what,
+        pipeline=pipeline,
+        export_class=family.export_class,
         placeholder=PLACEHOLDER,
     )
     licence = f"`{card.licence}`, as whoever trained it states." if card.licence else NOT_STATED
     parts = [
-        front_matter(title, card.languages, card.licence, card.scores),
+        front_matter(card.title, card.languages, card.licence, card.scores, family),
         use,
         *(_section(name, value) for name, value in card.facts.items()),
         _section("Proof of the export", _proof(parity)),

@@ -17,6 +17,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import redact
 from pretrain.export.bundle import Upload
+from pretrain.export.families.base import Family
 
 TIMEOUT = (10.0, 120.0, 120.0, 10.0)
 """Seconds to connect, read, write and wait for a connection: huggingface_hub's own client waits for ever."""
@@ -53,6 +54,14 @@ LICENCES = frozenset(
 """Licences that the hub knows by these identifiers; another one goes there as `other`, with its name."""
 
 
+TASKS = {
+    "fill-mask": "Masked language modelling",
+    "text-generation": "Language modelling",
+    "feature-extraction": "Pretraining",
+}
+"""Names of the tasks that scores are of, by the hub's own identifiers."""
+
+
 @dataclass(frozen=True)
 class Pushed:
     """Where it is now."""
@@ -63,12 +72,15 @@ class Pushed:
     """False: the repository held all of it already, and there is no new commit."""
 
 
-def front_matter(name: str, languages: tuple[str, ...], licence: str, scores: Mapping[str, float]) -> str:
+def front_matter(
+    name: str, languages: tuple[str, ...], licence: str, scores: Mapping[str, float], family: Family
+) -> str:
     """The metadata block at the top of a model card, by the hub's own writer."""
+    task = family.pipeline or "feature-extraction"
     results = [
         EvalResult(
-            task_type="fill-mask",
-            task_name="Masked language modelling",
+            task_type=task,
+            task_name=TASKS[task],
             dataset_type="held-out",
             dataset_name="held-out documents of the training text",
             metric_type=next((kind for kind in ("accuracy", "perplexity") if kind in key), "loss"),
@@ -85,8 +97,8 @@ def front_matter(name: str, languages: tuple[str, ...], licence: str, scores: Ma
         if known or not licence
         else re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-"),
         library_name="transformers",
-        pipeline_tag="fill-mask",
-        tags=["bert", "masked-lm", "maskmill"],
+        pipeline_tag=task,
+        tags=[*family.tags, "maskmill"],
         model_name=name if results else None,
         eval_results=results or None,
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
+from pretrain.export.families.base import Family
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
 
@@ -27,7 +27,7 @@ EXAMPLES = 16
 
 @dataclass(frozen=True)
 class Parity:
-    """What was found for one head."""
+    """How close the logits of one head are."""
 
     difference: float  # largest absolute difference of two logits, in float64
     allowed: float
@@ -36,21 +36,21 @@ class Parity:
 
 
 def check_parity(
-    model: Model, folder: Path, export_class: str, held_out: Examples, pad: int
+    model: Model, folder: Path, family: Family, held_out: Examples, pad: int
 ) -> dict[str, Parity]:
-    """Compares `model` with what transformers loads from `folder`, each head apart, at every token of EXAMPLES of
-    `held_out`. `model` is left in float32 and evaluation mode. `pad` is the id of [PAD].
+    """Compares `model` with what transformers loads from `folder`, each head of the family separately, at every token
+    of EXAMPLES of `held_out`. `model` is left in float32 and evaluation mode. `pad` is the id of [PAD].
 
     Raises UserError where keys are missing or left over, weights are not tied, or a head's logits differ."""
-    theirs = _loaded(folder, export_class)
+    theirs = _loaded(folder, family.export_class)
     batches = list(_batches(held_out))
-    exact = _compare(model.double().eval(), theirs.double().eval(), batches, pad)
-    single = _compare(model.float(), theirs.float(), batches, pad)
-    found = {
+    exact = _compare(model.double().eval(), theirs.double().eval(), family, batches, pad)
+    single = _compare(model.float(), theirs.float(), family, batches, pad)
+    parities = {
         head: Parity(difference, TOLERANCE * max(1.0, largest), largest, single[head][0])
         for head, (difference, largest) in exact.items()
     }
-    for head, parity in found.items():
+    for head, parity in parities.items():
         if not parity.difference <= parity.allowed:  # so that NaN fails too
             raise UserError(
                 f"the {head} logits of the exported model differ from ours by {parity.difference:.3g}",
@@ -58,7 +58,7 @@ def check_parity(
                 expected=f"at most {parity.allowed:.3g} in float64",
                 remedy="nothing was exported; this is an error of the exporter, please report it",
             )
-    return found
+    return parities
 
 
 @contextmanager
@@ -88,7 +88,8 @@ def _loaded(folder: Path, export_class: str) -> transformers.PreTrainedModel:
         raise UserError(
             f"{export_class} loads with {wrong}", where=folder, expected="every key, and no other"
         )
-    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+    output = model.get_output_embeddings()  # None: its heads predict no words
+    if output is not None and output.weight is not model.get_input_embeddings().weight:
         raise UserError(
             f"{export_class} loads untied", where=folder, expected="one tensor for both embeddings"
         )
@@ -111,33 +112,18 @@ def _batches(held_out: Examples) -> Iterator[MicroBatch]:
 
 @torch.no_grad()
 def _compare(
-    ours: Model, theirs: transformers.PreTrainedModel, batches: list[MicroBatch], pad: int
+    ours: Model, theirs: transformers.PreTrainedModel, family: Family, batches: list[MicroBatch], pad: int
 ) -> dict[str, tuple[float, float]]:
-    """For each head, the largest difference and the largest logit over `batches`."""
-    found: dict[str, tuple[float, float]] = {}
+    """For each head of the family, the largest difference and the largest logit over `batches`."""
+    found = dict.fromkeys(family.heads, (0.0, 0.0))
     for batch in batches:
-        our_logits, their_logits = ours.logits(batch), hugging_face_logits(theirs, batch, pad)
-        for head, logits in our_logits.items():
-            difference = (logits - their_logits[head]).abs().max()  # max of a NaN is NaN
-            before = found.get(head, (0.0, 0.0))
-            found[head] = (_larger(before[0], float(difference)), max(before[1], float(logits.abs().max())))
+        our_logits, their_logits = ours.logits(batch), family.logits(theirs, batch, pad)
+        for head, (difference, largest) in found.items():
+            logits = our_logits[head]
+            apart = (logits - their_logits[head]).abs().max()  # max of a NaN is NaN
+            found[head] = (_larger(difference, float(apart)), max(largest, float(logits.abs().max())))
     return found
 
 
 def _larger(a: float, b: float) -> float:
     return a if a >= b or a != a else b
-
-
-def hugging_face_logits(
-    model: transformers.PreTrainedModel, batch: MicroBatch, pad: int
-) -> dict[str, Tensor]:
-    """The logits of a model of transformers for a packed batch, padded for it and packed again:
-    {"mlm": (tokens, words)} and, where it has that head, {"nsp": (examples, 2)}."""
-    shape = (len(batch.lengths), max(batch.lengths))
-    mask = torch.arange(shape[1])[None, :] < torch.tensor(batch.lengths)[:, None]
-    input_ids, segment_ids = torch.full(shape, pad), torch.zeros(shape, dtype=torch.int64)
-    input_ids[mask], segment_ids[mask] = batch.input_ids, batch.segment_ids
-    out = model(input_ids=input_ids, token_type_ids=segment_ids, attention_mask=mask.long())
-    if "seq_relationship_logits" in out:
-        return {"mlm": out.prediction_logits[mask], "nsp": out.seq_relationship_logits}
-    return {"mlm": out.logits[mask]}

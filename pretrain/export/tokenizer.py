@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer
@@ -22,21 +23,27 @@ PROBES = (
 """Texts on which letter case, accents, ideographs, blanks and very long words show."""
 
 
+INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+"""What BERT's own tokenizer returns unless it is told otherwise."""
+
+
 def vocabulary_of(tokenizer_json: str) -> VocabularyStamp:
     """Describe the vocabulary in this text. Raises UserError where it is none."""
     return VocabularyStamp.of(parse_tokenizer_json(tokenizer_json, "tokenizer.json"))
 
 
 def write_tokenizer(
-    tokenizer_json: str, folder: Path, max_length: int, texts: tuple[str, ...] = PROBES
+    tokenizer_json: str, folder: Path, max_length: int, inputs: tuple[str, ...] = INPUTS
 ) -> None:
     """Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and what else holds a vocabulary of its
-    kind into `folder`. A WordPiece vocabulary loads as BERT's own tokenizer class, others as the general one.
+    kind into `folder`. A WordPiece vocabulary loads as BERT's own tokenizer class, others as the general one; either
+    returns `inputs`.
 
-    Raises UserError where the text is no vocabulary of the mill's, or the tokenizer loaded back gives other ids on
-    `texts`."""
+    Raises UserError where the text is none of our vocabularies, or the tokenizer loaded back gives other ids on
+    PROBES."""
     vocabulary = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
     specials = {f"{role}_token": token for role, token in vocabulary.specials._asdict().items()}
+    own_inputs: dict[str, Any] = {} if inputs == INPUTS else {"model_input_names": list(inputs)}
     for name, text in vocabulary.files().items():
         (folder / name).write_text(text, "utf-8")
     if isinstance(vocabulary, WordPiece):
@@ -46,25 +53,26 @@ def write_tokenizer(
             strip_accents=vocabulary.normalization.strip_accents,
             tokenize_chinese_chars=vocabulary.normalization.handle_chinese_chars,
             model_max_length=max_length,
+            **own_inputs,
             **specials,
         ).save_pretrained(folder)
     else:
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": max_length,
-            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            "model_input_names": list(inputs),
             "clean_up_tokenization_spaces": False,
             **specials,
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     (folder / "special_tokens_map.json").write_text(json.dumps(specials, indent=2) + "\n", "utf-8")
-    _check(Tokenizer.from_str(tokenizer_json), vocabulary, folder, texts)
+    _check(Tokenizer.from_str(tokenizer_json), vocabulary, folder)
 
 
-def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path, texts: tuple[str, ...]) -> None:
+def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path) -> None:
     ours.no_truncation()
     theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    for text in texts:
+    for text in PROBES:
         expected = ours.encode(text, add_special_tokens=False).ids
         if theirs(text, add_special_tokens=False)["input_ids"] != expected:
             raise UserError(

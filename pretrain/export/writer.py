@@ -5,13 +5,12 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -21,17 +20,15 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import file_sha256, writing
 from data_pipeline.records import Examples
-from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.export.bundle import NOTE
 from pretrain.export.card import Card, write_card
-from pretrain.export.families.bert import to_hugging_face
-from pretrain.export.families.bert_config import ACTIVATIONS, CONFIG
+from pretrain.export.families.base import Config, Family
+from pretrain.export.families.registry import FAMILIES
 from pretrain.export.parity import Parity, check_parity, quiet
 from pretrain.export.tokenizer import vocabulary_of, write_tokenizer
-from pretrain.model.embeddings import SEGMENTS
 from pretrain.model.initialize import load_parameters, without_padding
-from pretrain.objectives.base import Model, Objective
+from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load
 
 
@@ -45,49 +42,52 @@ def export(
     overwrite: bool = False,
     proven: Callable[[Model], None] = lambda model: None,
 ) -> dict[str, Parity]:
-    """Writes config.json, model.safetensors, tokenizer files and README.md (from `card`) to the folder `out`.
+    """Writes config.json, model.safetensors, tokenizer files and README.md (from `card`) to the folder `out`; for an
+    objective of several families, to a folder in it for each of them.
 
     `state` maps our parameter names to float32 tensors, with or without vocabulary padding. The folder appears
-    under its name only after transformers has loaded it and computed, for real examples of `held_out`, the
-    same logits as our model: see `check_parity`, whose findings by head are returned. Raises UserError if it
+    under its name only after transformers has loaded each model and computed, for real examples of `held_out`, the
+    same logits as ours: see `check_parity`, whose results by head are returned. Raises UserError if it
     does not, if `out` exists (unless `overwrite`), or if state and `config` do not fit; then nothing is left.
-    `proven` is called with our model, on the CPU in float32 and evaluation mode, once it has passed."""
-    vocabulary = vocabulary_of(tokenizer_json)
-    objective, settings = load(config), config.encoder
+    `proven` is called with our model, on the CPU in float32 and evaluation mode, once all have passed."""
+    vocabulary, objective = vocabulary_of(tokenizer_json), load(config)
     model = objective.build_model(vocabulary)
     load_parameters(model, state, where="weights to export")
-    with writing(out), _folder_when_whole(Path(out), overwrite) as folder, quiet():
-        write_config(settings, objective, vocabulary, folder)
-        write_weights(model, folder)
-        write_tokenizer(tokenizer_json, folder, settings.max_positions)
-        parity = check_parity(model, folder, objective.export_class, held_out, vocabulary.pad)
+    title, parities = card.title or Path(out).name, {}
+    with writing(out), _folder_when_whole(Path(out), overwrite) as whole, quiet():
+        folders = family_folders(objective.families, whole)
+        for folder, family in folders.items():
+            folder.mkdir(exist_ok=True)
+            fields = family.config(config, vocabulary)
+            write_config(family, fields, folder)
+            write_weights(model, family, fields, folder)
+            write_tokenizer(tokenizer_json, folder, config.encoder.max_positions, family.model_inputs)
+            parities[folder] = check_parity(model, folder, family, held_out, vocabulary.pad)
         proven(model)
-        write_card(folder, Path(out).name, card, objective, parity)
-        write_hashes(folder, parity, card.step)
-        set_modes_by_umask(folder)
-    return parity
+        for folder, family in folders.items():
+            named = title if folder == whole else f"{title}-{family.folder}"
+            write_card(folder, replace(card, title=named), family, parities[folder])
+            write_hashes(folder, parities[folder], card.step)
+        set_modes_by_umask(whole)
+    return {head: parity for found in parities.values() for head, parity in found.items()}
 
 
-def write_config(
-    settings: EncoderSettings, objective: Objective, vocabulary: VocabularyStamp, folder: Path
-) -> None:
+def family_folders(names: Sequence[str], out: Path) -> dict[Path, Family]:
+    """Where each family of an objective is exported to: `out` itself, or a folder in it for each of several."""
+    families = [FAMILIES[name] for name in names]
+    return {out / family.folder if len(families) > 1 else out: family for family in families}
+
+
+def write_config(family: Family, fields: Config, folder: Path) -> None:
     """Writes config.json."""
-    transformers.BertConfig(
-        **{theirs: getattr(settings, ours) for ours, theirs in CONFIG.items()},
-        hidden_act=ACTIVATIONS[settings.activation],
-        vocab_size=vocabulary.size,
-        type_vocab_size=SEGMENTS,
-        pad_token_id=vocabulary.pad,
-        tie_word_embeddings=True,
-        architectures=[objective.export_class],
-        dtype="float32",
-    ).save_pretrained(folder)
+    kind = transformers.CONFIG_MAPPING[family.model_type]
+    kind(**fields, architectures=[family.export_class], dtype="float32").save_pretrained(folder)
 
 
-def write_weights(model: Model, folder: Path) -> None:
+def write_weights(model: Model, family: Family, fields: Config, folder: Path) -> None:
     """Writes model.safetensors: float32, Hugging Face names, tied tensors once, no vocabulary padding."""
-    state = without_padding(model, dict(model.named_parameters()))
-    tensors = {to_hugging_face(name): p.detach().to(torch.float32).contiguous() for name, p in state.items()}
+    state = without_padding(model, {n: p.detach().float() for n, p in model.named_parameters()})
+    tensors = {name: t.contiguous() for name, t in family.to_hugging_face(state, fields).items()}
     try:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:  # its word for a full disk
@@ -107,14 +107,15 @@ def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
 
 
 def set_modes_by_umask(folder: Path) -> None:
-    """Gives every file in `folder` the mode of a newly created one: safetensors makes its files 0600, whatever the
+    """Gives every file under `folder` the mode of a newly created one: safetensors makes its files 0600, whatever the
     umask is, so that a group that may read the folder could not load the model."""
     probe = folder / f".{secrets.token_hex(4)}"  # asking for the umask would set it, for all threads
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
-    for path in folder.iterdir():
-        path.chmod(mode)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 @contextmanager

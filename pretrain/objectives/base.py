@@ -45,10 +45,8 @@ class Objective:
     """Names of the figures in Terms.metrics, in the order to show them."""
     headline: str
     """The one of them that says best how good the model is; status and report lead with it."""
-    families: tuple[str, ...] = ("bert",)
-    """Families of Hugging Face that a model leaves as, one folder each (export/families/)."""
-    export_class: str
-    """The class of transformers that loads an export."""
+    families: tuple[str, ...]
+    """Names in export/families/registry.py of what a model is exported as; several go to a folder each."""
     pairs: bool = False
     """Whether examples have two segments and a label."""
     visibility: ClassVar[Visibility] = FULL

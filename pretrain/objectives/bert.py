@@ -66,7 +66,7 @@ class Bert(Objective):
 
     pairs = True
     terms = ("mlm", "nsp")
-    export_class = "BertForPreTraining"
+    families = ("BertForPreTraining",)
     metrics = (
         *MASKED_METRICS,
         "nsp_accuracy",

@@ -38,7 +38,7 @@ class Mlm(Objective):
     """The objective `mlm`."""
 
     terms = ("mlm",)
-    export_class = "BertForMaskedLM"
+    families = ("BertForMaskedLM",)
     metrics = MASKED_METRICS
     headline = "mask_loss"
 

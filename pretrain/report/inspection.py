@@ -20,7 +20,7 @@ from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.bundle import CARD, CHANGED, NOTE, changed
-from pretrain.run.folder import RUN, read_run, read_summary
+from pretrain.run.folder import RUN, model_folders, read_run, read_summary
 from pretrain.run.metrics_file import is_number, read_metrics
 
 
@@ -48,8 +48,11 @@ def describe(path: Path) -> dict[str, Any]:
         return _run(path)
     if (path / MARKER).is_file():
         return _checkpoint(path)
-    if (path / "config.json").is_file():
-        return _model(path)
+    if models := model_folders(path):
+        facts = [_model(folder) for folder in models]
+        if len(facts) == 1:
+            return facts[0]
+        return {"kind": "exported models", **{p.name: f for p, f in zip(models, facts, strict=True)}}
     raise UserError(
         "nothing to inspect",
         where=path,

@@ -6,7 +6,7 @@ from pathlib import Path
 from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, leading, sum_of
 from pretrain.export.bundle import NOTE
 from pretrain.report.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
-from pretrain.run.folder import EXPORT
+from pretrain.run.folder import EXPORT, model_folders
 from pretrain.run.human import duration
 from pretrain.run.tolerant_json import table
 
@@ -65,7 +65,8 @@ def what_next(status: Status, again: str) -> str:
 
 def exported_model(status: Status) -> Path | None:
     """The run's own export, if there is one of its newest checkpoint."""
-    step = table(status.folder / EXPORT / NOTE).get("step")
+    steps = [table(folder / NOTE).get("step") for folder in model_folders(status.folder / EXPORT)]
+    step = steps[0] if steps else None
     there = step is not None and status.checkpoint_step in (None, step)
     return status.folder / EXPORT if there else None
 

@@ -27,6 +27,14 @@ EXPORT, SAMPLES = "export", "samples.json"
 """The folder of the exported model, and the blanks that it filled."""
 
 
+def model_folders(folder: Path) -> list[Path]:
+    """The Hugging Face models that `folder` is: itself, or, where an objective leaves several, the folders in it. Empty
+    for another folder; a run's export is not the run."""
+    if (folder / "config.json").is_file():
+        return [folder]
+    return [] if (folder / RUN).is_file() else sorted(path.parent for path in folder.glob("*/config.json"))
+
+
 def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, remedy: str) -> None:
     """Raises UserError, with the settings that differ, where `then` is another run's identity than `now`."""
     differing = [

@@ -28,12 +28,12 @@ from pretrain.distributed.engine import Engine
 from pretrain.distributed.partition_map import KINDS, Reader
 from pretrain.distributed.precision import resolve_precision
 from pretrain.distributed.world import World, raise_on_all_ranks
-from pretrain.export.families.bert import from_hugging_face
+from pretrain.export.reader import read_weights
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
 from pretrain.preflight.check_run import Plan
-from pretrain.run.folder import refuse_another
+from pretrain.run.folder import model_folders, refuse_another
 from pretrain.run.metrics_file import cut_metrics
 from pretrain.training import compile_model
 from pretrain.training.claim_folder import identity_of
@@ -200,7 +200,7 @@ def _going_on(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
 
 def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World) -> None:
     """Weights of another model; the counters start anew, and with init_moments the moments are kept."""
-    if not (source / "config.json").is_file():
+    if not model_folders(source):
         checkpoint = find_checkpoint(source, world)
         refuse_another_model(checkpoint, plan)
         kinds = KINDS if config.init_moments else ("master",)
@@ -220,7 +220,7 @@ def _hugging_face_weights(
     source: Path, config: RunConfig, plan: Plan, shapes: dict[str, list[int]]
 ) -> dict[str, Tensor]:
     check_hugging_face(source, config, plan)
-    weights = from_hugging_face(source, config.encoder, plan.index.vocabulary.size)
+    weights = read_weights(source, config, plan.index.vocabulary.size)
     missing = sorted(shapes.keys() - weights.keys())
     if missing:
         raise UserError(

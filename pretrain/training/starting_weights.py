@@ -8,9 +8,9 @@ from data_pipeline.vocabulary.files import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.bert_config import check_config, weight_files
+from pretrain.export.families.registry import check_config, weight_files
 from pretrain.preflight.check_run import Plan
-from pretrain.run.folder import refuse_another
+from pretrain.run.folder import model_folders, refuse_another
 from pretrain.training.claim_folder import identity_of
 
 MODEL = (
@@ -26,7 +26,7 @@ def check_starting_weights(config: RunConfig, plan: Plan) -> None:
     if not config.init_from:
         return
     source = Path(config.init_from)
-    if (source / "config.json").is_file():
+    if model_folders(source):
         check_hugging_face(source, config, plan)
     else:
         refuse_another_model(open_checkpoint(named_folder(source)), plan)
@@ -39,17 +39,19 @@ def refuse_another_model(checkpoint: Checkpoint, plan: Plan) -> None:
 
 
 def check_hugging_face(source: Path, config: RunConfig, plan: Plan) -> None:
-    """Raises UserError where the Hugging Face folder is not a BERT of this run's sizes and vocabulary."""
+    """Raises UserError where the Hugging Face folder is of no family that is read here, or of other sizes or another
+    vocabulary than this run's."""
     if config.init_moments:
         raise UserError("a Hugging Face folder has no moments", where=source, remedy="init_moments=false")
-    if any((source / name).is_file() for name in VOCABULARY_FILES):
-        ours, theirs = shards_vocabulary(plan.index).tokens, load_vocabulary(source).tokens
-        if ours != theirs:
-            same = sum(one == two for one, two in zip(ours, theirs, strict=False))
-            raise UserError(
-                f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
-                where=source,
-                remedy=f"prepare the shards with data.vocab={source}",
-            )
-    check_config(source, config.encoder, plan.index.vocabulary.size)
-    weight_files(source)
+    for folder in model_folders(source):
+        if any((folder / name).is_file() for name in VOCABULARY_FILES):
+            ours, theirs = shards_vocabulary(plan.index).tokens, load_vocabulary(folder).tokens
+            if ours != theirs:
+                same = sum(one == two for one, two in zip(ours, theirs, strict=False))
+                raise UserError(
+                    f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
+                    where=folder,
+                    remedy=f"prepare the shards with data.vocab={folder}",
+                )
+        check_config(folder, config, plan.index.vocabulary.size)
+        weight_files(folder)

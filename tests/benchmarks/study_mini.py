@@ -35,7 +35,7 @@ from launch.ranks import tuning
 from launch.settings.recipe import load_config
 from pretrain.checkpoint.store import checkpoints, find_checkpoint, step_of
 from pretrain.distributed.world import World
-from pretrain.export.families.bert import from_hugging_face
+from pretrain.export.reader import read_weights
 from pretrain.model.initialize import load_parameters
 from pretrain.preflight.check_run import check_run
 from pretrain.training.validation import HeldOut
@@ -237,7 +237,7 @@ class Judge:
 
     def _weights(self, contender: Contender, where: Path) -> dict[str, Tensor]:
         if not contender.ours:
-            return from_hugging_face(where, self._config.encoder, self._words)
+            return read_weights(where, self._config, self._words)
         checkpoint = find_checkpoint(where)
         return {name: checkpoint.tensor(name) for name in checkpoint.shapes}
 

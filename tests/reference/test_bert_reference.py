@@ -9,35 +9,31 @@ from torch.nn import functional as F
 from data_pipeline.records import Examples
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings
-from pretrain.export.families.bert import to_hugging_face
-from pretrain.export.families.bert_config import ACTIVATIONS, CONFIG
-from pretrain.export.parity import hugging_face_logits
+from pretrain.export.families.base import Family
+from pretrain.export.families.registry import FAMILIES
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import OBJECTIVES, with_defaults
-from tests.factories.models import fresh_model
+from tests.factories.models import config_of, fresh_model
 
 VOCABULARY = 85
+STAMP = VocabularyStamp("", VOCABULARY, cls=2, sep=3, mask=4, pad=0, unk=1)
 
 
-def pair(name: str, settings: EncoderSettings) -> tuple[Model, transformers.PreTrainedModel]:
-    """Our model and transformers' with the same weights, in float64."""
+def pair(name: str, settings: EncoderSettings) -> tuple[Model, transformers.PreTrainedModel, Family]:
+    """Our model and transformers' with the same weights, in float64, and the family that says how."""
     ours = fresh_model(name, settings, VOCABULARY, seed=5)
-    config = transformers.BertConfig(
-        **{theirs: getattr(settings, mine) for mine, theirs in CONFIG.items()},
-        vocab_size=VOCABULARY,
-        hidden_act=ACTIVATIONS[settings.activation],
-    )
-    theirs = getattr(transformers, with_defaults(name).export_class)(config)
+    [family_name] = with_defaults(name).families
+    family = FAMILIES[family_name]
+    fields = family.config(config_of(name, settings), STAMP)
+    theirs = getattr(transformers, family_name)(transformers.BertConfig(**fields))
     state = without_padding(ours, dict(ours.named_parameters()))
-    missing, unexpected = theirs.load_state_dict(
-        {to_hugging_face(n): p for n, p in state.items()}, strict=False
-    )
+    missing, unexpected = theirs.load_state_dict(family.to_hugging_face(state, fields), strict=False)
     assert not unexpected
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     theirs.tie_weights()
-    return ours.double(), theirs.double()
+    return ours.double(), theirs.double(), family
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu"])
@@ -46,12 +42,12 @@ def test_losses_and_gradients(
     name: str, activation: str, settings: EncoderSettings, examples: Examples, streams: Examples
 ) -> None:
     settings.activation = activation
-    ours, theirs = pair(name, settings)
+    ours, theirs, family = pair(name, settings)
     batch = MicroBatch.from_examples(examples if with_defaults(name).pairs else streams)
     terms, _ = ours(batch)
     sum(t.weight * t.sum / t.count for t in terms.values()).backward()
 
-    logits = hugging_face_logits(theirs, batch, pad=0)
+    logits = family.logits(theirs, batch, pad=0)
     expected = {"mlm": F.cross_entropy(logits["mlm"][batch.masked_index], batch.masked_ids)}
     if "nsp" in logits:
         expected["nsp"] = F.cross_entropy(logits["nsp"], batch.labels)
@@ -62,7 +58,7 @@ def test_losses_and_gradients(
     sum(expected.values()).backward()
     gradients = dict(theirs.named_parameters())
     for parameter, gradient in without_padding(ours, {n: p.grad for n, p in ours.named_parameters()}).items():
-        reference = gradients[to_hugging_face(parameter)].grad
+        reference = gradients[family.their_name(parameter)].grad
         if parameter.endswith("word.weight"):  # transformers lets no gradient through its lookup of [PAD]
             gradient, reference = gradient[1:], reference[1:]
         torch.testing.assert_close(gradient, reference, rtol=0, atol=1e-12, msg=parameter)
@@ -70,7 +66,7 @@ def test_losses_and_gradients(
 
 def test_their_own_loss_is_ours(settings: EncoderSettings, examples: Examples) -> None:
     """BertForPreTraining's loss is the mean over masked tokens plus the mean over pairs, as our terms add up."""
-    ours, theirs = pair("bert", settings)
+    ours, theirs, _ = pair("bert", settings)
     batch = MicroBatch.from_examples(examples.take(np.arange(4)))
     terms, _ = ours(batch)
     longest = max(batch.lengths)

@@ -15,61 +15,49 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings
 from pretrain.export import parity
-from pretrain.export.card import Card
-from pretrain.export.families import bert, bert_config
-from pretrain.export.families.bert import from_hugging_face, from_hugging_face_name, to_hugging_face
+from pretrain.export.families import bert
+from pretrain.export.families.bert import BERT_FOR_PRETRAINING
+from pretrain.export.reader import read_weights
 from pretrain.export.tokenizer import write_tokenizer
-from pretrain.export.writer import export
-from pretrain.model.initialize import load_parameters, without_padding
+from pretrain.model.batch import MicroBatch
+from pretrain.model.initialize import load_parameters
 from pretrain.objectives.registry import OBJECTIVES
+from tests.factories.exports import Exporter, random_weights
 from tests.factories.models import config_of, fresh_model
 
-FACTS = Card(
-    {
-        "Data": {"documents": 12, "held-out | share": 0.05},
-        "Recipe": {"optim.lr": 1e-3},
-        "Notes": "A test.",
-    }
-)
+
+@pytest.fixture
+def exporter(settings: EncoderSettings, tokenizer_json: str, examples: Examples) -> Exporter:
+    return Exporter(settings, tokenizer_json, examples)
 
 
-def weights(settings: EncoderSettings, name: str = "bert") -> dict[str, Tensor]:
-    model = fresh_model(name, settings, 85, seed=1)
-    generator = torch.Generator().manual_seed(6)
-    for parameter in model.parameters():  # biases and norms too, so that no two tensors of a shape are equal
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return without_padding(model, {n: p.detach() for n, p in model.named_parameters()})
+def imported(
+    folder: Path, settings: EncoderSettings, name: str = "bert", words: int = 85
+) -> dict[str, Tensor]:
+    return read_weights(folder, config_of(name, settings), words)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu"])
 def test_round_trip_is_bit_equal(
-    name: str,
-    activation: str,
-    settings: EncoderSettings,
-    tokenizer_json: str,
-    examples: Examples,
-    tmp_path: Path,
+    name: str, activation: str, settings: EncoderSettings, exporter: Exporter, tmp_path: Path
 ) -> None:
     settings.activation = activation
-    state = weights(settings, name)
-    found = export(state, config_of(name, settings), tokenizer_json, tmp_path / "model", examples, FACTS)
-    assert set(found) == ({"mlm", "nsp"} if name == "bert" else {"mlm"})
+    state = random_weights(name, settings)
+    found = exporter.export(tmp_path / "model", name)
+    logits = fresh_model(name, settings, 85).logits(MicroBatch.from_examples(exporter.examples))
+    assert set(found) == set(logits), "some head is not compared"
     for head in found.values():
         assert head.difference <= head.allowed == 1e-9 * max(1.0, head.largest_logit)
         assert 0 < head.difference_float32 < 1e-3
-    back = from_hugging_face(tmp_path / "model", settings, 85)
+    back = imported(tmp_path / "model", settings, name)
     assert back.keys() == state.keys()
     assert all(torch.equal(back[n], state[n]) for n in state)
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def test_transformers_loads_all_keys_and_ties(
-    settings: EncoderSettings, tokenizer_json: str, examples: Examples, tmp_path: Path
-) -> None:
-    export(
-        weights(settings), config_of("bert", settings), tokenizer_json, tmp_path / "model", examples, FACTS
-    )
+def test_transformers_loads_all_keys_and_ties(exporter: Exporter, tmp_path: Path) -> None:
+    exporter.export(tmp_path / "model")
     model, info = transformers.BertForPreTraining.from_pretrained(
         tmp_path / "model", output_loading_info=True
     )
@@ -81,12 +69,8 @@ def test_transformers_loads_all_keys_and_ties(
         assert not any("decoder" in key for key in file.keys())  # noqa: SIM118
 
 
-def test_tokenizer_and_fill_mask(
-    settings: EncoderSettings, tokenizer_json: str, examples: Examples, tmp_path: Path
-) -> None:
-    export(
-        weights(settings), config_of("bert", settings), tokenizer_json, tmp_path / "model", examples, FACTS
-    )
+def test_tokenizer_and_fill_mask(exporter: Exporter, tmp_path: Path) -> None:
+    exporter.export(tmp_path / "model")
     for kind in (transformers.AutoTokenizer, transformers.BertTokenizer):
         tokenizer = kind.from_pretrained(tmp_path / "model")
         assert isinstance(tokenizer, transformers.BertTokenizer)
@@ -104,17 +88,9 @@ def test_tokenizer_and_fill_mask(
     assert all(0 < guess["score"] < 1 for guess in guesses)
 
 
-def test_card_states_data_recipe_and_parity(
-    settings: EncoderSettings, tokenizer_json: str, streams: Examples, tmp_path: Path
-) -> None:
-    export(
-        weights(settings, "mlm"),
-        config_of("mlm", settings),
-        tokenizer_json,
-        tmp_path / "my.model",
-        streams,
-        FACTS,
-    )
+def test_card_states_data_recipe_and_parity(exporter: Exporter, streams: Examples, tmp_path: Path) -> None:
+    exporter.examples = streams
+    exporter.export(tmp_path / "my.model", "mlm")
     card = (tmp_path / "my.model" / "README.md").read_text("utf-8")
     assert "\nlibrary_name: transformers\n" in card.partition("\n---\n")[0]
     for line in (
@@ -140,9 +116,7 @@ SWAPS = {
 @pytest.mark.parametrize("swap", SWAPS)
 def test_a_wrong_mapping_fails_and_leaves_nothing(
     swap: str,
-    settings: EncoderSettings,
-    tokenizer_json: str,
-    examples: Examples,
+    exporter: Exporter,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -151,21 +125,12 @@ def test_a_wrong_mapping_fails_and_leaves_nothing(
     monkeypatch.setitem(bert.NAMES, a, right[b])
     monkeypatch.setitem(bert.NAMES, b, right[a])
     with pytest.raises(UserError, match="logits of the exported model differ from ours"):
-        export(
-            weights(settings),
-            config_of("bert", settings),
-            tokenizer_json,
-            tmp_path / "model",
-            examples,
-            FACTS,
-        )
+        exporter.export(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_pooler_shows_in_its_own_head_only(
-    settings: EncoderSettings,
-    tokenizer_json: str,
-    examples: Examples,
+    exporter: Exporter,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -180,14 +145,7 @@ def test_a_wrong_pooler_shows_in_its_own_head_only(
 
     monkeypatch.setattr(parity, "_loaded", spoilt)
     with pytest.raises(UserError, match="the nsp logits of the exported model differ"):
-        export(
-            weights(settings),
-            config_of("bert", settings),
-            tokenizer_json,
-            tmp_path / "model",
-            examples,
-            FACTS,
-        )
+        exporter.export(tmp_path / "model")
     assert seen
     assert list(tmp_path.iterdir()) == []
 
@@ -196,42 +154,24 @@ def test_a_wrong_pooler_shows_in_its_own_head_only(
 def test_a_wrong_activation_fails(
     ours: str,
     wrong: str,
-    settings: EncoderSettings,
-    tokenizer_json: str,
-    examples: Examples,
+    exporter: Exporter,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings.activation = ours
-    monkeypatch.setitem(bert_config.ACTIVATIONS, ours, wrong)
+    exporter.settings.activation = ours
+    monkeypatch.setitem(bert.ACTIVATIONS, ours, wrong)
     with pytest.raises(UserError, match="logits of the exported model differ"):
-        export(
-            weights(settings),
-            config_of("bert", settings),
-            tokenizer_json,
-            tmp_path / "model",
-            examples,
-            FACTS,
-        )
+        exporter.export(tmp_path / "model")
 
 
 def test_missing_keys_fail(
-    settings: EncoderSettings,
-    tokenizer_json: str,
-    examples: Examples,
+    exporter: Exporter,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(bert.NAMES, "nsp_head.pooler", "bert.pooler.thick")
     with pytest.raises(UserError, match=r"BertForPreTraining loads with .*bert\.pooler\.dense\.bias"):
-        export(
-            weights(settings),
-            config_of("bert", settings),
-            tokenizer_json,
-            tmp_path / "model",
-            examples,
-            FACTS,
-        )
+        exporter.export(tmp_path / "model")
 
 
 def test_gelu_tanh_has_one_right_name() -> None:
@@ -242,17 +182,14 @@ def test_gelu_tanh_has_one_right_name() -> None:
     assert (transformers.activations.ACT2FN["gelu_new"](x) - ours).abs().max() < 1e-13
 
 
-def test_an_existing_folder_is_kept_unless_told(
-    settings: EncoderSettings, tokenizer_json: str, examples: Examples, tmp_path: Path
-) -> None:
+def test_an_existing_folder_is_kept_unless_told(exporter: Exporter, tmp_path: Path) -> None:
     out = tmp_path / "model"
     out.mkdir()
     (out / "thesis.txt").write_text("mine")
-    arguments = (weights(settings), config_of("bert", settings), tokenizer_json, out, examples, FACTS)
     with pytest.raises(UserError, match="exists already"):
-        export(*arguments)
+        exporter.export(out)
     assert (out / "thesis.txt").read_text() == "mine"
-    export(*arguments, overwrite=True)
+    exporter.export(out, overwrite=True)
     assert not (out / "thesis.txt").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
@@ -260,18 +197,22 @@ def test_an_existing_folder_is_kept_unless_told(
 def test_every_name_translates_both_ways(settings: EncoderSettings) -> None:
     settings.layers = 11
     model = fresh_model("bert", settings, 85)
-    theirs = [to_hugging_face(n) for n, _ in model.named_parameters()]
+    family = BERT_FOR_PRETRAINING
+    theirs = [family.their_name(n) for n, _ in model.named_parameters()]
     assert len(set(theirs)) == len(theirs)
-    assert [from_hugging_face_name(n) for n in theirs] == [n for n, _ in model.named_parameters()]
-    with pytest.raises(KeyError):
-        to_hugging_face("electra.head.weight")
+    assert [family.our_name(n) for n in theirs] == [n for n, _ in model.named_parameters()]
+    for unknown in (
+        "electra.head.weight",
+        "encoder.layers.x.attention.query.weight",
+        "mlm_head.dense.weight.bias",
+    ):
+        with pytest.raises(KeyError):
+            family.their_name(unknown)
 
 
 @pytest.fixture
-def folder(settings: EncoderSettings, tokenizer_json: str, examples: Examples, tmp_path: Path) -> Path:
-    export(
-        weights(settings), config_of("bert", settings), tokenizer_json, tmp_path / "model", examples, FACTS
-    )
+def folder(exporter: Exporter, tmp_path: Path) -> Path:
+    exporter.export(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -283,17 +224,17 @@ def rewrite(folder: Path, change: dict[str, Tensor | None], rename: tuple[str, s
 
 
 def test_import_of_older_and_barer_files(folder: Path, settings: EncoderSettings) -> None:
-    expected = from_hugging_face(folder, settings, 85)
+    expected = imported(folder, settings)
     rewrite(
         folder,
         {"bert.embeddings.position_ids": torch.arange(48)[None]},
         ("LayerNorm.weight", "LayerNorm.gamma"),
     )
-    again = from_hugging_face(folder, settings, 85)
+    again = imported(folder, settings)
     assert all(torch.equal(again[n], expected[n]) for n in expected)
 
     transformers.BertModel.from_pretrained(folder).save_pretrained(folder / "bare")
-    bare = from_hugging_face(folder / "bare", settings, 85)
+    bare = imported(folder / "bare", settings)
     assert expected.keys() - bare.keys() == {
         n for n in expected if n.startswith(("mlm_head", "nsp_head.classifier"))
     }
@@ -304,16 +245,16 @@ def test_import_of_older_and_barer_files(folder: Path, settings: EncoderSettings
 def test_import_refuses_untied_and_foreign_weights(folder: Path, settings: EncoderSettings) -> None:
     rewrite(folder, {"cls.predictions.decoder.bias": torch.ones(85)})
     with pytest.raises(UserError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
-        from_hugging_face(folder, settings, 85)
+        imported(folder, settings)
     rewrite(folder, {"cls.predictions.decoder.bias": None, "bert.crossattention.weight": torch.ones(2)})
     with pytest.raises(UserError, match=r"another kind of model: bert\.crossattention\.weight"):
-        from_hugging_face(folder, settings, 85)
+        imported(folder, settings)
 
 
 def test_import_lists_every_difference_of_settings(folder: Path, settings: EncoderSettings) -> None:
     settings.hidden, settings.activation = 48, "relu"
     with pytest.raises(UserError) as error:
-        from_hugging_face(folder, settings, 99)
+        imported(folder, settings, words=99)
     for part in (
         "encoder.hidden is 48, hidden_size 24",
         "activation is relu",
@@ -325,17 +266,17 @@ def test_import_lists_every_difference_of_settings(folder: Path, settings: Encod
 def test_import_reads_no_pickle(folder: Path, settings: EncoderSettings) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="can run code when it is loaded"):
-        from_hugging_face(folder, settings, 85)
+        imported(folder, settings)
     shutil.rmtree(folder)
     with pytest.raises(UserError, match=r"config\.json"):
-        from_hugging_face(folder, settings, 85)
+        imported(folder, settings)
 
 
 def test_a_damaged_file_is_named(folder: Path, settings: EncoderSettings) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match="damaged"):
-        from_hugging_face(folder, settings, 85)
+        imported(folder, settings)
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings
 from pretrain.export import hub as door
-from pretrain.export.bundle import BELONGS, PLACEHOLDER, exported_folder, gather
+from pretrain.export.bundle import BELONGS, PLACEHOLDER, exported_folders, gather
 from pretrain.export.card import Card
+from pretrain.export.families.bert import BERT_FOR_MASKED_LM
 from pretrain.export.hub import push
-from pretrain.export.writer import export
 from pretrain.report.inspection import describe
 from tests.command_line import Maskmill
-from tests.factories.models import config_of, fresh_model
+from tests.factories.exports import Exporter
 
 # the library's own upload of large files, which newer clients of HTTP deprecate
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -42,9 +42,8 @@ CARD = Card(
 @pytest.fixture(scope="session")
 def exported_once(tokenizer_json: str, examples: Examples, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = EncoderSettings(layers=1, hidden=24, heads=2, intermediate=32, max_positions=48)
-    state = {n: p.detach() for n, p in fresh_model("bert", settings, 85, seed=1).named_parameters()}
     out = tmp_path_factory.mktemp("push") / "model"
-    export(state, config_of("bert", settings), tokenizer_json, out, examples, CARD)
+    Exporter(settings, tokenizer_json, examples, CARD).export(out)
     return out
 
 
@@ -297,14 +296,31 @@ def test_what_is_no_whole_export_is_not_sent(change: str, hub: Hub, model: Path)
     assert hub.calls == []
 
 
+def test_each_of_several_models_goes_to_a_repository_of_its_own(
+    hub: Hub, model: Path, tmp_path: Path, maskmill: Maskmill
+) -> None:
+    both = tmp_path / "both"
+    for name in ("one", "two"):
+        shutil.copytree(model, both / name)
+    said = maskmill("push", str(both), REPO).stdout
+    assert all(f"{hub.url}/{REPO}-{name} " in " ".join(said.split()) for name in ("one", "two"))
+    assert set(hub.repositories) == {f"{REPO}-one", f"{REPO}-two"}
+    assert f'model="{REPO}-two"' in hub.repositories[f"{REPO}-two"].files["README.md"].decode()
+    (both / "two" / "model.safetensors").write_bytes(b"")
+    before = dict(hub.repositories[f"{REPO}-one"].files)
+    (both / "one" / "README.md").write_text("---\nlicense: mit\n---\nnew", "utf-8")
+    maskmill("push", str(both), REPO, code=2)
+    assert hub.repositories[f"{REPO}-one"].files == before, "all are checked before any is sent"
+
+
 def test_a_run_stands_for_its_export(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.json").write_text("{}")
     with pytest.raises(UserError, match=r"has no export yet \(maskmill export "):
-        exported_folder(run)
+        exported_folders(run)
     model.rename(run / "export")
-    assert exported_folder(run) == exported_folder(run / "export") == run / "export"
+    assert exported_folders(run) == exported_folders(run / "export") == [run / "export"]
 
 
 def test_an_export_that_the_run_has_left_behind_is_told(
@@ -326,7 +342,7 @@ def test_an_export_that_the_run_has_left_behind_is_told(
 
 
 def test_licences_that_the_hub_does_not_know() -> None:
-    head = door.front_matter("m", (), "Our own 1.0", {})
+    head = door.front_matter("m", (), "Our own 1.0", {}, BERT_FOR_MASKED_LM)
     data = ModelCard(f"{head}\n# m\n").data
     assert (data.license, data.license_name) == ("other", "our-own-1.0")
-    assert "license" not in door.front_matter("m", (), "", {})
+    assert "license" not in door.front_matter("m", (), "", {}, BERT_FOR_MASKED_LM)

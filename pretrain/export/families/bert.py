@@ -1,20 +1,26 @@
-"""Translate between our parameter names and Hugging Face's, both ways from one dict, and load the weights of a Hugging
-Face folder.
-"""
+"""Describe BERT as transformers has it: a head for masked words, with or without one for pairs of segments."""
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from dataclasses import replace
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from pretrain.export.families.base import Family, Field, Head
 
-from data_pipeline.errors import UserError
-from pretrain.config.settings import EncoderSettings
-from pretrain.export.families.bert_config import check_config, weight_files
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu"}
+"""Our activation -> `hidden_act`. Of the tanh forms this is the one that calls the same kernel as ours."""
+READABLE_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
 
-# `{i}` is a layer's number. Both columns go on with .weight and .bias where the parameter has them.
+FIELDS: dict[str, str | Field] = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "activation": Field("hidden_act", ACTIVATIONS.__getitem__, READABLE_ACTIVATIONS.get),
+    "max_positions": "max_position_embeddings",
+    "layer_norm_eps": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "initializer_range": "initializer_range",
+}
+
 NAMES = {
     "encoder.embeddings.word": "bert.embeddings.word_embeddings",
     "encoder.embeddings.position": "bert.embeddings.position_embeddings",
@@ -34,87 +40,31 @@ NAMES = {
     "nsp_head.pooler": "bert.pooler.dense",
     "nsp_head.classifier": "cls.seq_relationship",
 }
+"""One table for all classes of BERT: files of bert-base-uncased name BertForMaskedLM and hold the pooler as well."""
 
-# Copies of tied tensors (of `value`), which a file may hold and we never write: with both members present and
-# different, transformers leaves them untied without a word.
-TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-
-
-def to_hugging_face(name: str) -> str:
-    """The Hugging Face name of our parameter `name`. Raises KeyError for a name that no objective here has."""
-    return _translated(name, NAMES)
-
-
-def from_hugging_face_name(name: str) -> str:
-    """Our name of the Hugging Face parameter `name`. Raises KeyError for one that we have no place for."""
-    for old, new in LEGACY.items():
-        name = name.replace(old, new)
-    return _translated(name, {theirs: ours for ours, theirs in NAMES.items()})
-
-
-def _translated(name: str, table: Mapping[str, str]) -> str:
-    stem, _, kind = name.rpartition(".")
-    parts = stem.split(".")
-    number = next((part for part in parts if part.isdecimal()), "")
-    pattern = ".".join("{i}" if part == number else part for part in parts)
-    return f"{table[pattern].replace('{i}', number)}.{kind}"
-
-
-def from_hugging_face(
-    folder: str | Path, settings: EncoderSettings, vocabulary_size: int
-) -> dict[str, Tensor]:
-    """The weights of a BERT folder by our names, float32, without vocabulary padding: heads that the folder lacks
-    are lacking here too. Only safetensors is read: loading it runs no code.
-
-    Raises UserError where the folder is not a BERT, or its config.json differs from `settings`."""
-    folder = Path(folder)
-    check_config(folder, settings, vocabulary_size)
-    stored = _stored_tensors(folder)
-    if not any(name.startswith(("bert.", "cls.")) for name in stored):
-        stored = {f"bert.{name}": tensor for name, tensor in stored.items()}  # a bare BertModel
-    state, unknown = {}, []
-    for name, tensor in _sources(stored, folder).items():
-        try:
-            state[from_hugging_face_name(name)] = tensor.to(torch.float32)
-        except KeyError:
-            unknown.append(name)
-    if unknown:
-        raise UserError(
-            f"holds tensors of another kind of model: {_some(unknown)}", where=folder, expected="a BERT"
-        )
-    return state
-
-
-def _stored_tensors(folder: Path) -> dict[str, Tensor]:
-    stored: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        try:
-            stored |= load_file(path)
-        except SafetensorError as error:
-            raise UserError(
-                f"is damaged: {error}", where=path, expected="a whole safetensors file"
-            ) from error
-    return stored
-
-
-def _sources(stored: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """The tensors that are parameters of ours: no buffers, one of each tied pair under its source's name."""
-    sources = {name: tensor for name, tensor in stored.items() if name not in TIED and name not in BUFFERS}
-    for copy, source in TIED.items():
-        if copy in stored and not torch.equal(stored[copy], sources.setdefault(source, stored[copy])):
-            raise UserError(
-                f"{copy} differs from {source}",
-                where=folder,
-                expected="tied weights, as every model here has them",
-            )
-    return sources
-
-
-def _some(names: Iterable[str], count: int = 3) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:count]) + (f" and {len(listed) - count} more" if len(listed) > count else "")
+BERT_FOR_PRETRAINING = Family(
+    export_class="BertForPreTraining",
+    model_type="bert",
+    prefix="bert",
+    what="An encoder of the BERT family with a masked-language-model head and a head that tells whether two segments"
+    " follow one another.",
+    names=NAMES,
+    heads={"mlm": Head("prediction_logits"), "nsp": Head("seq_relationship_logits", per_token=False)},
+    fields=FIELDS,
+    fixed={"type_vocab_size": 2, "tie_word_embeddings": True},
+    defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-12},
+    tied={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    buffers=("bert.embeddings.position_ids", "bert.embeddings.token_type_ids"),
+    legacy={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    tags=("bert", "masked-lm"),
+)
+BERT_FOR_MASKED_LM = replace(
+    BERT_FOR_PRETRAINING,
+    export_class="BertForMaskedLM",
+    what="An encoder of the BERT family with a masked-language-model head. It was trained without sentence pairs, so it"
+    " has no pooler: `AutoModel` starts one at random, which fine-tuning has to train.",
+    heads={"mlm": Head("logits")},
+)

@@ -155,8 +155,8 @@ def test_padding_rows_get_no_gradient_and_no_probability() -> None:
 
 
 def test_registry() -> None:
-    assert with_defaults("bert").export_class == "BertForPreTraining"
-    assert with_defaults("mlm").export_class == "BertForMaskedLM"
+    assert with_defaults("bert").families == ("BertForPreTraining",)
+    assert with_defaults("mlm").families == ("BertForMaskedLM",)
     assert [with_defaults(name).pairs for name in ("bert", "mlm")] == [True, False]
     assert [registered(name).sequences[0] for name in ("bert", "mlm")] == ["segment_pair", "doc_sentences"]
     with pytest.raises(UserError, match=r"objective\.name: unknown 'brt' \(expected bert or mlm\)"):

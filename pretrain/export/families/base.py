@@ -1,0 +1,276 @@
+"""Define what a Hugging Face family is: config and weights in both directions, and how its logits are computed.
+
+No torch is imported here, so that a folder's config.json is checked before any rank starts: translation calls only
+methods of the tensors that it is given.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from data_pipeline.errors import UserError
+from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.settings import EncoderSettings, RunConfig
+
+if TYPE_CHECKING:
+    import transformers
+    from torch import Tensor
+
+    from pretrain.model.batch import MicroBatch
+
+Config = Mapping[str, Any]
+"""The fields of a config.json."""
+
+UNCHECKED = ("dropout", "attention_dropout", "initializer_range")
+"""Settings of training, in which a run may differ from the model that it starts from."""
+
+
+class Field(NamedTuple):
+    """A field of config.json whose value differs from our setting's."""
+
+    name: str
+    to: Callable[[Any], Any]
+    """Our value -> theirs."""
+    back: Callable[[Any], Any]
+    """Their value -> ours; None where we have none."""
+
+
+class Weight(NamedTuple):
+    """A tensor that is stored in another form than ours: more rows, another order of its dimensions."""
+
+    name: str
+    to: Callable[["Tensor", Config], "Tensor"]
+    back: Callable[["Tensor", Config], "Tensor"]
+
+
+class Head(NamedTuple):
+    """Which output of transformers' model holds the logits of one of our heads."""
+
+    output: str
+    per_token: bool = True
+    """Shaped (examples, longest, ...), one row a token; False: (examples, ...)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model class of transformers, as data. A family that needs more than the tables say (a tensor added, copied
+    or folded into another, inputs of its own) is a subclass that overrides the method concerned."""
+
+    export_class: str
+    """The class of transformers that loads an export; also the name of the family."""
+    model_type: str
+    """Value of that field in config.json."""
+    prefix: str
+    """First part of the names of encoder weights, which files of a bare encoder lack."""
+    what: str
+    """What the model is, a sentence for the card."""
+    names: Mapping[str, str | Weight]
+    """Our parameters -> theirs, with a letter in braces for each number. A name without .weight or .bias stands for
+    both of them."""
+    heads: Mapping[str, Head]
+    """Our heads, by their names in `Model.logits`, whose logits an export is compared on."""
+    fields: Mapping[str, str | Field]
+    """Encoder settings -> fields of config.json."""
+    fixed: Config = field(default_factory=dict)
+    """Fields that are the same for every model of the family."""
+    defaults: Config = field(default_factory=dict)
+    """Values of fields that an older config.json may lack."""
+    special_ids: Mapping[str, str] = field(default_factory=lambda: {"pad_token_id": "pad"})
+    """Fields with a special id -> its role in a vocabulary."""
+    left_out: tuple[str, ...] = ()
+    """Beginnings of our names that this folder does not hold: heads without a place in it, another folder's part."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Copies -> the tensors they are copies of. Copies are read and compared, never written: with both present and
+    different, transformers leaves them untied without a warning."""
+    buffers: tuple[str, ...] = ()
+    """Names in files that are no parameters."""
+    legacy: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names in older files -> what they are now."""
+    model_inputs: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")
+    """What its tokenizer returns and its forward takes."""
+    folder: str = ""
+    """Name of its folder where an objective exports several."""
+    pipeline: str = "fill-mask"
+    """The pipeline of transformers that the card shows; empty: none."""
+    tags: tuple[str, ...] = ()
+    """Of the model's page on the hub."""
+
+    def encoder(self, run: RunConfig) -> EncoderSettings:
+        """The settings of the encoder that the folder holds."""
+        return run.encoder
+
+    def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
+        """The fields of config.json, but for those that name class and dtype."""
+        encoder = self.encoder(run)
+        fields = {ours: _field(entry) for ours, entry in self.fields.items()}
+        return {
+            **{entry.name: entry.to(getattr(encoder, ours)) for ours, entry in fields.items()},
+            "vocab_size": vocabulary.size,
+            **{name: getattr(vocabulary, role) for name, role in self.special_ids.items()},
+            **self.fixed,
+        }
+
+    def settings(self, config: Config) -> dict[str, Any]:
+        """The encoder settings that a config.json states, by name; None for what it lacks or we do not have."""
+        known = {**self.defaults, **config}
+        fields = {ours: _field(entry) for ours, entry in self.fields.items()}
+        return {
+            ours: entry.back(known[entry.name]) if entry.name in known else None
+            for ours, entry in fields.items()
+        }
+
+    def differences(self, config: Config, run: RunConfig, vocabulary_size: int) -> list[str]:
+        """How a config.json differs from the settings of a run that is to start from its weights, one line each."""
+        encoder, theirs = self.encoder(run), self.settings(config)
+        found = [
+            f"encoder.{ours} is {getattr(encoder, ours)}, {_field(entry).name} {config.get(_field(entry).name)}"
+            for ours, entry in self.fields.items()
+            if ours not in UNCHECKED and theirs[ours] != getattr(encoder, ours)
+        ]
+        if config.get("vocab_size") != vocabulary_size:
+            found.append(
+                f"the vocabulary has {vocabulary_size} entries, vocab_size is {config.get('vocab_size')}"
+            )
+        return found + [
+            f"{name} is {config[name]}, which must be {value}"
+            for name, value in self.fixed.items()
+            if config.get(name, value) != value
+        ]
+
+    def their_name(self, name: str) -> str:
+        """Their name of our parameter `name`. Raises KeyError for one that has no place in the folder."""
+        return self._to(name)[0]
+
+    def our_name(self, name: str) -> str:
+        """Our name of their parameter `name`. Raises KeyError for one that we have no place for."""
+        return self._back(name)[0]
+
+    def to_hugging_face(self, state: "Mapping[str, Tensor]", config: Config) -> "dict[str, Tensor]":
+        """Our parameters, without vocabulary padding, as the folder holds them; tied copies and what is left out are
+        not among them. `config`: the folder's. Raises KeyError for a parameter without a place."""
+        tensors = {}
+        for ours, tensor in state.items():
+            if not ours.startswith(self.left_out):
+                theirs, weight = self._to(ours)
+                tensors[theirs] = weight.to(tensor, config)
+        return tensors
+
+    def from_hugging_face(
+        self, stored: "Mapping[str, Tensor]", config: Config, where: Path
+    ) -> "dict[str, Tensor]":
+        """Our parameters of a folder's tensors, float32: heads that it lacks are lacking here too. `where`: the folder.
+
+        Raises UserError for a tensor without a place and for tied copies that differ."""
+        state, unknown = {}, []
+        for theirs, tensor in self._sources(stored, where).items():
+            try:
+                ours, weight = self._back(theirs)
+            except KeyError:
+                unknown.append(theirs)
+            else:
+                state[ours] = weight.back(tensor.float(), config)
+        if unknown:
+            raise UserError(
+                f"holds tensors of another kind of model: {_some(unknown)}",
+                where=where,
+                expected=f"those of {self.export_class}",
+            )
+        return state
+
+    def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":
+        """What transformers' forward takes for a packed batch: its examples padded on the right with the id `pad`."""
+        example, position = _places(batch)
+        shape = (len(batch.lengths), max(batch.lengths))
+        columns = {
+            "input_ids": batch.input_ids.new_full(shape, pad),
+            "token_type_ids": batch.input_ids.new_zeros(shape),
+            "attention_mask": batch.input_ids.new_zeros(shape),
+        }
+        columns["input_ids"][example, position] = batch.input_ids
+        columns["token_type_ids"][example, position] = batch.segment_ids
+        columns["attention_mask"][example, position] = 1
+        return {name: columns[name] for name in self.model_inputs}
+
+    def logits(
+        self, model: "transformers.PreTrainedModel", batch: "MicroBatch", pad: int
+    ) -> "dict[str, Tensor]":
+        """Their logits for a packed batch by the names of our heads: (tokens, ...) or (examples, ...)."""
+        example, position = _places(batch)
+        out = model(**self.inputs(batch, pad))
+        return {
+            name: out[head.output][example, position] if head.per_token else out[head.output]
+            for name, head in self.heads.items()
+        }
+
+    def _to(self, name: str) -> tuple[str, Weight]:
+        for ours, entry in self.names.items():
+            if parts := _matched(ours, name):
+                weight = _weight(entry)
+                return weight.name.format(**parts) + parts["kind"], weight
+        raise KeyError(f"{self.export_class} has no place for {name}")
+
+    def _back(self, name: str) -> tuple[str, Weight]:
+        for ours, entry in self.names.items():
+            weight = _weight(entry)
+            if parts := _matched(weight.name, name):
+                return ours.format(**parts) + parts["kind"], weight
+        raise KeyError(f"{name} of {self.export_class} has no place here")
+
+    def _sources(self, stored: "Mapping[str, Tensor]", where: Path) -> "dict[str, Tensor]":
+        """The tensors that are parameters, by today's names: no buffers, one of each tied pair."""
+        named = {}
+        for name, tensor in stored.items():
+            for old, new in self.legacy.items():
+                name = name.replace(old, new)
+            named[name] = tensor
+        if not any(name.split(".")[0] in self._first_parts() for name in named):  # a bare encoder
+            named = {f"{self.prefix}.{name}": tensor for name, tensor in named.items()}
+        sources = {n: t for n, t in named.items() if n not in self.tied and n not in self.buffers}
+        for copy, source in self.tied.items():
+            if copy in named and not named[copy].equal(sources.setdefault(source, named[copy])):
+                raise UserError(
+                    f"{copy} differs from {source}",
+                    where=where,
+                    expected="tied weights, as every model here has them",
+                )
+        return sources
+
+    def _first_parts(self) -> set[str]:
+        return {_weight(entry).name.split(".")[0] for entry in self.names.values()}
+
+
+def _field(entry: str | Field) -> Field:
+    return entry if isinstance(entry, Field) else Field(entry, _same, _same)
+
+
+def _weight(entry: str | Weight) -> Weight:
+    return entry if isinstance(entry, Weight) else Weight(entry, _same, _same)
+
+
+def _same(value: Any, _: object = None) -> Any:
+    return value
+
+
+def _matched(pattern: str, name: str) -> dict[str, str] | None:
+    """The numbers of `name`, and its ending where `pattern` stands for both; None where they do not match."""
+    found = _compiled(pattern).fullmatch(name)
+    return {key: value or "" for key, value in found.groupdict().items()} if found else None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    core = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(pattern))
+    return re.compile(core + r"(?P<kind>\.weight|\.bias)?")
+
+
+def _places(batch: "MicroBatch") -> "tuple[Tensor, Tensor]":
+    """The example of each token of the run, and its position there."""
+    return (batch.positions == 0).cumsum(0) - 1, batch.positions
+
+
+def _some(names: Iterable[str], count: int = 3) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:count]) + (f" and {len(listed) - count} more" if len(listed) > count else "")

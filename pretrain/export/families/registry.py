@@ -1,0 +1,52 @@
+"""Register the families by the class of transformers that loads them, and find the one of a folder; without torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import UserError
+from pretrain.config.settings import RunConfig
+from pretrain.export.families.base import Family
+from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
+from pretrain.export.families.bert_decoder import BERT_DECODER
+
+FAMILIES = {
+    family.export_class: family for family in (BERT_FOR_PRETRAINING, BERT_FOR_MASKED_LM, BERT_DECODER)
+}
+"""Name in `Objective.families` -> family. The first of a model_type reads folders of its other classes."""
+
+
+def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
+    """The family that reads a folder of transformers, by the class or else the model_type that its config.json names,
+    and the fields of that file. Raises UserError where there is none."""
+    path = folder / "config.json"
+    try:
+        config = dict(json.loads(path.read_text("utf-8")))
+        kind, named = config.get("model_type"), list(config.get("architectures") or ())
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError("cannot be read", where=path, expected="a Hugging Face config.json") from error
+    readable = [family for family in FAMILIES.values() if family.model_type == kind]
+    if not readable:
+        known = " or ".join(dict.fromkeys(repr(family.model_type) for family in FAMILIES.values()))
+        raise UserError(f"model_type is {kind!r}", where=path, expected=known)
+    return next((family for family in readable if family.export_class in named), readable[0]), config
+
+
+def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
+    """Raises UserError listing how the folder's config.json differs from the run's settings, dropout aside."""
+    family, config = family_of(folder)
+    if differences := family.differences(config, run, vocabulary_size):
+        raise UserError(
+            f"differs from the run's settings: {'; '.join(differences)}", where=folder / "config.json"
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files. Raises UserError where it has none."""
+    paths = sorted(folder.glob("model*.safetensors"))
+    if not paths:
+        remedy = (
+            "pytorch_model.bin can run code when it is loaded: convert it with transformers' save_pretrained"
+        )
+        raise UserError("no weights", where=folder, expected="model.safetensors", remedy=remedy)
+    return paths

@@ -1,0 +1,41 @@
+"""Read the weights of a Hugging Face model by our names, whatever registered family it is of."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from pretrain.config.settings import RunConfig
+from pretrain.export.families.registry import check_config, family_of, weight_files
+from pretrain.run.folder import model_folders
+
+
+def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> dict[str, Tensor]:
+    """The weights of the model in `source`, or of all models that its folders hold, by our names: float32, without
+    vocabulary padding; heads that it lacks are lacking here too. Only safetensors is read: loading it runs no code.
+
+    Raises UserError where no family reads it, or its config.json differs from the settings of `run`."""
+    state: dict[str, Tensor] = {}
+    for folder in model_folders(source) or [source]:
+        check_config(folder, run, vocabulary_size)
+        family, config = family_of(folder)
+        for name, tensor in family.from_hugging_face(_stored(folder), config, folder).items():
+            if not state.setdefault(name, tensor).equal(tensor):
+                raise UserError(
+                    f"{name} differs between its folders", where=source, expected="one model's weights in all"
+                )
+    return state
+
+
+def _stored(folder: Path) -> dict[str, Tensor]:
+    stored: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            stored |= load_file(path)
+        except SafetensorError as error:
+            raise UserError(
+                f"is damaged: {error}", where=path, expected="a whole safetensors file"
+            ) from error
+    return stored

@@ -1,0 +1,215 @@
+"""Families: models of more than one folder, tensors of another form than ours, and visibility of the past alone."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from data_pipeline.records import Examples
+from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.export import writer
+from pretrain.export.bundle import exported_folders, gather
+from pretrain.export.families import registry
+from pretrain.export.families.base import Family, Head, Weight
+from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING, NAMES
+from pretrain.export.families.bert_decoder import BERT_DECODER
+from pretrain.export.families.registry import FAMILIES, family_of
+from pretrain.export.parity import check_parity
+from pretrain.export.reader import read_weights
+from pretrain.export.tokenizer import write_tokenizer
+from pretrain.model.batch import MicroBatch
+from pretrain.model.encoder import Encoder
+from pretrain.model.heads import MaskedTokenHead
+from pretrain.model.initialize import initialize
+from pretrain.model.visibility import CAUSAL, FULL, Visibility
+from pretrain.objectives.base import Model
+from pretrain.report.inspection import describe
+from pretrain.run.folder import model_folders
+from tests.factories.exports import Exporter, random_weights
+from tests.factories.models import config_of, fresh_model
+
+STAMP = VocabularyStamp("", 85, cls=2, sep=3, mask=4, pad=0, unk=1)
+
+
+class LeftToRight(Model):
+    """Predicts words from what a token sees; the past alone, unless told otherwise."""
+
+    def __init__(self, settings: EncoderSettings, visibility: Visibility) -> None:
+        super().__init__(Encoder(settings, STAMP.size))
+        self.mlm_head, self.visibility = MaskedTokenHead(self.encoder, STAMP.mask), visibility
+        initialize(self, seed=4, std=0.3)
+
+    def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
+        hidden_TH = self.encoder(batch, visibility=self.visibility)
+        return {"causal": self.mlm_head.logits(hidden_TH, batch)}
+
+
+def write(model: Model, family: Family, config: RunConfig, folder: Path) -> Path:
+    folder.mkdir()
+    fields = family.config(config, STAMP)
+    writer.write_config(family, fields, folder)
+    writer.write_weights(model, family, fields, folder)
+    return folder
+
+
+def test_a_decoder_sees_the_past_alone(
+    settings: EncoderSettings, examples: Examples, tokenizer_json: str, tmp_path: Path
+) -> None:
+    config = config_of("mlm", settings)
+    folder = write(LeftToRight(settings, CAUSAL), BERT_DECODER, config, tmp_path / "model")
+    parity = check_parity(LeftToRight(settings, CAUSAL), folder, BERT_DECODER, examples, pad=0)
+    assert set(parity) == {"causal"}
+    with pytest.raises(UserError, match="the causal logits of the exported model differ"):
+        check_parity(LeftToRight(settings, FULL), folder, BERT_DECODER, examples, pad=0)
+    both_ways = replace(BERT_DECODER, fixed=BERT_FOR_PRETRAINING.fixed)
+    wrong = write(LeftToRight(settings, CAUSAL), both_ways, config, tmp_path / "wrong")
+    with pytest.raises(UserError, match="the causal logits of the exported model differ"):
+        check_parity(LeftToRight(settings, CAUSAL), wrong, BERT_DECODER, examples, pad=0)
+
+    write_tokenizer(tokenizer_json, folder, 48)
+    generate = transformers.pipeline("text-generation", model=str(folder))  # as the card shows it
+    assert isinstance(generate.model, transformers.BertLMHeadModel)
+    [continued] = generate("[CLS] the quick", add_special_tokens=False, max_new_tokens=3, do_sample=False)
+    assert continued["generated_text"].startswith("[CLS] the quick")
+    assert family_of(folder)[0] is BERT_DECODER
+    expected = dict(LeftToRight(settings, CAUSAL).named_parameters())
+    back = read_weights(folder, config, STAMP.size)
+    assert all(back[n].equal(p[: len(back[n])]) for n, p in expected.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roberta(Family):
+    """Positions that begin behind the id of padding, a table of one segment, heads of other names."""
+
+    def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, object]:
+        rows = run.encoder.max_positions + vocabulary.pad + 1
+        return {**super().config(run, vocabulary), "max_position_embeddings": rows}
+
+
+def zero_rows(tensor: Tensor, count: int) -> Tensor:
+    return tensor.new_zeros((count, *tensor.shape[1:]))
+
+
+ROBERTA = Roberta(
+    export_class="RobertaForMaskedLM",
+    model_type="roberta",
+    prefix="roberta",
+    what="A test.",
+    names={
+        **{
+            ours: f"roberta{theirs.removeprefix('bert')}"
+            for ours, theirs in NAMES.items()
+            if "head" not in ours
+        },
+        "encoder.embeddings.position": Weight(
+            "roberta.embeddings.position_embeddings",
+            to=lambda rows, config: torch.cat((zero_rows(rows, config["pad_token_id"] + 1), rows)),
+            back=lambda rows, config: rows[config["pad_token_id"] + 1 :],
+        ),
+        "encoder.embeddings.segment": Weight(
+            "roberta.embeddings.token_type_embeddings",
+            to=lambda rows, _: rows[:1],
+            back=lambda rows, _: torch.cat((rows, zero_rows(rows, 1))),
+        ),
+        "mlm_head.dense": "lm_head.dense",
+        "mlm_head.norm": "lm_head.layer_norm",
+        "mlm_head": "lm_head",
+    },
+    heads={"mlm": Head("logits")},
+    fields={ours: theirs for ours, theirs in BERT_FOR_PRETRAINING.fields.items() if ours != "max_positions"},
+    fixed={"type_vocab_size": 1, "tie_word_embeddings": True},
+    special_ids={"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"},
+    model_inputs=("input_ids", "attention_mask"),
+)
+
+
+def test_a_family_may_change_tensors(
+    settings: EncoderSettings,
+    examples: Examples,
+    tokenizer_json: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(FAMILIES, ROBERTA.export_class, ROBERTA)
+    settings.activation = "gelu"  # which its head has in any case
+    config, model = config_of("mlm", settings), fresh_model("mlm", settings, STAMP.size, seed=3)
+    singles = replace(examples, first_lengths=examples.lengths.astype(examples.first_lengths.dtype))
+    folder = write(model, ROBERTA, config, tmp_path / "model")
+    check_parity(model, folder, ROBERTA, singles, pad=0)
+    with pytest.raises(UserError, match="the mlm logits of the exported model differ"):
+        check_parity(model, folder, ROBERTA, examples, pad=0)  # two segments have no place in it
+
+    back, expected = read_weights(folder, config, STAMP.size), dict(model.named_parameters())
+    assert back.keys() == expected.keys()
+    for name, rows in (("position", slice(None)), ("segment", slice(1))):
+        name = f"encoder.embeddings.{name}.weight"
+        assert back[name].shape == expected[name].shape
+        assert back[name][rows].equal(expected[name][rows])
+    write_tokenizer(tokenizer_json, folder, settings.max_positions, ROBERTA.model_inputs)
+    encoded = transformers.AutoTokenizer.from_pretrained(folder)("the quick", "fox")
+    assert set(encoded) == {"input_ids", "attention_mask"}
+    config.encoder.hidden = 48
+    with pytest.raises(UserError, match=r"encoder\.hidden is 48, hidden_size 24"):
+        read_weights(folder, config, STAMP.size)
+
+
+@pytest.fixture
+def two_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The objective `bert` leaves two models: all of it, and one without the head of pairs."""
+    words = replace(BERT_FOR_MASKED_LM, folder="words", left_out=("nsp_head",))
+    monkeypatch.setitem(FAMILIES, words.export_class, words)
+    whole = replace(BERT_FOR_PRETRAINING, folder="whole")
+    monkeypatch.setitem(FAMILIES, whole.export_class, whole)
+    monkeypatch.setattr("pretrain.objectives.bert.Bert.families", (whole.export_class, words.export_class))
+
+
+@pytest.mark.usefixtures("two_folders")
+def test_an_objective_may_leave_several_folders(
+    settings: EncoderSettings, tokenizer_json: str, examples: Examples, tmp_path: Path
+) -> None:
+    exporter, out = Exporter(settings, tokenizer_json, examples), tmp_path / "model"
+    assert set(exporter.export(out)) == {"mlm", "nsp"}
+    assert sorted(p.name for p in out.iterdir()) == ["whole", "words"]
+    assert exported_folders(out) == model_folders(out) == [out / "whole", out / "words"]
+    assert "# model-words\n" in (out / "words" / "README.md").read_text("utf-8")
+    for folder in exported_folders(out):
+        hashes = json.loads((folder / "maskmill.json").read_text())["sha256"]
+        assert hashes.keys() == {p.name for p in folder.iterdir()} - {"maskmill.json"}
+        assert set(gather(folder, "a/b").files) == hashes.keys() | {"maskmill.json"}
+    facts = describe(out)
+    assert [facts[name]["hashes"] for name in ("whole", "words")] == ["all hold"] * 2
+    assert facts["words"]["architectures"] == ["BertForMaskedLM"]
+    weights = random_weights("bert", settings)
+    back = read_weights(out, config_of("bert", settings), STAMP.size)
+    assert back.keys() == weights.keys()
+    assert all(back[name].equal(weights[name]) for name in back)
+
+    other = Exporter(settings, tokenizer_json, examples)
+    other.settings = replace(settings, initializer_range=0.2)
+    other.export(tmp_path / "other")
+    (out / "words").rename(tmp_path / "words")
+    (tmp_path / "other" / "words").rename(out / "words")
+    with pytest.raises(UserError, match="differs between its folders"):
+        read_weights(out, config_of("bert", settings), STAMP.size)
+
+
+def test_no_family_reads_a_foreign_folder(settings: EncoderSettings, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UserError, match=r"model_type is 'gpt2' \(expected 'bert'\)"):
+        read_weights(tmp_path, config_of("bert", settings), STAMP.size)
+    (tmp_path / "config.json").write_text('["bert"]')
+    with pytest.raises(UserError, match=r"config\.json: cannot be read"):
+        read_weights(tmp_path, config_of("bert", settings), STAMP.size)
+
+
+def test_settings_and_fields_translate_both_ways(settings: EncoderSettings) -> None:
+    for family in registry.FAMILIES.values():
+        fields = family.config(config_of("bert", settings), STAMP)
+        assert EncoderSettings(**family.settings(fields)) == settings
+        assert family.differences(fields, config_of("bert", settings), STAMP.size) == []
