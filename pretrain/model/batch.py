@@ -93,14 +93,23 @@ class MicroBatch:
         inputs = self.input_ids.index_select(0, self.masked_index)
         return rows, Predicted(place[:masked], self.masked_ids, inputs, place[masked:], self.labels)
 
+    @property
+    def example_index(self) -> Tensor:
+        """(T,) int64: the example of each row. No value is read from the device."""
+        rows_T = torch.arange(self.tokens, device=self.input_ids.device)
+        return torch.bucketize(rows_T, self.cu_seqlens[1:], right=True)
+
     def next_tokens(self) -> Tensor:
         """Find what each row predicts from left to right: (T,) int64, the id after it in its example; -1 (IGNORED) for
         an example's last token and in spare examples. No value is read from the device."""
-        rows_T = torch.arange(self.tokens, device=self.input_ids.device)
-        examples_T = torch.bucketize(rows_T, self.cu_seqlens[1:], right=True)
+        examples_T = self.example_index
         last_T = F.pad(examples_T[1:] != examples_T[:-1], (0, 1), value=True)
         spare_T = self.streams.index_select(0, examples_T) == SPARE
         return self.input_ids.roll(-1).masked_fill(last_T | spare_T, IGNORED)
+
+    def real_tokens(self) -> Tensor:
+        """Tell the rows of examples from spare ones: (T,) bool."""
+        return self.streams.index_select(0, self.example_index) != SPARE
 
     @property
     def tokens(self) -> int:

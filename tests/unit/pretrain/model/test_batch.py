@@ -19,6 +19,8 @@ def test_spare_examples_predict_nothing(shape: Shape) -> None:
     assert whole.next_tokens().tolist() == TARGETS + [IGNORED] * (shape.tokens - len(TARGETS))
     assert whole.streams.tolist() == [0, 1, 2] + [SPARE] * (shape.examples - 3)
     assert len(whole.keys) == shape.examples
+    assert whole.real_tokens().tolist() == [True] * 10 + [False] * (shape.tokens - 10)
+    assert not MicroBatch.empty(2, 3).real_tokens().any()
     assert (MicroBatch.empty(2, 3).next_tokens() == IGNORED).all()
 
 
