@@ -135,6 +135,8 @@ class EncoderSettings:
     """Transformer blocks."""
     hidden: int = 768
     """Width of a token's vector."""
+    embedding_size: int = 0
+    """Width of the embedding tables, which a linear layer projects to `hidden` where it differs; 0: as wide."""
     heads: int = 12
     """Attention heads; they share out the width."""
     intermediate: int = 3072
@@ -151,6 +153,11 @@ class EncoderSettings:
     """Added to the variance in LayerNorm."""
     initializer_range: float = 0.02
     """Standard deviation of the truncated normal (cut at two of it) that weights start from."""
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the embedding tables."""
+        return self.embedding_size or self.hidden
 
 
 @dataclass

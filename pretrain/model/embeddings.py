@@ -1,6 +1,6 @@
 """Embed token ids, segment ids and positions: the first hidden states.
 
-Shape legend: T packed tokens, H hidden size.
+Shape legend: T packed tokens, E embedding size.
 """
 
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ class Embeddings(nn.Module):
 
     def __init__(self, settings: EncoderSettings, vocabulary_size: int) -> None:
         super().__init__()
-        self.word = bare_embedding(padded(vocabulary_size), settings.hidden)
-        self.position = bare_embedding(settings.max_positions, settings.hidden)
-        self.segment = bare_embedding(SEGMENTS, settings.hidden)
-        self.norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        self.word = bare_embedding(padded(vocabulary_size), settings.embedding_width)
+        self.position = bare_embedding(settings.max_positions, settings.embedding_width)
+        self.segment = bare_embedding(SEGMENTS, settings.embedding_width)
+        self.norm = bare(nn.LayerNorm, settings.embedding_width, eps=settings.layer_norm_eps)
         self.dropout = Dropout(settings.dropout)
         self.vocabulary_rows = {"word.weight": vocabulary_size}
 
     def forward(self, input_ids_T: Tensor, segment_ids_T: Tensor, positions_T: Tensor) -> Tensor:
-        """Hidden states (T, H)."""
-        x_TH = self.word(input_ids_T) + self.segment(segment_ids_T) + self.position(positions_T)
-        return self.dropout(self.norm(x_TH))
+        """Embed the tokens of a run: (T, E)."""
+        x_TE = self.word(input_ids_T) + self.segment(segment_ids_T) + self.position(positions_T)
+        return self.dropout(self.norm(x_TE))

@@ -1,6 +1,6 @@
 """Encode a MicroBatch of packed tokens: one hidden state per token.
 
-Shape legend: T packed tokens, P rows that are asked for, H hidden size.
+Shape legend: T packed tokens, P rows that are asked for, E embedding size, H hidden size.
 """
 
 import torch
@@ -11,6 +11,7 @@ from data_pipeline.errors import UserError
 from pretrain.config.settings import EncoderSettings
 from pretrain.model.batch import MicroBatch
 from pretrain.model.embeddings import Embeddings
+from pretrain.model.initialize import bare
 from pretrain.model.layers import ACTIVATIONS, Layer
 from pretrain.model.visibility import FULL, Visibility
 
@@ -20,17 +21,29 @@ class Encoder(nn.Module):
 
     Its parameters are not set yet: call `initialize` or `load_parameters` on the module that holds it. With
     `activation_checkpointing` each layer keeps only its input and is computed again in the backward pass,
-    with the same dropout. Raises UserError where a setting is out of its range."""
+    with the same dropout. `embeddings` are those of another encoder, which this one shares: they are that one's
+    submodule, not this one's, since ZeRO-3 hooks a module once for each parent.
+    Raises UserError where a setting is out of its range."""
 
     def __init__(
-        self, settings: EncoderSettings, vocabulary_size: int, activation_checkpointing: bool = False
+        self,
+        settings: EncoderSettings,
+        vocabulary_size: int,
+        activation_checkpointing: bool = False,
+        embeddings: Embeddings | None = None,
     ) -> None:
         super().__init__()
         check_settings(settings)
         self.settings = settings
         self.vocabulary_size = vocabulary_size
         self.activation_checkpointing = activation_checkpointing
-        self.embeddings = Embeddings(settings, vocabulary_size)
+        if embeddings is None:
+            self.embeddings = Embeddings(settings, vocabulary_size)
+        else:
+            object.__setattr__(self, "embeddings", embeddings)
+        self.projection: nn.Linear | None = None
+        if settings.embedding_width != settings.hidden:
+            self.projection = bare(nn.Linear, settings.embedding_width, settings.hidden)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
 
     def forward(
@@ -41,7 +54,8 @@ class Encoder(nn.Module):
 
         With `rows_P`, the rows of the run that heads read, (P, H) of these: the last layer computes no others. A row
         may come twice. In pretraining they are a sixth of all."""
-        x_TH = self.embeddings(batch.input_ids, batch.segment_ids, batch.positions)
+        x_TE = self.embeddings(batch.input_ids, batch.segment_ids, batch.positions)
+        x_TH = x_TE if self.projection is None else self.projection(x_TE)
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for number, layer in enumerate(self.layers, start=1):
             rows = rows_P if number == len(self.layers) else None

@@ -12,18 +12,19 @@ from pretrain.model.visibility import FULL, Visibility
 def encoder_flops(
     settings: EncoderSettings, tokens: int, squares: int, visibility: Visibility = FULL
 ) -> float:
-    """Count the operations of the encoder's blocks over examples with `tokens` tokens in all, whose squared lengths sum
+    """Count the operations of the matrices over examples with `tokens` tokens in all, whose squared lengths sum
     to `squares`."""
     hidden = settings.hidden
     weights = settings.layers * (4 * hidden * hidden + 2 * hidden * settings.intermediate)
+    if settings.embedding_width != hidden:
+        weights += settings.embedding_width * hidden
     pairs = seen_pairs(visibility, tokens, squares)
     return float(6 * weights * tokens + 12 * settings.layers * hidden * pairs)
 
 
 def projection_flops(settings: EncoderSettings, vocabulary: int, rows: int) -> float:
     """Count the operations of the head's dense layer and the projection of `rows` rows to `vocabulary` words."""
-    hidden = settings.hidden
-    return float(6 * (hidden * hidden + hidden * vocabulary) * rows)
+    return float(6 * settings.embedding_width * (settings.hidden + vocabulary) * rows)
 
 
 def seen_pairs(visibility: Visibility, tokens: int, squares: int) -> int:

@@ -2,7 +2,7 @@
 
 The hidden states are those of a MicroBatch's whole run, or of the rows alone that it says are predicted.
 
-Shape legend: T packed tokens, E examples, R masked rows, H hidden size, V words.
+Shape legend: T packed tokens, E examples, R masked rows, H hidden size, E embedding size, V words.
 """
 
 from typing import NamedTuple
@@ -52,16 +52,19 @@ class MaskedTokenHead(nn.Module):
         settings = encoder.settings
         self.vocabulary_size = encoder.vocabulary_size
         self.mask_id = mask_id
-        self.dense = bare(nn.Linear, settings.hidden, settings.hidden)
+        self.dense = bare(nn.Linear, settings.hidden, settings.embedding_width)
         self.activation = ACTIVATIONS[settings.activation]
-        self.norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        self.norm = bare(nn.LayerNorm, settings.embedding_width, eps=settings.layer_norm_eps)
         self.decoder = encoder.embeddings.word.weight
         self.bias = nn.Parameter(torch.zeros(padded(self.vocabulary_size)))
         self.vocabulary_rows = {"bias": self.vocabulary_size}
 
     def forward(self, hidden_TH: Tensor, batch: Predicted) -> MaskedPredictions:
         """Loss, count and hits over the masked rows of the batch, together and by what their input is."""
-        hidden_RH = self._transform(hidden_TH, batch)
+        return self.predictions(self.transform(hidden_TH, batch), batch)
+
+    def predictions(self, hidden_RH: Tensor, batch: Predicted) -> MaskedPredictions:
+        """As `forward`, of what `transform` made of the masked rows."""
         found = vocabulary_cross_entropy(
             hidden_RH, self.decoder, self.bias, batch.masked_ids, self.vocabulary_size
         )
@@ -76,9 +79,10 @@ class MaskedTokenHead(nn.Module):
     def logits(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
         """(R, V) logits of the masked rows, without padding."""
         rows = self.vocabulary_size
-        return F.linear(self._transform(hidden_TH, batch), self.decoder[:rows], self.bias[:rows])
+        return F.linear(self.transform(hidden_TH, batch), self.decoder[:rows], self.bias[:rows])
 
-    def _transform(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
+    def transform(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
+        """Make the masked rows ready for the projection to words: (R, E)."""
         hidden_RH = hidden_TH.index_select(0, batch.masked_index)
         return self.norm(self.activation(self.dense(hidden_RH)))
 

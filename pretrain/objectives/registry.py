@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
 
 
+ENCODER_VARIANTS = ("embedding_size",)
+"""Settings of encoder.* in which an encoder differs from BERT's in kind, not in size."""
+
+
 class Registered(NamedTuple):
     """What is known of an objective before its module, and torch with it, is imported."""
 
@@ -18,6 +22,8 @@ class Registered(NamedTuple):
     """module:class"""
     sequences: tuple[str, ...]
     """Values of data.sequences that it can learn from; the first one is its default."""
+    encoder: tuple[str, ...] = ()
+    """Of ENCODER_VARIANTS, those that its encoders, and what they are exported as, have a place for."""
 
 
 OBJECTIVES = {

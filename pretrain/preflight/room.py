@@ -21,7 +21,8 @@ def surely_has_room(config: RunConfig, vocabulary_size: int) -> bool:
     """Whether the checkpoints fit even if the model were larger than it can be: then nothing needs to be counted."""
     encoder, hidden = config.encoder, config.encoder.hidden
     layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate
-    matrices = encoder.layers * layer + (vocabulary_size + encoder.max_positions + 2 * hidden) * hidden
+    width = max(hidden, encoder.embedding_width)
+    matrices = encoder.layers * layer + (vocabulary_size + encoder.max_positions + 2 * hidden) * width
     wanted = (
         matrices
         * MAX_PARAMETERS_PER_MATRIX_ELEMENT

@@ -8,8 +8,8 @@ from data_pipeline.io.object_store import STORES
 from data_pipeline.io.redact import redact, redact_settings
 from data_pipeline.sequences.registry import SEQUENCES
 from data_pipeline.settings import MASKINGS, mask_stages
-from pretrain.config.settings import RunConfig
-from pretrain.objectives.registry import OBJECTIVES, registered
+from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.objectives.registry import ENCODER_VARIANTS, OBJECTIVES, registered
 
 CHOICES = {
     "data.documents": ("blank_line", "file"),
@@ -87,6 +87,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "schedule.power": (0, math.inf),
     "encoder.layers": (1, 10_000),
     "encoder.hidden": (1, 1_000_000),
+    "encoder.embedding_size": (0, 1_000_000),
     "encoder.heads": (1, 100_000),
     "encoder.intermediate": (1, 10_000_000),
     "encoder.dropout": (0, 0.99),
@@ -176,6 +177,15 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         (
             encoder.hidden % encoder.heads != 0,
             f"encoder.hidden={encoder.hidden} does not divide into encoder.heads={encoder.heads}",
+        ),
+        *(
+            (
+                value != getattr(EncoderSettings(), name)
+                and name not in registered(config.objective.name).encoder,
+                f"encoder.{name}={value}: models of objective.name={config.objective.name} have no place for it",
+            )
+            for name in ENCODER_VARIANTS
+            for value in (getattr(encoder, name),)
         ),
         (
             run.ranks > train.global_batch,

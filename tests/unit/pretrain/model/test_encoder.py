@@ -172,3 +172,25 @@ def test_a_micro_batch_from_columns() -> None:
     for name in ("input_ids", "segment_ids", "positions", "masked_index", "masked_ids", "labels"):
         assert torch.equal(getattr(made, name), getattr(listed, name))
     assert torch.equal(made.to("cpu").input_ids, made.input_ids)
+
+
+def test_narrow_embeddings_are_projected_and_shared() -> None:
+    narrow, tokens = encoder(embedding_size=6).double(), batch([9, 4])
+    assert narrow.embeddings.word.weight.shape == (padded(VOCABULARY), 6)
+    assert narrow.embeddings.norm.weight.shape == (6,)
+    assert narrow.projection is not None
+    assert encoder().projection is None
+    settings = dataclasses.replace(TINY, embedding_size=6, hidden=8, heads=1)
+    other = Encoder(settings, VOCABULARY, embeddings=narrow.embeddings)
+    initialize(other, 1, 0.2)
+    together = torch.nn.ModuleList((narrow, other.double()))
+    assert not any("embeddings" in name for name, _ in other.named_parameters())
+    assert sum("word" in name for name, _ in together.named_parameters()) == 1
+    assert (narrow(tokens).shape, other(tokens).shape) == ((13, 16), (13, 8))
+    other(tokens).sum().backward()
+    assert narrow.embeddings.position.weight.grad.any()
+    embedded = narrow.embeddings(tokens.input_ids, tokens.segment_ids, tokens.positions)
+    hidden = narrow.projection(embedded)
+    for layer in narrow.layers:
+        hidden = layer(hidden, tokens.packing)
+    assert torch.equal(narrow(tokens), hidden)

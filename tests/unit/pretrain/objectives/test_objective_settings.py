@@ -10,7 +10,8 @@ from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config
 from pretrain.config.settings import ObjectiveSettings, RunConfig
-from pretrain.objectives.registry import OBJECTIVES, load
+from pretrain.objectives.registry import OBJECTIVES, load, registered
+from pretrain.preflight.validate import check
 from pretrain.training.claim_folder import identity_of
 from tests.factories.objectives import WithHalved, register
 
@@ -73,3 +74,15 @@ def test_every_group_belongs_to_a_member(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(
         type(getattr(ObjectiveSettings(), name)).__module__ == "pretrain.config.settings" for name in groups
     )
+
+
+@pytest.mark.parametrize("name", [name for name, known in OBJECTIVES.items() if not known.encoder])
+def test_an_encoder_without_a_place_in_its_export_is_refused(name: str) -> None:
+    config = RunConfig()
+    config.objective.name, config.data.sequences = name, registered(name).sequences[0]
+    check(config)
+    config.encoder.embedding_size = 64
+    with pytest.raises(
+        UserError, match=f"encoder.embedding_size=64: models of objective.name={name} have no place"
+    ):
+        check(config)
