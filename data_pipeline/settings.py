@@ -16,7 +16,9 @@ create_pretraining_data.py."""
 SEQUENTIAL = "sequential"
 """Value of data.order for a sequential order; the other one is `shuffled`."""
 MASKINGS = ("token", "span", "ngram", "phrase", "entity")
-"""Values of data.masking."""
+"""Kinds of masking: values of data.masking."""
+UNMASKED = "none"
+"""Value of data.masking that masks nothing."""
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 
@@ -103,7 +105,8 @@ class DataSettings:
     """Most tokens to predict in one example; 0: as many as data.masked_lm_prob asks for. In exact mode 0 is 20, as in
     BERT's script."""
     masking: str = deciding("token")
-    """What is masked as one: token, span (SpanBERT), ngram (ALBERT), phrase or entity (ERNIE)."""
+    """What is masked as one: token, span (SpanBERT), ngram (ALBERT), phrase or entity (ERNIE); none: nothing,
+    for objectives that predict without masks."""
     whole_word: bool = deciding(False)
     """With masking=token: mask all pieces of a word together, or none of them."""
     mask_prob: float = deciding(0.8)
@@ -177,14 +180,11 @@ def mask_stages(settings: DataSettings) -> list[Stage]:
     kind, and for steps that are missing, too few, or given for the last one."""
     found, first = [], 0
     listed = settings.mask_stages or [settings.masking]
+    kinds = MASKINGS if settings.mask_stages else (*MASKINGS, UNMASKED)
     for number, text in enumerate(listed):
         kind, colon, steps = (part.strip() for part in str(text).partition(":"))
         last = number == len(listed) - 1
-        if (
-            kind not in MASKINGS
-            or bool(colon) == last
-            or not (last or (steps.isdecimal() and int(steps) > 0))
-        ):
+        if kind not in kinds or bool(colon) == last or not (last or (steps.isdecimal() and int(steps) > 0)):
             raise UserError(
                 f"cannot read {text!r}",
                 where="data.mask_stages",

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.npy import offsets_of
 
 if TYPE_CHECKING:
-    from data_pipeline.masking.masker import Masker
+    from data_pipeline.masking.corruption import Corruption
     from data_pipeline.shards.index import Split
 
 
@@ -33,17 +33,17 @@ def caps_for(
     split: "Split",
     micro_batch: int,
     sequence_length: int,
-    masker: "Masker | None" = None,
+    corruption: "Corruption | None" = None,
     most_tokens: int | None = None,
 ) -> Caps:
-    """The caps of a micro-batch of `micro_batch` x `sequence_length` tokens; `masker`: the one that masks the split's
-    examples anew; `most_tokens`: fewer tokens than that, as `fitting_tokens` has them.
+    """Compute the caps of a micro-batch of `micro_batch` x `sequence_length` tokens; `corruption`: what re-masks the
+    split's examples; `most_tokens`: fewer tokens than that, as `fitting_tokens` has them.
 
-    Tokens: exactly that. Examples: twice as many as would fill it at the split's mean length, and 8. Masked
-    rows: 4 % more than so many tokens have at the split's mean rate, and the most that one example has; packing
-    spreads long and short examples evenly, so that these two rarely bind. Both are rounded up to a
-    multiple of 8. Where a masker is to mask, its counts take the place of what the shards have. Raises UserError
-    where an example would not fit."""
+    Tokens: exactly that. Examples: twice as many as would fill it at the split's mean length, and 8. Masked rows: 4 %
+    more than so many tokens have at the split's mean rate, and the most that one example has; packing spreads long and
+    short examples evenly, so that these two rarely bind. Both are rounded up to a multiple of 8, also where nothing is
+    masked: a micro-batch of weight 0 has a spare row. Where examples are re-masked, those counts take the place of what
+    the shards have. Raises UserError where an example would not fit."""
     tokens = min(micro_batch * sequence_length, most_tokens or micro_batch * sequence_length)
     if split.max_tokens > tokens:
         raise UserError(
@@ -54,11 +54,11 @@ def caps_for(
         )
     filled = tokens * split.examples // max(split.tokens, 1)
     masked, most = split.masked, split.max_masked
-    if masker is not None:
-        masked = ceil(split.examples * masker.expected(split.tokens / max(split.examples, 1)))
-        most = int(masker.counts(np.array([split.max_tokens]))[0])
+    if corruption is not None:
+        masked = ceil(split.examples * corruption.expected(split.tokens / max(split.examples, 1)))
+        most = corruption.max_rows(split.max_tokens)
     rows = tokens * masked * 26 // (max(split.tokens, 1) * 25)
-    return Caps(tokens, _round_up(2 * filled + 8), _round_up(rows + most))
+    return Caps(tokens, _round_up(2 * filled + 8), _round_up(max(rows + most, 1)))
 
 
 def fitting_tokens(histogram: Sequence[int], sequence_length: int, share: int, most: int) -> int:

@@ -18,7 +18,7 @@ from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.loader.packing import example_keys, original_tokens
-from data_pipeline.masking.masker import Masker
+from data_pipeline.masking.corruption import Corruption, corruption_of
 from data_pipeline.records import Examples, Segments
 from data_pipeline.settings import DataSettings, deciding_values, mask_stages
 from data_pipeline.shards.index import TOKENIZER, Index
@@ -38,7 +38,7 @@ class DynamicMasking:
     seed: int
     firsts: tuple[int, ...]
     """First global batch of each stage."""
-    maskers: tuple[Masker, ...]
+    maskers: tuple[Corruption, ...]
     identity: Mapping[str, Any]
     """The settings that decide the masks, by name; of the lexicon, its SHA-256."""
 
@@ -47,7 +47,7 @@ class DynamicMasking:
         """The masking of data.mask_stages, or of data.masking. Raises UserError where a setting is out of its range,
         or the lexicon cannot be used."""
         found = mask_stages(settings)
-        kinds = {kind: Masker.from_settings(replace(settings, masking=kind), vocabulary) for _, kind in found}
+        kinds = {kind: corruption_of(replace(settings, masking=kind), vocabulary) for _, kind in found}
         values = deciding_values(settings)
         return cls(
             seed=seed,
@@ -56,7 +56,7 @@ class DynamicMasking:
             identity={name: values[name] for name in _DECIDING} | {"mask_stages": list(settings.mask_stages)},
         )
 
-    def masker(self, batch: int) -> Masker:
+    def masker(self, batch: int) -> Corruption:
         """The masker of global batch number `batch`."""
         return self.maskers[int(np.searchsorted(self.firsts, batch, "right")) - 1]
 

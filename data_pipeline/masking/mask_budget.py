@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
-from data_pipeline.settings import DataSettings, predictions_cap
+from data_pipeline.settings import UNMASKED, DataSettings, predictions_cap
 
 if TYPE_CHECKING:
     from data_pipeline.shards.index import Index
@@ -26,6 +26,7 @@ class MaskBudget(NamedTuple):
     """How many tokens of an example are predicted."""
 
     rate: float
+    """Share of the tokens; 0: none is predicted."""
     cap: int
     """At most so many; 0: no cap."""
 
@@ -33,6 +34,8 @@ class MaskBudget(NamedTuple):
     def of(cls, settings: DataSettings) -> "MaskBudget":
         """What these settings ask for. Raises UserError where one is out of its range."""
         rate, cap = settings.masked_lm_prob, predictions_cap(settings)
+        if settings.masking == UNMASKED:
+            return cls(0.0, 0)
         if not 0 < rate <= 1:
             raise UserError(f"must be in (0, 1], got {rate}", where="data.masked_lm_prob")
         if not 0 <= cap <= MAX_PREDICTIONS:
@@ -42,6 +45,8 @@ class MaskBudget(NamedTuple):
     @classmethod
     def stored(cls, settings: Mapping[str, Any]) -> "MaskBudget | None":
         """What the settings in an index.json, which others may write, asked for; None where they do not say."""
+        if settings.get("masking") == UNMASKED:
+            return cls(0.0, 0)
         rate, cap = settings.get("masked_lm_prob"), settings.get("max_predictions")
         if not isinstance(rate, int | float) or not isinstance(cap, int) or not 0 < rate <= 1 or cap < 0:
             return None
@@ -50,7 +55,7 @@ class MaskBudget(NamedTuple):
     def uncapped(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
         """Tokens that the rate alone asks for in examples of these lengths; halves are rounded to even, as Python
         does."""
-        return np.maximum(np.rint(lengths * self.rate).astype(np.int64), 1)
+        return np.maximum(np.rint(lengths * self.rate).astype(np.int64), self.rate > 0)
 
     def counts(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
         """The most tokens that are predicted in examples of these lengths."""
@@ -63,7 +68,7 @@ class MaskBudget(NamedTuple):
 
     def mean_count(self, mean_length: float) -> float:
         """How many tokens are predicted, on average at most, in examples of this mean length."""
-        wanted = max(self.rate * mean_length, 1.0)
+        wanted = max(self.rate * mean_length, float(self.rate > 0))
         return min(wanted, self.cap) if self.cap else wanted
 
     def binds(self, longest: int) -> bool:

@@ -93,6 +93,10 @@ class Masker:
         """The most tokens to cover in sequences of these lengths."""
         return self.budget.counts(lengths)
 
+    def max_rows(self, length: int) -> int:
+        """The most tokens to cover in a sequence of this length."""
+        return self.budget.count(length)
+
     def expected(self, mean_length: float) -> float:
         """How many tokens are covered, on average at most, in sequences of this mean length."""
         return self.budget.mean_count(mean_length)

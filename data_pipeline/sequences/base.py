@@ -21,8 +21,7 @@ from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS
 from data_pipeline.compiled.ragged import read_only
 from data_pipeline.errors import UserError
 from data_pipeline.io.mmap import release
-from data_pipeline.masking.masker import Masker
-from data_pipeline.records import Corpus, Examples, Segments
+from data_pipeline.records import Corpus, Segments
 from data_pipeline.sequences.kernels import AT_START, DOCUMENT
 from data_pipeline.sequences.random_reads import is_large, opened
 from data_pipeline.settings import DataSettings
@@ -38,12 +37,15 @@ Passes = int | NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentRecipe:
-    """The data half of an objective, sent to workers: what sequences hold, and the masker that corrupts them."""
+class SequenceBuilder:
+    """What builds the sequences of an objective from documents, sent to workers."""
 
     sequence_length: int
     short_seq_prob: float
-    masker: Masker
+    cls: int
+    """Id of [CLS]."""
+    sep: int
+    """Id of [SEP]."""
     separators: bool = True
     """[SEP] after each segment."""
     segment_ids: bool = True
@@ -67,20 +69,15 @@ class SegmentRecipe:
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> Self:
-        """The recipe of these settings. Raises UserError where one is out of its range."""
-        masker = Masker.from_settings(settings, vocabulary)
+        """The builder of these settings. Raises UserError where one is out of its range."""
         return cls(
             settings.sequence_length,
             settings.short_seq_prob,
-            masker,
+            vocabulary.cls,
+            vocabulary.sep,
             settings.separators,
             settings.segment_ids,
         )
-
-    @property
-    def mask(self) -> int:
-        """Id of [MASK]."""
-        return self.masker.rule.mask
 
     @property
     def specials(self) -> int:
@@ -98,18 +95,13 @@ class SegmentRecipe:
         about BUFFER_TOKENS tokens at a time: a document is never too large. At least one piece, which may be empty."""
         raise NotImplementedError
 
-    def corrupt(self, segments: Segments, seed: int) -> Examples:
-        """The masked examples, one a sequence, in order; the draws are keyed by (seed, segments.keys)."""
-        return self.masker(segments, seed)
-
     def _walk(
         self, fill: Callable[..., int], corpus: Corpus, start: int, stop: int, seed: int, passes: Passes
     ) -> Iterator[Segments]:
         """Runs the compiled loop `fill` over the documents, a buffer at a time."""
-        rule = self.masker.rule
         numbers = (np.uint64(seed % 2**64), start, stop, self.room, float(self.short_seq_prob))
         each = passes_of_each(passes, start, stop)
-        frame = (rule.cls, rule.sep, int(self.separators))
+        frame = (self.cls, self.sep, int(self.separators))
         first = start + int(np.argmax(each > 0)) if each.any() else stop
         walk = np.array([first, 0, AT_START, 0, 0, 0], np.int64)
         stream = np.zeros(PHILOX_WORDS, np.uint64)

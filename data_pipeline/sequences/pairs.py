@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Corpus, Segments
-from data_pipeline.sequences.base import Passes, SegmentRecipe
+from data_pipeline.sequences.base import Passes, SequenceBuilder
 from data_pipeline.sequences.pair_kernels import SEGMENT_PAIR, SENTENCE_ORDER, SENTENCE_PAIR, fill_pairs
 
 ALONE = "add text, part it by blank lines, or train without pairs: objective.name=mlm"
 """What to do where there is no other document to draw a random next segment from."""
 
 
-class NextSentencePairs(SegmentRecipe):
+class NextSentencePairs(SequenceBuilder):
     """BERT's [CLS] A [SEP] B [SEP] (Devlin et al. 2019, section 3.1 and appendix A.2).
 
     A pass over a document draws one target length: usually all the room, with `short_seq_prob` a random
@@ -50,7 +50,7 @@ class SentencePairs(NextSentencePairs):
     kind: ClassVar[int] = SENTENCE_PAIR
 
 
-class OrderedPairs(SegmentRecipe):
+class OrderedPairs(SequenceBuilder):
     """ALBERT's sentence order (Lan et al. 2020, section 3.1): [CLS] A [SEP] B [SEP], both consecutive text of one
     document, half the time swapped (label 1). Segment ids go by place: 0, then 1, swapped or not.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from data_pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from data_pipeline.sequences.base import SegmentRecipe
+    from data_pipeline.sequences.base import SequenceBuilder
     from data_pipeline.settings import DataSettings
     from data_pipeline.vocabulary.files import Vocabulary
 
@@ -69,7 +69,7 @@ def label_names(sequences: object) -> tuple[str, ...]:
     return task.labels if task else ("0", "1")
 
 
-def load(name: str) -> "type[SegmentRecipe]":
+def load(name: str) -> "type[SequenceBuilder]":
     """The builder of the sequences of this name; its module is imported only now. Raises UserError for an unknown
     name."""
     if name not in SEQUENCES:
@@ -78,6 +78,6 @@ def load(name: str) -> "type[SegmentRecipe]":
     return getattr(import_module(module), attribute)
 
 
-def builder_of(settings: "DataSettings", vocabulary: "Vocabulary") -> "SegmentRecipe":
+def builder_of(settings: "DataSettings", vocabulary: "Vocabulary") -> "SequenceBuilder":
     """The sequence builder of these settings. Raises UserError for an unknown name, or a setting out of its range."""
     return load(settings.sequences).from_settings(settings, vocabulary)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from data_pipeline.records import Corpus, Segments
-from data_pipeline.sequences.base import Passes, SegmentRecipe
+from data_pipeline.sequences.base import Passes, SequenceBuilder
 from data_pipeline.sequences.single_kernels import fill_full, fill_streams
 
 
-class SingleStreams(SegmentRecipe):
+class SingleStreams(SequenceBuilder):
     """[CLS] text [SEP]: whole sentences of one document, one after the other, as many as fit
     (DOC-SENTENCES of Liu et al. 2019, RoBERTa, section 4.2).
 
@@ -25,7 +25,7 @@ class SingleStreams(SegmentRecipe):
         return self._walk(fill_streams, corpus, start, stop, seed, passes)
 
 
-class FullSentences(SegmentRecipe):
+class FullSentences(SequenceBuilder):
     """Whole sentences, as many as fit, from one document on into the next, with a [SEP] between documents
     (FULL-SENTENCES of Liu et al. 2019, RoBERTa, section 4.2).
 

@@ -28,6 +28,7 @@ from data_pipeline.io.decompress import open_bytes, reading
 from data_pipeline.io.mmap import mapped
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.mask_kernel import emit_covered, mask_sequence, scratch_for
+from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Corpus, Examples
 from data_pipeline.sequences.base import flat_columns
 from data_pipeline.sequences.kernels import AT_START, draw_target, write_pair
@@ -61,14 +62,15 @@ def exact_examples(
     `exact.spool` in `spool_folder`; what a killed run left there is removed. Raises UserError for settings
     that this mode cannot honour, a file that is no text or cannot be read, or files without a sentence."""
     _check(files, settings)
-    recipe = NextSentencePairs.from_settings(settings, vocabulary)
+    builder = NextSentencePairs.from_settings(settings, vocabulary)
+    masker = Masker.from_settings(settings, vocabulary)
     spool = Path(spool_folder) / "exact.spool"
     shutil.rmtree(spool, ignore_errors=True)
     spool.mkdir(parents=True)
     try:
         stream = python_stream(settings.seed)
         corpus = read_corpus(files, vocabulary, spool)
-        examples = spooled(script_instances(corpus, recipe, stream, settings.dupe_factor), spool)
+        examples = spooled(script_instances(corpus, builder, masker, stream, settings.dupe_factor), spool)
         order = np.arange(len(examples))
         shuffle(stream, order)
         for first in range(0, len(order), settings.block_examples):
@@ -164,7 +166,7 @@ def _lines(files: Iterable[SourceFile], lowercase: bool) -> Iterator[tuple[int, 
 
 
 def script_instances(
-    corpus: Corpus, recipe: NextSentencePairs, stream: NDArray[np.uint64], passes: int
+    corpus: Corpus, builder: NextSentencePairs, masker: Masker, stream: NDArray[np.uint64], passes: int
 ) -> Iterator[Examples]:
     """All instances in the order in which the script makes them, before it shuffles them; `stream` goes on.
     What is yielded is overwritten by the next."""
@@ -172,16 +174,16 @@ def script_instances(
     order = np.arange(len(corpus))
     shuffle(stream, order)
     columns = (tokens, starts, firsts[order], lasts[order], keys, sources, no_files())
-    counts = recipe.masker.counts(np.arange(recipe.sequence_length + 1))
+    counts = masker.counts(np.arange(builder.sequence_length + 1))
     out = _buffers(int(counts[-1]), tokens.dtype)
     flat, offsets, first_lengths, labels, positions, ids, masked_offsets = out
-    numbers = (recipe.room, float(recipe.short_seq_prob), counts)
-    _, places, covered = scratch_for(recipe.room + 3)
-    scratch = (np.empty(recipe.room + 3, tokens.dtype), places, covered)
+    numbers = (builder.room, float(builder.short_seq_prob), counts)
+    _, places, covered = scratch_for(builder.room + 3)
+    scratch = (np.empty(builder.room + 3, tokens.dtype), places, covered)
     for _ in range(passes):
         walk = np.array([0, AT_START, 0], np.int64)
         while walk[DOCUMENT] < len(corpus):
-            n = _fill_exact(walk, stream, numbers, columns, recipe.masker.rule, scratch, out)
+            n = _fill_exact(walk, stream, numbers, columns, masker.rule, scratch, out)
             masked = slice(masked_offsets[n])
             yield Examples(
                 flat[: offsets[n]], offsets[: n + 1], first_lengths[:n], labels[:n],

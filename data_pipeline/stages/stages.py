@@ -79,7 +79,10 @@ def _gathers(job: Job) -> list[tuple]:
 
 def _writes(job: Job) -> list[tuple]:
     return [
-        (folder, unit, job.recipe, job.settings, number, str(job.shards / name), job.deliver_to)
+        (
+            *(folder, unit, job.builder, job.corruption, job.vocabulary.mask, job.settings),
+            *(number, str(job.shards / name), job.deliver_to),
+        )
         for number, (folder, unit, name) in enumerate(_shards(job))
     ]
 

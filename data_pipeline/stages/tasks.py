@@ -22,8 +22,9 @@ from data_pipeline.compiled.philox import words
 from data_pipeline.io.files import exists, join, temporary_folder, whole_folder, write_whole
 from data_pipeline.io.mmap import release
 from data_pipeline.io.object_store import upload
+from data_pipeline.masking.corruption import Corruption
 from data_pipeline.records import Examples, concatenate
-from data_pipeline.sequences.base import SegmentRecipe
+from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.settings import DataSettings
 from data_pipeline.shards.example_order import arrangement
 from data_pipeline.shards.statistics import add_up, language_statistics, padding_statistics, shard_statistics
@@ -90,7 +91,9 @@ def gather_partition(
 def write_unit(
     partition: str,
     unit: Unit,
-    recipe: SegmentRecipe,
+    builder: SequenceBuilder,
+    corruption: Corruption,
+    mask_id: int,
     settings: DataSettings,
     number: int,
     shard: str,
@@ -106,9 +109,9 @@ def write_unit(
     counts: list[dict[str, Any]] = []
 
     def masked() -> Iterator[Examples]:
-        for segments in recipe.pieces(corpus, unit.start, unit.stop, settings.seed, passes):
-            examples = recipe.corrupt(segments, settings.seed)
-            statistics = shard_statistics(examples, segments.tokens, settings, recipe.mask)
+        for segments in builder.pieces(corpus, unit.start, unit.stop, settings.seed, passes):
+            examples = corruption(segments, settings.seed)
+            statistics = shard_statistics(examples, segments.tokens, settings, mask_id)
             counts.append(statistics | language_statistics(segments, settings))
             yield examples
 

@@ -29,7 +29,8 @@ from data_pipeline.io.files import (
     writing,
 )
 from data_pipeline.io.object_store import object_names, remove_object
-from data_pipeline.sequences.base import SegmentRecipe
+from data_pipeline.masking.corruption import Corruption, corruption_of
+from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.sequences.registry import builder_of
 from data_pipeline.settings import DataSettings, deciding_values, token_values
 from data_pipeline.sources.discover import source_files, units_of
@@ -46,7 +47,8 @@ class Job:
     """One preparation."""
 
     settings: DataSettings
-    recipe: SegmentRecipe
+    builder: SequenceBuilder
+    corruption: Corruption
     vocabulary: Vocabulary
     sources: list[list[Any]]
     """Name, size and time of each source file."""
@@ -123,7 +125,7 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool, 
     """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
     other settings; together with other processes, that is a UserError. So is an `out` that holds anything else.
     Together, the sources are those that the first process found, unless they are to be looked up `afresh`."""
-    recipe = builder_of(settings, vocabulary)
+    builder, corruption = builder_of(settings, vocabulary), corruption_of(settings, vocabulary)
     if settings.tokens and settings.mode == "exact":
         raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
     work = _work_folder(settings)
@@ -142,7 +144,7 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool, 
         with writing(text):
             text.mkdir(parents=True, exist_ok=True)
         write_once(text / NOTE, canonical_json(decided))
-    job = Job(settings, recipe, vocabulary, sources, passed_over, work, text)
+    job = Job(settings, builder, corruption, vocabulary, sources, passed_over, work, text)
     with writing(job.shards):
         job.shards.mkdir(parents=True, exist_ok=True)
     write_whole(job.tokenizer, vocabulary.json.encode())

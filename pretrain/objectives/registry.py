@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from data_pipeline.errors import UserError
 from data_pipeline.sequences.registry import PAIRS, SINGLES
+from data_pipeline.settings import MASKINGS
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class Registered(NamedTuple):
     """Values of data.sequences that it can learn from; the first one is its default."""
     encoder: tuple[str, ...] = ()
     """Of ENCODER_VARIANTS, those that its encoders, and what they are exported as, have a place for."""
+    masking: tuple[str, ...] = MASKINGS
+    """Values of data.masking that it can learn from."""
 
 
 OBJECTIVES = {

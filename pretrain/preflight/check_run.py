@@ -15,7 +15,7 @@ from data_pipeline.loader.bin_packing import Caps, caps_for, fitting_tokens
 from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.loader.loader import order_of
 from data_pipeline.loader.order import Order, default_streams
-from data_pipeline.settings import SEQUENTIAL, deciding_values
+from data_pipeline.settings import SEQUENTIAL, UNMASKED, deciding_values
 from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import load_vocabulary
@@ -136,6 +136,19 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
             f"the shards hold {sequences}, objective.name={config.objective.name} needs {' or '.join(fitting)}",
             where=shards,
             remedy="prepare them with this recipe",
+        )
+    masking = registered(config.objective.name).masking
+    if not (index.train.masked or config.data.dynamic_masking or UNMASKED in masking):
+        raise UserError(
+            f"no token of the shards is masked, and objective.name={config.objective.name} predicts masked ones",
+            where=shards,
+            remedy="data.dynamic_masking=true, or prepare them with this recipe",
+        )
+    if index.train.masked and set(masking) == {UNMASKED}:
+        raise UserError(
+            f"tokens of the shards are masked, and objective.name={config.objective.name} reads the text itself",
+            where=shards,
+            remedy=f"prepare them with data.masking={UNMASKED}",
         )
     if not config.train.shards:
         wanted = deciding_values(config.data)

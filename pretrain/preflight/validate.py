@@ -7,7 +7,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.object_store import STORES
 from data_pipeline.io.redact import redact, redact_settings
 from data_pipeline.sequences.registry import SEQUENCES
-from data_pipeline.settings import MASKINGS, mask_stages
+from data_pipeline.settings import MASKINGS, UNMASKED, mask_stages
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.objectives.registry import ENCODER_VARIANTS, OBJECTIVES, registered
 
@@ -16,7 +16,7 @@ CHOICES = {
     "data.sentences": ("split", "lines"),
     "data.duplicates": ("keep", "documents", "paragraphs", "both"),
     "data.sequences": tuple(SEQUENCES),
-    "data.masking": MASKINGS,
+    "data.masking": (*MASKINGS, UNMASKED),
     "data.order": ("shuffled", "sequential"),
     "data.mode": ("fast", "exact"),
     "data.executor": ("local", "dask"),
@@ -230,6 +230,16 @@ def _contradictions(config: RunConfig) -> list[tuple[bool, str]]:
         (
             data.mode == "exact" and data.masking != "token",
             f"data.mode=exact makes data.masking=token only, not {data.masking}: data.mode=fast",
+        ),
+        (
+            not {stage.kind for stage in mask_stages(data)} <= {*registered(config.objective.name).masking},
+            f"data.masking={data.masking} is nothing that objective.name={config.objective.name} learns from: "
+            f"choose {' or '.join(registered(config.objective.name).masking)}",
+        ),
+        (
+            data.dynamic_masking and data.masking == UNMASKED and not data.mask_stages,
+            f"data.dynamic_masking=true with data.masking={UNMASKED}, which masks nothing: data.dynamic_masking=false, "
+            f"or data.masking={' or '.join(MASKINGS)}",
         ),
         (
             bool(data.mask_stages) and not data.dynamic_masking,

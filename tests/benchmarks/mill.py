@@ -17,6 +17,7 @@ from typing import Any
 
 from data_pipeline import prepare
 from data_pipeline.compiled import philox
+from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Examples, Sentences
 from data_pipeline.sequences.registry import load
 from data_pipeline.settings import DataSettings
@@ -96,7 +97,7 @@ def stage_seconds(work: Work, small: Path, folder: Path) -> dict[str, float]:
     clock.watch("tokenization", tasks, "tokenize")
     clock.watch("gathering", tasks, "save_sorted", "plan", "find", "merge")
     clock.watch("pairs", load(SEQUENCES), "pieces")
-    clock.watch("masks", load(SEQUENCES), "corrupt")
+    clock.watch("masks", Masker, "__call__")
     clock.watch("shuffling", tasks, "concatenate")
     clock.watch("shuffling", philox, "permutation")
     clock.watch("shuffling", Examples, "take")

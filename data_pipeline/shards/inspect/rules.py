@@ -9,6 +9,7 @@ from math import sqrt
 from typing import Any
 
 from data_pipeline.sequences.registry import pair_task
+from data_pipeline.settings import UNMASKED
 
 SHORT = 0.3
 """Examples are short if they fill less than this share of the sequence length on average."""
@@ -24,7 +25,7 @@ RATE_OFF = 0.2
 """How far, relatively, the mask rate may be from what the settings give."""
 KIND_OFF = 0.02
 """How far the share of a kind of mask may be from its setting, beyond four standard errors."""
-UNMASKED = 0.01
+MAX_UNMASKED_SHARE = 0.01
 """Share of examples that may have no mask."""
 INVALID = 1e-4
 """Invalid characters per byte of text that suggest a wrong encoding."""
@@ -104,13 +105,20 @@ def _labels(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
 
 def _masks(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
     masks, settings = split["masks"], facts["settings"]
+    if settings.get("masking") == UNMASKED:
+        if split["masked"]:
+            yield (
+                f"{split['masked']:,} tokens are to be predicted, where data.masking={UNMASKED}",
+                "the shards are not what their settings say: prepare them again",
+            )
+        return
     if not split["masked"]:
         yield (
             "masks are missing: no token of any example is to be predicted",
             "train with data.dynamic_masking=true, or prepare with data.masked_lm_prob above 0",
         )
         return
-    if masks["examples_without"] > UNMASKED * split["examples"]:
+    if masks["examples_without"] > MAX_UNMASKED_SHARE * split["examples"]:
         yield (
             f"{masks['examples_without']:,} examples have no token to predict",
             "they cost time and teach nothing: raise data.masked_lm_prob, or look for very short sentences",

@@ -54,8 +54,12 @@ def _split(name: str, split: Mapping[str, Any], facts: Mapping[str, Any]) -> Ite
     )
     yield from bars(lengths["histogram"], lengths["up_to"])
     yield (
-        f"  masks     {masks['share_of_tokens']:.2%} of tokens, {masks['an_example']:.1f} an example, at most "
-        f"{masks['most']}: [MASK] {masks['mask']:.1%}, random {masks['random_token']:.1%}, kept {masks['kept']:.1%}"
+        "  masks     none"
+        if not split["masked"]
+        else (
+            f"  masks     {masks['share_of_tokens']:.2%} of tokens, {masks['an_example']:.1f} an example, at most "
+            f"{masks['most']}: [MASK] {masks['mask']:.1%}, random {masks['random_token']:.1%}, kept {masks['kept']:.1%}"
+        )
     )
     if masks["capped_examples"]:
         yield (

@@ -200,7 +200,9 @@ def test_a_shard_of_a_huge_document_is_put_together_on_disk(
     partition, unit = job.partitions[0], job.partitions[0].units[0]
     assert partition.split == "train"
     shard = tmp_path / "train-000000.tar"
-    tasks.write_unit(job.gathered[0], unit, job.recipe, settings, 0, str(shard))
+    tasks.write_unit(
+        job.gathered[0], unit, job.builder, job.corruption, job.vocabulary.mask, settings, 0, str(shard)
+    )
     (tmp_path / "shards").rename(tmp_path / "aside")
     assert {p.name: h for p in [shard] for h in [hashes(tmp_path)[p.name]]} == {
         shard.name: expected[shard.name]

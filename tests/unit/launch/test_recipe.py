@@ -128,6 +128,10 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("data.smoothing=-1", "data.smoothing=-1"),
         ("data.masked_lm_prob=0", "data.masked_lm_prob: must be in (0, 1], got 0"),
         ("data.masked_lm_prob=1.01", "data.masked_lm_prob: must be in (0, 1], got 1.01"),
+        (
+            "data.masking=none",
+            "data.masking=none is nothing that objective.name=bert learns from: choose token or span",
+        ),
         ("data.max_predictions=65536", "data.max_predictions: must be from 0 to 65535, got 65536"),
     ],
 )

@@ -50,7 +50,7 @@ ARROWS = {
     "data_pipeline/vocabulary": "compiled io records settings sources",
     "data_pipeline/tokenize": "compiled io records settings sources vocabulary",
     "data_pipeline/masking": "compiled io records settings tokenize",
-    "data_pipeline/sequences": "compiled io masking records settings",
+    "data_pipeline/sequences": "compiled io records settings",
     "data_pipeline/shards": "compiled io masking records sequences settings sources",
     "data_pipeline/loader": "compiled io masking records settings shards vocabulary",
     "data_pipeline/stages": (

@@ -6,6 +6,7 @@ import pytest
 
 from data_pipeline.compiled.mersenne_twister import python_stream
 from data_pipeline.loader.packing import original_tokens
+from data_pipeline.masking.masker import Masker
 from data_pipeline.records import concatenate
 from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.settings import DataSettings
@@ -81,7 +82,7 @@ def text():
 @pytest.fixture(scope="module", params=[False, True], ids=["tokens", "whole_words"])
 def script(text, request):
     """What the script makes of `text`, in figures."""
-    made = script_instances(text, fast(text, whole_word=request.param), python_stream(11), 2)
+    made = script_instances(text, *fast(text, whole_word=request.param), python_stream(11), 2)
     return request.param, figures(concatenate([copied(part) for part in made]), text)
 
 
@@ -91,12 +92,13 @@ def copied(part):
 
 def fast(text, **settings):
     values = DataSettings(**{"sequence_length": 64, "max_predictions": 10, **settings})
-    return NextSentencePairs.from_settings(values, vocabulary(int(text.tokens.max()) + 1, 5))
+    words = vocabulary(int(text.tokens.max()) + 1, 5)
+    return NextSentencePairs.from_settings(values, words), Masker.from_settings(values, words)
 
 
 def by_recipe(text, **settings):
-    cutter = fast(text, **settings)
-    return figures(cutter.corrupt(all_segments(cutter, text, 0, len(text), 5, 2), 5), text)
+    cutter, masker = fast(text, **settings)
+    return figures(masker(all_segments(cutter, text, 0, len(text), 5, 2), 5), text)
 
 
 def test_the_fast_mode_has_the_scripts_distributions(text, script):

@@ -1,0 +1,58 @@
+"""Choose how sequences are corrupted into the examples that an objective learns from: masked, or not at all."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from data_pipeline.compiled.philox import CORRUPT
+from data_pipeline.masking.masker import Masker
+from data_pipeline.records import Examples, Segments
+from data_pipeline.settings import UNMASKED, DataSettings
+
+if TYPE_CHECKING:
+    from data_pipeline.vocabulary.files import Vocabulary
+
+
+class Corruption(Protocol):
+    """What makes examples of sequences. It holds plain arrays and numbers: it can be sent to any worker."""
+
+    def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
+        """Corrupt every sequence of `segments`, in order; the draws are keyed by (seed, segments.keys, purpose)."""
+
+    def expected(self, mean_length: float) -> float:
+        """Compute how many tokens are masked, on average at most, in sequences of this mean length."""
+
+    def max_rows(self, length: int) -> int:
+        """Compute the most tokens that are masked in a sequence of this length."""
+
+
+@dataclass(frozen=True)
+class Unmasked:
+    """Leaves the text as it is and masks nothing, for objectives that predict without masks."""
+
+    def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
+        """Take every sequence as it is."""
+        return Examples(
+            tokens=segments.tokens,
+            offsets=segments.offsets,
+            first_lengths=segments.first_lengths,
+            labels=segments.labels,
+            masked_positions=np.zeros(0, np.uint16),
+            masked_ids=np.zeros(0, segments.tokens.dtype),
+            masked_offsets=np.zeros(len(segments) + 1, np.int64),
+        )
+
+    def expected(self, mean_length: float) -> float:
+        """0."""
+        return 0.0
+
+    def max_rows(self, length: int) -> int:
+        """0."""
+        return 0
+
+
+def corruption_of(settings: DataSettings, vocabulary: "Vocabulary") -> Corruption:
+    """Make the corruption that data.masking names. Raises UserError where a setting is out of its range, or the lexicon
+    cannot be used."""
+    return Unmasked() if settings.masking == UNMASKED else Masker.from_settings(settings, vocabulary)
