@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
+from pretrain.run.folder import OTHER_VERSION
+from pretrain.run.tolerant_json import is_count
 
-FORMAT = 2
+FORMAT = 3
+"""Version of the marker and of the state in it: raised by one when a key is renamed."""
 
 
 class Damaged(UserError):
@@ -45,7 +48,13 @@ def parsed_marker(data: bytes, where: object) -> Marker:
         if values["sha256"] != _seal(values):
             raise ValueError("its SHA-256 does not hold")
         if values["format"] != FORMAT:
-            raise UserError(f"checkpoint format {values['format']}", where=where, expected=str(FORMAT))
+            found = str(values["format"])[:20]
+            raise UserError(
+                f"checkpoint of format {found}",
+                where=where,
+                expected=f"format {FORMAT}",
+                remedy=OTHER_VERSION,
+            )
         files = [
             {"file": _plain_name(f["file"]), "bytes": _count(f["bytes"]), "sha256": str(f["sha256"])}
             for f in values["files"]
@@ -62,8 +71,9 @@ def _seal(values: dict[str, Any]) -> str:
 
 
 def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**62:
+    if not is_count(value):
         raise ValueError(f"{str(value)[:40]!r} is no count")
+    assert isinstance(value, int)
     return value
 
 

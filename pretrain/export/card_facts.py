@@ -20,7 +20,8 @@ from pretrain.export.card_recipe import name_only, reproduce
 from pretrain.export.energy import FORMULA, estimate, watts
 from pretrain.run.attempts import Attempt, read_attempts
 from pretrain.run.folder import read_run, read_summary
-from pretrain.run.metrics_file import is_number, read_metrics
+from pretrain.run.metrics_file import read_metrics
+from pretrain.run.tolerant_json import is_number
 
 
 def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, config: RunConfig) -> Card:

@@ -21,7 +21,8 @@ from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, second
 from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.bundle import CARD, CHANGED, NOTE, changed
 from pretrain.run.folder import RUN, model_folders, read_run, read_summary
-from pretrain.run.metrics_file import is_number, read_metrics
+from pretrain.run.metrics_file import read_metrics
+from pretrain.run.tolerant_json import is_number
 
 
 def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> None:

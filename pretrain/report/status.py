@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from pretrain.evaluate.learning import learning_of
+from pretrain.run.folder import refuse_other_format
 from pretrain.run.heartbeat import TRAINING, is_dead, read_heartbeat
 from pretrain.run.metrics_file import METRICS
 from pretrain.run.time_left import seconds_left
@@ -95,6 +96,7 @@ def read_status(folder: Path, now: float | None = None) -> Status:
         table(folder / "run.json"),
         read_heartbeat(folder),
     )
+    refuse_other_format(run, folder)
     lines = list(tables(text_of(folder / METRICS, TAIL)))
     _figures(status, summary, lines, heartbeat)
     status.headline = str(summary.get("headline") or "")
@@ -135,9 +137,9 @@ def _figures(
     if speeds:
         status.tokens_per_s = median(speeds)
     status.step_seconds = _step_seconds(pace, summary)
-    measured, newest = status.step, heartbeat.get("step", 0)
-    if summary.get("status") == "running" and newest > status.step:  # between two lines of the log
-        status.step = newest
+    measured, reached = status.step, heartbeat.get("step", 0)
+    if summary.get("status") == "running" and reached > status.step:  # between two lines of the log
+        status.step = reached
     if status.steps and status.step_seconds is not None:
         phases = objects(summary.get("phases"))
         status.seconds_left = seconds_left(status.step, status.step_seconds, status.steps, phases, measured)

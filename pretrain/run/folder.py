@@ -20,9 +20,16 @@ from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.settings import RunConfig
-from pretrain.run.metrics_file import is_number, wrong_figure
+from pretrain.run.metrics_file import wrong_figure
+from pretrain.run.tolerant_json import is_count, is_number, object_of, table
 
 RUN, CONFIG, SUMMARY = "run.json", "config.yaml", "summary.json"
+FORMAT = 2
+"""Version of the files of a run folder, `format` in run.json (format 1 has no such key): raised by one when a key is
+renamed. Checkpoints have their own (checkpoint/marker.py)."""
+OTHER_VERSION = (
+    "finish and export it with the Maskmill that wrote it; init_from=EXPORT starts a new run from its weights"
+)
 EXPORT, SAMPLES = "export", "samples.json"
 """The folder of the exported model, and the blanks that it filled."""
 
@@ -51,6 +58,7 @@ def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, rem
 def read_config(run: Path) -> RunConfig:
     """The resolved settings that a run folder keeps."""
     path = run / CONFIG
+    refuse_other_format(table(run / RUN), run)
     if not path.is_file():
         raise UserError("not a run folder", where=run, expected=f"a folder with {CONFIG}")
     try:
@@ -72,13 +80,24 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 def parsed_run(data: bytes, where: object) -> dict[str, Any]:
     """What `data`, the bytes of a run.json, says. Raises UserError."""
-    try:
-        values = json.loads(data)
-        if not isinstance(values["identity"], dict) or not isinstance(values["attempts"], int):
-            raise ValueError("not a run's")
-        return {**values, "id": str(values["id"])}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"malformed: {error}", where=where) from None
+    values = object_of(data) or {}
+    if "identity" in values:
+        refuse_other_format(values, where)
+    if not (isinstance(values.get("identity"), dict) and is_count(values.get("attempts")) and "id" in values):
+        raise UserError("malformed", where=where, expected="JSON that a run wrote: identity, id, attempts")
+    return {**values, "id": str(values["id"])}
+
+
+def refuse_other_format(values: dict[str, Any], where: object) -> None:
+    """Raises UserError where `values`, those of a run.json, are of another version of the files than FORMAT. Where
+    there are none, nothing is known."""
+    if values and values.get("format", 1) != FORMAT:
+        raise UserError(
+            f"run folder of format {str(values.get('format', 1))[:20]}",
+            where=where,
+            expected=f"format {FORMAT}",
+            remedy=OTHER_VERSION,
+        )
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

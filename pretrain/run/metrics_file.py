@@ -12,7 +12,7 @@ from typing import Any
 
 from data_pipeline.io.files import write_whole, writing
 from pretrain.run.atomic_write import append
-from pretrain.run.tolerant_json import tables
+from pretrain.run.tolerant_json import is_number, tables
 from pretrain.run.uploaded import lines_were_cut
 
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
@@ -82,11 +82,6 @@ def wrong_figure(values: Mapping[str, Any]) -> str:
     what is unknown is null."""
     known = {name: values[name] for name in FIGURES if values.get(name) is not None}
     return next((name for name, value in known.items() if not is_number(value) and value == value), "")
-
-
-def is_number(value: object) -> bool:
-    """Whether it is one, and neither NaN nor as good as infinite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**62
 
 
 def cut_metrics(folder: Path, step: int) -> int:

@@ -1,16 +1,36 @@
-"""Read what can be read of a file that may be missing, torn or no JSON at all. Nothing here raises.
+"""Read what can be read of run-folder files that may be missing, torn or malformed; nothing here raises.
 
 For whoever looks at a run from outside: it may be writing, or may have been killed while it wrote.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from pretrain.config.safe_yaml import load_yaml
+
+LARGEST = 2.0**62
+"""Numbers at or above it are taken for damage: they overflow what is computed from them."""
+
+
+class SavedCheckpoint(NamedTuple):
+    """A whole checkpoint of the run: where, at which step, how large, and how good."""
+
+    name: str
+    step: int
+    bytes: int
+    held_out_loss: float | None = None
+    conditions: dict[str, Any] = {}  # noqa: RUF012 (a NamedTuple's default, never changed)
+    """Under which a resumed run is bit-exact."""
 
 
 def text_of(path: Path, last: int | None = None) -> str:
-    """The text in `path`, or of its last bytes alone; empty where it cannot be read."""
+    """Read the text in `path`, or of its `last` bytes alone; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             if last is not None:
@@ -21,16 +41,24 @@ def text_of(path: Path, last: int | None = None) -> str:
 
 
 def table(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty where there is none."""
-    values = _parsed(text_of(path))
-    return values if isinstance(values, dict) else {}
+    """Read the JSON object in `path`; empty where there is none."""
+    return object_of(text_of(path)) or {}
 
 
 def tables(text: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a text that has one a line; other lines, torn ones among them, have none."""
+    """Parse the JSON objects of a text that has one a line; other lines, torn ones among them, are skipped."""
     for line in text.splitlines():
-        if isinstance(values := _parsed(line), dict):
+        if (values := object_of(line)) is not None:
             yield values
+
+
+def object_of(text: str | bytes) -> dict[str, Any] | None:
+    """Parse a text as a JSON object; None where it is something else."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def objects(value: object) -> list[dict[str, Any]]:
@@ -39,13 +67,71 @@ def objects(value: object) -> list[dict[str, Any]]:
 
 
 def number(value: object) -> float | None:
-    """It, if it is a number that one can reckon with."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
-    return float(value) if good else None  # type: ignore[arg-type]
+    """`value` where it is a number below LARGEST; None for anything else, NaN and infinity among it."""
+    return float(value) if is_number(value) else None  # type: ignore[arg-type]
 
 
-def _parsed(text: str) -> Any:
+def is_number(value: object) -> bool:
+    """Tell whether `value` is a number that is neither NaN nor beyond LARGEST."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def is_count(value: object) -> bool:
+    """Tell whether `value` is an integer from 0 to LARGEST."""
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def read(path: Path, reader: Callable[[Path], Any], fallback: Any, complaints: list[str]) -> Any:
+    """What `reader` makes of the file; `fallback`, with a complaint, where it cannot be read."""
+    if not path.is_file():
+        complaints.append(f"{path.name} is missing.")
+        return fallback
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        value = reader(path)
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split())[:160]
+        complaints.append(f"{path.name} cannot be read ({type(error).__name__}: {reason}).")
+        return fallback
+    if not isinstance(value, type(fallback)):
+        complaints.append(f"{path.name} holds no table of names and values.")
+        return fallback
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Read the JSON in `path`. Raises what json raises: for `read`."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_yaml(path: Path) -> Any:
+    """Read the YAML in `path` without resolving interpolations, which may name environment variables. Raises what
+    OmegaConf raises: for `read`."""
+    return OmegaConf.to_container(load_yaml(path), resolve=False)
+
+
+def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
+    """List the checkpoints of a run whose marker is there, oldest first, from the markers alone."""
+    found = []
+    for marker in (folder / "checkpoints").glob("*/checkpoint.json"):
+        if marker.parent.suffix in (".partial", ".damaged"):  # a save under way, or one that was set aside
+            continue
+        values = table(marker)
+        try:
+            found.append(_checkpoint(marker.parent.name, values))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.name))
+
+
+def _checkpoint(name: str, values: dict[str, Any]) -> SavedCheckpoint:
+    sizes = [int(entry["bytes"]) for entry in values["files"]]
+    state = values.get("state")
+    state = state if isinstance(state, dict) else {}
+    conditions = state.get("conditions")
+    return SavedCheckpoint(
+        name,
+        int(values["step"]),
+        sum(sizes),
+        number(state.get("held_out_loss")),
+        conditions if isinstance(conditions, dict) else {},
+    )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pretrain.run.atomic_write import replace
-from pretrain.run.tolerant_json import table
+from pretrain.run.tolerant_json import is_count, table
 
 UPLOADED = "wandb_uploaded.json"
 
@@ -34,7 +34,7 @@ class Uploaded:
         """What the folder says; None where W&B never had anything, or the file is torn."""
         values = table(folder / UPLOADED)
         counts = {name: values.get(name, 0) for name in ("lines", "points", "cut")}
-        if not values or any(type(count) is not int or count < 0 for count in counts.values()):
+        if not values or not all(map(is_count, counts.values())):
             return None
         return cls(**counts, settled=values.get("settled") is True)
 

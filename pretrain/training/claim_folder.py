@@ -20,7 +20,7 @@ from data_pipeline.io.redact import redact
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan
-from pretrain.run.folder import CONFIG, RUN, read_run, read_summary, refuse_another
+from pretrain.run.folder import CONFIG, FORMAT, RUN, read_run, read_summary, refuse_another
 from pretrain.run.metrics_file import read_metrics
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def check_folder(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
             "holds other files", where=folder, expected="a new or empty folder, or this run's own"
         )
     if run is None:
-        return {"identity": identity, "id": config.monitor.id or secrets.token_hex(4), "attempts": 0}
+        run_id = config.monitor.id or secrets.token_hex(4)
+        return {"format": FORMAT, "identity": identity, "id": run_id, "attempts": 0}
     if is_finished(folder):
         _refuse_more_steps(run["identity"], identity, folder)
     refuse_another(run["identity"], identity, folder, "choose another run.dir")

@@ -6,6 +6,7 @@ from typing import Any
 
 from pretrain.checkpoint.marker import Damaged
 from pretrain.checkpoint.store import Checkpoint
+from pretrain.run.tolerant_json import is_count
 from pretrain.training.batch_counts import Agreed
 
 
@@ -51,7 +52,7 @@ def position_of(checkpoint: Checkpoint) -> Position:
     state = checkpoint.state
     wrong = [key for key, right in _STATE.items() if not right(state.get(key))]
     if not wrong:
-        kinds = {f.name: _counts if f.name == "skipped" else _numbers if f.name == "losses" else _count
+        kinds = {f.name: _counts if f.name == "skipped" else _numbers if f.name == "losses" else is_count
                  for f in fields(Position)}  # fmt: skip
         found = state["position"]
         wrong = [key for key in found if key not in kinds or not kinds[key](found[key])]
@@ -64,12 +65,8 @@ def position_of(checkpoint: Checkpoint) -> Position:
     return Position(**state["position"])
 
 
-def _count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**62
-
-
 def _counts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_count, value))
+    return isinstance(value, list) and all(map(is_count, value))
 
 
 def _numbers(value: object) -> bool:
@@ -81,7 +78,7 @@ def _table(value: object) -> bool:
 
 
 def _loader(value: object) -> bool:
-    if not isinstance(value, Mapping) or not _count(value.get("batch")) or "data" not in value:
+    if not isinstance(value, Mapping) or not is_count(value.get("batch")) or "data" not in value:
         return False
     return _table(value.get("order")) and isinstance(value.get("masking"), Mapping | None)
 
@@ -90,7 +87,7 @@ _STATE: dict[str, Callable[[Any], bool]] = {
     "identity": _table,
     "position": _table,
     "loader": _loader,
-    "updates": _count,
+    "updates": is_count,
     "scaler": lambda value: _table(value) and _numbers(list(value.values())),
     "conditions": _table,
     "phase": lambda value: value is None or _table(value),

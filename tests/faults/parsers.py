@@ -366,7 +366,7 @@ def run_folders(folder: Path) -> Case:
         }
     )
     good = {
-        "run.json": json.dumps({"identity": {"optim.lr": 0.01}, "id": "abc", "attempts": 2}).encode(),
+        "run.json": json.dumps({"format": 2, "identity": {"optim.lr": 0.01}, "id": "abc", "attempts": 2}).encode(),
         "summary.json": json.dumps({
             **lines[-2], **lines[-1], "status": "stopped", "steps": 10, "ranks": 2, "device": "cpu", "seconds": 21.0,
             "held_out_nsp_accuracy": 0.7,

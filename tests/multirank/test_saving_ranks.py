@@ -111,7 +111,7 @@ def saves(folder: str) -> dict[str, Any]:
     # folders of their own, as on two machines that share none
     own = Path(folder) / f"machine-{world.rank}"
     own.mkdir()
-    about = {"identity": {}, "id": "abc", "attempts": 1}
+    about = {"format": 2, "identity": {}, "id": "abc", "attempts": 1}
     if world.rank == 0:
         (own / "run.json").write_text(json.dumps(about))
     try:

@@ -212,7 +212,7 @@ def test_a_machine_without_a_network(elsewhere: Path, tmp_path: Path) -> None:
 def fresh_run(folder: Path) -> Path:
     """A run folder as it is before its first step."""
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"identity": {}, "id": "abc", "attempts": 1}))
+    (folder / "run.json").write_text(json.dumps({"format": 2, "identity": {}, "id": "abc", "attempts": 1}))
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(RunConfig)))
     return folder
 

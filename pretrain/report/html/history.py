@@ -8,8 +8,7 @@ from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
 from pretrain.run.attempts import LOST, Attempt
 from pretrain.run.human import duration, in_bytes
-from pretrain.run.read_files import SavedCheckpoint
-from pretrain.run.tolerant_json import number
+from pretrain.run.tolerant_json import SavedCheckpoint, number
 
 MAX_ATTEMPTS, MOST_EVENTS = 12, 40
 KINDS = {

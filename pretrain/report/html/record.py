@@ -16,16 +16,20 @@ from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import HELD_OUT, NAMED
 from pretrain.evaluate.verdict import Finding, Losses, findings
 from pretrain.run.attempts import LOST, Attempt, read_attempts
-from pretrain.run.folder import SAMPLES
+from pretrain.run.folder import SAMPLES, refuse_other_format
 from pretrain.run.metrics_file import METRICS, TRUST, TRUST_PREFIX, read_metrics
-from pretrain.run.read_files import (
+from pretrain.run.tolerant_json import (
     SavedCheckpoint,
+    number,
+    objects,
     read,
     read_checkpoints,
     read_json,
     read_yaml,
+    table,
+    tables,
+    text_of,
 )
-from pretrain.run.tolerant_json import number, objects, table, tables, text_of
 
 SUMMARY, CONFIG, RUN, EVENTS = "summary.json", "config.yaml", "run.json", "events.jsonl"
 
@@ -153,6 +157,7 @@ def read_run(folder: Path) -> RunRecord:
     for line in lines:
         losses.add(line)
     about = table(folder / RUN)
+    refuse_other_format(about, folder)
     identity, attempts = about.get("identity"), number(about.get("attempts"))
     return RunRecord(
         folder=folder,

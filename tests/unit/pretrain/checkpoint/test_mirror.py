@@ -34,7 +34,9 @@ def made(tmp_path: Path, name: str, run_id: str = "abc", keep: int = 2) -> RunCo
     """A run with a history, and the address of its mirror."""
     run = tmp_path / name
     run.mkdir()
-    (run / "run.json").write_text(json.dumps({"identity": IDENTITY, "id": run_id, "attempts": 1}))
+    (run / "run.json").write_text(
+        json.dumps({"format": 2, "identity": IDENTITY, "id": run_id, "attempts": 1})
+    )
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     return run_config(run, mirror=f"s3://{BUCKET}/{name}", keep=keep)
 
@@ -472,7 +474,7 @@ def test_a_run_lost_before_its_first_copy_was_whole_is_in_nobodys_way(endpoint: 
     config = made(tmp_path, "anew", "def")
     write_object(
         f"{config.checkpoint.mirror}/run.json",
-        json.dumps({"identity": IDENTITY, "id": "abc", "attempts": 1}).encode(),
+        json.dumps({"format": 2, "identity": IDENTITY, "id": "abc", "attempts": 1}).encode(),
     )
     assert bring_back(config, IDENTITY) == ""
     Mirror(config).copy(save(Path(config.run.dir), 5), World())

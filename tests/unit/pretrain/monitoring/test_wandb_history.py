@@ -298,7 +298,7 @@ def test_sync_of_no_run_folder_and_without_a_key_says_what_to_do(
 
     with pytest.raises(UserError, match="not a run folder"):
         sync_run(tmp_path)
-    (tmp_path / "run.json").write_text('{"identity": {}, "id": "abc", "attempts": 1}')
+    (tmp_path / "run.json").write_text('{"format": 2, "identity": {}, "id": "abc", "attempts": 1}')
     (tmp_path / "config.yaml").write_text("monitor: {tracker: wandb}\n")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))

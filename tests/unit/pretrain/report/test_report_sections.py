@@ -284,7 +284,7 @@ def test_any_run_has_a_page(tmp_path: Path, kind: str) -> None:
         }
     run = make_run(tmp_path / "run", lines=lines, summary=summary)
     (run / "events.jsonl").write_text('{"event": null}\n[]\n{"step": []}\n')
-    (run / "run.json").write_text('{"attempts": "many", "identity": 3}')
+    (run / "run.json").write_text('{"format": 2, "attempts": "many", "identity": 3}')
     write_attempts(
         run, [{"event": "ended", "step": 1, "status": 2}, {"event": "started", "step": "x"}, {"event": []}]
     )
@@ -312,7 +312,9 @@ def test_hostile_strings_stay_text_everywhere(tmp_path: Path) -> None:
     (run / "events.jsonl").write_text(
         json.dumps({"event": HOSTILE, "text": HOSTILE, "at": HOSTILE, "step": 3})
     )
-    (run / "run.json").write_text(json.dumps({"identity": {"data": HOSTILE, "vocabulary": HOSTILE}}))
+    (run / "run.json").write_text(
+        json.dumps({"format": 2, "identity": {"data": HOSTILE, "vocabulary": HOSTILE}})
+    )
     folder = run / "checkpoints" / "step-1"
     folder.mkdir(parents=True)
     state = {"conditions": {HOSTILE: HOSTILE}, "held_out_loss": HOSTILE}
@@ -358,7 +360,7 @@ def test_how_to_run_it_again_has_commands_hashes_and_conditions(tmp_path: Path) 
     lines = [train_line(1), OLD_EVALUATION]
     run = make_run(tmp_path / "run", lines=lines, config=CONFIG)
     (run / "run.json").write_text(
-        json.dumps({"attempts": 1, "identity": {"data": "abc123", "vocabulary": "def456"}})
+        json.dumps({"format": 2, "attempts": 1, "identity": {"data": "abc123", "vocabulary": "def456"}})
     )
     folder = run / "checkpoints" / "step-00000100"
     folder.mkdir(parents=True)

@@ -49,7 +49,7 @@ class Folder:
     ) -> None:
         """Twenty steps of a hundred, one every two seconds."""
         evaluated = more.pop("evaluated", {})
-        identity = {"identity": {}, "attempts": attempts, "id": "x"}
+        identity = {"format": 2, "identity": {}, "attempts": attempts, "id": "x"}
         self.write("run.json", json.dumps(identity), began)
         lines = [
             {
