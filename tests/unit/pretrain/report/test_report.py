@@ -415,7 +415,7 @@ def test_a_failed_run_says_why_and_a_stopped_one_how_far_it_came(tmp_path: Path)
     assert "OverflowError: ten in a row" in page.text
     assert "40 of 100 steps in 50 s" in page.text
     summary["status"] = "stopped"
-    (tmp_path / "run" / "run.json").write_text('{"attempts": 3}')
+    (tmp_path / "run" / "run.json").write_text('{"format": 2, "attempts": 3}')
     page = page_of(make_run(tmp_path / "run", lines=lines, summary=summary))
     assert "Stopped" in page.text
     assert "OverflowError" not in page.text.split("Settings")[0]
