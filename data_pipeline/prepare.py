@@ -1,13 +1,13 @@
 """Prepare a folder of shards with its index.json from sources: the stages of the data pipeline, composed on one page.
 
-    discover -> read, per unit of a source -> plan -> gather, per range of keys -> write, per shard -> finish
+    discover -> read, per part of a source -> plan -> gather, per range of keys -> write, per shard -> finish
 
-Where repetitions are dropped, two stages come before `read`: fingerprint, per unit; repeats, per range of hashes.
+Where repetitions are dropped, two stages come before `read`: fingerprint, per part; repeats, per range of hashes.
 
-What is not finished lies in the job's folders, each piece under its final name only when whole; a killed run finds
-there what is done. A stage is a list of tasks that follows from these folders alone: one process may do all stages
+Unfinished work is in the workspace's folders, each file under its final name only when whole; a killed run finds there
+what is done. A stage is a list of tasks that follows from these folders alone: one process may do all stages
 (`prepare`), or many processes a share of one stage each (`prepare_share`). Nothing depends on the number of workers:
-the units to read follow from the sources, partitions and shards from the documents' keys and lengths.
+the parts to read follow from the sources, pools and shards from the documents' keys and lengths.
 """
 
 import time
@@ -28,11 +28,11 @@ from data_pipeline.shards.statistics import add_up, padding_statistics, shard_st
 from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import kinds
 from data_pipeline.sources.source_snapshot import LOG, contents, in_words, what_changed
-from data_pipeline.stages.executors import ALL, Share, Workers, pool_of
+from data_pipeline.stages.executors import ALL, Share, Workers, backend_of
 from data_pipeline.stages.google_bert import exact_examples
 from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
 from data_pipeline.stages.tasks import deliver, ready
-from data_pipeline.stages.workspace import WORK, Job, close_job, open_job
+from data_pipeline.stages.workspace import WORK, Workspace, close_workspace, open_workspace
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
 DISCOVER, FINISH = "discover", "finish"
@@ -51,14 +51,14 @@ def prepare(settings: DataSettings, show: ShowProgress) -> tuple[Index, bool]:
     if index := _existing(settings, vocabulary):
         return index, False
     if settings.mode == "exact":
-        job = open_job(settings, vocabulary, together=False)
-        return _finish(job, _exact(job, show), {}, started), True
-    with Workers(pool_of(settings)) as workers:
+        workspace = open_workspace(settings, vocabulary, together=False)
+        return _finish(workspace, _exact(workspace, show), {}, started), True
+    with Workers(backend_of(settings)) as workers:
         workers.warm_up(ready)
-        job = open_job(settings, vocabulary, together=False)
+        workspace = open_workspace(settings, vocabulary, together=False)
         for stage in STAGES:
-            _do(stage, job, workers, show)
-    return _finish_stages(job, started), True
+            _do(stage, workspace, workers, show)
+    return _finish_stages(workspace, started), True
 
 
 def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: Share = ALL) -> str:
@@ -75,24 +75,24 @@ def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: 
     looks = name == DISCOVER  # at the sources: once, not by each of many tasks
     if _existing(settings, vocabulary, with_sources=looks):
         return f"already prepared: {settings.out}"
-    job = open_job(settings, vocabulary, together=True, afresh=looks)
+    workspace = open_workspace(settings, vocabulary, together=True, afresh=looks)
     if name == DISCOVER:
-        passed_over = in_words(job.passed_over)
-        words = f"{len(job.units)} units to read, in the stages {', '.join(stages_of(settings))}"
+        passed_over = in_words(workspace.passed_over)
+        words = f"{len(workspace.parts)} parts to read, in the stages {', '.join(stages_of(settings))}"
         return f"{words}; {passed_over}" if passed_over else words
     for stage in STAGES:
         if stage.name == name:
-            with Workers(pool_of(settings)) as workers:
-                count = _do(stage, job, workers, show, share)
-            return f"stage {name}: {count} of {len(stage.tasks(job))} tasks are of this share, and done"
-        if lacking := stage.missing(job):
+            with Workers(backend_of(settings)) as workers:
+                count = _do(stage, workspace, workers, show, share)
+            return f"stage {name}: {count} of {len(stage.tasks(workspace))} tasks are of this share, and done"
+        if lacking := stage.missing(workspace):
             some = ", ".join(map(str, lacking[:5])) + (", ..." if len(lacking) > 5 else "")
             raise UserError(
                 f"stage {name} needs all tasks of stage {stage.name}, and {len(lacking)} are missing: {some}",
-                where=stage.done(job),
+                where=stage.done(workspace),
                 remedy=f"run --stage {stage.name} for these shares first",
             )
-    _finish_stages(job, started)
+    _finish_stages(workspace, started)
     return f"prepared {settings.out}"
 
 
@@ -101,15 +101,14 @@ def stages_of(settings: DataSettings) -> list[str]:
     return [name for name in NAMES[1:] if kinds(settings) or name not in ("fingerprint", "repeats")]
 
 
-def _do(stage: Stage, job: Job, workers: Workers, show: ShowProgress, share: Share = ALL) -> int:
+def _do(stage: Stage, workspace: Workspace, workers: Workers, show: ShowProgress, share: Share = ALL) -> int:
     """Does the share of the stage; returns how many tasks that are."""
-    tasks = stage.tasks(job)
+    tasks = stage.tasks(workspace)
     if not tasks:
         return 0
     count = len(share.tasks(len(tasks)))
     with show(stage.doing, count) as advance:
-        run = workers.run_here if stage.alone else workers.run
-        run(stage.function, tasks, stage.done(job), advance, share)
+        workers.run(stage.function, tasks, stage.done(workspace), advance, share, stage.in_process)
     return count
 
 
@@ -126,19 +125,19 @@ def _checked(settings: DataSettings) -> Vocabulary:
     return load_vocabulary(required(settings.vocab, "data.vocab", "`maskmill vocab` makes one"))
 
 
-def _exact(job: Job, show: ShowProgress) -> list[tuple[str, dict[str, Any]]]:
+def _exact(workspace: Workspace, show: ShowProgress) -> list[tuple[str, dict[str, Any]]]:
     """One process, one pass after the other, in the order of google-research/bert's script."""
-    settings = job.settings
+    settings = workspace.settings
     written: list[tuple[str, dict[str, Any]]] = []
-    blocks = exact_examples(job.units, job.vocabulary, settings, job.work)
+    blocks = exact_examples(workspace.parts, workspace.vocabulary, settings, workspace.work)
     a_shard = max(1, settings.shard_tokens // (settings.sequence_length * settings.block_examples))
     with show("writing instances", 0) as advance:
         while some := list(islice(blocks, a_shard)):
-            path = job.shards / f"{TRAIN}-{len(written):06d}.tar"
+            path = workspace.shards / f"{TRAIN}-{len(written):06d}.tar"
             entry = write_shard(path, some)
-            deliver(path, job.deliver_to)
+            deliver(path, workspace.deliver_to)
             counts = [
-                shard_statistics(b, original_tokens(b), settings, job.vocabulary.mask)
+                shard_statistics(b, original_tokens(b), settings, workspace.vocabulary.mask)
                 | padding_statistics(b.lengths, settings)
                 for b in some
             ]
@@ -147,36 +146,40 @@ def _exact(job: Job, show: ShowProgress) -> list[tuple[str, dict[str, Any]]]:
     return written
 
 
-def _finish_stages(job: Job, started: float) -> Index:
-    splits = [partition.split for partition in job.partitions for _ in partition.units]
-    reading = add_up(part["counts"] for part in READ.results(job))
-    return _finish(job, list(zip(splits, WRITE.results(job), strict=True)), reading, started)
+def _finish_stages(workspace: Workspace, started: float) -> Index:
+    splits = [pool.split for pool in workspace.pools for _ in pool.shards]
+    reading = add_up(part["counts"] for part in READ.results(workspace))
+    return _finish(workspace, list(zip(splits, WRITE.results(workspace), strict=True)), reading, started)
 
 
 def _finish(
-    job: Job, written: list[tuple[str, dict[str, Any]]], reading: dict[str, Any], started: float
+    workspace: Workspace, written: list[tuple[str, dict[str, Any]]], reading: dict[str, Any], started: float
 ) -> Index:
     """Moves the shards to their place and, last of all, writes the index. `written`: split and result of each."""
-    settings, out = job.settings, job.settings.out
-    if not job.deliver_to:
-        for path in sorted(job.shards.glob("[!.]*")):
-            with suppress(FileNotFoundError):  # a second process that finishes the same job was faster
+    settings, out = workspace.settings, workspace.settings.out
+    if not workspace.deliver_to:
+        for path in sorted(workspace.shards.glob("[!.]*")):
+            with suppress(
+                FileNotFoundError
+            ):  # a second process that finishes the same preparation was faster
                 path.replace(Path(out) / path.name)
     made = {name: [result for split, result in written if split == name] for name in (TRAIN, HELD_OUT)}
     statistics: dict[str, Any] = {"reading": reading}
     statistics |= {name: add_up(r["statistics"] for r in found) for name, found in made.items() if found}
     log = {"workers": settings.workers, "executor": settings.executor, "seconds": time.monotonic() - started}
-    made_from = {"sources": job.sources, "contents": contents(settings, job.sources)}
-    write_whole(join(out, LOG), canonical_json(log | made_from | {"passed_over": job.passed_over}, indent=1))
+    made_from = {"sources": workspace.sources, "contents": contents(settings, workspace.sources)}
+    write_whole(
+        join(out, LOG), canonical_json(log | made_from | {"passed_over": workspace.passed_over}, indent=1)
+    )
     index = write_index(
         out,
         splits={n: [ShardEntry.from_dict(r["entry"], WORK) for r in found] for n, found in made.items()},
         settings=deciding_values(settings),
         block_examples=settings.block_examples,
-        vocabulary=job.vocabulary,
+        vocabulary=workspace.vocabulary,
         statistics=statistics,
     )
-    close_job(job)
+    close_workspace(workspace)
     return index
 
 

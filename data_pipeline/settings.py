@@ -168,14 +168,14 @@ class DataSettings:
     and counted; the batches that lack them are smaller."""
 
 
-class Stage(NamedTuple):
+class MaskStage(NamedTuple):
     """From global batch `first` on, until the next stage, masking is of this kind."""
 
     first: int
     kind: str
 
 
-def mask_stages(settings: DataSettings) -> list[Stage]:
+def mask_stages(settings: DataSettings) -> list[MaskStage]:
     """The stages that data.mask_stages lists; one of data.masking where it is empty. Raises UserError for an unknown
     kind, and for steps that are missing, too few, or given for the last one."""
     found, first = [], 0
@@ -191,7 +191,7 @@ def mask_stages(settings: DataSettings) -> list[Stage]:
                 expected=f"KIND:STEPS for all stages but the last, which is KIND; KIND is {' or '.join(MASKINGS)}",
                 remedy="as in [token:1000, phrase:1000, entity]",
             )
-        found.append(Stage(first, kind))
+        found.append(MaskStage(first, kind))
         first += 0 if last else int(steps)
     return found
 

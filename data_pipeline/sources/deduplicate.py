@@ -1,13 +1,13 @@
 """Find documents and paragraphs that repeat earlier ones exactly.
 
-    fingerprint    one unit of a source -> hashes of its documents and paragraphs, sorted, in runs
-    find_repeats   a range of hashes of all units -> what repeats, unit by unit
-    without_repeats  the documents of one unit -> the same without what repeats
+    fingerprint    one part of a source -> hashes of its documents and paragraphs, sorted, in runs
+    find_repeats   a range of hashes of all parts -> what repeats, part by part
+    without_repeats  the documents of one part -> the same without what repeats
 
 Documents are compared by their whole cleaned text, paragraphs by the text between blank lines, both without the white
-space at their ends, by 128-bit BLAKE2b. The first occurrence stays: the one in the earliest unit, as `discover` lists
+space at their ends, by 128-bit BLAKE2b. The first occurrence stays: the one in the earliest part, as `discover` lists
 them, and in this the earliest record. That follows from the sources alone, so that workers change nothing. What
-repeats within a unit is found there, so that a hash comes once from each run of a unit, however common it is.
+repeats within a part is found there, so that a hash comes once from each run of a part, however common it is.
 Memory: a run, or a range, at a time.
 """
 
@@ -40,7 +40,7 @@ WHOLE = -1
 """The number of the paragraph in an entry that stands for the whole document."""
 
 _ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u8"), ("paragraph", "<i8")])
-_REPEAT = np.dtype([("unit", "<u4"), ("document", "<u8"), ("paragraph", "<i8")])
+_REPEAT = np.dtype([("part", "<u4"), ("document", "<u8"), ("paragraph", "<i8")])
 _PLACE = struct.Struct("<Qq")
 _KINDS = {"keep": (), "documents": (b"document",), "paragraphs": (b"paragraph",)}
 _KINDS["both"] = _KINDS["documents"] + _KINDS["paragraphs"]
@@ -57,7 +57,7 @@ def kinds(settings: DataSettings) -> tuple[bytes, ...]:
 
 
 def fingerprint(source: SourceFile, settings: DataSettings, out: str) -> dict[str, Any]:
-    """Writes the sorted hashes of one unit into the folder `out`: in each run, the first of equal ones in
+    """Writes the sorted hashes of one part into the folder `out`: in each run, the first of equal ones in
     NUMBER.first.npy and the places of the others in NUMBER.repeats.npy. Returns how many first ones there are."""
     entries = 0
     with whole_folder(out) as folder:
@@ -145,52 +145,52 @@ def ranges(entries: int) -> list[tuple[int, int]]:
     return [(first, last - 1) for first, last in pairwise(borders)]
 
 
-def find_repeats(parts: list[str], first: int, last: int, out: str) -> dict[str, Any]:
-    """Compares the hashes between `first` and `last` of all units, whose folders `parts` are in their order, and
-    writes what repeats, sorted by unit, into the folder `out`. Returns how much that is."""
-    found, units = [np.empty(0, _ENTRY)], [np.empty(0, np.uint32)]
-    for unit, part in enumerate(parts):
-        for path in sorted(Path(part).glob("*.first.npy")):
+def find_repeats(folders: list[str], first: int, last: int, out: str) -> dict[str, Any]:
+    """Compares the hashes between `first` and `last` of all parts, whose folders `folders` are in their order, and
+    writes what repeats, sorted by part, into the folder `out`. Returns how much that is."""
+    found, owner_of = [np.empty(0, _ENTRY)], [np.empty(0, np.uint32)]
+    for part, folder in enumerate(folders):
+        for path in sorted(Path(folder).glob("*.first.npy")):
             run = np.load(path, mmap_mode="r", allow_pickle=False)
             start = np.searchsorted(run["high"], np.uint64(first), "left")
             stop = np.searchsorted(run["high"], np.uint64(last), "right")
             found.append(np.array(run[start:stop]))
-            units.append(np.full(len(found[-1]), unit, np.uint32))
-    entries, owners = np.concatenate(found), np.concatenate(units)
-    del found, units
-    order = np.lexsort((entries["low"], entries["high"]))  # stable: the first unit's comes first
+            owner_of.append(np.full(len(found[-1]), part, np.uint32))
+    entries, owners = np.concatenate(found), np.concatenate(owner_of)
+    del found, owner_of
+    order = np.lexsort((entries["low"], entries["high"]))  # stable: the first part's comes first
     high, low = entries["high"][order], entries["low"][order]
     again = 1 + np.flatnonzero((high[1:] == high[:-1]) & (low[1:] == low[:-1]))
     places = np.sort(order[again])
     repeats = np.empty(len(places), _REPEAT)
-    repeats["unit"] = owners[places]
+    repeats["part"] = owners[places]
     repeats["document"], repeats["paragraph"] = entries["document"][places], entries["paragraph"][places]
-    with whole_folder(out) as folder:
-        save_column(folder / "repeats.npy", repeats)
+    with whole_folder(out) as made:
+        save_column(made / "repeats.npy", repeats)
     return {"repeats": len(repeats)}
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Where it is written what repeats in one unit."""
+    """Where it is written what repeats in one part."""
 
-    unit: int
-    fingerprints: str  # the unit's folder
+    part: int
+    fingerprints: str  # the part's folder
     found: tuple[str, ...]  # the folders of all ranges
 
     def places(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Documents, ascending, and paragraphs (or WHOLE) of all that repeats in the unit."""
-        parts = [np.empty(0, [("document", "<u8"), ("paragraph", "<i8")])]
-        parts += [
+        """Documents, ascending, and paragraphs (or WHOLE) of all that repeats in the part."""
+        found = [np.empty(0, [("document", "<u8"), ("paragraph", "<i8")])]
+        found += [
             np.load(path, allow_pickle=False)
             for path in sorted(Path(self.fingerprints).glob("*.repeats.npy"))
         ]
         for folder in self.found:
             repeats = np.load(Path(folder) / "repeats.npy", mmap_mode="r", allow_pickle=False)
-            start, stop = np.searchsorted(repeats["unit"], [self.unit, self.unit + 1])
-            parts.append(np.array(repeats[start:stop][["document", "paragraph"]]))
-        documents = np.concatenate([part["document"] for part in parts])
-        numbers = np.concatenate([part["paragraph"] for part in parts])
+            start, stop = np.searchsorted(repeats["part"], [self.part, self.part + 1])
+            found.append(np.array(repeats[start:stop][["document", "paragraph"]]))
+        documents = np.concatenate([rows["document"] for rows in found])
+        numbers = np.concatenate([rows["paragraph"] for rows in found])
         order = np.argsort(documents, kind="stable")
         return documents[order], numbers[order]
 
@@ -198,7 +198,7 @@ class Repeats:
 def without_repeats(
     documents: Iterable[Document], repeats: Repeats | None, counts: Counts
 ) -> Iterator[Document]:
-    """The unit's documents without those that repeat and without paragraphs that repeat; one of which no paragraph
+    """The part's documents without those that repeat and without paragraphs that repeat; one of which no paragraph
     is left goes too. `counts`, to which `read` added them, is put right."""
     if repeats is None:
         yield from documents

@@ -1,6 +1,6 @@
 """Read documents with stable ids from files, folders, globs and URIs.
 
-`discover` lists the units of work in an order that depends on nothing but the files' names; `read` streams the
+`discover` lists the parts of the sources in an order that depends on nothing but the files' names; `read` streams the
 documents of one. Formats go by suffix: .txt (.text), .jsonl (.json, .ndjson), .parquet, .arrow, .xml (Wikipedia's
 dumps), each also .gz, .bz2, .xz and .zst. WikiExtractor's files, which have no suffix, are known by their content. A
 folder that Hugging Face `datasets` saved is read as its state.json says, all splits of one that holds several.
@@ -36,35 +36,35 @@ from data_pipeline.sources.read import records
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 
-UNIT_BYTES = 32 << 20
+PART_BYTES = 32 << 20
 """A plain local file larger than this is shared out among workers in pieces of this size."""
 STRIPE_BYTES = 16 << 20
-"""A larger compressed file is shared out by records, a unit for each so many bytes: every unit decompresses all of it,
+"""A larger compressed file is shared out by records, a part for each so many bytes: every part decompresses all of it,
 at some hundred MB/s, and does the rest of the work, twenty times slower, for its own records only."""
-MOST_STRIPES = 64
-"""Units that share one file in this way, at most: reading it so often would take longer than the rest."""
-MOST_SOURCES = 1 << 16
+MAX_STRIPES = 64
+"""Parts that share one file in this way, at most: reading it so often would take longer than the rest."""
+MAX_SOURCES = 1 << 16
 BATCH_BYTES = 1 << 20
 LINE_FEED = 10
 
 
 def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) -> list[SourceFile]:
-    """All units of `settings.sources`: sources in the order given, files by name, pieces from front to back.
+    """All parts of `settings.sources`: sources in the order given, files by name, those of a file from front to back.
 
     Large plain files are read once to count their lines; `run` may spread that (`executor.map`).
     Raises UserError for a source that is missing, empty, of an unknown kind, or reached twice."""
-    return units_of(source_files(settings), settings, run)
+    return parts_of(source_files(settings), settings, run)
 
 
-def units_of(
+def parts_of(
     files: list[SourceFile], settings: DataSettings, run: Callable[..., Iterable[Any]] = map
 ) -> list[SourceFile]:
-    """The files cut into units, as `discover` gives them."""
-    units: list[SourceFile] = []
+    """The files cut into parts, as `discover` gives them."""
+    parts: list[SourceFile] = []
     for file in files:
         with reading(file.uri):
-            units += _pieces(file, settings, run)
-    return units
+            parts += _parts_of_file(file, settings, run)
+    return parts
 
 
 def source_files(settings: DataSettings, passed_over: list[str] | None = None) -> list[SourceFile]:
@@ -74,8 +74,8 @@ def source_files(settings: DataSettings, passed_over: list[str] | None = None) -
         raise UserError(
             "there is nothing to read", where="data.sources", remedy="name files, folders or globs"
         )
-    if len(settings.sources) > MOST_SOURCES:
-        raise UserError(f"more than {MOST_SOURCES} sources", where="data.sources", remedy="name folders")
+    if len(settings.sources) > MAX_SOURCES:
+        raise UserError(f"more than {MAX_SOURCES} sources", where="data.sources", remedy="name folders")
     language_of(settings, 0)
     names: dict[str, str] = {}
     uris: set[str] = set()
@@ -100,7 +100,7 @@ def source_files(settings: DataSettings, passed_over: list[str] | None = None) -
 
 
 def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Document]:
-    """The documents of one unit, cleaned; `counts` is added to. Documents without a visible character are left out.
+    """The documents of one part, cleaned; `counts` is added to. Documents without a visible character are left out.
     Raises UserError, with file and line, for a record or a file that cannot be read."""
     with reading(file.uri), _unchanged(file):
         for record, text, more in records(file, settings, counts):
@@ -124,7 +124,7 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
 @contextmanager
 def _unchanged(file: SourceFile) -> Iterator[None]:
     """Raises UserError where a local file has another size, before or after it is read, than when it was found: some
-    of its records would be missing, or be two units'."""
+    of its records would be missing, or be two parts'."""
     local = file.total >= 0 and is_local(filesystem(file.uri)[0])
 
     def check() -> None:
@@ -168,7 +168,9 @@ def with_visible(passages: Iterator[str]) -> str:
     return "".join(found)
 
 
-def _pieces(file: SourceFile, settings: DataSettings, run: Callable[..., Iterable[Any]]) -> list[SourceFile]:
+def _parts_of_file(
+    file: SourceFile, settings: DataSettings, run: Callable[..., Iterable[Any]]
+) -> list[SourceFile]:
     whole = file.format == "text" and settings.documents == "file"
     local = is_local(filesystem(file.uri)[0])
     if file.format == "wikipedia" and file.compression == "bzip2" and local and file.size > STRIPE_BYTES:
@@ -177,22 +179,22 @@ def _pieces(file: SourceFile, settings: DataSettings, run: Callable[..., Iterabl
         if borders := bzip2_borders(file.uri, STRIPE_BYTES):
             return _between(file, [0, *borders])
     if (file.compression or file.format == "arrow") and file.format != "parquet" and not whole:
-        stripes = -(-file.size // (STRIPE_BYTES if file.compression else UNIT_BYTES))
-        stripes = min(max(stripes, 1), MOST_STRIPES)
+        stripes = -(-file.size // (STRIPE_BYTES if file.compression else PART_BYTES))
+        stripes = min(max(stripes, 1), MAX_STRIPES)
         return [replace(file, stripe=number, stripes=stripes) for number in range(stripes)]
-    if file.compression or file.size <= UNIT_BYTES or whole or not local:
+    if file.compression or file.size <= PART_BYTES or whole or not local:
         return [file]
     if file.format == "parquet":
         from data_pipeline.sources.formats import tables
 
         return [
             replace(file, start=start, stop=stop, before=rows, size=size)
-            for start, stop, rows, size in tables.parquet_units(file, UNIT_BYTES)
+            for start, stop, rows, size in tables.parquet_parts(file, PART_BYTES)
         ]
-    starts = range(0, file.size, UNIT_BYTES)
+    starts = range(0, file.size, PART_BYTES)
     if file.format == "wikipedia":
         return _between(file, list(starts))
-    sizes = [min(UNIT_BYTES, file.size - start) for start in starts]
+    sizes = [min(PART_BYTES, file.size - start) for start in starts]
     before, pieces = 0, []
     for start, size, feeds in zip(
         starts, sizes, run(_line_feeds, [file.uri] * len(sizes), starts, sizes), strict=True

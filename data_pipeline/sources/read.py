@@ -1,6 +1,6 @@
 """Read the records of a part of a source file: (record, text, more) with the text as it is in the file.
 
-A unit may be a piece of a larger file: every piece finds the records that are its own without reading the others.
+A part may be a range of a larger file: every part finds the records that are its own without reading the others.
 A record too long to be held comes in passages: the first is `text`, the others are read from `more`, before the
 next record is asked for. Each format has a module, which only those import who read it: pyarrow takes its time.
 """
@@ -13,7 +13,7 @@ from data_pipeline.sources.source_file import Record, SourceFile
 
 
 def records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """The records of one unit: id field or number (the line on which it begins, or its row, from 1) and text.
+    """The records of one part: id field or number (the line on which it begins, or its row, from 1) and text.
     Raises UserError, with file and line, for a record that cannot be read."""
     if file.format in ("parquet", "arrow"):
         from data_pipeline.sources.formats.tables import table_records

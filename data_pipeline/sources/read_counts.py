@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 
 @dataclass
 class Counts:
-    """Tallies of one unit of work; `a + b` is the tally of both, whatever the order."""
+    """Counts of one part of a source; `a + b` are those of both, whatever the order."""
 
     bytes: int = 0
     """Text of the documents kept, as UTF-8."""
@@ -42,5 +42,5 @@ class Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def as_dict(self) -> dict[str, int]:
-        """The tallies by name, in their order of declaration."""
+        """The counts by name, in their order of declaration."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Describe one unit of a source, and the records that every format's reader yields."""
+"""Describe one part of a source, and the records that every format's reader yields."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Record = tuple[int | str, str, Iterable[str]]
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One unit of work: a file, or a piece of one."""
+    """One part of a source: a file, or a piece of one."""
 
     uri: str  # what to open
     name: str  # path relative to the source's root: the first half of its documents' ids
@@ -25,14 +25,14 @@ class SourceFile:
     stop: int = -1  # byte after the last, row group after the last; -1: to the end
     before: int = 0  # line feeds, or Parquet rows, before `start`
     stripe: int = (
-        0  # where `stripes` > 1: only each `stripes`-th record is this unit's, from number `stripe` on
+        0  # where `stripes` > 1: only each `stripes`-th record is this part's, from number `stripe` on
     )
     stripes: int = 1
     source: int = 0  # number in data.sources
     total: int = -1  # bytes of the whole file when it was found; -1: not known
 
     def owns(self, record: int) -> bool:
-        """Whether the record with this number, counted from any point, is of this unit's stripe."""
+        """Whether the record with this number, counted from any point, is of this part's stripe."""
         return record % self.stripes == self.stripe
 
 

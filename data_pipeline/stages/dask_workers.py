@@ -20,9 +20,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
 
 SLURM = "slurm"
-MEMORY = "2GiB"
+DEFAULT_MEMORY = "2GiB"
 """What a worker may use where the configuration does not say: twice what it needs."""
-PATIENCE = 60
+CONNECT_TIMEOUT_SECONDS = 60
 """Seconds to wait for a scheduler that runs, and for its first worker. A Slurm job may wait in its queue for ever."""
 
 _ADDRESS = re.compile(r"[a-z]+://|[\w.-]+:\d+$")
@@ -87,7 +87,7 @@ def _connected(scheduler: str) -> Any:
         )
     where = {"address": scheduler} if is_address else {"scheduler_file": scheduler}
     try:
-        client = Client(**where, timeout=PATIENCE, set_as_default=False)
+        client = Client(**where, timeout=CONNECT_TIMEOUT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise UserError(
             f"no scheduler answers: {error}",
@@ -95,7 +95,7 @@ def _connected(scheduler: str) -> Any:
             remedy="start one, or check it",
         ) from None
     try:
-        client.wait_for_workers(1, timeout=PATIENCE)
+        client.wait_for_workers(1, timeout=CONNECT_TIMEOUT_SECONDS)
     except TimeoutError:
         client.close()
         raise UserError(
@@ -117,7 +117,7 @@ def _slurm_cluster(jobs: int) -> Any:
     cluster = SLURMCluster(
         cores=cores,
         processes=cores,  # one thread a worker: the stages are not made to share a process
-        memory=given.get("memory") or MEMORY,
+        memory=given.get("memory") or DEFAULT_MEMORY,
         python=given.get("python") or sys.executable,
     )
     workers = jobs * cores

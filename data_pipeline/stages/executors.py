@@ -19,7 +19,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole, writing
 from data_pipeline.settings import DataSettings
 
-ATTEMPTS = 3
+MAX_DEATHS_IN_A_ROW = 3
 """Times in a row that workers may die, without a task done in between, before the run gives up."""
 
 
@@ -49,7 +49,7 @@ class Share(NamedTuple):
 ALL = Share(0, 1)
 
 
-class Pool(Protocol):
+class Backend(Protocol):
     """Workers somewhere: started when first needed, and anew after they died."""
 
     deaths: tuple[type[BaseException], ...]
@@ -91,7 +91,7 @@ def local_workers(settings: DataSettings) -> int:
     return settings.workers or len(os.sched_getaffinity(0))
 
 
-def pool_of(settings: DataSettings) -> Pool:
+def backend_of(settings: DataSettings) -> Backend:
     """The workers that the settings name. Raises UserError for an unknown kind."""
     if settings.executor == "local":
         return LocalProcesses(local_workers(settings))
@@ -105,8 +105,8 @@ def pool_of(settings: DataSettings) -> Pool:
 class Workers:
     """Workers of a pool, kept from one stage to the next."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self._executor: Executor | None = None
 
     def __enter__(self) -> "Workers":
@@ -116,13 +116,13 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._executor is not None:
-            self.pool.stop()
+            self.backend.stop()
 
     def warm_up(self, function: Callable[[], None]) -> None:
         """Starts local workers, each of which calls `function`, while this process goes on."""
-        if isinstance(self.pool, LocalProcesses):
-            self._executor = self._executor or self.pool.start()
-            for _ in range(self.pool.count):
+        if isinstance(self.backend, LocalProcesses):
+            self._executor = self._executor or self.backend.start()
+            for _ in range(self.backend.count):
                 self._executor.submit(_single_threaded, function)
 
     def run(
@@ -132,54 +132,41 @@ class Workers:
         done: Path,
         advance: Callable[[int], None],
         share: Share = ALL,
+        in_process: bool = False,
     ) -> list[dict[str, Any]]:
-        """function(*task) for every task of the share, in the tasks' order; results are kept in the folder `done`,
-        and `advance(n)` is called as n more are there. Raises UserError where workers keep dying."""
-        _make(done)
+        """function(*task) for every task of the share, in the tasks' order, by the workers, or one after the other
+        `in_process`. Results are kept in the folder `done`, and `advance(n)` is called as n more are there. Raises
+        UserError where workers keep dying."""
+        with writing(done):
+            done.mkdir(parents=True, exist_ok=True)
         mine = share.tasks(len(tasks))
         advance(sum(marker(done, number).is_file() for number in mine))
         deaths = 0
-        while deaths < ATTEMPTS:
+        while deaths < MAX_DEATHS_IN_A_ROW:
             left = [number for number in mine if not marker(done, number).is_file()]
             if not left:
                 return results(done, mine)
-            self._executor = self._executor or self.pool.start()
+            if in_process:
+                for number in left:
+                    keep(done, number, function(*tasks[number]))
+                    advance(1)
+                continue
+            self._executor = self._executor or self.backend.start()
             try:
                 futures = {self._executor.submit(_single_threaded, function, *tasks[n]): n for n in left}
                 for future in as_completed(futures):
                     keep(done, futures[future], future.result())
                     advance(1)
                     deaths = 0
-            except self.pool.deaths:
+            except self.backend.deaths:
                 deaths += 1
-                self.pool.stop()
+                self.backend.stop()
                 self._executor = None
         raise UserError(
-            f"workers died {ATTEMPTS} times in a row",
-            where=self.pool,
+            f"workers died {MAX_DEATHS_IN_A_ROW} times in a row",
+            where=self.backend,
             remedy="if the machine runs out of memory, lower data.workers",
         )
-
-    def run_here(
-        self,
-        function: Callable[..., dict[str, Any]],
-        tasks: Sequence[tuple],
-        done: Path,
-        advance: Callable[[int], None],
-        share: Share = ALL,
-    ) -> list[dict[str, Any]]:
-        """As `run`, one after the other in this process."""
-        _make(done)
-        for number in share.tasks(len(tasks)):
-            if not marker(done, number).is_file():
-                keep(done, number, function(*tasks[number]))
-            advance(1)
-        return results(done, share.tasks(len(tasks)))
-
-
-def _make(done: Path) -> None:
-    with writing(done):
-        done.mkdir(parents=True, exist_ok=True)
 
 
 def marker(done: Path, number: int) -> Path:

@@ -37,7 +37,7 @@ from data_pipeline.sequences.pairs import NextSentencePairs
 from data_pipeline.sequences.random_reads import no_files
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.source_file import SourceFile
-from data_pipeline.stages.spill import spooled
+from data_pipeline.stages.spill import spill
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import Vocabulary
 from data_pipeline.vocabulary.wordpiece import WordPiece
@@ -59,18 +59,18 @@ def exact_examples(
 
     `files` in the order in which the script reads them: its patterns as given, each expanded in sorted
     order, as `discover` lists them; of a file cut in pieces, the whole is read once. The spool is a folder
-    `exact.spool` in `spool_folder`; what a killed run left there is removed. Raises UserError for settings
+    `exact.partial` in `spool_folder`; what a killed run left there is removed. Raises UserError for settings
     that this mode cannot honour, a file that is no text or cannot be read, or files without a sentence."""
     _check(files, settings)
     builder = NextSentencePairs.from_settings(settings, vocabulary)
     masker = Masker.from_settings(settings, vocabulary)
-    spool = Path(spool_folder) / "exact.spool"
+    spool = Path(spool_folder) / "exact.partial"
     shutil.rmtree(spool, ignore_errors=True)
     spool.mkdir(parents=True)
     try:
         stream = python_stream(settings.seed)
         corpus = read_corpus(files, vocabulary, spool)
-        examples = spooled(script_instances(corpus, builder, masker, stream, settings.dupe_factor), spool)
+        examples = spill(script_instances(corpus, builder, masker, stream, settings.dupe_factor), spool)
         order = np.arange(len(examples))
         shuffle(stream, order)
         for first in range(0, len(order), settings.block_examples):

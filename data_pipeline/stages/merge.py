@@ -16,15 +16,15 @@ from data_pipeline.io.npy import offsets_of, opened, save_column, write_header
 from data_pipeline.records import Corpus
 from data_pipeline.stages.corpus_store import open_corpus
 
-CHUNK = 1 << 25
+CHUNK_TOKENS = 1 << 25
 """Tokens that `merge` holds in memory at a time, about; a longer document is held whole."""
-SENTENCE_COST = 8
+SENTENCE_TOKENS = 8
 """What a sentence counts in a chunk, in tokens: its start takes so much more memory."""
-GAP = 1 << 14
+MAX_GAP_TOKENS = 1 << 14
 """Tokens of others between two documents up to which both are read at once."""
 
 
-class Found(NamedTuple):
+class DocumentRows(NamedTuple):
     """Where documents lie: a row each."""
 
     parts: NDArray[np.int32]  # number of the part
@@ -36,25 +36,25 @@ class Found(NamedTuple):
     sentence_counts: NDArray[np.int64]
 
 
-def find(number: int, corpus: Corpus, chosen: NDArray[np.int64]) -> Found:
+def locate(number: int, corpus: Corpus, chosen: NDArray[np.int64]) -> DocumentRows:
     """The documents numbered by `chosen` (ascending) of part `number`, copied: the part can be closed."""
     first, last = corpus.document_starts[chosen], corpus.document_starts[chosen + 1]
     start, stop = corpus.sentence_starts[first], corpus.sentence_starts[last]
     keys, sources = np.array(corpus.keys[chosen]), np.array(corpus.sources[chosen])
     part = np.full(len(chosen), number, np.int32)
-    return Found(part, keys, sources, start, stop - start, first, last - first)
+    return DocumentRows(part, keys, sources, start, stop - start, first, last - first)
 
 
-def merge(parts: list[Path], found: list[Found], folder: Path, threads: int = 1) -> None:
+def merge(parts: list[Path], found: list[DocumentRows], folder: Path, threads: int = 1) -> None:
     """Writes the documents `found` in the folders `parts` into `folder`, in the order of their keys.
 
     Each part is sorted: what a chunk of the result takes of it lies close together, and is read from its file in
     few pieces, `threads` chunks at a time. So memory stays small, and nothing stays mapped or open, however large and
     many the parts are.
     The result is written from front to back: a full disk is an error, where a map would kill the process."""
-    rows = Found._make(np.concatenate(column) for column in zip(*found, strict=True))
+    rows = DocumentRows._make(np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(rows.keys, kind="stable")
-    rows = Found._make(column[order] for column in rows)
+    rows = DocumentRows._make(column[order] for column in rows)
     document_starts, token_starts = offsets_of(rows.sentence_counts), offsets_of(rows.token_counts)
     save_column(folder / "keys.npy", rows.keys)
     save_column(folder / "sources.npy", rows.sources)
@@ -64,7 +64,7 @@ def merge(parts: list[Path], found: list[Found], folder: Path, threads: int = 1)
         write_header(starts, np.dtype(np.int64), int(document_starts[-1]) + 1)
 
         def columns(first: int, last: int) -> tuple[NDArray, NDArray[np.int64]]:
-            chunk = Found._make(column[first:last] for column in rows)
+            chunk = DocumentRows._make(column[first:last] for column in rows)
             text = _collected(parts, chunk, "tokens", chunk.tokens, chunk.token_counts)
             places = _collected(parts, chunk, "sentence_starts", chunk.sentences, chunk.sentence_counts)
             places += np.repeat(token_starts[first:last] - chunk.tokens, chunk.sentence_counts)
@@ -86,16 +86,16 @@ def _ahead(function: Callable[..., Any], tasks: Iterator[tuple], threads: int) -
             yield result
 
 
-def _chunks(rows: Found) -> Iterator[tuple[int, int]]:
+def _chunks(rows: DocumentRows) -> Iterator[tuple[int, int]]:
     """Runs of documents that are held in memory together."""
-    cost = rows.token_counts + SENTENCE_COST * rows.sentence_counts
-    number = (np.cumsum(cost) - cost) // CHUNK
+    cost = rows.token_counts + SENTENCE_TOKENS * rows.sentence_counts
+    number = (np.cumsum(cost) - cost) // CHUNK_TOKENS
     borders = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
     yield from zip(borders, [*borders[1:], len(number)], strict=True)
 
 
 def _collected(
-    parts: list[Path], rows: Found, column: str, first: NDArray[np.int64], counts: NDArray[np.int64]
+    parts: list[Path], rows: DocumentRows, column: str, first: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray:
     """The values `first` to first + counts of a column of the rows' parts, row after row."""
     out = np.empty(0)
@@ -109,7 +109,7 @@ def _collected(
             dtype, origin = opened(file)
             if not len(out):
                 out = np.empty(int(counts.sum()), dtype)
-            far = np.flatnonzero(starts[1:] - (starts + lengths)[:-1] > GAP) + 1
+            far = np.flatnonzero(starts[1:] - (starts + lengths)[:-1] > MAX_GAP_TOKENS) + 1
             for run in np.split(np.arange(len(mine)), far):
                 low, high = int(starts[run[0]]), int(starts[run[-1]] + lengths[run[-1]])
                 file.seek(origin + low * dtype.itemsize)

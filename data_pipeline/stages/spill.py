@@ -18,7 +18,7 @@ _OFFSETS = tuple(f.name for f in fields(Examples) if f.name.endswith("offsets"))
 _COLUMNS = tuple(f.name for f in fields(Examples) if f.name not in _OFFSETS)
 
 
-def spooled(parts: Iterable[Examples], folder: Path) -> Examples:
+def spill(parts: Iterable[Examples], folder: Path) -> Examples:
     """All examples of `parts`, one after the other; there has to be a part. The columns are written to `folder` and
     memory-mapped, but for the offsets: 16 bytes an example. Raises UserError where the disk is full."""
     dtypes: dict[str, np.dtype] = {}

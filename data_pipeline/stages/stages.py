@@ -8,10 +8,10 @@ from typing import Any
 from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.sources.deduplicate import Repeats, find_repeats, fingerprint, kinds, ranges
 from data_pipeline.stages import executors
-from data_pipeline.stages.tasks import gather_partition, make_plan, read_source, write_unit
-from data_pipeline.stages.workspace import PLAN, Job
+from data_pipeline.stages.tasks import gather_pool, plan_shards, read_source, write_range
+from data_pipeline.stages.workspace import PLAN, Workspace
 
-MOST_THREADS = 4
+MAX_GATHER_THREADS = 4
 """Of one gathering: each holds some 100 MB."""
 
 
@@ -22,88 +22,100 @@ class Stage:
     name: str
     doing: str
     function: Callable[..., dict[str, Any]]
-    tasks: Callable[[Job], list[tuple]]
-    folder: Callable[[Job], Path]
+    tasks: Callable[[Workspace], list[tuple]]
+    folder: Callable[[Workspace], Path]
     """Where its results are kept."""
-    alone: bool = False
-    """One task, done by the process that asks instead of a worker."""
+    in_process: bool = False
+    """Done by the process that asks instead of by workers."""
 
-    def done(self, job: Job) -> Path:
+    def done(self, workspace: Workspace) -> Path:
         """The folder of its results."""
-        return self.folder(job) / f"{self.name}-done"
+        return self.folder(workspace) / f"{self.name}-done"
 
-    def missing(self, job: Job) -> list[int]:
+    def missing(self, workspace: Workspace) -> list[int]:
         """The tasks still to do."""
-        return executors.missing(self.done(job), len(self.tasks(job)))
+        return executors.missing(self.done(workspace), len(self.tasks(workspace)))
 
-    def results(self, job: Job) -> list[dict[str, Any]]:
+    def results(self, workspace: Workspace) -> list[dict[str, Any]]:
         """What its tasks returned."""
-        return executors.results(self.done(job), range(len(self.tasks(job))))
+        return executors.results(self.done(workspace), range(len(self.tasks(workspace))))
 
 
-def _fingerprints(job: Job) -> list[tuple]:
-    parts = zip(job.units, job.fingerprints, strict=True)
-    return [(unit, job.settings, part) for unit, part in parts] if kinds(job.settings) else []
+def _fingerprints(workspace: Workspace) -> list[tuple]:
+    parts = zip(workspace.parts, workspace.fingerprints, strict=True)
+    return [(part, workspace.settings, out) for part, out in parts] if kinds(workspace.settings) else []
 
 
-def _repeats(job: Job) -> list[tuple]:
-    if not kinds(job.settings):
+def _repeats(workspace: Workspace) -> list[tuple]:
+    if not kinds(workspace.settings):
         return []
-    found = ranges(sum(result["entries"] for result in FINGERPRINT.results(job)))
+    found = ranges(sum(result["entries"] for result in FINGERPRINT.results(workspace)))
     return [
-        (job.fingerprints, first, last, str(job.text / "repeats" / f"{number:06d}"))
+        (workspace.fingerprints, first, last, str(workspace.text / "repeats" / f"{number:06d}"))
         for number, (first, last) in enumerate(found)
     ]
 
 
-def _reads(job: Job) -> list[tuple]:
-    found = tuple(task[-1] for task in _repeats(job))
-    repeats = [Repeats(number, part, found) for number, part in enumerate(job.fingerprints)]
-    parts = zip(job.units, job.parts, repeats, strict=True)
+def _reads(workspace: Workspace) -> list[tuple]:
+    found = tuple(task[-1] for task in _repeats(workspace))
+    repeats = [Repeats(number, part, found) for number, part in enumerate(workspace.fingerprints)]
+    parts = zip(workspace.parts, workspace.tokenized, repeats, strict=True)
     return [
-        (unit, job.settings, job.tokenizer, part, again if found else None) for unit, part, again in parts
+        (part, workspace.settings, workspace.tokenizer, out, again if found else None)
+        for part, out, again in parts
     ]
 
 
-def _plans(job: Job) -> list[tuple]:
-    return [(job.parts, job.settings, str(job.work / PLAN))]
+def _plans(workspace: Workspace) -> list[tuple]:
+    return [(workspace.tokenized, workspace.settings, str(workspace.work / PLAN))]
 
 
-def _gathers(job: Job) -> list[tuple]:
-    # one pool of donors is one task, however large: the other workers' cores are free for it
-    idle = executors.local_workers(job.settings) // max(1, len(job.partitions))
-    threads = min(max(1, idle), MOST_THREADS) if job.settings.executor == "local" else 1
-    partitions = zip(job.partitions, job.gathered, strict=True)
-    return [(job.parts, job.settings, partition, folder, threads) for partition, folder in partitions]
+def _gathers(workspace: Workspace) -> list[tuple]:
+    # a pool is one task, however large: the other workers' cores are free for it
+    idle = executors.local_workers(workspace.settings) // max(1, len(workspace.pools))
+    threads = min(max(1, idle), MAX_GATHER_THREADS) if workspace.settings.executor == "local" else 1
+    pools = zip(workspace.pools, workspace.gathered, strict=True)
+    return [(workspace.tokenized, workspace.settings, pool, folder, threads) for pool, folder in pools]
 
 
-def _writes(job: Job) -> list[tuple]:
+def _writes(workspace: Workspace) -> list[tuple]:
     return [
         (
-            *(folder, unit, job.builder, job.corruption, job.vocabulary.mask, job.settings),
-            *(number, str(job.shards / name), job.deliver_to),
+            *(
+                folder,
+                chosen,
+                workspace.builder,
+                workspace.corruption,
+                workspace.vocabulary.mask,
+                workspace.settings,
+            ),
+            *(number, str(workspace.shards / name), workspace.deliver_to),
         )
-        for number, (folder, unit, name) in enumerate(_shards(job))
+        for number, (folder, chosen, name) in enumerate(_shards(workspace))
     ]
 
 
-def _shards(job: Job) -> Iterator[tuple[str, Any, str]]:
-    """Partition, unit and name of every shard."""
+def _shards(workspace: Workspace) -> Iterator[tuple[str, Any, str]]:
+    """Folder of the pool, range of its documents, and name of every shard."""
     count = dict.fromkeys((TRAIN, HELD_OUT), 0)
-    for partition, folder in zip(job.partitions, job.gathered, strict=True):
-        for unit in partition.units:
-            yield folder, unit, f"{partition.split}-{count[partition.split]:06d}.tar"
-            count[partition.split] += 1
+    for pool, folder in zip(workspace.pools, workspace.gathered, strict=True):
+        for chosen in pool.shards:
+            yield folder, chosen, f"{pool.split}-{count[pool.split]:06d}.tar"
+            count[pool.split] += 1
 
 
-FINGERPRINT = Stage("fingerprint", "comparing documents", fingerprint, _fingerprints, lambda job: job.text)
-READ = Stage("read", "reading and tokenizing", read_source, _reads, lambda job: job.text)
-WRITE = Stage("write", "writing shards", write_unit, _writes, lambda job: job.work)
+FINGERPRINT = Stage(
+    "fingerprint", "comparing documents", fingerprint, _fingerprints, lambda workspace: workspace.text
+)
+READ = Stage("read", "reading and tokenizing", read_source, _reads, lambda workspace: workspace.text)
+WRITE = Stage("write", "writing shards", write_range, _writes, lambda workspace: workspace.work)
 STAGES = (
     FINGERPRINT,
-    Stage("repeats", "finding repetitions", find_repeats, _repeats, lambda job: job.text),
+    Stage("repeats", "finding repetitions", find_repeats, _repeats, lambda workspace: workspace.text),
     READ,
-    Stage("plan", "planning shards", make_plan, _plans, lambda job: job.work, alone=True),
-    Stage("gather", "gathering documents", gather_partition, _gathers, lambda job: job.pools),
+    Stage("plan", "planning shards", plan_shards, _plans, lambda workspace: workspace.work, in_process=True),
+    Stage(
+        "gather", "gathering documents", gather_pool, _gathers, lambda workspace: workspace.gathered_folder
+    ),
     WRITE,
 )

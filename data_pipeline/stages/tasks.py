@@ -1,12 +1,12 @@
 """Define the kinds of task that workers do; each reads files, writes files under a final name once whole, and returns
 counts as JSON.
 
-    fingerprint        one unit of a source -> hashes of its text     (deduplicate.py; where repetitions are dropped)
-    find_repeats       a range of hashes of all units -> what repeats (the same)
-    read_source        one unit of a source -> tokenized documents, in the order of their keys
-    make_plan          all units -> the ranges of keys that form pools of donors, and the shards
-    gather_partition   a range of keys of all units -> one memory-mapped corpus, the pool of donors
-    write_unit         a range of documents of a partition -> one shard
+    fingerprint     one part of a source -> hashes of its text     (deduplicate.py; where repetitions are dropped)
+    find_repeats    a range of hashes of all parts -> what repeats (the same)
+    read_source     one part of a source -> tokenized documents, in the order of their keys
+    plan_shards     all parts -> the ranges of keys that form pools of random-next documents, and the shards
+    gather_pool     a range of keys of all parts -> one memory-mapped corpus, the pool
+    write_range     a range of documents of a pool -> one shard
 """
 
 from collections.abc import Iterator
@@ -35,30 +35,30 @@ from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_weights import document_passes
 from data_pipeline.stages.corpus_store import open_corpus, outline, save_sorted, token_counts
-from data_pipeline.stages.merge import find, merge
-from data_pipeline.stages.partition import Partition, Unit, members, plan, plan_json
-from data_pipeline.stages.spill import spooled
+from data_pipeline.stages.document_pools import DocumentPool, ShardRange, members, plan_pools, pools_json
+from data_pipeline.stages.merge import locate, merge
+from data_pipeline.stages.spill import spill
 from data_pipeline.tokenize.sentences import split
 from data_pipeline.tokenize.tokenize import tokenize
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
 
-SPOOL_TOKENS = 1 << 25
+MAX_TOKENS_IN_MEMORY = 1 << 25
 """A shard of more tokens, as of a huge document, is put together on disk."""
 
 
 def read_source(
     source: SourceFile, settings: DataSettings, vocabulary: str, out: str, repeats: Repeats | None = None
 ) -> dict[str, Any]:
-    """Tokenizes one unit of a source, without what `repeats`, into the folder `out`."""
+    """Tokenizes one part of a source, without what `repeats`, into the folder `out`."""
     counts = Counts()
     kept = without_repeats(read(source, settings, counts), repeats, counts)
     documents = (split(document, settings, counts) for document in kept)
     with whole_folder(out) as folder:
-        spool = folder / "tokens.spool"
-        corpus = tokenize(documents, _words(vocabulary), counts, spool)
+        raw = folder / "tokens.raw"
+        corpus = tokenize(documents, _words(vocabulary), counts, raw)
         save_sorted(corpus, folder)
-        spool.unlink()
+        raw.unlink()
     return {"documents": len(corpus), "tokens": len(corpus.tokens), "counts": counts.as_dict()}
 
 
@@ -67,30 +67,30 @@ def ready() -> None:
     words(0, 0, 0, 1)
 
 
-def make_plan(parts: list[str], settings: DataSettings, out: str) -> dict[str, Any]:
-    """Writes the partitions of the documents in the folders `parts`, and their shards, to the file `out`."""
-    partitions = plan([outline(Path(part)) for part in parts], settings)
-    write_whole(out, plan_json(partitions))
-    return {"partitions": len(partitions), "shards": sum(len(p.units) for p in partitions)}
+def plan_shards(parts: list[str], settings: DataSettings, out: str) -> dict[str, Any]:
+    """Writes the pools of the documents in the folders `parts`, and their shards, to the file `out`."""
+    pools = plan_pools([outline(Path(part)) for part in parts], settings)
+    write_whole(out, pools_json(pools))
+    return {"pools": len(pools), "shards": sum(len(pool.shards) for pool in pools)}
 
 
-def gather_partition(
-    parts: list[str], settings: DataSettings, partition: Partition, out: str, threads: int = 1
+def gather_pool(
+    parts: list[str], settings: DataSettings, pool: DocumentPool, out: str, threads: int = 1
 ) -> dict[str, Any]:
-    """Merges the partition's documents, wherever they were read, into the folder `out`."""
+    """Merges the pool's documents, wherever they were read, into the folder `out`."""
     folders = [Path(part) for part in parts]
     found = []
     for number, folder in enumerate(folders):
         corpus = open_corpus(folder)
-        found.append(find(number, corpus, members(corpus, partition, settings)))
+        found.append(locate(number, corpus, members(corpus, pool, settings)))
     with whole_folder(out) as whole:
         merge(folders, found, whole, threads)
     return {"documents": sum(len(rows.keys) for rows in found)}
 
 
-def write_unit(
-    partition: str,
-    unit: Unit,
+def write_range(
+    pool: str,
+    chosen: ShardRange,
     builder: SequenceBuilder,
     corruption: Corruption,
     mask_id: int,
@@ -99,23 +99,27 @@ def write_unit(
     shard: str,
     deliver_to: str = "",
 ) -> dict[str, Any]:
-    """Cuts, masks and arranges the unit's examples and writes them as the shard with the path `shard`, which goes
-    to the URI `deliver_to` if there is one."""
-    corpus = open_corpus(Path(partition))
-    chosen = slice(unit.start, unit.stop)
+    """Cuts, masks and arranges the examples of a range of documents and writes them as the shard with the path `shard`,
+    which goes to the URI `deliver_to` if there is one."""
+    corpus = open_corpus(Path(pool))
+    documents = slice(chosen.start, chosen.stop)
     passes = document_passes(
-        corpus.keys[chosen], corpus.sources[chosen], unit.rates, settings.seed, settings.dupe_factor
+        corpus.keys[documents],
+        corpus.sources[documents],
+        chosen.source_rates,
+        settings.seed,
+        settings.dupe_factor,
     )
     counts: list[dict[str, Any]] = []
 
     def masked() -> Iterator[Examples]:
-        for segments in builder.pieces(corpus, unit.start, unit.stop, settings.seed, passes):
+        for segments in builder.pieces(corpus, chosen.start, chosen.stop, settings.seed, passes):
             examples = corruption(segments, settings.seed)
             statistics = shard_statistics(examples, segments.tokens, settings, mask_id)
             counts.append(statistics | language_statistics(segments, settings))
             yield examples
 
-    with _gathered_examples(masked(), int(token_counts(corpus, chosen) @ passes), Path(shard)) as examples:
+    with _gathered_examples(masked(), int(token_counts(corpus, documents) @ passes), Path(shard)) as examples:
         order = arrangement(examples.lengths, settings, number)
         entry = write_shard(shard, _blocks(examples, order, settings.block_examples))
         padding = padding_statistics(examples.lengths[order], settings)
@@ -140,11 +144,11 @@ def deliver(shard: Path, uri: str) -> None:
 @contextmanager
 def _gathered_examples(parts: Iterator[Examples], tokens: int, shard: Path) -> Iterator[Examples]:
     """All of `parts`, in memory or, where `tokens` are too many for it, in files beside the shard."""
-    if tokens <= SPOOL_TOKENS:
+    if tokens <= MAX_TOKENS_IN_MEMORY:
         yield concatenate(list(parts))
         return
     with temporary_folder(shard) as folder:
-        yield spooled(parts, folder)
+        yield spill(parts, folder)
 
 
 def _blocks(examples: Examples, order: NDArray[np.int64], size: int) -> Iterator[Examples]:

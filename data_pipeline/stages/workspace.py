@@ -33,17 +33,19 @@ from data_pipeline.masking.corruption import Corruption, corruption_of
 from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.sequences.registry import builder_of
 from data_pipeline.settings import DataSettings, deciding_values, token_values
-from data_pipeline.sources.discover import source_files, units_of
+from data_pipeline.sources.discover import parts_of, source_files
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_snapshot import described_sources, summary
-from data_pipeline.stages.partition import Partition, parsed_plan
+from data_pipeline.stages.document_pools import DocumentPool, parsed_pools
 from data_pipeline.vocabulary.files import Vocabulary
 
-WORK, SHARDS, NOTE, UNITS, PLAN = ".work", "shards", "identity.json", "units.json", "plan.json"
+FORMAT = 2
+"""Version of the files in these folders; unfinished work of another one is refused."""
+WORK, SHARDS, NOTE, PARTS, PLAN = ".work", "shards", "identity.json", "parts.json", "plan.json"
 
 
 @dataclass(frozen=True)
-class Job:
+class Workspace:
     """One preparation."""
 
     settings: DataSettings
@@ -73,55 +75,57 @@ class Job:
         return self.settings.out if is_uri(self.settings.out) else ""
 
     @cached_property
-    def units(self) -> list[SourceFile]:
-        """The sources cut into units of work. The first process that asks cuts them, for all."""
-        path = self.text / UNITS
+    def parts(self) -> list[SourceFile]:
+        """The sources cut into parts. The first process that asks cuts them, for all."""
+        path = self.text / PARTS
         if not path.is_file():
-            units = units_of(source_files(self.settings), self.settings)
-            write_once(path, canonical_json([asdict(unit) for unit in units]))
+            parts = parts_of(source_files(self.settings), self.settings)
+            write_once(path, canonical_json([asdict(part) for part in parts]))
         return [SourceFile(**fields) for fields in json.loads(path.read_bytes())]
 
     @property
-    def parts(self) -> list[str]:
-        """The folders of the tokenized units."""
-        return [str(self.text / "read" / f"{number:06d}") for number in range(len(self.units))]
+    def tokenized(self) -> list[str]:
+        """The folders of the tokenized parts."""
+        return [str(self.text / "read" / f"{number:06d}") for number in range(len(self.parts))]
 
     @property
     def fingerprints(self) -> list[str]:
-        """The folders of the hashes of each unit's text."""
-        return [str(self.text / "fingerprints" / f"{number:06d}") for number in range(len(self.units))]
+        """The folders of the hashes of each part's text."""
+        return [str(self.text / "fingerprints" / f"{number:06d}") for number in range(len(self.parts))]
 
     @cached_property
-    def partitions(self) -> list[Partition]:
+    def pools(self) -> list[DocumentPool]:
         """The plan."""
-        return parsed_plan((self.work / PLAN).read_bytes())
+        return parsed_pools((self.work / PLAN).read_bytes())
 
     @cached_property
-    def pools(self) -> Path:
-        """The folder of the gathered partitions: of one name for preparations that gather the same documents."""
-        borders = [[p.split, p.low, p.high, p.sources, p.whole] for p in self.partitions]
+    def gathered_folder(self) -> Path:
+        """The folder of the gathered pools: of one name for preparations that gather the same documents."""
+        borders = [[p.split, p.first_key, p.last_key, p.sources, p.takes_held_out] for p in self.pools]
         drawn = [self.settings.held_out, self.settings.seed] if self.settings.held_out else []
         return self.text / f"gathered-{_short_hash([drawn, borders])}"
 
     @property
     def gathered(self) -> list[str]:
-        """The folder of each partition."""
-        return [str(self.pools / f"{number:06d}") for number in range(len(self.partitions))]
+        """The folder of each pool."""
+        return [str(self.gathered_folder / f"{number:06d}") for number in range(len(self.pools))]
 
 
-def close_job(job: Job) -> None:
+def close_workspace(workspace: Workspace) -> None:
     """Removes what is not needed once index.json is there."""
-    shutil.rmtree(job.work, ignore_errors=True)
-    if is_uri(job.settings.out):
-        remove_object(join(join(job.settings.out, WORK), NOTE))
+    shutil.rmtree(workspace.work, ignore_errors=True)
+    if is_uri(workspace.settings.out):
+        remove_object(join(join(workspace.settings.out, WORK), NOTE))
     else:
-        shutil.rmtree(Path(job.settings.out) / WORK, ignore_errors=True)
-    if job.settings.tokens:
-        for folder in (job.text, job.text / "read", job.pools):
+        shutil.rmtree(Path(workspace.settings.out) / WORK, ignore_errors=True)
+    if workspace.settings.tokens:
+        for folder in (workspace.text, workspace.text / "read", workspace.gathered_folder):
             remove_partial_files(folder)
 
 
-def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool, afresh: bool = False) -> Job:
+def open_workspace(
+    settings: DataSettings, vocabulary: Vocabulary, *, together: bool, afresh: bool = False
+) -> Workspace:
     """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
     other settings; together with other processes, that is a UserError. So is an `out` that holds anything else.
     Together, the sources are those that the first process found, unless they are to be looked up `afresh`."""
@@ -131,7 +135,14 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool, 
     work = _work_folder(settings)
     sources, passed_over = _found_sources(work, settings, afresh=afresh or not together)
     identity = {"settings": deciding_values(settings), "vocabulary": vocabulary.sha256, "sources": sources}
-    note = canonical_json({"identity": identity, "given": settings.sources, "passed_over": passed_over})
+    note = canonical_json(
+        {
+            "format": FORMAT,
+            "identity": identity,
+            "data_sources": settings.sources,
+            "skipped_files": passed_over,
+        }
+    )
     if is_uri(settings.out):
         _claim_store(settings.out, identity, note)
     else:
@@ -139,16 +150,16 @@ def open_job(settings: DataSettings, vocabulary: Vocabulary, *, together: bool, 
     _claim(work, identity, note, together=together)
     text = work
     if settings.tokens:
-        decided = [token_values(settings), vocabulary.sha256, sources]
+        decided = [FORMAT, token_values(settings), vocabulary.sha256, sources]
         text = Path(settings.tokens) / _short_hash(decided)
         with writing(text):
             text.mkdir(parents=True, exist_ok=True)
         write_once(text / NOTE, canonical_json(decided))
-    job = Job(settings, builder, corruption, vocabulary, sources, passed_over, work, text)
-    with writing(job.shards):
-        job.shards.mkdir(parents=True, exist_ok=True)
-    write_whole(job.tokenizer, vocabulary.json.encode())
-    return job
+    workspace = Workspace(settings, builder, corruption, vocabulary, sources, passed_over, work, text)
+    with writing(workspace.shards):
+        workspace.shards.mkdir(parents=True, exist_ok=True)
+    write_whole(workspace.tokenizer, vocabulary.json.encode())
+    return workspace
 
 
 def _found_sources(
@@ -157,8 +168,8 @@ def _found_sources(
     """The source files and what is passed over; unless `afresh`, what the first of several processes found, so that
     not every one has to look."""
     note = None if afresh else _note(work)
-    if note and note["given"] == settings.sources:
-        return note["identity"]["sources"], note.get("passed_over", {})
+    if note and note["data_sources"] == settings.sources:
+        return note["identity"]["sources"], note["skipped_files"]
     passed_over: list[str] = []
     return described_sources(settings, passed_over), summary(passed_over)
 
@@ -188,7 +199,7 @@ def _claim_store(out: str, identity: dict[str, Any], note: bytes) -> None:
     """As for a folder. Objects are never removed for other settings: a store has no lock, and they were dear."""
     where = join(join(out, WORK), NOTE)
     try:
-        there = json.loads(read_bytes(where))
+        there = _parsed(read_bytes(where), out)
     except FileNotFoundError:
         if object_names(out):
             raise UserError(
@@ -220,9 +231,21 @@ def _others_work(where: object) -> UserError:
 
 def _note(folder: Path) -> dict[str, Any] | None:
     try:
-        return json.loads((folder / NOTE).read_bytes())
+        return _parsed((folder / NOTE).read_bytes(), folder)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _parsed(data: bytes, where: object) -> dict[str, Any]:
+    """What identity.json says. Raises UserError where another version of this program wrote it."""
+    note = json.loads(data)
+    if note.get("format") != FORMAT:
+        raise UserError(
+            "holds unfinished work of another version of Maskmill",
+            where=where,
+            remedy="finish it with that version, or remove the folder",
+        )
+    return note
 
 
 def _is_ours(folder: Path, identity: dict[str, Any]) -> bool:

@@ -84,10 +84,10 @@ def sample(
 ) -> Iterator[Document]:
     """About `size` bytes of UTF-8, in whole documents, in the order of the sources; a document that is taken twice
     comes twice. `advance(1)` is called once for each document, when it is first read."""
-    units, parts = _within_reach(discover(settings), settings.seed, READ_FACTOR * size)
-    copies = iter(_copies(units, parts, settings, size, advance).tolist())
-    for unit in units:
-        for document, times in zip(read(unit, settings, Counts()), copies, strict=False):
+    chosen, fractions = _within_reach(discover(settings), settings.seed, READ_FACTOR * size)
+    copies = iter(_copies(chosen, fractions, settings, size, advance).tolist())
+    for part in chosen:
+        for document, times in zip(read(part, settings, Counts()), copies, strict=False):
             if times:
                 yield from repeat(_head(document, size), times)
 
@@ -104,52 +104,52 @@ def _head(document: Document, size: int) -> Document:
 
 
 def _within_reach(
-    units: Iterable[SourceFile], seed: int, most: int
+    parts: Iterable[SourceFile], seed: int, most: int
 ) -> tuple[list[SourceFile], dict[int, float]]:
-    """Units of which no more than about `most` bytes on disk are read, and the part of each source that they are.
-    Of files whose records are shared out, every n-th record; of other units, every n-th."""
-    listed = list(units)
-    shared = {unit.uri for unit in listed if unit.stripes > 1}
+    """Parts of which no more than about `most` bytes on disk are read, and which fraction of each source they are.
+    Of files whose records are shared out, every n-th record; of other parts, every n-th."""
+    listed = list(parts)
+    shared = {part.uri for part in listed if part.stripes > 1}
     # Such a file, read by one process, needs to be decompressed once only.
-    whole = [replace(unit, stripes=1) for unit in listed if unit.stripe == 0]
-    every = -(-sum(unit.size for unit in whole) // most) or 1
+    whole = [replace(part, stripes=1) for part in listed if part.stripe == 0]
+    every = -(-sum(part.size for part in whole) // most) or 1
     chosen: list[SourceFile] = []
-    parts: dict[int, float] = {}
-    for source, of_source in groupby(whole, key=lambda unit: unit.source):
+    fractions: dict[int, float] = {}
+    for source, of_source in groupby(whole, key=lambda part: part.source):
         own = list(of_source)
         keys = first_words(seed % 2**64, _keys(f"{u.name}:{u.start}" for u in own), VOCABULARY)
         others = [i for i in np.argsort(keys, kind="stable").tolist() if own[i].uri not in shared]
         taken = set(others[: -(-len(others) // every)])
         read_bytes = 0.0
-        for i, unit in enumerate(own):
-            if unit.uri in shared:
-                chosen.append(replace(unit, stripe=int(keys[i]) % every, stripes=every))
-                read_bytes += unit.size / every
+        for i, part in enumerate(own):
+            if part.uri in shared:
+                chosen.append(replace(part, stripe=int(keys[i]) % every, stripes=every))
+                read_bytes += part.size / every
             elif i in taken:
-                chosen.append(unit)
-                read_bytes += unit.size
-        parts[source] = read_bytes / total if (total := sum(u.size for u in own)) else 1.0
-    return chosen, parts
+                chosen.append(part)
+                read_bytes += part.size
+        fractions[source] = read_bytes / total if (total := sum(u.size for u in own)) else 1.0
+    return chosen, fractions
 
 
 def _copies(
-    units: list[SourceFile],
-    parts: dict[int, float],
+    parts: list[SourceFile],
+    fractions: dict[int, float],
     settings: DataSettings,
     size: int,
     advance: Callable[[int], None],
 ) -> NDArray[np.int64]:
-    """How often each document of the units is taken, in their order."""
+    """How often each document of the parts is taken, in their order."""
     ids, lengths, sources = array("Q"), array("q"), array("H")
-    for unit in units:
-        for document in read(unit, settings, Counts()):
+    for part in parts:
+        for document in read(part, settings, Counts()):
             ids.append(text_key(document.id))
             lengths.append(sum(map(utf8_size, document.passages)))
-            sources.append(unit.source)
+            sources.append(part.source)
             advance(1)
     keys, sizes, owners = np.array(ids, np.uint64), np.array(lengths, np.int64), np.array(sources, np.int64)
-    read_bytes = np.bincount(owners, sizes, minlength=max(parts, default=-1) + 1)
-    text = read_bytes / [parts.get(source, 1.0) for source in range(len(read_bytes))]
+    read_bytes = np.bincount(owners, sizes, minlength=max(fractions, default=-1) + 1)
+    text = read_bytes / [fractions.get(source, 1.0) for source in range(len(read_bytes))]
     rates = repeats(text, settings)[: len(text)]
     copies = np.zeros(len(keys), np.int64)
     if not (given := rates * text > 0.0).any():

@@ -1,1 +1,1 @@
-"""Read one file format each: a unit of a source into its records."""
+"""Read one file format each: a part of a source into its records."""

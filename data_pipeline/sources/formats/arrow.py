@@ -18,8 +18,8 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 def batches(
     file: SourceFile, stream: BufferedReader, fields: list[str], stack: ExitStack
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The columns `fields` of the unit's batches: rows of the file before a batch, and the batch. Of a file that
-    units share, each takes its batches. Memory: a batch; `datasets` writes a thousand rows in one."""
+    """The columns `fields` of the part's batches: rows of the file before a batch, and the batch. Of a file that
+    parts share, each takes its batches. Memory: a batch; `datasets` writes a thousand rows in one."""
     if stream.peek(len(_FILE_MAGIC)).startswith(_FILE_MAGIC):
         if file.compression:
             raise UserError(

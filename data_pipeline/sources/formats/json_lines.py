@@ -21,7 +21,7 @@ _JSON = json.JSONDecoder(strict=False)  # control characters are hygiene's busin
 
 
 def json_records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """The records of one unit. Raises UserError, with file and line, for a line that is no JSON object or lacks the
+    """The records of one part. Raises UserError, with file and line, for a line that is no JSON object or lacks the
     fields that the settings name."""
     with open_bytes(file.uri, file.compression) as stream:
         yield from _records(file, lines_of(file, stream, LONG_LINE), settings, counts)

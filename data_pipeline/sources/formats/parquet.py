@@ -19,7 +19,7 @@ BATCH_BYTES = 16 << 20
 def batches(
     file: SourceFile, stream: BufferedReader, fields: list[str], stack: ExitStack
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The columns `fields` of the unit's row groups: rows of the unit before a batch, and the batch. Memory: a
+    """The columns `fields` of the part's row groups: rows of the part before a batch, and the batch. Memory: a
     batch, and what pyarrow holds to read one: a page and its decompressed content."""
     if file.compression:  # the footer is read first, and a compressed stream cannot seek
         spool = tempfile.TemporaryFile()  # noqa: SIM115
@@ -43,14 +43,14 @@ def batches(
         first += len(batch)
 
 
-def units(stream: BufferedReader, unit_bytes: int) -> Iterator[tuple[int, int, int, int]]:
-    """Runs of row groups of about `unit_bytes` each: first group, group after the last, rows before, bytes."""
+def parts(stream: BufferedReader, part_bytes: int) -> Iterator[tuple[int, int, int, int]]:
+    """Runs of row groups of about `part_bytes` each: first group, group after the last, rows before, bytes."""
     metadata = _opened(stream).metadata
     start, rows_before, rows, size = 0, 0, 0, 0
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         rows, size = rows + group.num_rows, size + group.total_byte_size
-        if size >= unit_bytes or i + 1 == metadata.num_row_groups:
+        if size >= part_bytes or i + 1 == metadata.num_row_groups:
             yield start, i + 1, rows_before, size
             start, rows_before, size = i + 1, rows, 0
 

@@ -23,7 +23,7 @@ _GAP = re.compile(rb"\n" + _BLANK_LINES)  # with a literal first byte: far faste
 
 
 def texts(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """The documents of one unit by `settings.documents`: number of the first line, and text."""
+    """The documents of one part by `settings.documents`: number of the first line, and text."""
     with open_bytes(file.uri, file.compression) as stream:
         if settings.documents != "file":
             yield from _paragraph_runs(file, _runs(file, stream), counts)
@@ -36,7 +36,7 @@ def texts(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[
 
 def _runs(file: SourceFile, stream: BufferedReader) -> Iterator[Line]:
     """The text between blank lines, in parts of at most some PASSAGE_BYTES, from the first line that starts in this
-    unit on: number of its first line, first byte, content. Between two texts: where the last blank line begins, and
+    part on: number of its first line, first byte, content. Between two texts: where the last blank line begins, and
     nothing."""
     number, position = first_line(file, stream)
     number += 1
@@ -82,8 +82,8 @@ def _blocks(stream: BufferedReader) -> Iterator[tuple[bytes, bool]]:
 
 
 def _paragraph_runs(file: SourceFile, runs: Iterator[Line], counts: Counts) -> Iterator[Record]:
-    """Documents apart by blank lines: first line and text. A document belongs to the unit that owns the blank line
-    before it (the first one of a file: to the first unit), so that every unit finds its own without the others."""
+    """Documents apart by blank lines: first line and text. A document belongs to the part that owns the blank line
+    before it (the first one of a file: to the first part), so that every part finds its own without the others."""
     first = found = size = 0
     parts: list[bytes] = []
     inside, ours, past, owned = False, False, False, file.start == 0

@@ -27,7 +27,7 @@ SLICE_BYTES = 8 << 20
 
 
 def table_records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """The rows of one unit: number (from 1) or id field, and text. Raises UserError for a damaged file, and for a
+    """The rows of one part: number (from 1) or id field, and text. Raises UserError for a damaged file, and for a
     column that is missing or of another type."""
     fields = [settings.text_field, *([settings.id_field] if settings.id_field else [])]
     with ExitStack() as stack:
@@ -59,10 +59,10 @@ def _columns(
         yield first, [_as_bytes(batch.column(name)) for name in fields]
 
 
-def parquet_units(file: SourceFile, unit_bytes: int) -> list[tuple[int, int, int, int]]:
-    """See parquet.units. Raises UserError for a damaged file."""
+def parquet_parts(file: SourceFile, part_bytes: int) -> list[tuple[int, int, int, int]]:
+    """See parquet.parts. Raises UserError for a damaged file."""
     with open_bytes(file.uri, "") as stream:
-        return list(damaged_named(parquet.units(stream, unit_bytes), file.uri))
+        return list(damaged_named(parquet.parts(stream, part_bytes), file.uri))
 
 
 def damaged_named(batches: Iterator, uri: str) -> Iterator:

@@ -15,7 +15,7 @@ _DOC = re.compile(rb'<doc id="([^"]*)"[^>]*>\s*$')
 
 
 def extracted_pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
-    """The pages of one unit: id of the page, and text. Raises UserError for text outside of them, and where the last
+    """The pages of one part: id of the page, and text. Raises UserError for text outside of them, and where the last
     one has no end."""
     with open_bytes(file.uri, file.compression) as stream:
         yield from _pages(file, lines_of(file, stream, READ_BYTES), counts)

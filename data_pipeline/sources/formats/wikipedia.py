@@ -29,7 +29,7 @@ _NAMESPACE = re.compile(r'<namespace key="(?:6|14)"[^>]*>([^<]+)<')
 
 
 def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
-    """The articles of one unit: page id and text. Raises UserError for a page that cannot be read, and where the
+    """The articles of one part: page id and text. Raises UserError for a page that cannot be read, and where the
     dump is cut off."""
     with ExitStack() as stack:
         stream = stack.enter_context(open_bytes(file.uri, file.compression))
@@ -103,19 +103,19 @@ def _hidden_namespaces(head: bytes) -> frozenset[str]:
     return _HIDDEN | {name.strip().lower() for name in _NAMESPACE.findall(text)}
 
 
-def bzip2_borders(uri: str, unit_bytes: int) -> list[int]:
-    """Where a dump of many bzip2 streams may be cut: about every `unit_bytes`, at streams that begin with a page."""
+def bzip2_borders(uri: str, part_bytes: int) -> list[int]:
+    """Where a dump of many bzip2 streams may be cut: about every `part_bytes`, at streams that begin with a page."""
     borders = []
     fs, path = filesystem(uri)
     with fs.open(path, "rb") as stream:
-        base, data, wanted = 0, b"", unit_bytes
+        base, data, wanted = 0, b"", part_bytes
         while more := stream.read(_READ):
             data += more
             for found in BZIP2_STREAM.finditer(data, 0, len(data)):
                 at = base + found.start()
                 if at >= wanted and _begins_with_page(uri, at):
                     borders.append(at)
-                    wanted = at + unit_bytes
+                    wanted = at + part_bytes
             keep = min(len(data), 9)  # a stream's beginning may lie across two reads
             base, data = base + len(data) - keep, data[len(data) - keep :]
     return borders

@@ -21,7 +21,7 @@ from data_pipeline.sources import source_snapshot
 from data_pipeline.sources.discover import source_files
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.stages import executors
-from data_pipeline.stages.partition import Partition, Unit, plan
+from data_pipeline.stages.document_pools import DocumentPool, ShardRange, plan_pools
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 from tests.factories.preparations import corpus_of, hashes, settings_for, silent
@@ -91,7 +91,7 @@ def test_a_killed_run_goes_on_where_it_was(
         assert not (tmp_path / "killed" / "index.json").exists()
     monkeypatch.setattr(executors, "keep", kept)
     before = {path: path.stat().st_mtime_ns for path in results}
-    monkeypatch.setattr("data_pipeline.prepare.close_job", lambda _job: None)  # keep .work to look at
+    monkeypatch.setattr("data_pipeline.prepare.close_workspace", lambda _job: None)  # keep .work to look at
     prepare(settings_for(text, tmp_path / "killed"), silent)
     assert {path: path.stat().st_mtime_ns for path in results} == before, "what was done was done again"
     assert hashes(tmp_path / "killed") == hashes(tmp_path / "whole")
@@ -337,20 +337,22 @@ def test_names_that_are_not_utf8_are_named_or_refused_in_one_line(
 
 def test_the_plan_follows_from_documents_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = DataSettings(shard_tokens=40, min_donors=4)
-    assert plan([corpus_of([1, 2]), corpus_of([3])], settings) == [Partition(TRAIN, 1, 3, (Unit(0, 3),))]
-    monkeypatch.setattr("data_pipeline.stages.partition.PARTITION_TOKENS", 50)
+    assert plan_pools([corpus_of([1, 2]), corpus_of([3])], settings) == [
+        DocumentPool(TRAIN, 1, 3, (ShardRange(0, 3),))
+    ]
+    monkeypatch.setattr("data_pipeline.stages.document_pools.POOL_TOKENS", 50)
     keys = list(range(100, 113))
-    partitions = plan([corpus_of(keys[::2]), corpus_of(keys[1::2])], settings)
-    assert [(p.low, p.high) for p in partitions] == [(100, 105), (106, 112)], (
+    pools = plan_pools([corpus_of(keys[::2]), corpus_of(keys[1::2])], settings)
+    assert [(p.first_key, p.last_key) for p in pools] == [(100, 105), (106, 112)], (
         "two, for three would lack donors"
     )
-    assert partitions[1].units == (Unit(0, 4), Unit(4, 7))
-    assert plan([corpus_of(keys)], settings) == partitions
+    assert pools[1].shards == (ShardRange(0, 4), ShardRange(4, 7))
+    assert plan_pools([corpus_of(keys)], settings) == pools
 
 
 def test_two_documents_of_one_id_are_refused() -> None:
     with pytest.raises(UserError, match=r"1 documents have the id of another"):
-        plan([corpus_of([7, 8]), corpus_of([8])], DataSettings())
+        plan_pools([corpus_of([7, 8]), corpus_of([8])], DataSettings())
 
 
 @pytest.mark.parametrize("name", ["sample_text.seq128", "sample_text.seq512.wwm"])

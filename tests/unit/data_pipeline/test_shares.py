@@ -16,9 +16,9 @@ from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.records import Corpus
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.stages import tasks
+from data_pipeline.stages.document_pools import plan_pools
 from data_pipeline.stages.executors import Share
-from data_pipeline.stages.partition import plan
-from data_pipeline.stages.workspace import open_job
+from data_pipeline.stages.workspace import open_workspace
 from data_pipeline.vocabulary.files import load_vocabulary
 from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import Maskmill, command, environ, write_text
@@ -117,6 +117,21 @@ def test_work_of_other_settings_is_an_error_among_many(text: Path, tmp_path: Pat
     assert sorted((tmp_path / "shards" / ".work" / "read").iterdir()) == done
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_unfinished_work_of_another_version_is_refused_and_stays(
+    text: Path, tmp_path: Path, together: bool
+) -> None:
+    settings = settings_for(text, tmp_path / "shards")
+    prepare_share(settings, silent, "discover")
+    identity = tmp_path / "shards" / ".work" / "identity.json"
+    older = json.loads(identity.read_bytes())
+    del older["format"]
+    identity.write_text(json.dumps(older))
+    with pytest.raises(UserError, match=r"another version of Maskmill \(finish it .* or remove the folder"):
+        prepare_share(settings, silent, "discover") if together else prepare(settings, silent)
+    assert json.loads(identity.read_bytes()) == older
+
+
 @pytest.mark.parametrize(("elsewhere", "notes"), [((), 1), (("work", "tokens"), 2)])
 def test_discover_notices_text_that_changed_behind_unfinished_work(
     text: Path, tmp_path: Path, elsewhere: tuple[str, ...], notes: int
@@ -127,7 +142,7 @@ def test_discover_notices_text_that_changed_behind_unfinished_work(
     settings = settings_for(text, tmp_path / "shards", sources=[str(tmp_path / "corpus")], **options)
     prepare_share(settings, silent, "discover")
     prepare_share(settings, silent, "read", Share(0, 2))
-    assert "4 units" in prepare_share(settings, silent, "discover"), (
+    assert "4 parts" in prepare_share(settings, silent, "discover"), (
         "beside those who read, of unchanged text"
     )
     edited = tmp_path / "corpus/3.txt"
@@ -139,7 +154,7 @@ def test_discover_notices_text_that_changed_behind_unfinished_work(
         ) as caught:
             prepare_share(settings, silent, "discover")
         shutil.rmtree(caught.value.where)
-    assert "5 units" in prepare_share(settings, silent, "discover")
+    assert "5 parts" in prepare_share(settings, silent, "discover")
     for name in ("read", "plan", "gather", "write", "finish"):
         prepare_share(settings, silent, name)
     fresh = settings_for(text, tmp_path / "fresh", sources=[str(tmp_path / "corpus")])
@@ -194,14 +209,15 @@ def test_a_shard_of_a_huge_document_is_put_together_on_disk(
     settings = settings_for(text, tmp_path / "shards")
     for name in ("read", "plan", "gather"):
         prepare_share(settings, silent, name)
-    job = open_job(settings, load_vocabulary(settings.vocab), together=True)
-    monkeypatch.setattr(tasks, "SPOOL_TOKENS", 0)
+    workspace = open_workspace(settings, load_vocabulary(settings.vocab), together=True)
+    monkeypatch.setattr(tasks, "MAX_TOKENS_IN_MEMORY", 0)
     monkeypatch.setattr("data_pipeline.sequences.base.BUFFER_TOKENS", 512)  # many pieces
-    partition, unit = job.partitions[0], job.partitions[0].units[0]
-    assert partition.split == "train"
+    pool, chosen = workspace.pools[0], workspace.pools[0].shards[0]
+    assert pool.split == "train"
     shard = tmp_path / "train-000000.tar"
-    tasks.write_unit(
-        job.gathered[0], unit, job.builder, job.corruption, job.vocabulary.mask, settings, 0, str(shard)
+    corruption, mask = workspace.corruption, workspace.vocabulary.mask
+    tasks.write_range(
+        workspace.gathered[0], chosen, workspace.builder, corruption, mask, settings, 0, str(shard)
     )
     (tmp_path / "shards").rename(tmp_path / "aside")
     assert {p.name: h for p in [shard] for h in [hashes(tmp_path)[p.name]]} == {
@@ -279,6 +295,6 @@ def test_work_elsewhere_and_the_same_bytes(text: Path, expected: dict[str, str],
 
 
 def test_corpora_of_short_documents_are_cut_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.stages.partition.PARTITION_DOCUMENTS", 5)
+    monkeypatch.setattr("data_pipeline.stages.document_pools.POOL_DOCUMENTS", 5)
     parts: list[Corpus] = [corpus_of(list(range(1, 18)))]
-    assert [p.high for p in plan(parts, DataSettings(sources=["x"], min_donors=2))] == [5, 11, 17]
+    assert [p.last_key for p in plan_pools(parts, DataSettings(sources=["x"], min_donors=2))] == [5, 11, 17]

@@ -157,7 +157,7 @@ def prepared_by_the_script(
     cluster: Cluster, stages: str, *settings: str, units: int | None = 3
 ) -> tuple[list[list[str]], str]:
     """What slurm/prepare.sbatch submits where discover finds that these stages have something to do; what it says."""
-    found = "already prepared: out" if units is None else f"{units} units to read, in the stages {stages}"
+    found = "already prepared: out" if units is None else f"{units} parts to read, in the stages {stages}"
     cluster._write("maskmill", f"echo '{found}'")
     done = subprocess.run(
         ["bash", str(ROOT / "slurm/prepare.sbatch"), "demo", *settings],

@@ -14,7 +14,7 @@ from data_pipeline.loader.dynamic_masking import DynamicMasking, example_keys, s
 from data_pipeline.loader.loader import Loader, Shares, loader_state, order_of, resumed_batch
 from data_pipeline.loader.packing import StepShare, original_tokens
 from data_pipeline.records import Segments
-from data_pipeline.settings import DataSettings, Stage, mask_stages
+from data_pipeline.settings import DataSettings, MaskStage, mask_stages
 from data_pipeline.shards.index import Index
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
@@ -117,9 +117,9 @@ def test_stages_follow_the_batch(index: Index) -> None:
 
 
 def test_stages_are_read_and_nonsense_refused() -> None:
-    assert mask_stages(SETTINGS) == [Stage(0, "token")]
+    assert mask_stages(SETTINGS) == [MaskStage(0, "token")]
     found = mask_stages(replace(SETTINGS, mask_stages=["token:1000", " phrase : 500", "entity"]))
-    assert found == [Stage(0, "token"), Stage(1000, "phrase"), Stage(1500, "entity")]
+    assert found == [MaskStage(0, "token"), MaskStage(1000, "phrase"), MaskStage(1500, "entity")]
     for wrong in (["token:5"], ["token", "span"], ["words:5", "token"], ["token:0", "span"], ["token:-1", "span"],
                   ["token:x", "span"], ["token:", "span"], [""]):  # fmt: skip
         with pytest.raises(UserError, match="mask_stages"):

@@ -1,4 +1,4 @@
-"""Exact repetitions: which of them go, that the first stays, and that neither units, runs nor ranges matter."""
+"""Exact repetitions: which of them go, that the first stays, and that neither parts, runs nor ranges matter."""
 
 import hashlib
 import random
@@ -146,7 +146,7 @@ def test_units_runs_and_ranges_change_nothing(
     assert 0 < len(left) < len(whole)
     assert counts.documents + counts.repeated_documents == len(whole)
     assert counts.bytes + counts.repeated_bytes == sum(len(t) for _, t in whole)
-    monkeypatch.setattr(sources, "UNIT_BYTES", 700)
+    monkeypatch.setattr(sources, "PART_BYTES", 700)
     monkeypatch.setattr(deduplicate, "RUN_ENTRIES", 7)
     assert len(discover(settings)) > 6
     again, same = kept(settings, tmp_path / "many", count=5)
@@ -171,7 +171,7 @@ def test_both_ends_of_a_range_are_in_it(tmp_path: Path) -> None:
         np.save(part / "000000.first.npy", np.array(rows, deduplicate._ENTRY))
     assert find_repeats([str(part) for part in parts], 5, 9, str(tmp_path / "out")) == {"repeats": 3}
     repeats = np.load(tmp_path / "out" / "repeats.npy")
-    assert repeats["unit"].tolist() == [1, 1, 1]
+    assert repeats["part"].tolist() == [1, 1, 1]
     assert repeats["document"].tolist() == [1, 2, 3]
 
 

@@ -125,7 +125,7 @@ def outcome(path: Path, **options: object) -> list[tuple[str, str]] | str:
 def small_pieces(unit: int, passage: int, line: int) -> list:
     """Patches under which every file is long."""
     return [
-        patch.object(sources, "UNIT_BYTES", unit),
+        patch.object(sources, "PART_BYTES", unit),
         patch.object(sources, "STRIPE_BYTES", unit),
         patch.object(plain_text, "PASSAGE_BYTES", passage),
         patch.object(wikiextractor, "PASSAGE_BYTES", passage),

@@ -84,7 +84,7 @@ def test_a_large_parquet_file_is_shared_out_by_row_groups(tmp_path, monkeypatch)
     table = pa.table({"text": [f"text {i}" for i in range(100)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     whole = documents(tmp_path)
-    monkeypatch.setattr(sources, "UNIT_BYTES", 300)
+    monkeypatch.setattr(sources, "PART_BYTES", 300)
     assert len(discover(DataSettings(sources=[str(tmp_path)]))) > 3
     assert documents(tmp_path) == whole
     assert whole[99] == ("a.parquet:100", "text 99")
@@ -104,7 +104,7 @@ def test_pieces_of_a_plain_file_give_the_documents_of_the_whole(tmp_path_factory
     for name in (path, records):
         whole = documents(name) if os.path.getsize(name) else []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sources, "UNIT_BYTES", unit)
+            patch.setattr(sources, "PART_BYTES", unit)
             chosen = DataSettings(sources=[str(name)])
             units = discover(chosen)
             with ThreadPoolExecutor(2) as pool:

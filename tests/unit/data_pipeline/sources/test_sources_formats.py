@@ -103,7 +103,7 @@ def test_a_saved_data_set_that_is_not_whole(tmp_path: Path) -> None:
 def test_a_large_arrow_file_is_shared_out_by_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "set", {"text": [f"text {n}" for n in range(50)]}, files=1, batch=3)
     whole = documents(folder)
-    monkeypatch.setattr(sources, "UNIT_BYTES", 500)
+    monkeypatch.setattr(sources, "PART_BYTES", 500)
     assert len(discover(DataSettings(sources=[str(folder)]))) > 3
     assert sorted(documents(folder)) == sorted(whole)
     assert ("data-00000-of-00001.arrow:50", "text 49") in whole
@@ -272,7 +272,7 @@ def test_a_large_dump_is_shared_out(
     (tmp_path / name).write_bytes(content)
     whole = documents(tmp_path)
     assert len(whole) == 37
-    monkeypatch.setattr(sources, "UNIT_BYTES", size)
+    monkeypatch.setattr(sources, "PART_BYTES", size)
     monkeypatch.setattr(sources, "STRIPE_BYTES", size)
     monkeypatch.setattr(wikipedia, "_READ", 64)
     units = discover(DataSettings(sources=[str(tmp_path)]))
@@ -389,7 +389,7 @@ def test_wikiextractor_shared_out_and_broken(tmp_path: Path, monkeypatch: pytest
     whole = documents(path)
     for size in (37, 150, 400):
         with monkeypatch.context() as patch:
-            patch.setattr(sources, "UNIT_BYTES", size)
+            patch.setattr(sources, "PART_BYTES", size)
             assert documents(path) == whole
     path.write_text(EXTRACTED[:-8])
     assert "wiki_00:7: the document has no </doc>" in error(path)

@@ -10,7 +10,7 @@ from data_pipeline.records import Corpus
 from data_pipeline.stages import corpus_store as corpora
 from data_pipeline.stages import merge as merging
 from data_pipeline.stages.corpus_store import document_tokens, open_corpus, outline, save_sorted
-from data_pipeline.stages.merge import find, merge
+from data_pipeline.stages.merge import locate, merge
 
 
 def documents(corpus: Corpus) -> dict[int, list[list[int]]]:
@@ -86,14 +86,16 @@ def test_sorting_moves_whole_documents(tmp_path: Path, monkeypatch: pytest.Monke
 def test_merging_chosen_documents_is_sorting_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, gap: int, threads: int
 ) -> None:
-    monkeypatch.setattr(merging, "CHUNK", chunk)
-    monkeypatch.setattr(merging, "GAP", gap)
+    monkeypatch.setattr(merging, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(merging, "MAX_GAP_TOKENS", gap)
     folders = [tmp_path / str(number) for number in range(3)]
     parts = [
         sorted_corpus(build(some_texts(n, n)), folder) for n, folder in zip((7, 0, 30), folders, strict=True)
     ]
     chosen = [np.arange(len(p))[::2] for p in parts]
-    found = [find(number, part, some) for number, (part, some) in enumerate(zip(parts, chosen, strict=True))]
+    found = [
+        locate(number, part, some) for number, (part, some) in enumerate(zip(parts, chosen, strict=True))
+    ]
     (tmp_path / "merged").mkdir()
     merge(folders, found, tmp_path / "merged", threads)
     expected = {

@@ -13,7 +13,7 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.settings import DataSettings
 from data_pipeline.stages import dask_workers
-from data_pipeline.stages.executors import Workers, pool_of
+from data_pipeline.stages.executors import Workers, backend_of
 from tests.command_line import ROOT, Maskmill, environ, setting, until
 from tests.factories.preparations import hashes
 
@@ -63,7 +63,7 @@ def settings(scheduler: Path | str) -> DataSettings:
 
 def test_tasks_run_on_the_workers_and_a_killed_one_is_replaced(scheduler_file: Path, tmp_path: Path) -> None:
     tasks = [(number, str(tmp_path)) for number in range(6)]
-    with Workers(pool_of(settings(scheduler_file))) as workers:
+    with Workers(backend_of(settings(scheduler_file))) as workers:
         results = workers.run(note_attempt, tasks, tmp_path / "done", lambda n: None)
         again = workers.run(note_attempt, tasks, tmp_path / "done", lambda n: None)
     assert [result["number"] for result in results] == list(range(6))
@@ -74,7 +74,7 @@ def test_tasks_run_on_the_workers_and_a_killed_one_is_replaced(scheduler_file: P
 
 
 def test_an_error_in_a_task_is_that_error(scheduler_file: Path, tmp_path: Path) -> None:
-    with Workers(pool_of(settings(scheduler_file))) as workers, pytest.raises(UserError) as caught:
+    with Workers(backend_of(settings(scheduler_file))) as workers, pytest.raises(UserError) as caught:
         workers.run(
             note_attempt, [(0, str(tmp_path)), (-1, str(tmp_path))], tmp_path / "done", lambda n: None
         )
@@ -90,7 +90,7 @@ def test_the_same_bytes_as_in_local_processes(
 
 
 def test_what_is_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_workers, "PATIENCE", 1)
+    monkeypatch.setattr(dask_workers, "CONNECT_TIMEOUT_SECONDS", 1)
     for scheduler, line in {
         "": "data.scheduler: is empty",
         "slurm": "data.workers: has to say how many",
@@ -98,9 +98,9 @@ def test_what_is_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
         str(tmp_path / "scheduler.json"): "no such scheduler file",
     }.items():
         with pytest.raises(UserError, match=line):
-            pool_of(settings(scheduler)).start()
+            backend_of(settings(scheduler)).start()
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="finds no sbatch"):
-        pool_of(DataSettings(executor="dask", scheduler="slurm", workers=2)).start()
+        backend_of(DataSettings(executor="dask", scheduler="slurm", workers=2)).start()
     with pytest.raises(UserError, match="unknown 'threads'"):
-        pool_of(DataSettings(executor="threads"))
+        backend_of(DataSettings(executor="threads"))

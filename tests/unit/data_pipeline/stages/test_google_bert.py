@@ -113,14 +113,14 @@ def test_one_document_pairs_with_itself_as_in_the_script(vocabulary, tmp_path):
 
 
 def test_the_spool_is_deleted_even_when_the_reader_stops(book, vocabulary, tmp_path):
-    (tmp_path / "exact.spool").mkdir()
-    (tmp_path / "exact.spool" / "left by a killed run").touch()
+    (tmp_path / "exact.partial").mkdir()
+    (tmp_path / "exact.partial" / "left by a killed run").touch()
     made = google_bert.exact_examples(discover(book), vocabulary, book, tmp_path)
     first = next(made)
-    assert (tmp_path / "exact.spool").is_dir()
-    assert not (tmp_path / "exact.spool" / "left by a killed run").exists()
+    assert (tmp_path / "exact.partial").is_dir()
+    assert not (tmp_path / "exact.partial" / "left by a killed run").exists()
     made.close()
-    assert not (tmp_path / "exact.spool").exists()
+    assert not (tmp_path / "exact.partial").exists()
     assert len(first) > 0
     assert not isinstance(first.tokens, np.memmap)
 
@@ -136,4 +136,4 @@ def test_what_it_cannot_honour_is_refused(book, vocabulary, tmp_path):
     (tmp_path / "blank.txt").write_text("\n\x01\n\n")
     with pytest.raises(UserError, match="no sentence found"):
         instances(DataSettings(sources=[str(tmp_path / "blank.txt")]), vocabulary, tmp_path)
-    assert not (tmp_path / "exact.spool").exists()
+    assert not (tmp_path / "exact.partial").exists()

@@ -1,4 +1,4 @@
-"""Partition the tokenized documents into pools for random-next segments and into shards.
+"""Divide the tokenized documents into pools for random-next segments and into shards.
 
 Both are ranges of documents in the order of their keys, which are hashes: every range is a uniform sample of the
 corpus, or with data.across_languages=false of one language. The plan follows from the documents and the settings
@@ -23,33 +23,33 @@ from data_pipeline.shards.index import HELD_OUT, TRAIN
 from data_pipeline.sources.source_weights import document_passes, language_numbers, repeats
 from data_pipeline.stages.corpus_store import document_tokens
 
-PARTITION_TOKENS = 256_000_000
-"""Tokens of a partition, about, where that leaves it enough donors: half a gigabyte on disk."""
-PARTITION_DOCUMENTS = 2_000_000
-"""Documents of a partition, about: gathering them takes a hundred bytes of memory for each."""
+POOL_TOKENS = 256_000_000
+"""Tokens of a pool, about, where that leaves it enough documents to draw from: half a gigabyte on disk."""
+POOL_DOCUMENTS = 2_000_000
+"""Documents of a pool, about: gathering them takes a hundred bytes of memory for each."""
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Documents start..stop-1 of a partition, which become one shard."""
+class ShardRange:
+    """Documents start..stop-1 of a pool, which become one shard."""
 
     start: int
     stop: int
-    rates: tuple[float, ...] = ()
+    source_rates: tuple[float, ...] = ()
     """How often the documents of each source are passed over, dupe_factor aside; empty: once."""
 
 
 @dataclass(frozen=True)
-class Partition:
-    """The documents of one split with low <= key <= high: random next segments come from among them."""
+class DocumentPool:
+    """The documents of one split with first_key <= key <= last_key: random next segments come from among them."""
 
     split: str
-    low: int
-    high: int
-    units: tuple[Unit, ...]
+    first_key: int
+    last_key: int
+    shards: tuple[ShardRange, ...]
     sources: tuple[int, ...] = ()
     """Only documents of the sources with these numbers; empty: of all."""
-    whole: bool = False
+    takes_held_out: bool = False
     """Also the document of these sources that is set aside: alone, it would have no random next segment."""
 
 
@@ -65,8 +65,8 @@ class _Documents:
         return _Documents(self.keys[chosen], self.tokens[chosen], self.sources[chosen])
 
 
-def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
-    """The partitions of both splits, training first. Raises UserError where a split has no document."""
+def plan_pools(parts: list[Corpus], settings: DataSettings) -> list[DocumentPool]:
+    """The pools of both splits, training first. Raises UserError where a split has no document."""
     documents = _Documents(
         np.concatenate([np.asarray(part.keys) for part in parts]),
         np.concatenate([document_tokens(part) for part in parts]),
@@ -98,23 +98,23 @@ def plan(parts: list[Corpus], settings: DataSettings) -> list[Partition]:
             remedy="change data.held_out, or data.held_out=0",
         )
     rates = _rates(documents, settings)
-    partitions = _partitions(TRAIN, documents.take(~aside), rates, settings)
-    whole = set(documents.sources[alone].tolist())
-    partitions = [replace(p, whole=not whole.isdisjoint(p.sources)) for p in partitions]
+    pools = _pools_of_split(TRAIN, documents.take(~aside), rates, settings)
+    alone_sources = set(documents.sources[alone].tolist())
+    pools = [replace(p, takes_held_out=not alone_sources.isdisjoint(p.sources)) for p in pools]
     if aside.any():
-        partitions += _partitions(HELD_OUT, documents.take(aside), rates, settings)
-    return partitions
+        pools += _pools_of_split(HELD_OUT, documents.take(aside), rates, settings)
+    return pools
 
 
-def members(part: Corpus, partition: Partition, settings: DataSettings) -> NDArray[np.int64]:
-    """The numbers of the documents of `part`, which lie in the order of their keys, that are of the partition."""
-    first = int(np.searchsorted(part.keys, np.uint64(partition.low), "left"))
-    last = int(np.searchsorted(part.keys, np.uint64(partition.high), "right"))
-    mine = is_held_out(np.asarray(part.keys[first:last]), settings) == (partition.split == HELD_OUT)
-    if partition.whole:
+def members(part: Corpus, pool: DocumentPool, settings: DataSettings) -> NDArray[np.int64]:
+    """The numbers of the documents of `part`, which lie in the order of their keys, that are of the pool."""
+    first = int(np.searchsorted(part.keys, np.uint64(pool.first_key), "left"))
+    last = int(np.searchsorted(part.keys, np.uint64(pool.last_key), "right"))
+    mine = is_held_out(np.asarray(part.keys[first:last]), settings) == (pool.split == HELD_OUT)
+    if pool.takes_held_out:
         mine[:] = True
-    if partition.sources:
-        mine &= np.isin(part.sources[first:last], partition.sources)
+    if pool.sources:
+        mine &= np.isin(part.sources[first:last], pool.sources)
     return first + np.flatnonzero(mine)
 
 
@@ -148,58 +148,58 @@ def _draws_donors(settings: DataSettings) -> bool:
 
 
 def _rates(documents: _Documents, settings: DataSettings) -> tuple[float, ...]:
-    """`Unit.rates`, by the tokens of each source."""
+    """`ShardRange.source_rates`, by the tokens of each source."""
     amounts = np.bincount(documents.sources, weights=documents.tokens, minlength=len(settings.sources))
     rates = repeats(amounts, settings)
     return () if (rates == 1.0).all() else tuple(rates.tolist())
 
 
-def _partitions(
+def _pools_of_split(
     split: str, documents: _Documents, rates: tuple[float, ...], settings: DataSettings
-) -> list[Partition]:
-    """The partitions of one split in which a document is passed over; with data.across_languages=false, of one
+) -> list[DocumentPool]:
+    """The pools of one split in which a document is passed over; with data.across_languages=false, of one
     language after the other. Raises UserError where there is none."""
     languages, numbers = language_numbers(settings)
     if not _apart(languages, settings):
-        partitions = _pools(split, "", (), documents, rates, settings)
+        pools = _pools_of_language(split, "", (), documents, rates, settings)
     else:
-        partitions = []
+        pools = []
         for number, language in enumerate(languages):
             sources = np.flatnonzero(numbers == number)
             chosen = documents.take(np.isin(documents.sources, sources))
             if len(chosen.keys):
-                partitions += _pools(split, language, tuple(sources.tolist()), chosen, rates, settings)
-    partitions = [partition for partition in partitions if partition.units]
-    if not partitions:
+                pools += _pools_of_language(split, language, tuple(sources.tolist()), chosen, rates, settings)
+    pools = [pool for pool in pools if pool.shards]
+    if not pools:
         raise UserError(
             f"pass over none of {len(documents.keys)} {split} documents",
             where="data.weights",
             remedy="raise them, or add text",
         )
-    return partitions
+    return pools
 
 
-def _pools(
+def _pools_of_language(
     split: str,
     language: str,
     sources: tuple[int, ...],
     documents: _Documents,
     rates: tuple[float, ...],
     settings: DataSettings,
-) -> list[Partition]:
+) -> list[DocumentPool]:
     keys, tokens = documents.keys, documents.tokens
     if len(keys) == 1 and _draws_donors(settings):
         raise _alone(split, language)
     passes = document_passes(keys, documents.sources, rates, settings.seed, settings.dupe_factor)
-    wanted = max(int(tokens.sum()) // PARTITION_TOKENS, len(keys) // PARTITION_DOCUMENTS)
+    wanted = max(int(tokens.sum()) // POOL_TOKENS, len(keys) // POOL_DOCUMENTS)
     count = max(1, min(wanted, len(keys) // settings.min_donors))
     borders = [len(keys) * n // count for n in range(count + 1)]
     return [
-        Partition(
+        DocumentPool(
             split,
             int(keys[first]),
             int(keys[last - 1]),
-            _units(tokens[first:last], passes[first:last], rates, settings),
+            _shard_ranges(tokens[first:last], passes[first:last], rates, settings),
             sources,
         )
         for first, last in pairwise(borders)
@@ -218,9 +218,9 @@ def _alone(split: str, language: str) -> UserError:
     )
 
 
-def _units(
+def _shard_ranges(
     tokens: NDArray[np.int64], passes: NDArray[np.int64], rates: tuple[float, ...], settings: DataSettings
-) -> tuple[Unit, ...]:
+) -> tuple[ShardRange, ...]:
     """Runs of documents of about shard_tokens over all passes: a new run begins with the document that crosses
     a multiple of it. Documents that are not passed over begin none; there is no run without another document."""
     each = max(1, settings.shard_tokens // settings.dupe_factor) * settings.dupe_factor
@@ -230,24 +230,27 @@ def _units(
     starts = passed[np.flatnonzero(np.diff(number, prepend=-1))].tolist()
     if starts:
         starts[0] = 0
-    return tuple(Unit(a, b, rates) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=False))
+    return tuple(ShardRange(a, b, rates) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=False))
 
 
-def plan_json(partitions: list[Partition]) -> bytes:
-    """The plan as a file, as `parsed_plan` reads it."""
-    return canonical_json([asdict(partition) for partition in partitions])
+def pools_json(pools: list[DocumentPool]) -> bytes:
+    """The plan as a file, as `parsed_pools` reads it."""
+    return canonical_json([asdict(pool) for pool in pools])
 
 
-def parsed_plan(data: bytes) -> list[Partition]:
-    """The plan that `plan_json` wrote."""
+def parsed_pools(data: bytes) -> list[DocumentPool]:
+    """The plan that `pools_json` wrote."""
     return [
-        Partition(
+        DocumentPool(
             row["split"],
-            row["low"],
-            row["high"],
-            tuple(Unit(unit["start"], unit["stop"], tuple(unit["rates"])) for unit in row["units"]),
+            row["first_key"],
+            row["last_key"],
+            tuple(
+                ShardRange(shard["start"], shard["stop"], tuple(shard["source_rates"]))
+                for shard in row["shards"]
+            ),
             tuple(row["sources"]),
-            row["whole"],
+            row["takes_held_out"],
         )
         for row in json.loads(data)
     ]
