@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from data_pipeline.errors import UserError
 from pretrain.checkpoint.cleanup import drop_leftovers, drop_old
 from pretrain.checkpoint.fragments import HostCopies
-from pretrain.checkpoint.marker import sealed
+from pretrain.checkpoint.marker import FORMAT, sealed
 from pretrain.checkpoint.retention import kept
 from pretrain.checkpoint.store import (
     checkpoints,
@@ -208,8 +208,8 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
 
 def test_one_of_another_version_is_not_taken_for_damaged(tmp_path: Path) -> None:
     marker = save(tmp_path) / "checkpoint.json"
-    marker.write_bytes(sealed(json.loads(marker.read_text()) | {"format": 3}))
-    with pytest.raises(UserError, match="checkpoint format 3"):
+    marker.write_bytes(sealed(json.loads(marker.read_text()) | {"format": FORMAT + 1}))
+    with pytest.raises(UserError, match=f"checkpoint of format {FORMAT + 1}"):
         newest_checkpoint(tmp_path)
 
 
