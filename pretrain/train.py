@@ -27,8 +27,9 @@ from pretrain.training import compile_model
 from pretrain.training.batch_counts import Agreed, StopRequest, agreed
 from pretrain.training.device_feed import Feed, HostShare, model_feed, training_loader
 from pretrain.training.loss_guard import ROLLBACK, Guard, poisoned
-from pretrain.training.resume import Position, begin, enter, roll_back, save
+from pretrain.training.resume import Position, begin, enter, phase_memory, roll_back, save
 from pretrain.training.start_run import agreed_run
+from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut
 
 STOPPED = 3
@@ -49,6 +50,7 @@ class Run:
     position: Position
     saver: Saver
     guard: Guard
+    memory: StreamMemory
     stop: StopRequest
     world: World
 
@@ -101,7 +103,7 @@ def run_phases(
     """Trains from the newest checkpoint on, phase after phase, and returns the step that it came to."""
     model = plans[0].objective.fresh_model(plans[0].index.vocabulary)
     engine = build_engine(model, config, world)
-    position = begin(config, plans, engine, world, console)
+    position, resumed = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)
     flops = sum(plan.phase.config.train.steps * plan.step_flops(plan.phase.config) for plan in plans)
     wanted = raise_on_all_ranks(
@@ -115,9 +117,10 @@ def run_phases(
         for plan in phases_left(plans, position, last_step(config)):
             enter(plan, engine, position)
             run_log.enter(plan, position)
-            now = plan.phase.config
-            feed, held_out = model_feed(plan, engine, world, compiled, console), HeldOut(plan, now, world)
-            loop(Run(now, plan, engine, feed, held_out, run_log, position, saver, guard, stop, world))
+            now, memory = plan.phase.config, phase_memory(plan, resumed, world)
+            feed = model_feed(plan, engine, world, compiled, memory, console)
+            held_out = HeldOut(plan, now, world)
+            loop(Run(now, plan, engine, feed, held_out, run_log, position, saver, guard, memory, stop, world))
         done = position.step >= total_steps(config)
         saver.finish(for_good=done)
         run_log.ended("finished" if done else "stopped")
@@ -194,7 +197,8 @@ def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
     for number, micro_batch in enumerate(run.feed(share, counts.micro_batches)):
         seed_dropout(run.config.run.seed, run.position.phase_batch + share.batch, run.world.rank, number)
         with run.run_log.pace.forward(micro_batch.tokens):
-            terms, _ = run.engine(micro_batch)
+            terms, memory = run.engine(micro_batch, run.memory.read(micro_batch))
+        run.memory.write(micro_batch, memory)
         # sums over the counts of the whole global batch, times W: DeepSpeed averages gradients over the ranks
         loss = sum(
             term.sum * (term.weight * run.world.size / max(counts.terms[name], 1))
@@ -217,13 +221,20 @@ def consumed(run: Run, applied: bool, counts: Agreed) -> None:
         run_log.event("damaged", position, line)
     if applied:
         guard.accepted()
+        run.memory.commit()
         return
+    run.memory.discard()
     action, why = guard.refused(position, empty=not counts.examples)
     run_log.event(action, position, why)
     if action == ROLLBACK:
         run.saver.wait()
         roll_back(
-            run.plan, run.engine, position, run.world, lambda line: run_log.event(ROLLBACK, position, line)
+            run.plan,
+            run.engine,
+            position,
+            run.memory,
+            run.world,
+            lambda line: run_log.event(ROLLBACK, position, line),
         )
         run.saver.rolled_back(position.step)
         guard.rolled_back(position)
@@ -233,7 +244,7 @@ def consumed(run: Run, applied: bool, counts: Agreed) -> None:
 def first_checkpoint(run: Run) -> None:
     """A checkpoint to begin with, where a rollback might want it."""
     if run.guard.may_roll_back and run.position.batch == 0:
-        save(run.plan, run.engine, run.position, run.world, run.saver)
+        save(run.plan, run.engine, run.position, run.memory, run.world, run.saver)
         run.saver.finish()
 
 
@@ -241,7 +252,7 @@ def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> Non
     """Starts to save the run at this step."""
     run.run_log.heartbeat.write(run.position.step, SAVING)
     run.run_log.flush(run.position, rate)  # so that a resumed run's lines are those of one never stopped
-    save(run.plan, run.engine, run.position, run.world, run.saver, held_out_loss)
+    save(run.plan, run.engine, run.position, run.memory, run.world, run.saver, held_out_loss)
 
 
 def last_step(config: RunConfig) -> int:

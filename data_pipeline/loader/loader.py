@@ -194,6 +194,29 @@ def held_out(index: Index, limit: int, caps: Caps, rank: int = 0, world: int = 1
     return pack(examples, caps, batch=0, epochs=np.zeros(len(numbers), np.int64), numbers=numbers)
 
 
+def held_out_steps(
+    index: Index, limit: int, caps: Caps, streams: int, rank: int = 0, world: int = 1
+) -> list[StepShare]:
+    """Read this rank's part of the same examples as `held_out`, as a model with a memory meets them: cut into `streams`
+    stretches, of which each step has the next example of each."""
+    total = min(limit, index.held_out.examples)
+    streams = min(streams, total)
+    starts = np.arange(streams + 1) * total // streams
+    own = np.arange(rank * streams // world, (rank + 1) * streams // world)
+    if not len(own):
+        return []
+    base = int(starts[own[0]])
+    examples = _examples_at(index, base, int(starts[own[-1] + 1]))
+    shares = []
+    for step in range(int(np.diff(starts).max())):
+        there = own[starts[own] + step < starts[own + 1]]
+        if len(there):
+            numbers = starts[there] + step
+            part, epochs = examples.take(numbers - base), np.zeros(len(there), np.int64)
+            shares.append(pack(part, caps, batch=step, epochs=epochs, numbers=numbers, streams=there))
+    return shares
+
+
 def _shares_from(shares: Shares, start: int) -> Iterator[StepShare]:
     return map(shares.read, count(start))
 

@@ -30,25 +30,25 @@ def with_majority(figures: Mapping[str, Any], held_out: object) -> dict[str, Any
     return {**figures, **({MAJORITY: known} if known is not None else {})}
 
 
-def unigram(counts: "Counts") -> dict[str, float]:
-    """Loss and accuracy at the positions whose targets have these counts, of the best answer that is the same at all of
-    them: the entropy of the targets in nats, which no fixed distribution of words goes below, and the share of the
-    most frequent word. Empty without a position."""
+def unigram(kind: str, counts: "Counts") -> dict[str, float]:
+    """Loss and accuracy at the predictions of a kind whose targets have these counts, of the best answer that is the
+    same at all of them: the entropy of the targets in nats, which no fixed distribution of words goes below, and the
+    share of the most frequent word. Empty without a position."""
     from data_pipeline.shards.statistics import unigram_entropy
 
     if not counts.any():
         return {}
     return {
-        "mask_unigram_loss": unigram_entropy(counts),
-        "mask_majority": float(counts.max() / counts.sum()),
+        f"{kind}_unigram_loss": unigram_entropy(counts),
+        f"{kind}_majority": float(counts.max() / counts.sum()),
     }
 
 
-def pair_majority(counts: "Counts") -> dict[str, float]:
+def pair_majority(task: str, counts: "Counts") -> dict[str, float]:
     """Accuracy of always the commoner of two labels with these counts, and how many pairs they are; empty without."""
     if not counts.any():
         return {}
-    return {"nsp_majority": float(counts.max() / counts.sum()), "pairs": float(counts.sum())}
+    return {f"{task}_majority": float(counts.max() / counts.sum()), "pairs": float(counts.sum())}
 
 
 def answers_in_short(counts: "Counts", words: Sequence[str]) -> dict[str, float | str]:

@@ -2,9 +2,10 @@
 
 The hidden states are those of a MicroBatch's whole run, or of the rows alone that it says are predicted.
 
-Shape legend: T packed tokens, E examples, R masked rows, H hidden size, E embedding size, V words.
+Shape legend: T packed tokens, E examples, R masked rows, H hidden size, V words, L labels of a pair.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -95,31 +96,37 @@ def rows_of_kinds(batch: Predicted, mask_id: int) -> dict[str, Tensor]:
     return {"mask": mask_R, "kept": kept_R, "random": counted_R & ~mask_R & ~kept_R}
 
 
-class NextSentenceHead(nn.Module):
-    """tanh(Linear) of [CLS] (the pooler), then two logits: 0 true next, 1 random next."""
+def masked_words(batch: MicroBatch, mask_id: int) -> Tensor:
+    """Find the (R,) words that are to be predicted at [MASK]; -1 in other rows."""
+    _, predicted = batch.predicted(pairs=False)
+    return predicted.masked_ids.masked_fill(~rows_of_kinds(predicted, mask_id)["mask"], IGNORED)
 
-    def __init__(self, encoder: Encoder) -> None:
+
+class PairHead(nn.Module):
+    """tanh(Linear) of [CLS] (the pooler), then a logit for each label of the pair: whether B follows A (Devlin et al.
+    2019, section 3.1), whether A and B are in their order (Lan et al. 2020, section 3.1)."""
+
+    def __init__(self, encoder: Encoder, labels: Sequence[str]) -> None:
         super().__init__()
         hidden = encoder.settings.hidden
+        self.labels = tuple(labels)
         self.pooler = bare(nn.Linear, hidden, hidden)
-        self.classifier = bare(nn.Linear, hidden, 2)
+        self.classifier = bare(nn.Linear, hidden, len(labels))
 
-    def forward(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> tuple[Predictions, Predictions]:
-        """Loss, count and hits of the pairs with label 0 (true next), and of those with label 1 (random next)."""
-        logits_E2 = self.logits(hidden_TH, batch)
-        logits_E2 = logits_E2.to(torch.promote_types(logits_E2.dtype, torch.float32))
-        losses_E = F.cross_entropy(logits_E2, batch.labels, ignore_index=NO_LABEL, reduction="none")
-        right_E = logits_E2.argmax(-1) == batch.labels
-        return self._of_label(0, losses_E, right_E, batch), self._of_label(1, losses_E, right_E, batch)
-
-    @staticmethod
-    def _of_label(
-        label: int, losses_E: Tensor, right_E: Tensor, batch: MicroBatch | Predicted
-    ) -> Predictions:
-        chosen_E = batch.labels == label
-        loss = losses_E.masked_fill(~chosen_E, 0.0).sum()
-        return Predictions(loss, chosen_E.sum(), (right_E & chosen_E).sum())
+    def forward(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> dict[str, Predictions]:
+        """Compute loss, count and hits of the pairs of each label, by its name; a pair without a label counts
+        nowhere."""
+        logits_EL = self.logits(hidden_TH, batch)
+        logits_EL = logits_EL.to(torch.promote_types(logits_EL.dtype, torch.float32))
+        losses_E = F.cross_entropy(logits_EL, batch.labels, ignore_index=NO_LABEL, reduction="none")
+        right_E = logits_EL.argmax(-1) == batch.labels
+        found = {}
+        for number, label in enumerate(self.labels):
+            chosen_E = batch.labels == number
+            loss = losses_E.masked_fill(~chosen_E, 0.0).sum()
+            found[label] = Predictions(loss, chosen_E.sum(), (right_E & chosen_E).sum())
+        return found
 
     def logits(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
-        """(E, 2) logits."""
+        """Compute the (E, labels) logits."""
         return self.classifier(torch.tanh(self.pooler(hidden_TH.index_select(0, batch.cls_index))))

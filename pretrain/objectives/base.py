@@ -1,5 +1,6 @@
 """Define what an objective is: made from a run's settings, it builds the model and counts what the model predicts."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -49,6 +50,14 @@ class Objective:
     """Names in export/families/registry.py of what a model is exported as; several go to a folder each."""
     pairs: bool = False
     """Whether examples have two segments and a label."""
+    memory: Mapping[str, tuple[int, ...]] = {}
+    """What the model remembers of each stream from step to step: name -> shape of one stream's, float32. Empty:
+    nothing. The model then takes and returns {name: (examples, ...)} (training/stream_memory.py)."""
+    words: tuple[str, ...] = ()
+    """Kinds of predictions of words whose figures are compared with what word frequencies alone give: each has a
+    figure `KIND_loss` and a baseline `KIND_unigram_loss`."""
+    labels: Mapping[str, tuple[str, ...]] = {}
+    """Pair task -> names of its labels: each has `TASK_accuracy` and a baseline `TASK_majority`."""
     visibility: ClassVar[Visibility] = FULL
     """Which tokens of its example a token attends to."""
 
@@ -76,6 +85,10 @@ class Objective:
         """Count, for each of `terms`, the predictions of this rank's share of a global batch: known on the host before
         the step, and summed over the ranks what the term is divided by."""
         raise NotImplementedError
+
+    def targets(self, batch: MicroBatch, vocabulary: VocabularyStamp) -> dict[str, Tensor]:
+        """Find what is right, int64, for each of `words` and `labels`; negative where nothing is predicted."""
+        return {}
 
     def predicted_rows(self, tokens: int, masked: int) -> int:
         """Count the rows of the vocabulary projection for `tokens` tokens of which `masked` are masked."""

@@ -1,7 +1,7 @@
 """Carry the parts of a loss as sums and counts, never as means, so that any cut of the global batch gives the same
 loss."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -48,6 +48,31 @@ def loss_ratio(predictions: Predictions) -> Ratio:
 def accuracy(predictions: Predictions) -> Ratio:
     """The share of these predictions that is right."""
     return Ratio(predictions.hits, predictions.count)
+
+
+def pair_metric_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
+    """Names of `pair_metrics`, in their order."""
+    return (
+        f"{task}_accuracy",
+        *(f"{task}_{what}_{label}" for what in ("loss", "accuracy") for label in labels),
+    )
+
+
+def pair_term(found: Mapping[str, Predictions]) -> Term:
+    """Sum what a PairHead found of each label to a term of weight 1."""
+    losses, counts = ([getattr(one, name) for one in found.values()] for name in ("loss", "count"))
+    return Term(sum(losses[1:], losses[0]), sum(counts[1:], counts[0]), 1.0)
+
+
+def pair_metrics(task: str, found: Mapping[str, Predictions]) -> Iterable[tuple[str, Ratio]]:
+    """Name the accuracy over all pairs, and loss and accuracy at each label, as (name, figure)."""
+    of_labels = list(found.values())
+    hits = sum((one.hits for one in of_labels[1:]), of_labels[0].hits)
+    yield f"{task}_accuracy", Ratio(hits, pair_term(found).count)
+    for label, predictions in found.items():
+        yield f"{task}_loss_{label}", loss_ratio(predictions)
+    for label, predictions in found.items():
+        yield f"{task}_accuracy_{label}", accuracy(predictions)
 
 
 def masked_metrics(predictions: MaskedPredictions) -> Iterable[tuple[str, Ratio]]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
-from pretrain.model.heads import MaskedTokenHead
+from pretrain.model.heads import MaskedTokenHead, masked_words
 from pretrain.objectives.base import Model, Objective
 from pretrain.objectives.losses import MASKED_METRICS, Term, Terms, masked_metrics
 
@@ -41,10 +41,15 @@ class Mlm(Objective):
     families = ("BertForMaskedLM",)
     metrics = MASKED_METRICS
     headline = "mask_loss"
+    words = ("mask",)
 
     def build_model(self, vocabulary: VocabularyStamp) -> Model:
         """Build the encoder with its head."""
         return MaskedTokens(self.build_encoder(vocabulary), vocabulary.mask)
+
+    def targets(self, batch: MicroBatch, vocabulary: VocabularyStamp) -> dict[str, Tensor]:
+        """Find the words behind [MASK]."""
+        return {"mask": masked_words(batch, vocabulary.mask)}
 
     def counts(self, share: "StepShare") -> dict[str, int]:
         """Count masked tokens."""

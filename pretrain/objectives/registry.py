@@ -27,10 +27,15 @@ class Registered(NamedTuple):
     """Of ENCODER_VARIANTS, those that its encoders, and what they are exported as, have a place for."""
     masking: tuple[str, ...] = MASKINGS
     """Values of data.masking that it can learn from."""
+    judges_pairs: bool = False
+    """Whether it learns the labels of pairs: its figures then have the name of their task."""
+    has_memory: bool = False
+    """Whether its model remembers streams from step to step: each row of the global batch then is a stream, and in
+    the documents' order."""
 
 
 OBJECTIVES = {
-    "bert": Registered("pretrain.objectives.bert:Bert", PAIRS),
+    "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
 }
 """Name in `objective.name` -> objective."""

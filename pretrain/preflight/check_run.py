@@ -15,6 +15,7 @@ from data_pipeline.loader.bin_packing import Caps, caps_for, fitting_tokens
 from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.loader.loader import order_of
 from data_pipeline.loader.order import Order, default_streams
+from data_pipeline.sequences.registry import PairTask, pair_task
 from data_pipeline.settings import SEQUENTIAL, UNMASKED, deciding_values
 from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full
@@ -95,6 +96,13 @@ def check_run(config: RunConfig, ranks: int) -> list[Plan]:
                 where=plan.index.folder,
                 remedy="prepare the shards of all phases with one vocabulary",
             )
+        if _judged(plan.phase.config) != _judged(plans[0].phase.config):
+            raise UserError(
+                f"data.sequences={plan.phase.config.data.sequences} has pairs of another task than phase "
+                f"{plans[0].phase.name}'s {plans[0].phase.config.data.sequences}",
+                where=f"phase {plan.phase.name}",
+                remedy="choose sequences of one task for all phases",
+            )
     return plans
 
 
@@ -113,6 +121,16 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
         verify_full(index)
     sequential = config.data.order == SEQUENTIAL
     streams = config.data.streams or default_streams(config.train.global_batch, sequential)
+    if registered(config.objective.name).has_memory and not (
+        sequential and streams == config.train.global_batch
+    ):
+        raise UserError(
+            f"objective.name={config.objective.name} remembers what came before an example in its document, and "
+            f"data.order={config.data.order} has {streams} streams for train.global_batch={config.train.global_batch}",
+            where="settings",
+            expected="a stream for each example of the batch, in the documents' order",
+            remedy="data.order=sequential data.streams=0",
+        )
     plan = Plan(phase, index, streams, _precision(config), _masking(config, index))
     plan.order(config)  # raises for an order that these shards cannot be read in
     plan.caps(index.train, config)  # and this for examples that do not fit a micro-batch
@@ -150,6 +168,12 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
             where=shards,
             remedy=f"prepare them with data.masking={UNMASKED}",
         )
+    if _judged(config) != _judged(config, sequences):
+        raise UserError(
+            f"the shards hold {sequences}, whose pairs are of another task than data.sequences={config.data.sequences}",
+            where=shards,
+            remedy=f"data.sequences={sequences}",
+        )
     if not config.train.shards:
         wanted = deciding_values(config.data)
         differing = [
@@ -170,6 +194,12 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
                 expected=f"SHA-256 {index.vocabulary.sha256[:12]}..., found {vocabulary.sha256[:12]}...",
                 remedy="point data.vocab at the right one, or prepare the shards anew",
             )
+
+
+def _judged(config: RunConfig, sequences: object = None) -> PairTask | None:
+    """What the objective judges about pairs of these sequences, or of data.sequences; None where it does not."""
+    judges = registered(config.objective.name).judges_pairs
+    return pair_task(sequences or config.data.sequences) if judges else None
 
 
 def _masking(config: RunConfig, index: Index) -> DynamicMasking | None:

@@ -3,6 +3,7 @@
 import shutil
 import time
 import warnings
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -57,8 +58,9 @@ def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
     )
 
 
-def compile_model(model: nn.Module, example: MicroBatch, console: Console) -> float:
-    """Compiles `model`, in place, forward and backward, for micro-batches of the shape of `example` and no other.
+def compile_model(model: nn.Module, example: MicroBatch, console: Console, memory: Any = None) -> float:
+    """Compiles `model`, in place, forward and backward, for micro-batches of the shape of `example` and no other, and
+    the memory that goes with it.
 
     Gradients are computed once and forgotten. Returns the seconds that it took; says on the console what goes on."""
     model.compile(dynamic=False, fullgraph=True)
@@ -68,7 +70,7 @@ def compile_model(model: nn.Module, example: MicroBatch, console: Console) -> fl
     started = time.perf_counter()
     with warnings.catch_warnings(), console.status("compiling"):
         warnings.simplefilter("ignore")  # of the compiler, about its own parts
-        terms, _ = model(example)
+        terms, _ = model(example, memory)
         loss = torch.stack([term.sum for term in terms.values()]).sum()
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
     seconds = time.perf_counter() - started

@@ -20,6 +20,7 @@ from pretrain.model.batch import MicroBatch, Shape
 from pretrain.preflight.check_run import Plan
 from pretrain.training import compile_model
 from pretrain.training.progress import Position
+from pretrain.training.stream_memory import StreamMemory
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +95,16 @@ class Feed:
                 value.record_stream(current)
 
 
-def model_feed(plan: Plan, engine: Engine, world: World, compiled: bool, console: Console) -> Feed:
+def model_feed(
+    plan: Plan, engine: Engine, world: World, compiled: bool, memory: StreamMemory, console: Console
+) -> Feed:
     """What brings this rank its micro-batches: of one shape, and the model compiled for it, where the run is to be."""
     config, vocabulary, split = plan.phase.config, plan.index.vocabulary, plan.index.train
     if not compiled:
         return Feed(world.device, vocabulary.cls, vocabulary.sep)
     shape = Shape.of(plan.caps_of_one_shape(config, world.size), split.max_tokens)
     feed = Feed(world.device, vocabulary.cls, vocabulary.sep, shape)
-    compile_model.compile_model(engine.module, feed.empty, console)
+    compile_model.compile_model(engine.module, feed.empty, console, memory.read(feed.empty))
     return feed
 
 

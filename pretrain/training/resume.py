@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,14 @@ from pretrain.training import compile_model
 from pretrain.training.claim_folder import identity_of
 from pretrain.training.progress import Position, position_of
 from pretrain.training.starting_weights import check_hugging_face, refuse_another_model
+from pretrain.training.stream_memory import StreamMemory
 
 
-def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console) -> Position:
-    """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to go on."""
+def begin(
+    config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console
+) -> tuple[Position, Checkpoint | None]:
+    """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to resume, and that
+    checkpoint."""
     folder = Path(config.run.dir)
     say = partial(console.print, soft_wrap=True, markup=False)
     checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say))
@@ -59,11 +64,11 @@ def begin(config: RunConfig, plans: list[Plan], engine: Engine, world: World, co
         lost = _cut_history(folder, position.step, world)
         if world.rank == 0:
             console.print(_going_on(checkpoint, conditions(phase_config, world), lost), soft_wrap=True)
-        return position
+        return position, checkpoint
     _cut_history(folder, 0, world)
     if config.init_from:
         _start_from(Path(config.init_from), config, plans[0], engine, world)
-    return Position()
+    return Position(), None
 
 
 def _cut_history(folder: Path, step: int, world: World) -> int:
@@ -80,8 +85,27 @@ def enter(plan: Plan, engine: Engine, position: Position) -> None:
         engine.partition.restart_bias_correction()
 
 
+def phase_memory(plan: Plan, checkpoint: Checkpoint | None, world: World) -> StreamMemory:
+    """The memory of this rank's streams in a phase: that of the checkpoint where the run resumes within the phase,
+    whose streams the order of another one's data does not continue."""
+    memory = StreamMemory.of_rank(plan.objective.memory, plan.streams, world)
+    _load_memory(memory, plan, checkpoint)
+    return memory
+
+
+def _load_memory(memory: StreamMemory, plan: Plan, checkpoint: Checkpoint | None) -> None:
+    memory.clear()
+    if checkpoint is not None and position_of(checkpoint).phase == plan.phase.number:
+        memory.load(checkpoint)
+
+
 def roll_back(
-    plan: Plan, engine: Engine, position: Position, world: World, say: Callable[[str], None]
+    plan: Plan,
+    engine: Engine,
+    position: Position,
+    memory: StreamMemory,
+    world: World,
+    say: Callable[[str], None],
 ) -> None:
     """Gives the engine the newest whole checkpoint's state. The batches since stay consumed, and become skipped ones.
     All ranks call this, once a checkpoint is there and no save under way. A damaged one is dealt with as at a start,
@@ -100,6 +124,7 @@ def roll_back(
             remedy="the same command again goes on from there",
         )
     _load(checkpoint, engine)
+    _load_memory(memory, plan, checkpoint)
     position.step, position.losses = then.step, then.losses
     position.skipped = [*then.skipped, *range(then.batch, position.batch)]
     if then.phase < position.phase:  # that of the border: the one before this phase's first
@@ -116,6 +141,7 @@ def save(
     plan: Plan,
     engine: Engine,
     position: Position,
+    memory: StreamMemory,
     world: World,
     saver: Saver,
     held_out_loss: float | None = None,
@@ -129,12 +155,14 @@ def save(
         "position": asdict(position),
         "phase": {"name": phase.name, "first": phase.first, "last": phase.last},
         "loader": loader_state(plan.index, plan.order(config), position.batch_of_phase, plan.masking),
+        "memory": memory.state(),
         "updates": engine.partition.updates,
         "scaler": engine.scaler_state(),
         "conditions": conditions(config, world),
         "config": redact_settings(asdict(config)),
     }
-    saver.save(position.step, _real(engine.partition.fragments(), shapes), shapes, state)
+    fragments = chain(_real(engine.partition.fragments(), shapes), memory.fragments())
+    saver.save(position.step, fragments, shapes, state)
 
 
 def real_shapes(engine: Engine) -> dict[str, list[int]]:

@@ -3,17 +3,18 @@
 import numpy as np
 import torch
 
-from data_pipeline.loader.loader import held_out
-from data_pipeline.shards.index import Index
+from data_pipeline.loader.bin_packing import Caps
+from data_pipeline.loader.loader import held_out, held_out_steps
+from data_pipeline.loader.packing import StepShare
 from data_pipeline.shards.inspect.show_examples import words_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.evaluate.baselines import answers_in_short, pair_majority, unigram
 from pretrain.model.batch import MicroBatch
-from pretrain.model.heads import rows_of_kinds
 from pretrain.preflight.check_run import Plan
 from pretrain.training.meters import Meter
+from pretrain.training.stream_memory import StreamMemory
 
 Figures = dict[str, float | str]
 """Of one evaluation, by name."""
@@ -28,18 +29,26 @@ class HeldOut:
         self._world, self._index = world, index
         self.examples = min(index.held_out.examples, config.train.eval_examples)
         """How many examples an evaluation has, over all ranks."""
+        streams = min(config.train.global_batch, self.examples) if plan.objective.memory else 0
+        self._memory = StreamMemory.of_rank(plan.objective.memory, streams, world)
         self._micro_batches: list[MicroBatch] = []
         if self.examples:
             caps = plan.caps(index.held_out, config)
             # a damaged block is read by one rank only
-            share = raise_on_all_ranks(
-                world, lambda: held_out(index, self.examples, caps, world.rank, world.size)
-            )
-            self._micro_batches = [MicroBatch.from_packed(packed) for packed in share.micro_batches]
-        self._baselines, most = _baselines(self._micro_batches, index, world)
+            shares = raise_on_all_ranks(world, lambda: self._read(caps, streams))
+            self._micro_batches = [
+                MicroBatch.from_packed(packed) for share in shares for packed in share.micro_batches
+            ]
+        self._baselines, most = _baselines(self._micro_batches, plan, world)
         # a rank with less than others computes empty ones: under ZeRO-3 every forward pass is a collective
         missing = most - len(self._micro_batches)
         self._micro_batches += [MicroBatch.empty(index.vocabulary.cls, index.vocabulary.sep)] * missing
+
+    def _read(self, caps: Caps, streams: int) -> list[StepShare]:
+        index, world = self._index, self._world
+        if streams:
+            return held_out_steps(index, self.examples, caps, streams, world.rank, world.size)
+        return [held_out(index, self.examples, caps, world.rank, world.size)]
 
     def evaluate(self, engine: Engine) -> Figures:
         """held_out_loss and the like over all ranks, with what a model without any context would score beside them;
@@ -48,11 +57,15 @@ class HeldOut:
             return {}
         meter = Meter()
         answers = np.zeros(self._index.vocabulary.size, np.int64)
+        self._memory.clear()
         engine.eval()
         # these micro-batches have other shapes than training's, and are few: not worth a graph of their own
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for micro_batch in self._micro_batches:
-                terms, _ = engine(micro_batch.to(self._world.device))
+                micro_batch = micro_batch.to(self._world.device)
+                terms, memory = engine(micro_batch, self._memory.read(micro_batch))
+                self._memory.write(micro_batch, memory)
+                self._memory.commit()
                 meter.add(terms)
                 if terms.answers_R is not None:
                     given = terms.answers_R[terms.answers_R >= 0].cpu().numpy()
@@ -66,17 +79,23 @@ class HeldOut:
         return {f"held_out_{name}": value for name, value in (found | self._baselines).items()}
 
 
-def _baselines(micro_batches: list[MicroBatch], index: Index, world: World) -> tuple[Figures, int]:
-    """What these examples of all ranks give away without any context, and how many micro-batches the rank with most of
-    them has. All ranks call this."""
-    targets = np.zeros(index.vocabulary.size, np.int64)
-    labels = np.zeros(2, np.int64)
+def _baselines(micro_batches: list[MicroBatch], plan: Plan, world: World) -> tuple[Figures, int]:
+    """Compute what these examples of all ranks give away without any context, and how many micro-batches the rank with
+    most of them has. All ranks call this."""
+    objective, vocabulary = plan.objective, plan.index.vocabulary
+    sizes = {
+        **dict.fromkeys(objective.words, vocabulary.size),
+        **{n: len(x) for n, x in objective.labels.items()},
+    }
+    counts = {name: np.zeros(size, np.int64) for name, size in sizes.items()}
     for batch in micro_batches:
-        _, predicted = batch.predicted()
-        at_mask = rows_of_kinds(predicted, index.vocabulary.mask)["mask"]
-        targets += predicted.masked_ids[at_mask].bincount(minlength=len(targets)).numpy()
-        labels += batch.labels[batch.labels >= 0].bincount(minlength=len(labels)).numpy()
-    own = [*targets.tolist(), *labels.tolist()]
+        for name, targets in objective.targets(batch, vocabulary).items():
+            counts[name] += targets[targets >= 0].bincount(minlength=sizes[name]).numpy()
+    own = [int(count) for of_name in counts.values() for count in of_name]
     total, (most,) = world.sum_max(own, [len(micro_batches)]).wait()
-    counts = np.array(total, np.int64)
-    return {**unigram(counts[:-2]), **pair_majority(counts[-2:])}, most
+    ends = np.cumsum(list(sizes.values()))
+    of_all = dict(zip(sizes, np.split(np.array(total, np.int64), ends[:-1]), strict=True)) if sizes else {}
+    found: Figures = {}
+    for name, summed in of_all.items():
+        found |= unigram(name, summed) if name in objective.words else pair_majority(name, summed)
+    return found, most

@@ -1,13 +1,17 @@
 """Objectives of tests, and how to register them with their settings."""
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import ObjectiveSettings, RunConfig
+from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
-from pretrain.objectives.mlm import Mlm
+from pretrain.objectives.losses import Terms
+from pretrain.objectives.mlm import MaskedTokens, Mlm
 from pretrain.objectives.registry import OBJECTIVES, Registered
 
 
@@ -49,3 +53,38 @@ def register(
     monkeypatch.setattr(
         RunConfig, "__init__", lambda self, **values: plain(self, **{"objective": settings(), **values})
     )
+
+
+class RemembersTokens(MaskedTokens):
+    """A masked language model whose loss depends a little on the tokens that came before in each stream."""
+
+    def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
+        """Compute the loss, and remember how many tokens a stream had, and the sum of their ids: whole numbers, so that
+        what is remembered does not depend on how a batch was cut."""
+        terms, _ = super().forward(batch)
+        assert memory is not None
+        lengths = torch.tensor(batch.lengths, device=batch.input_ids.device)
+        examples_T = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+        ids_E = torch.zeros(len(lengths), device=lengths.device)
+        ids_E = ids_E.index_add(0, examples_T, batch.input_ids.float())
+        term = terms["mlm"]
+        past = 1 + 1e-3 * torch.tanh(1e-3 * memory["sums"][:, 1].sum())
+        terms["mlm"] = term._replace(sum=term.sum * past)
+        sums = memory["sums"] + torch.stack((lengths.float(), ids_E), 1)
+        return terms, {"sums": sums, "steps": memory["steps"] + 1}
+
+
+class Remembering(Mlm):
+    """The objective of such a model."""
+
+    memory: ClassVar[dict[str, tuple[int, ...]]] = {"sums": (2,), "steps": ()}
+
+    def build_model(self, vocabulary: VocabularyStamp) -> Model:
+        """Build it."""
+        return RemembersTokens(self.build_encoder(vocabulary), vocabulary.mask)
+
+
+def register_remembering() -> None:
+    """Register the objective `remembering` in this process, for good."""
+    place = "tests.factories.objectives:Remembering"
+    OBJECTIVES["remembering"] = Registered(place, ("doc_sentences",), has_memory=True)

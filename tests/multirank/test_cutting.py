@@ -26,6 +26,7 @@ from pretrain.training.loss_guard import Guard
 from pretrain.training.meters import Meter
 from pretrain.training.rank_timing import Pace
 from pretrain.training.resume import Position
+from pretrain.training.stream_memory import StreamMemory
 from tests.factories.models import fresh_model
 from tests.factories.shards import SIZE, StubVocabulary, blocks_of
 
@@ -93,6 +94,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
             world=world,
             position=position,
             guard=Guard(config, position, world, "fp32"),
+            memory=StreamMemory({}, 0, 0, 0),
         )
         with Loader(index, order, caps, rank=world.rank, world=world.size) as loader:
             steps = agreed(iter(loader), world, StopRequest(), with_defaults("bert"))

@@ -28,6 +28,7 @@ from pretrain.training.loss_guard import Guard
 from pretrain.training.meters import Meter
 from pretrain.training.rank_timing import Pace
 from pretrain.training.resume import Position
+from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut
 from tests.command_line import setting
 from tests.factories.models import config_of, fresh_model
@@ -45,8 +46,8 @@ class PlainEngine:
         mask = index.vocabulary.mask
         self.module = fresh_model("bert", SETTINGS, index.vocabulary.size, seed=3, mask_id=mask).double()
 
-    def __call__(self, batch):  # type: ignore[no-untyped-def]
-        return self.module(batch)
+    def __call__(self, batch, memory):  # type: ignore[no-untyped-def]
+        return self.module(batch, memory)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         loss.backward()
@@ -84,6 +85,7 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
             feed=feed,
             run_log=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
             guard=Guard(RunConfig(), Position(), World(), "fp32"),
+            memory=StreamMemory({}, 0, 0, 0),
             position=Position(),
             world=World(rank=rank, size=ranks, local_size=ranks, local_rank=rank),
         )
@@ -192,7 +194,9 @@ def test_baselines_are_those_of_the_evaluated_positions(tiny: list[str]) -> None
     index = Index.load(setting(tiny, "data.out"))
     limit = index.held_out.examples // 2
     train = SimpleNamespace(eval_examples=limit, micro_batch=4)
-    plan = SimpleNamespace(index=index, caps=lambda split, config: caps_for(split, 4, 32))
+    plan = SimpleNamespace(
+        index=index, objective=with_defaults("bert"), caps=lambda split, config: caps_for(split, 4, 32)
+    )
     engine = PlainEngine(index)
     engine.eval, engine.train = engine.module.eval, engine.module.train  # type: ignore[attr-defined]
     figures = HeldOut(plan, SimpleNamespace(train=train), World()).evaluate(engine)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
+from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, ObjectiveSettings, RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
@@ -12,7 +13,7 @@ from pretrain.model.projection import cross_entropy, slices
 from pretrain.objectives.base import Model
 from pretrain.objectives.losses import Terms
 from pretrain.objectives.registry import OBJECTIVES, load, registered, with_defaults
-from tests.factories.models import fresh_model
+from tests.factories.models import config_of, fresh_model
 
 VOCABULARY, MASK = 90, 4
 TINY = EncoderSettings(
@@ -121,6 +122,23 @@ def test_figures_are_separate_by_what_the_input_of_a_predicted_token_is(name: st
     assert sum(part.count.item() for part in parts) == terms["mlm"].count.item() == 4
     assert sum(part.sum.item() for part in parts) == pytest.approx(terms["mlm"].sum.item())
     assert terms.answers_R.tolist() == [answers[0].item(), -1, -1, answers[3].item(), -1]
+
+
+def test_terms_and_metrics_have_the_name_of_the_pair_task() -> None:
+    config = config_of("bert", TINY)
+    config.data.sequences = "sentence_order"
+    objective, batch = load(config), cut(0, 1, 2, 3)
+    module = objective.fresh_model(VocabularyStamp.of_size(VOCABULARY))
+    terms, _ = module(batch)
+    assert tuple(terms) == objective.terms == ("mlm", "sop")
+    assert tuple(terms.metrics) == objective.metrics
+    right = module.logits(batch)["nsp"].argmax(-1) == batch.labels
+    assert terms.metrics["sop_accuracy_in_order"].sum.item() == right[[0, 3]].sum().item()
+    assert terms.metrics["sop_accuracy_swapped"].sum.item() == right[[1, 2]].sum().item()
+    assert not [name for name in objective.metrics if "nsp" in name or "next" in name]
+    targets = objective.targets(batch, VocabularyStamp.of_size(VOCABULARY))
+    assert targets["sop"].equal(batch.labels)
+    assert dict(module.named_parameters()).keys() == dict(model("bert").named_parameters()).keys()
 
 
 def test_mlm_has_no_pair_term_and_the_same_encoder() -> None:

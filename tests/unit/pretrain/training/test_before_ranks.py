@@ -18,7 +18,7 @@ from pretrain.run.folder import write_summary
 from pretrain.training import before_ranks, claim_folder
 from pretrain.training.before_ranks import check_start
 from pretrain.training.claim_folder import open_run, run_identity
-from tests.command_line import Maskmill, environ
+from tests.command_line import Maskmill, environ, setting
 
 
 @pytest.fixture
@@ -174,3 +174,12 @@ def test_a_process_that_is_being_killed_is_waited_for(
     monkeypatch.setattr(claim_folder, "LOCK_WAIT_SECONDS", 0.0)
     with claim_folder.lock(tmp_path), pytest.raises(UserError, match="another process is training here"):
         claim_folder.refuse_locked(tmp_path)
+
+
+def test_pairs_of_another_task_than_the_settings_name_are_refused(tiny: list[str], tmp_path: Path) -> None:
+    """Figures are named after the task of data.sequences: pairs of next sentences are none of sentence order."""
+    shards = f"train.shards={setting(tiny, 'data.out')}"
+    other = [*tiny, shards, f"run.dir={tmp_path / 'run'}", "data.sequences=sentence_order"]
+    with pytest.raises(UserError, match=r"hold segment_pair, whose pairs are of another task"):
+        check_run(load_config("demo", other), 1)
+    assert check_run(load_config("demo", [*other, "data.sequences=doc_sentences", "objective.name=mlm"]), 1)

@@ -24,6 +24,7 @@ from pretrain.training.loss_guard import Guard
 from pretrain.training.meters import Meter
 from pretrain.training.rank_timing import Pace
 from pretrain.training.resume import Position
+from pretrain.training.stream_memory import StreamMemory
 from tests.factories.models import config_of
 
 CAPS = Caps(tokens=32, examples=6, masked=8)
@@ -95,6 +96,7 @@ def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | No
         run_log=SimpleNamespace(meter=meter, pace=Pace(torch.device("cpu"))),
         position=Position(),
         guard=Guard(RunConfig(), Position(), World(), "bf16"),
+        memory=StreamMemory({}, 0, 0, 0),
         world=World(),
     )
     counts = Agreed(ready.examples, ready.tokens, ready.masked, 0, kind.counts(ready), count, False, 0.0)
@@ -111,8 +113,8 @@ class SimpleEngine:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
-    def __call__(self, batch: MicroBatch):  # type: ignore[no-untyped-def]
-        return self._model(batch)
+    def __call__(self, batch: MicroBatch, memory: object):  # type: ignore[no-untyped-def]
+        return self._model(batch, memory)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         loss.backward()
