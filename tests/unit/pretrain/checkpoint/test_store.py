@@ -101,7 +101,7 @@ def test_damaged_bytes_are_found(tmp_path: Path, damage: str) -> None:
 def test_a_hostile_marker_is_one_line(tmp_path: Path, change: dict) -> None:
     marker = save(tmp_path) / "checkpoint.json"
     marker.write_bytes(sealed(json.loads(marker.read_text()) | change))
-    with pytest.raises(UserError, match=r"malformed|checkpoint format 99"):
+    with pytest.raises(UserError, match=r"malformed|checkpoint of format 99"):
         find_checkpoint(tmp_path)
 
 
