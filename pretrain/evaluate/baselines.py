@@ -3,31 +3,32 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pretrain.objectives.metrics import HELD_OUT, KINDS
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     Counts = NDArray[np.int64]
 
-MAJORITY = "held_out_nsp_majority"
 
-
-def majority_share(held_out: Mapping[str, Any]) -> float | None:
-    """Accuracy on the pairs of always the same answer; None without pairs."""
-    counts = [int(count) for count in dict(held_out.get("pair_labels", {})).values()]
-    return max(counts) / sum(counts) if sum(counts) else None
+def majority(held_out: Mapping[str, Any]) -> dict[str, float]:
+    """Compute the accuracy on the pairs of always the same answer, from the statistics of these examples, under the
+    name of the pair task that has such labels; empty without pairs."""
+    counts = {str(label): int(count) for label, count in dict(held_out.get("pair_labels", {})).items()}
+    tasks = [kind.name for kind in KINDS.values() if kind.labels and counts.keys() <= set(kind.labels)]
+    if not tasks or not sum(counts.values()):
+        return {}
+    return {f"{HELD_OUT}{tasks[0]}_majority": max(counts.values()) / sum(counts.values())}
 
 
 def with_majority(figures: Mapping[str, Any], held_out: object) -> dict[str, Any]:
-    """The figures, with the majority label's accuracy from the statistics of the held-out examples where an older run
-    did not log it."""
-    if figures.get(MAJORITY) is not None or not isinstance(held_out, Mapping):
-        return dict(figures)
+    """Add the majority label's accuracy from the statistics of the held-out examples where a run did not log it."""
     try:
-        known = majority_share(held_out)
+        known = majority(held_out) if isinstance(held_out, Mapping) else {}
     except (TypeError, ValueError):  # a damaged summary
-        known = None
-    return {**figures, **({MAJORITY: known} if known is not None else {})}
+        known = {}
+    return {**figures, **{name: value for name, value in known.items() if figures.get(name) is None}}
 
 
 def unigram(kind: str, counts: "Counts") -> dict[str, float]:

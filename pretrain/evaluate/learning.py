@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.scores import HELD_OUT, NAMED
 from pretrain.evaluate.verdict import Finding, Losses, findings
+from pretrain.objectives.metrics import headline_of, is_shown
 from pretrain.run.tolerant_json import tables
 
 HEAD = 1 << 16
@@ -25,15 +25,13 @@ def learning_of(
     data = summary.get("data")
     counts = data.get("held_out") if isinstance(data, dict) else None
     newest = with_majority({**summary, **(trained or [{}])[-1], **(evaluated or [{}])[-1]}, counts)
-    shown = {
-        f"{prefix}{name}" for prefix in ("", HELD_OUT) for name in {*NAMED, str(summary.get("headline"))}
-    }
-    figures = {name: value for name, value in newest.items() if name in shown or name.endswith("_loss")}
+    headline = headline_of(summary)
+    figures = {name: value for name, value in newest.items() if is_shown(name, headline)}
     losses = Losses()
     for line in [*tables(_beginning_of(metrics)), *lines]:
         losses.add(line)
     untrained = bool(evaluated) and evaluated[-1].get("step") == 0
-    return figures, findings({} if untrained else figures, losses.ends)
+    return figures, findings({} if untrained else figures, losses.ends, headline)
 
 
 def _beginning_of(path: Path) -> str:

@@ -1,26 +1,15 @@
 """Put a run's figures into words, each beside what a model reaches that has learnt no context.
 
-What leads is what is predicted at [MASK]. Positions that keep their word or show a random one are told apart: copying
-what is visible scores well on kept ones and is no knowledge. Neither torch nor numpy is needed here.
+The kind of predictions that the objective's headline is of leads, then pairs. All others are shown separately: copying
+what is visible scores well on kept words and is no knowledge. Neither torch nor numpy is needed here.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from pretrain.objectives.metrics import HEADLINE, HELD_OUT, Kind, kinds_in, leading_kind, metric
 from pretrain.run.tolerant_json import number
-
-HELD_OUT = "held_out_"
-MASK_LOSS = "mask_loss"
-UNIGRAM = "held_out_mask_unigram_loss"
-NAMED = frozenset(
-    (
-        *(f"{kind}_{what}" for kind in ("mask", "kept", "random", "mlm") for what in ("loss", "accuracy")),
-        *("loss", "mask_perplexity", "mask_unigram_loss", "mask_majority", "mask_top_share"),
-        *("mask_top_token", "nsp_loss", "nsp_accuracy", "nsp_majority", "pairs"),
-    )
-)
-"""Figures, without `held_out_`, that this module has words for."""
 
 
 class Score(NamedTuple):
@@ -32,61 +21,78 @@ class Score(NamedTuple):
     """What a model without any knowledge of context has there, in figures; empty where that is not known."""
     than: str = ""
     """What that model does."""
+    at: str = ""
+    """Where it is predicted, as `at [MASK]`, for whoever has not said so already."""
+    is_share: bool = False
+    pairs: bool = False
+    """Of a pair task."""
 
     def __str__(self) -> str:
         beside = f" ({' '.join((self.than, self.baseline)).strip()})" if self.baseline else ""
         return f"{self.what} {self.value}{beside}"
 
 
-def leading(figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = MASK_LOSS) -> list[Score]:
-    """Loss, accuracy and perplexity at [MASK], then the pairs, as far as they are known. `prefix`: empty for those of
-    training, which have no baselines. `headline`: the metric that leads, for an objective without [MASK]."""
-    value = {name: number(figures.get(f"{prefix}{name}")) for name in NAMED}
-    loss, unigram = value["mask_loss"], value["mask_unigram_loss"]
-    scores = []
-    if loss is not None:
-        scores.append(Score("loss", f"{loss:.3f}", nats(unigram), "unigram"))
-    if value["mask_accuracy"] is not None:
-        most = share(value["mask_majority"])
-        scores.append(Score("accuracy", share(value["mask_accuracy"]), most, "most frequent token"))
-    if loss is not None:
-        scores.append(Score("perplexity", perplexity(loss), perplexity(unigram), "unigram"))
-    if not scores and (own := number(figures.get(f"{prefix}{headline}"))) is not None:
-        scores.append(Score(headline.replace("_", " "), f"{own:.3f}"))
-    if value["nsp_accuracy"] is not None:
-        label = share(value["nsp_majority"])
-        scores.append(Score("NSP accuracy", share(value["nsp_accuracy"]), label, "commoner label"))
-    return scores
+def leading(figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE) -> list[Score]:
+    """Score loss, accuracy and perplexity of what the headline predicts, then the pairs, as far as they are known.
+    `prefix`: empty for the figures of training, which have no baselines. `headline`: the objective's."""
+    kind = leading_kind(headline)
+    measures = ("loss", "accuracy", "perplexity") if kind.words else ("loss", "accuracy")
+    named = [f"{kind.name}_{what}" for what in measures]
+    if metric(headline) is None:
+        named.append(headline)
+    named += [f"{pairs.name}_accuracy" for pairs in pair_kinds(figures, prefix) if pairs != kind]
+    scores = (_score(name, figures, prefix) for name in named)
+    return [score for score in scores if score is not None]
 
 
-def secondary(figures: Mapping[str, Any], prefix: str = HELD_OUT) -> list[tuple[str, str]]:
-    """(what, figures) of the positions that show a word, of all predicted ones, and of the loss that is minimised."""
+def pair_kinds(figures: Mapping[str, Any], prefix: str = HELD_OUT) -> list[Kind]:
+    """List the pair tasks that the figures have an accuracy of."""
+    pairs = [kind for kind in kinds_in(figures) if kind.labels]
+    return [kind for kind in pairs if number(figures.get(f"{prefix}{kind.name}_accuracy")) is not None]
+
+
+def _score(name: str, figures: Mapping[str, Any], prefix: str) -> Score | None:
+    """Score one figure; None where it is not known."""
+    found = metric(name)
+    if found is None:
+        own = number(figures.get(f"{prefix}{name}"))
+        return None if own is None else Score(name.replace("_", " "), f"{own:.3f}")
+    source = f"{found.kind.name}_loss" if found.what == "perplexity" else name
+    form = {"loss": nats, "accuracy": share, "perplexity": perplexity}[found.what]
+    value, base = (number(figures.get(f"{prefix}{key}")) if key else None for key in (source, found.baseline))
+    if value is None:
+        return None
+    kind = found.kind
+    what = found.what if kind.at else f"{kind.abbreviation} {found.what}"
+    return Score(
+        what, form(value), form(base), found.than, kind.at, found.what == "accuracy", bool(kind.labels)
+    )
+
+
+def secondary(
+    figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE
+) -> list[tuple[str, str]]:
+    """(what, figures) of the positions that show a word, of all predicted ones, of what else is predicted, and of the
+    loss that is minimised."""
     rows = []
-    for kind, words in (
-        ("kept", "positions that keep their word"),
-        ("random", "positions that show a random word"),
-        ("mlm", "all predicted positions, visible words included"),
-    ):
-        loss, right = (number(figures.get(f"{prefix}{kind}_{what}")) for what in ("loss", "accuracy"))
+    for kind in kinds_in(figures):
+        if kind == leading_kind(headline) or kind.labels:
+            continue
+        loss, right = (number(figures.get(f"{prefix}{kind.name}_{what}")) for what in ("loss", "accuracy"))
         parts = [f"loss {nats(loss)}" if loss is not None else ""]
         parts.append(f"accuracy {share(right)}" if right is not None else "")
         if told := ", ".join(part for part in parts if part):
-            rows.append((words, told))
+            rows.append((kind.beside or kind.subject, told))
     if (total := number(figures.get(f"{prefix}loss"))) is not None:
         rows.append((f"loss that is minimised, {sum_of(figures)}", nats(total)))
     return rows
 
 
-def sum_of(figures: Mapping[str, Any]) -> str:
-    """What `loss` adds up, by the terms that stand beside it."""
-    known = {name.removeprefix(HELD_OUT) for name in figures}
-    terms = [words for name, words in (("mlm_loss", "MLM"), ("nsp_loss", "NSP")) if name in known]
-    others = sorted(
-        name.removesuffix("_loss")
-        for name in known
-        if name.endswith("_loss") and name not in NAMED and name.count("_") == 1
-    )
-    return " + ".join([*terms, *others]) or "total"
+def sum_of(figures: Iterable[str]) -> str:
+    """Name what `loss` adds up, by the terms beside it."""
+    known = sorted({name.removeprefix(HELD_OUT) for name in figures})
+    terms = [kind for kind in kinds_in(known) if f"{kind.name}_loss" in known and not kind.part]
+    return " + ".join(kind.abbreviation for kind in terms) or "total"
 
 
 def nats(value: float | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
+from pretrain.objectives.metrics import HEADLINE, HELD_OUT, KINDS, Kind, leading_kind
 from pretrain.run.tolerant_json import number
 
 PLATEAU, PAIRS, RISEN = "plateau", "pairs", "risen"
@@ -69,29 +70,35 @@ class Losses:
         return None
 
 
-def findings(figures: Mapping[str, Any], ends: tuple[float, float] | None = None) -> list[Finding]:
+def findings(
+    figures: Mapping[str, Any], ends: tuple[float, float] | None = None, headline: str = HEADLINE
+) -> list[Finding]:
     """What is wrong with what a run has learnt so far, the gravest first; empty where nothing is.
 
     `figures`: the newest ones by their names in metrics.jsonl, any of which may be missing; those of an evaluation at
-    step 0 are no ground to judge by. `ends`: first and newest loss."""
-    found = (_risen(ends), _plateau(figures), _pairs(figures))
+    step 0 are no ground to judge by. `ends`: first and newest loss. `headline`: the objective's."""
+    pairs = (_pairs(kind, figures) for kind in KINDS.values() if kind.labels)
+    found = (_risen(ends), _plateau(leading_kind(headline), figures), *pairs)
     return [one for one in found if one is not None]
 
 
-def _plateau(figures: Mapping[str, Any]) -> Finding | None:
+def _plateau(kind: Kind, figures: Mapping[str, Any]) -> Finding | None:
     """Name the plateau on which a model knows how frequent words are and nothing else."""
-    loss = number(figures.get("held_out_mask_loss"))
-    unigram = number(figures.get("held_out_mask_unigram_loss"))
-    share = number(figures.get("held_out_mask_top_share"))
+    loss, unigram, share = (
+        number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss", "top_share")
+    )
     grounds = []
     if loss is not None and unigram is not None and loss >= unigram:
         grounds.append(
-            f"at [MASK] the held-out loss is {loss:.3f}, not below the {unigram:.3f} that word frequencies alone give"
+            f"{kind.at or f'of {kind.subject}'} the held-out loss is {loss:.3f}, not below the {unigram:.3f} that word "
+            "frequencies alone give"
         )
     if share is not None and share > MAX_TOP_SHARE:
-        token = figures.get("held_out_mask_top_token")
+        token = figures.get(f"{HELD_OUT}{kind.name}_top_token")
         answer = f'"{token}"' if isinstance(token, str) else "the same word"
-        grounds.append(f"the model answers {answer} at {share:.0%} of the [MASK] positions")
+        grounds.append(
+            f"the model answers {answer} at {share:.0%} of the {kind.tag or kind.subject} positions"
+        )
     if not grounds:
         return None
     return Finding(
@@ -101,17 +108,18 @@ def _plateau(figures: Mapping[str, Any]) -> Finding | None:
     )
 
 
-def _pairs(figures: Mapping[str, Any]) -> Finding | None:
+def _pairs(kind: Kind, figures: Mapping[str, Any]) -> Finding | None:
     """Tell where pairs are judged no better than by one answer for all."""
-    accuracy = number(figures.get("held_out_nsp_accuracy"))
-    majority = number(figures.get("held_out_nsp_majority"))
+    accuracy, majority = (
+        number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("accuracy", "majority")
+    )
     if accuracy is None or majority is None or accuracy > majority + margin(majority, figures):
         return None
     return Finding(
         PAIRS,
         f"The pair task has not been learnt yet: {accuracy:.1%} of the held-out pairs are judged right, and always "
         f"answering the commoner label gets {majority:.1%}.",
-        "It is learnt after words are: more steps usually help. objective.name=mlm trains without pairs.",
+        "It is learnt after words are: more steps usually help. Objectives without pairs train on single sequences.",
     )
 
 

@@ -13,11 +13,12 @@ from data_pipeline.shards.index import Index
 from pretrain.checkpoint.store import Checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
+from pretrain.evaluate.scores import Score, leading, pair_kinds, secondary
 from pretrain.evaluate.verdict import findings
 from pretrain.export.card import Card
 from pretrain.export.card_recipe import name_only, reproduce
 from pretrain.export.energy import FORMULA, estimate, watts
+from pretrain.objectives.metrics import HELD_OUT, headline_of, leading_kind
 from pretrain.run.attempts import Attempt, read_attempts
 from pretrain.run.folder import read_run, read_summary
 from pretrain.run.metrics_file import read_metrics
@@ -27,13 +28,13 @@ from pretrain.run.tolerant_json import is_number
 def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, config: RunConfig) -> Card:
     """The card of the model in `checkpoint`. `whole`: the run's settings; `config`: those of the phase it is in."""
     summary, about = read_summary(run), read_run(run) or {}
-    figures = _figures(run, checkpoint.step)
+    figures, headline = _figures(run, checkpoint.step), headline_of(summary)
     facts: dict[str, str | Mapping[str, object]] = {
         "Data": _data(index, config),
         "Recipe": _recipe(config),
         "Training": _training(checkpoint, index, config, summary),
         "Hardware, time and energy": _hardware(read_attempts(run, summary), int(about.get("attempts", 0))),
-        "Scores on held-out text": _scores(figures, index, str(summary.get("headline") or MASK_LOSS)),
+        "Scores on held-out text": _scores(figures, index, headline),
         "How to reproduce it": reproduce(whole, index, summary),
     }
     return Card(
@@ -42,17 +43,17 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         languages=tuple(dict.fromkeys(config.data.languages)),
         licence=whole.export.licence,
         step=checkpoint.step,
-        scores={key: figures[key] for key in METRICS if key in figures},
+        scores=_published(figures, headline),
     )
 
 
-METRICS = (
-    "held_out_mask_loss",
-    "held_out_mask_accuracy",
-    "held_out_mask_perplexity",
-    "held_out_nsp_accuracy",
-)
-"""Held-out figures that go into the card's metadata: of what is predicted at [MASK], and of pairs."""
+def _published(figures: Mapping[str, Any], headline: str) -> dict[str, float]:
+    """The held-out figures that go into the card's metadata: of what leads, and of pairs."""
+    lead = leading_kind(headline).name
+    names = [headline, *(f"{lead}_{what}" for what in ("loss", "accuracy", "perplexity"))]
+    names += [f"{kind.name}_accuracy" for kind in pair_kinds(figures)]
+    keys = [f"{HELD_OUT}{name}" for name in dict.fromkeys(names)]
+    return {key: figures[key] for key in keys if is_number(figures.get(key))}
 
 
 def _data(index: Index, config: RunConfig) -> dict[str, object]:
@@ -152,13 +153,11 @@ def _scores(figures: Mapping[str, Any], index: Index, headline: str) -> "str | d
     if not figures:
         return "The run was not evaluated at this step."
     known = with_majority(figures, index.statistics.get("held_out"))
-    where = " at [MASK]" if f"{HELD_OUT}{MASK_LOSS}" in known else ""
     rows: dict[str, object] = {
-        f"{score.what}{'' if score.what.startswith('NSP') else where}": _beside(score)
-        for score in leading(known, headline=headline)
+        f"{score.what} {score.at}".rstrip(): _beside(score) for score in leading(known, headline=headline)
     }
-    rows |= {f"not comparable: {what}": value for what, value in secondary(known)}
-    found = findings(known)
+    rows |= {f"not comparable: {what}": value for what, value in secondary(known, headline=headline)}
+    found = findings(known, headline=headline)
     return rows | ({"what this model has not learnt": " ".join(one.what for one in found)} if found else {})
 
 

@@ -14,14 +14,15 @@ from rich.console import Console
 from pretrain.config.phases import Phase
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.evaluate.verdict import Losses, findings
+from pretrain.objectives.metrics import HEADLINE, HELD_OUT, leading_kind
 from pretrain.run.tolerant_json import number
 
 
 class Lines:
     """A line for each log step, evaluation, phase and disturbance."""
 
-    def __init__(self, console: Console, last: int) -> None:
-        self._console, self._last = console, last
+    def __init__(self, console: Console, last: int, headline: str = HEADLINE) -> None:
+        self._console, self._last, self._headline = console, last, headline
         self._losses_seen = Losses()
         self._newest: Mapping[str, Any] = {}
         """Figures of the newest evaluation, but of none at step 0: nothing has been learnt there."""
@@ -57,13 +58,13 @@ class Lines:
     def figures(self, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl was written."""
         self._note(line)
-        words = f"step {line['step']:,}/{self._last:,}  {in_short(line)}"
+        words = f"step {line['step']:,}/{self._last:,}  {in_short(line, self._headline)}"
         self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def held_out(self, step: int, figures: Mapping[str, Any]) -> None:
         """The model was evaluated; what it shows to be wrong is said once, and again at the end."""
         self._note({**figures, "kind": "eval", "step": step})
-        words = f"step {step:,}  {held_out_words(figures)}"
+        words = f"step {step:,}  {held_out_words(figures, self._headline)}"
         self._console.print(words, soft_wrap=True, markup=False)
         if step == self._last:
             self._told.clear()
@@ -98,7 +99,7 @@ class Lines:
 
     def _warn_of_learning(self) -> None:
         """Say what the newest figures show to be wrong with what is learnt, as far as it was not said before."""
-        for finding in findings(self._newest, self._losses_seen.ends):
+        for finding in findings(self._newest, self._losses_seen.ends, self._headline):
             if finding.kind not in self._told:
                 self._told.add(finding.kind)
                 self._console.print(str(finding), soft_wrap=True, style="yellow", markup=False)
@@ -111,33 +112,35 @@ def shows_panels(console: Console, environment: Mapping[str, str]) -> bool:
     return console.is_terminal and console.file.isatty() and not console.is_dumb_terminal and not in_ci
 
 
-def in_short(line: Mapping[str, Any]) -> str:
-    """The figures of a log step in a line: those at [MASK] first, then what is minimised, named for what it adds up."""
+def in_short(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
+    """The figures of a log step in a line: what leads first, then what is minimised, named for what it adds up."""
+    led = led_by(line, headline)
     total = f"{sum_of(line)} loss {_said(line, 'loss')}"
-    return f"{at_mask(line)}{total}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
+    return f"{led}{'  ' * bool(led)}{total}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
 
 
-def at_mask(line: Mapping[str, Any]) -> str:
-    """Loss, accuracy and perplexity at [MASK] of a training line; empty where it has none."""
-    if number(line.get("mask_loss")) is None:
-        return ""
-    scores = [str(score) for score in leading(line, prefix="") if not score.what.startswith("NSP")]
-    return f"[MASK] {'  '.join(scores)}  "
+def led_by(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
+    """What leads of a training line, after where it is predicted; empty where it has none, or no more than the loss
+    that is minimised."""
+    scores = [score for score in leading(line, prefix="", headline=headline) if not score.pairs]
+    return f"{leading_kind(headline).tag} {'  '.join(map(str, scores))}".strip() if scores else ""
 
 
-def held_out_words(figures: Mapping[str, Any]) -> str:
+def held_out_words(figures: Mapping[str, Any], headline: str = HEADLINE) -> str:
     """The figures of an evaluation, each beside what a model without context would have."""
-    scores = "  ".join(map(str, leading(figures)))
-    if number(figures.get("held_out_mask_loss")) is not None:
-        return f"held-out at [MASK]: {scores}"
+    scores = "  ".join(map(str, leading(figures, headline=headline)))
+    if number(figures.get(f"{HELD_OUT}{headline}")) is not None:
+        return f"held-out {leading_kind(headline).at}".rstrip() + f": {scores}"
     return f"held-out: {sum_of(figures)} loss {_said(figures, 'held_out_loss')}  {scores}".rstrip()
 
 
-def held_out_rows(step: int, figures: Mapping[str, Any]) -> list[str]:
+def held_out_rows(step: int, figures: Mapping[str, Any], headline: str = HEADLINE) -> list[str]:
     """The same in up to two rows, for where there is little room to the right."""
-    scores = leading(figures)
-    losses = [str(score) for score in scores if not score.value.endswith("%")]
-    shares = [str(score) for score in scores if score.value.endswith("%")]
+    scores = leading(figures, headline=headline)
+    losses = [str(score) for score in scores if not score.is_share]
+    shares = [str(score) for score in scores if score.is_share]
+    if not losses and shares:
+        losses = [shares.pop(0)]
     return [
         row for row in ("   ".join([*losses, f"step {step:,}"]) if losses else "", "   ".join(shares)) if row
     ]

@@ -23,7 +23,8 @@ from rich.text import Text
 from pretrain.config.phases import Phase
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.evaluate.verdict import findings
-from pretrain.monitoring.console import Lines, at_mask, held_out_rows, held_out_words, in_short
+from pretrain.monitoring.console import Lines, held_out_rows, held_out_words, in_short, led_by
+from pretrain.objectives.metrics import HEADLINE, leading_kind
 from pretrain.run.human import duration
 from pretrain.run.time_left import seconds_left
 
@@ -41,9 +42,14 @@ class Panel(Lines):
     """Events stay lines, above; figures are shown in place."""
 
     def __init__(
-        self, console: Console, folder: Path, last: int, phases: Sequence[dict[str, Any]] = ()
+        self,
+        console: Console,
+        folder: Path,
+        last: int,
+        phases: Sequence[dict[str, Any]] = (),
+        headline: str = HEADLINE,
     ) -> None:
-        super().__init__(console, last)
+        super().__init__(console, last, headline)
         self._phases = phases
         self._name = folder.resolve().name
         self._phase: Phase | None = None
@@ -131,7 +137,7 @@ class Panel(Lines):
         super()._note(line)
         if line.get("kind") == "train":
             self._line = dict(line)
-            self._remember(line.get("mask_loss", line.get("loss")))
+            self._remember(line.get(f"{leading_kind(self._headline).name}_loss", line.get("loss")))
         elif line.get("kind") == "eval":
             self._held_out = (int(line["step"]), line)
 
@@ -181,7 +187,7 @@ class Panel(Lines):
     def _rows(self) -> list[tuple[str, RenderableType]]:
         line = self._line
         rows: list[tuple[str, RenderableType]] = [
-            ("at [MASK]" if at_mask(line) else "loss", self._loss()),
+            (self._leads() if self._led() else "loss", self._loss()),
             *self._held_out_rows(),
         ]
         speed = [
@@ -193,7 +199,7 @@ class Panel(Lines):
             _said(line, "lr", "rate {:.2e}"),
             _said(line, "grad_norm", "gradient {:.2f}"),
             _said(line, "trust_ratio", "trust ratio {:.3f}"),
-            _said(line, "loss", f"{sum_of(line)} loss {{:.4f}}") if at_mask(line) else "",
+            _said(line, "loss", f"{sum_of(line)} loss {{:.4f}}") if self._led() else "",
         ]
         room = [
             _said(line, "data_wait_share", "waited for {:.1%} of the time"),
@@ -206,7 +212,7 @@ class Panel(Lines):
         if self._warning:
             count = f"{self._disturbed} disturbances; " if self._disturbed > 1 else ""
             rows.append(("[yellow]look at[/yellow]", Text(f"{count}{self._warning}", style="yellow")))
-        elif found := findings(self._newest, self._losses_seen.ends):
+        elif found := findings(self._newest, self._losses_seen.ends, self._headline):
             rows.append(("[yellow]look at[/yellow]", Text(found[0].what, style="yellow")))
         return rows
 
@@ -217,12 +223,12 @@ class Panel(Lines):
         step, figures = self._held_out
         return [
             (name, Text(row))
-            for name, row in zip(("held out", ""), held_out_rows(step, figures), strict=False)
+            for name, row in zip(("held out", ""), held_out_rows(step, figures, self._headline), strict=False)
         ]
 
     def _loss(self) -> Text:
-        words = Text(at_mask(self._line).removeprefix("[MASK] ").strip() or self._total())
-        if self._held_out is not None and not leading(self._held_out[1]):
+        words = Text(self._led() or self._total())
+        if self._held_out is not None and not leading(self._held_out[1], headline=self._headline):
             step, figures = self._held_out
             words.append(_said(figures, "held_out_loss", f"   held-out {{:.4f}} at step {step:,}"))
         room = self._console.width - len(words) - 20
@@ -231,6 +237,14 @@ class Panel(Lines):
             words.append("   ")
             words.append(sparkline(list(self._losses), min(room, 48), levels), style="cyan")
         return words
+
+    def _leads(self) -> str:
+        kind = leading_kind(self._headline)
+        return kind.at or kind.subject
+
+    def _led(self) -> str:
+        """The training figures that lead, without where they are predicted."""
+        return led_by(self._line, self._headline).removeprefix(leading_kind(self._headline).tag).strip()
 
     def _total(self) -> str:
         value = _said(self._line, "loss", "{:.4f}")
@@ -244,13 +258,11 @@ class Panel(Lines):
         return f"step {step:,}, {size / 1e6:,.1f} MB in {seconds:.1f} s, {ago} ago   {self._saves} in this attempt"
 
     def _summary(self) -> str:
-        spent = duration(clock() - self._started)
-        words = (
-            f"steps {self._first:,} to {self._step:,} of {self._last:,} in {spent}: {in_short(self._line)}"
-        )
+        spent, line = duration(clock() - self._started), in_short(self._line, self._headline)
+        words = f"steps {self._first:,} to {self._step:,} of {self._last:,} in {spent}: {line}"
         if self._held_out is not None:
             step, figures = self._held_out
-            words += f"  {held_out_words(figures)} (step {step:,})"
+            words += f"  {held_out_words(figures, self._headline)} (step {step:,})"
         words += _said(self._line, "mfu", "  {:.1%} of the peak")
         newest = f", newest of step {self._save[0]:,}" if self._save else ""
         words += f"  {self._saves} checkpoint{'' if self._saves == 1 else 's'}{newest}"

@@ -23,6 +23,7 @@ from pretrain.monitoring.step_stats import StepStats
 from pretrain.monitoring.summary import begun, now, phases_of
 from pretrain.monitoring.tracker import open_tracker
 from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
+from pretrain.objectives.metrics import HEADLINE
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.room import BYTES_PER_WEIGHT, DISK_MARGIN
@@ -57,7 +58,9 @@ class RunLog:
         self._folder = Path(config.run.dir)
         shown = console if world.rank == 0 else Console(quiet=True)
         live = config.run.live and world.rank == 0
-        self._view = open_view(shown, live, self._folder, plans[-1].phase.last, phases_of(plans))
+        self._view = open_view(
+            shown, live, self._folder, plans[-1].phase.last, phases_of(plans), plans[-1].objective.headline
+        )
         self._attempt_log = AttemptLog(self._folder, writes=world.rank == 0)
         peak = sum(world.gather(peak_flops(world.device, config.monitor.peak_tflops)))
         self._step_stats = StepStats(world, peak)
@@ -257,12 +260,17 @@ def _in_json(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_view(
-    console: Console, live: bool, folder: Path, last: int, phases: Sequence[dict[str, Any]] = ()
+    console: Console,
+    live: bool,
+    folder: Path,
+    last: int,
+    phases: Sequence[dict[str, Any]] = (),
+    headline: str = HEADLINE,
 ) -> Lines:
-    """The view of a run of `last` steps in `phases` (as summary.json has them): a live panel where `live` asks for one
-    and `console` can show it."""
+    """The view of a run of `last` steps in `phases` (as summary.json has them), led by the metric `headline`: a live
+    panel where `live` asks for one and `console` can show it."""
     if live and shows_panels(console, os.environ):
         from pretrain.monitoring.live_panel import Panel
 
-        return Panel(console, folder, last, phases)
-    return Lines(console, last)
+        return Panel(console, folder, last, phases, headline)
+    return Lines(console, last, headline)

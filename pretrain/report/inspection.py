@@ -17,9 +17,10 @@ from data_pipeline.errors import UserError
 from pretrain.checkpoint.store import MARKER, checkpoints, damage_of, find_checkpoint, open_checkpoint
 from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, Score, leading, secondary
+from pretrain.evaluate.scores import Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.bundle import CARD, CHANGED, NOTE, changed
+from pretrain.objectives.metrics import headline_of
 from pretrain.run.folder import RUN, model_folders, read_run, read_summary
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.tolerant_json import is_number
@@ -191,15 +192,14 @@ def _learning(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[
     losses = Losses()
     for line in lines:
         losses.add(line)
-    headline = str(facts.get("headline") or MASK_LOSS)
-    where = " at [MASK]" if f"{HELD_OUT}{MASK_LOSS}" in facts else ""
+    headline = headline_of(facts)
     before = ", untrained" if untrained else ""
     rows = [
-        (f"held-out {score.what}{'' if score.what.startswith('NSP') else where}{before}", _beside(score))
+        (f"held-out {score.what} {score.at}".rstrip() + before, _beside(score))
         for score in leading(figures, headline=headline)
     ]
-    rows += [(f"  {what}", value) for what, value in secondary(figures)]
-    found = findings({} if untrained else figures, losses.ends)
+    rows += [(f"  {what}", value) for what, value in secondary(figures, headline=headline)]
+    found = findings({} if untrained else figures, losses.ends, headline)
     return rows + [("look at", str(finding)) for finding in found]
 
 

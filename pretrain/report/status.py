@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from pretrain.evaluate.learning import learning_of
+from pretrain.objectives.metrics import HEADLINE, headline_of
 from pretrain.run.folder import refuse_other_format
 from pretrain.run.heartbeat import TRAINING, is_dead, read_heartbeat
 from pretrain.run.metrics_file import METRICS
@@ -59,10 +60,9 @@ class Status:
     phase: str = ""
     loss: float | None = None
     held_out_loss: float | None = None
-    held_out_mlm_loss: float | None = None
     figures: dict[str, Any] = field(default_factory=dict)
     """Of training and of the newest evaluation, by their names in metrics.jsonl."""
-    headline: str = ""
+    headline: str = HEADLINE
     """The metric that the run's objective leads with."""
     findings: list[str] = field(default_factory=list)
     """What is wrong with what it has learnt, and what usually helps."""
@@ -99,7 +99,7 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     refuse_other_format(run, folder)
     lines = list(tables(text_of(folder / METRICS, TAIL)))
     _figures(status, summary, lines, heartbeat)
-    status.headline = str(summary.get("headline") or "")
+    status.headline = headline_of(summary)
     status.figures, found = learning_of(folder / METRICS, summary, lines)
     status.findings = [str(finding) for finding in found]
     _checkpoint(status, now)
@@ -128,9 +128,8 @@ def _figures(
     status.command = str(summary.get("command") or "")
     status.loss, status.tokens_per_s = number(newest.get("loss")), number(newest.get("tokens_per_s"))
     for line in [summary, *(line for line in lines if line.get("kind") == "eval")]:
-        for name in ("held_out_loss", "held_out_mlm_loss"):
-            if name in line:  # null: it was no number
-                setattr(status, name, number(line[name]))
+        if "held_out_loss" in line:  # null: it was no number
+            status.held_out_loss = number(line["held_out_loss"])
     pace = [line for line in trained if line.get("phase", "") == (status.phase or line.get("phase", ""))]
     pace = pace[-RECENT:]
     speeds = [speed for line in pace if (speed := number(line.get("tokens_per_s")))]

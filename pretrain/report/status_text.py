@@ -3,8 +3,9 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, leading, sum_of
+from pretrain.evaluate.scores import leading, sum_of
 from pretrain.export.bundle import NOTE
+from pretrain.objectives.metrics import HELD_OUT, leading_kind
 from pretrain.report.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
 from pretrain.run.folder import EXPORT, model_folders
 from pretrain.run.human import duration
@@ -21,7 +22,7 @@ def in_words(status: Status, again: str) -> str:
     rows = [
         ("", status.why),
         ("error", f"{status.error}{f' ({status.log})' if status.log else ''}" if status.error else ""),
-        ("at [MASK]" if _at_mask(status) else "learnt", _scores(status)),
+        (_leads(status), _scores(status)),
         ("loss", _losses(status)),
         *(("look at", finding) for finding in status.findings),
         ("speed", _speed(status)),
@@ -71,14 +72,17 @@ def exported_model(status: Status) -> Path | None:
     return status.folder / EXPORT if there else None
 
 
-def _at_mask(status: Status) -> bool:
-    return f"{HELD_OUT}{MASK_LOSS}" in status.figures or MASK_LOSS in status.figures
+def _leads(status: Status) -> str:
+    """Where the figures that lead are predicted; `learnt` where that is not said, or where there are none."""
+    at = leading_kind(status.headline).at
+    known = any(f"{prefix}{status.headline}" in status.figures for prefix in ("", HELD_OUT))
+    return at if at and known else "learnt"
 
 
 def _scores(status: Status) -> str:
     """What leads, on held-out text beside its baselines; in training where nothing was held out."""
-    held_out = ", ".join(map(str, leading(status.figures, headline=status.headline or MASK_LOSS)))
-    trained = leading(status.figures, prefix="", headline=status.headline or MASK_LOSS)
+    held_out = ", ".join(map(str, leading(status.figures, headline=status.headline)))
+    trained = leading(status.figures, prefix="", headline=status.headline)
     words = f"{held_out}, held out" if held_out else ""
     in_training = ", ".join(map(str, trained if not held_out else trained[:1]))
     return "; ".join(part for part in (words, f"{in_training} in training" if in_training else "") if part)

@@ -7,15 +7,12 @@ objectives themselves.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pretrain.evaluate.baselines import MAJORITY
-from pretrain.evaluate.scores import HELD_OUT, MASK_LOSS, UNIGRAM
 from pretrain.monitoring.wandb.points import BY_RANK, TRUST_BY_LAYER, TRUST_SPREAD
+from pretrain.objectives.metrics import HELD_OUT, Kind, leading_kind, metric, said, title_of
 from pretrain.objectives.registry import OBJECTIVES, with_defaults
 
 LAMB = "lamb"
 """The optimizer that has trust ratios."""
-PAIR_LABELS = ("_is_next", "_not_next", "_in_order", "_swapped")
-"""How the figures of one pair label end."""
 
 
 @dataclass(frozen=True)
@@ -54,62 +51,78 @@ def _learning(objective: str) -> Section:
     known = [with_defaults(name) for name in ([objective] if objective else OBJECTIVES)]
     losses = _unique(f"{term}_loss" for one in known for term in one.terms)
     metrics = _unique(name for one in known for name in one.metrics)
-    at_mask = MASK_LOSS in metrics
-    labelled = [name for name in metrics if name.endswith(PAIR_LABELS)]
-    by_label = [name for name in labelled if "accuracy" in name]
-    by_kind = [name for name in metrics if name.startswith(("mask_", "kept_", "random_"))]
-    accuracies = [name for name in metrics if "accuracy" in name and name not in {*labelled, *by_kind}]
-    panels = [
-        *(_at_mask() if at_mask else ()),
-        Panel("Accuracies", (*accuracies, *_held_out(accuracies), *_majority(metrics))),
+    leads = {kind.name: kind for kind in (leading_kind(one.headline) for one in known)}
+    parts = [metric(name) for name in metrics]
+    labelled = [(name, m) for name, m in zip(metrics, parts, strict=True) if m and m.label]
+    accuracies = [
+        name
+        for name, m in zip(metrics, parts, strict=True)
+        if m and m.what == "accuracy" and not m.label and not m.kind.part and m.kind.name not in leads
     ]
-    if by_label:
+    panels = [panel for kind in leads.values() for panel in _leading(kind)]
+    majorities = [m.baseline for m in map(metric, accuracies) if m and m.kind.labels]
+    if accuracies:
+        panels.append(Panel("Accuracies", (*accuracies, *_held_out(accuracies), *_held_out(majorities))))
+    if by_label := [name for name, m in labelled if m.what == "accuracy"]:
         panels += [
             Panel("Accuracy by pair label", tuple(by_label)),
             Panel("Held-out accuracy by pair label", _held_out(by_label)),
-            Panel("Loss by pair label", tuple(name for name in labelled if name not in by_label)),
+            Panel("Loss by pair label", tuple(name for name, m in labelled if m.what == "loss")),
         ]
-    if at_mask:
-        panels += _where_a_word_is_shown()
+    panels += _where_a_word_is_shown(_unique(m.kind.name for m in parts if m and m.kind.part and m.kind.beside))
     panels += [
         Panel(f"Loss that is minimised: {' + '.join(losses)}", ("loss", f"{HELD_OUT}loss")),
         Panel("Its terms", (*losses, *_held_out(losses))),
     ]
-    question = (
-        "Is it learning? The held-out loss at [MASK] must fall below what word frequencies alone give there "
-        f"({UNIGRAM}), and no one answer may be given at more than half of the positions: until then no context has "
-        "been learnt. Losses over all predicted tokens fall by copying the words that stay visible. A pair label "
-        "whose accuracy is 1 while the other's is 0 has not been learnt at all."
-        if at_mask
-        else "Is it learning?"
-    )
-    return Section("Learning", question, tuple(panels))
+    own = [one.headline for one in known if metric(one.headline) is None]
+    panels = [*(Panel(title_of(said(name)), (name, *_held_out([name]))) for name in _unique(own)), *panels]
+    return Section("Learning", _question(list(leads.values()), bool(labelled)), tuple(panels))
 
 
-def _at_mask() -> tuple[Panel, ...]:
-    """What leads: predictions at [MASK], each beside its baseline."""
-    accuracy = ("mask_accuracy", "held_out_mask_accuracy", "held_out_mask_majority")
-    return (
-        Panel(
-            "Loss at [MASK], and of word frequencies alone", (MASK_LOSS, f"{HELD_OUT}{MASK_LOSS}", UNIGRAM)
-        ),
-        Panel("Accuracy at [MASK], and of the most frequent token", accuracy),
-        Panel("Perplexity at [MASK]", ("mask_perplexity", "held_out_mask_perplexity"), log=True),
-        Panel("Share of the commonest answer at [MASK]", ("held_out_mask_top_share",)),
-    )
+def _question(leads: list[Kind], pairs: bool) -> str:
+    parts = ["Is it learning?"]
+    for kind in leads:
+        if kind.words:
+            parts.append(
+                f"The held-out {kind.said('loss')} must fall below what word frequencies alone give there "
+                f"({HELD_OUT}{kind.name}_unigram_loss), and no one answer may be given at more than half of the "
+                "positions: until then no context has been learnt."
+            )
+        if kind.part:
+            parts.append("Losses over all predicted tokens fall by copying the words that stay visible.")
+    if pairs:
+        parts.append(
+            "A pair label whose accuracy is 1 while the other's is 0 has not been learnt at all."
+        )
+    return " ".join(parts)
 
 
-def _where_a_word_is_shown() -> list[Panel]:
+def _leading(kind: Kind) -> list[Panel]:
+    """What leads, each figure beside its baseline."""
+    name = kind.name
+    accuracy = (f"{name}_accuracy", f"{HELD_OUT}{name}_accuracy", f"{HELD_OUT}{name}_majority")
+    losses = (f"{name}_loss", f"{HELD_OUT}{name}_loss")
+    if not kind.words:
+        return [
+            Panel(title_of(kind.said("loss")), losses),
+            Panel(f"{title_of(kind.said('accuracy'))}, and of the commonest answer", accuracy),
+        ]
+    perplexity = (f"{name}_perplexity", f"{HELD_OUT}{name}_perplexity")
+    return [
+        Panel(f"{title_of(kind.said('loss'))}, and of word frequencies alone", (*losses, f"{HELD_OUT}{name}_unigram_loss")),
+        Panel(f"{title_of(kind.said('accuracy'))}, and of the most frequent token", accuracy),
+        Panel(title_of(kind.said("perplexity")), perplexity, log=True),
+        Panel(f"Share of the commonest answer {kind.at}".rstrip(), (f"{HELD_OUT}{name}_top_share",)),
+    ]
+
+
+def _where_a_word_is_shown(kinds: list[str]) -> list[Panel]:
     """Secondary: copying does well at kept words."""
     return [
         Panel(f"{what.capitalize()} where a word is shown", (*names, *_held_out(names)))
         for what in ("accuracy", "loss")
-        for names in [[f"{kind}_{what}" for kind in ("kept", "random")]]
+        if (names := [f"{kind}_{what}" for kind in kinds])
     ]
-
-
-def _majority(metrics: list[str]) -> tuple[str, ...]:
-    return (MAJORITY,) if "nsp_accuracy" in metrics else ()
 
 
 def _speed() -> Section:

@@ -7,6 +7,7 @@ import numpy as np
 
 from data_pipeline.io.redact import redact
 from pretrain.evaluate.verdict import PLATEAU, RISEN
+from pretrain.objectives.metrics import HELD_OUT, kinds_in, said
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import Points, RunRecord
 from pretrain.run.tolerant_json import number
@@ -68,18 +69,13 @@ def _ends(run: RunRecord) -> list[Advice]:
 
 
 def _broken(run: RunRecord) -> list[Advice]:
-    names = {
-        "loss": "the loss",
-        "mask_loss": "the loss at [MASK]",
-        "mlm_loss": "the masked-token loss",
-        "grad_norm": "the gradient norm",
-    }
-    held_out = {
-        "held_out_mask_loss": "the held-out loss at [MASK]",
-        "held_out_mlm_loss": "the held-out masked-token loss",
-        "held_out_loss": "the held-out loss",
-    }
-    return [*_not_finite(run.train, names, "log lines"), *_not_finite(run.held_out, held_out, "evaluations")]
+    losses = [
+        f"{kind.name}_loss" for kind in (run.kind, *kinds_in(run.train)) if kind == run.kind or not kind.part
+    ]
+    trained = {"loss": "the loss", **{name: f"the {said(name)}" for name in losses}}
+    held_out = {f"{HELD_OUT}{name}": f"the held-out {said(name)}" for name in (*losses, "loss")}
+    found = _not_finite(run.train, {**trained, "grad_norm": "the gradient norm"}, "log lines")
+    return [*found, *_not_finite(run.held_out, held_out, "evaluations")]
 
 
 def _not_finite(metrics: dict[str, Points], names: dict[str, str], lines: str) -> list[Advice]:
@@ -131,7 +127,7 @@ def _learning(run: RunRecord) -> list[Advice]:
         )
         for finding in run.findings
     ]
-    held_out = run.held_out.get("held_out_mask_loss", run.held_out.get("held_out_mlm_loss"))
+    held_out = run.held_out.get(f"{HELD_OUT}{run.kind.name}_loss", run.held_out.get(f"{HELD_OUT}loss"))
     if held_out is not None and (rise := _risen(held_out)):
         found.append(
             Advice(

@@ -9,10 +9,11 @@ import numpy as np
 
 from pretrain.evaluate.scores import perplexity
 from pretrain.evaluate.verdict import PLATEAU
+from pretrain.objectives.metrics import HELD_OUT, Kind, kinds_in, label_title, said, title_of
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.history import last_sign
 from pretrain.report.html.record import RunRecord
-from pretrain.report.html.statistics import not_next_share, splits_of
+from pretrain.report.html.statistics import label_shares, splits_of
 from pretrain.report.html.tiles import learning_tiles, tile
 from pretrain.run.human import duration
 from pretrain.run.time_left import phase_at, seconds_left
@@ -27,12 +28,6 @@ STATUS = {
 }
 
 
-KEPT = (
-    "Some of these tokens stay visible, and copying them lowers it: it does not show that context was learnt."
-)
-"""Of a run whose log does not tell positions at [MASK] apart."""
-
-
 def headline(run: RunRecord, advice: str) -> str:
     """Title, status, how well it did in words, what to look at, then a tile for every number that matters."""
     kind, status = STATUS.get(run.status, ("fair", run.status))
@@ -45,14 +40,14 @@ def headline(run: RunRecord, advice: str) -> str:
 
 def verdict(run: RunRecord) -> str:
     """How well the run did, or does so far, in a sentence."""
-    figures = run.figures
+    kind, figures = run.kind, run.figures
     loss, unigram = (
-        number(figures.get("held_out_mask_loss")),
-        number(figures.get("held_out_mask_unigram_loss")),
+        number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
     )
-    if loss is None:
-        return _verdict_without_mask(run, figures)
-    words = f"At [MASK] in text it has not seen, its loss is {text(loss)} nats, a perplexity of {perplexity(loss)}"
+    if loss is None or not kind.words:
+        return _verdict_without_words(run, figures)
+    words = f"{title_of(kind.at)} in text it has not seen, its loss is {text(loss)} nats, "
+    words += f"a perplexity of {perplexity(loss)}"
     if unigram is None:
         return f"{words}."
     beside = f"word frequencies alone give {text(unigram)}, a perplexity of {perplexity(unigram)}"
@@ -62,25 +57,21 @@ def verdict(run: RunRecord) -> str:
     return f"{words}; {beside}, {fewer:.2f} times as unsure."
 
 
-def _verdict_without_mask(run: RunRecord, figures: dict[str, Any]) -> str:
-    """The same of an objective without [MASK], of an older run, or of one that was not evaluated yet."""
-    for name, words in (
-        (
-            f"held_out_{run.headline}",
-            f"On text it has not seen, its {run.headline.replace('_', ' ')} is {{}}.",
-        ),
-        ("mask_loss", "The loss at [MASK] in training is {} nats."),
-        (run.headline, f"Its {run.headline.replace('_', ' ')} in training is {{}}."),
-        (
-            "held_out_mlm_loss",
-            f"On text it has not seen, its loss over all predicted tokens is {{}} nats. {KEPT}",
-        ),
-        ("mlm_loss", f"The loss over all predicted tokens in training is {{}} nats. {KEPT}"),
-        ("loss", "The loss in training is {}."),
-    ):
-        value = number(figures.get(name))
-        if value is not None:
-            return words.format(text(value))
+def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
+    """The same of an objective that leads with something else, or of a run that was not evaluated yet."""
+    terms = [kind for kind in kinds_in(figures) if not kind.part and not kind.labels]
+    for name, caveat in [
+        (run.headline, ""),
+        *((f"{kind.name}_loss", kind.caveat) for kind in terms),
+        ("loss", ""),
+    ]:
+        is_share, unit = name.endswith("accuracy"), " nats" if name.endswith("_loss") else ""
+        for key, words in (
+            (f"{HELD_OUT}{name}", f"On text it has not seen, its {said(name)} is {{}}{unit}."),
+            (name, f"The {said(name)} in training is {{}}{unit}."),
+        ):
+            if (value := number(figures.get(key))) is not None:
+                return f"{words.format(text(value, share=is_share))} {caveat}".strip()
     return "No step is logged yet." if not run.ended else ""
 
 
@@ -133,7 +124,8 @@ def _steps(run: RunRecord) -> float | None:
 
 
 def _tiles(run: RunRecord) -> list[str]:
-    tiles = [*learning_tiles(run), _pair_tile(run)]
+    pairs = [kind for kind in kinds_in(run.figures) if kind.labels and kind != run.kind]
+    tiles = [*learning_tiles(run), *(_pair_tile(run, kind) for kind in pairs)]
     speed = run.final("tokens_per_s")
     if speed is not None:
         examples = run.final("examples_per_s")
@@ -184,21 +176,23 @@ def _left(run: RunRecord) -> float | None:
     return seconds_left(int(steps[-1]), a_step, int(planned), phases) or None
 
 
-def _pair_tile(run: RunRecord) -> str:
-    prefix, where = "held_out_nsp_accuracy", "Held-out next-sentence accuracy"
+def _pair_tile(run: RunRecord, kind: Kind) -> str:
+    prefix, split, title = f"{HELD_OUT}{kind.name}_accuracy", "held_out", f"Held-out {kind.said('accuracy')}"
     if run.final(prefix) is None:
-        prefix, where = "nsp_accuracy", "Next-sentence accuracy in training"
+        prefix, split = f"{kind.name}_accuracy", "train"
+        title = f"{title_of(kind.said('accuracy'))} in training"
     accuracy = run.final(prefix)
     if accuracy is None:
         return ""
-    logged = number(run.figures.get("held_out_nsp_majority")) if prefix.startswith("held_out") else None
-    share = not_next_share(run, "held_out" if prefix.startswith("held_out") else "train")
-    always = logged if logged is not None else max(share, 1 - share) if share is not None else 0.5
+    logged = number(run.figures.get(f"{HELD_OUT}{kind.name}_majority")) if split == "held_out" else None
+    shares = label_shares(run, split)
+    always = logged if logged is not None else max(shares) if shares else 0.5
     about = f"One answer for all pairs would get {text(always, share=True)}."
-    labels = [run.final(f"{prefix}_{label}") for label in ("is_next", "not_next")]
-    if None not in labels:
-        about = f"IsNext {text(labels[0], share=True)}, NotNext {text(labels[1], share=True)}. {about}"
-    return tile(where, text(accuracy, share=True), "", about)
+    by_label = {label: run.final(f"{prefix}_{label}") for label in kind.labels}
+    if None not in by_label.values():
+        told = ", ".join(f"{label_title(label)} {text(of, share=True)}" for label, of in by_label.items())
+        about = f"{told}. {about}"
+    return tile(title, text(accuracy, share=True), "", about)
 
 
 def _data_tile(run: RunRecord) -> str:

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
+from pretrain.objectives.metrics import HELD_OUT
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
 from pretrain.run.attempts import LOST, Attempt
@@ -119,15 +120,15 @@ def _checkpoints(run: RunRecord) -> str:
     """Every checkpoint that was made, and whether it is still there."""
     made = {save.step: save for attempt in run.history for save in attempt.saves}
     kept = {checkpoint.step: checkpoint for checkpoint in run.checkpoints}
-    at_mask = run.held_out.get("held_out_mask_loss")
-    held_out = at_mask if at_mask is not None else run.held_out.get("held_out_loss")
+    leads = run.held_out.get(f"{HELD_OUT}{run.kind.name}_loss")
+    held_out = leads if leads is not None else run.held_out.get(f"{HELD_OUT}loss")
     losses = dict(zip(*(column.tolist() for column in held_out), strict=True)) if held_out is not None else {}
     rows = ""
     steps = sorted(made.keys() | kept.keys(), reverse=True)
     for step in steps[:MOST_EVENTS]:
         here, save = kept.get(step), made.get(step)
         loss = losses.get(step)
-        if at_mask is None and here is not None and here.held_out_loss is not None:
+        if leads is None and here is not None and here.held_out_loss is not None:
             loss = here.held_out_loss
         weight = here.bytes if here is not None else save.bytes if save is not None else 0
         cells = (
@@ -148,7 +149,7 @@ def _checkpoints(run: RunRecord) -> str:
             "step",
             "size",
             "took, training waited",
-            "held-out loss at [MASK]" if at_mask is not None else "held-out loss, total",
+            f"held-out {escape(run.kind.said('loss'))}" if leads is not None else "held-out loss, total",
             "now",
         )
     )

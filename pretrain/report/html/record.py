@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.baselines import with_majority
-from pretrain.evaluate.scores import HELD_OUT, NAMED
 from pretrain.evaluate.verdict import Finding, Losses, findings
+from pretrain.objectives.metrics import HELD_OUT, Kind, headline_of, is_shown, leading_kind
 from pretrain.run.attempts import LOST, Attempt, read_attempts
 from pretrain.run.folder import SAMPLES, refuse_other_format
 from pretrain.run.metrics_file import METRICS, TRUST, TRUST_PREFIX, read_metrics
@@ -59,7 +59,7 @@ class RunRecord:
     checkpoints: list[SavedCheckpoint]
     complaints: list[str]  # files that could not be read, in words
     ends: tuple[float, float] | None = None  # the first loss and the newest
-    top_token: str | None = None  # the model's commonest answer at [MASK] of held-out text
+    top_token: str | None = None  # the model's commonest answer on held-out text
     samples: dict[str, Any] = field(default_factory=dict)  # blanks that an export filled
 
     @property
@@ -87,12 +87,18 @@ class RunRecord:
     @property
     def headline(self) -> str:
         """The metric that the run's objective leads with."""
-        return str(self.summary.get("headline") or "mask_loss")
+        return headline_of(self.summary)
+
+    @property
+    def kind(self) -> Kind:
+        """What is predicted in that metric."""
+        return leading_kind(self.headline)
 
     @property
     def figures(self) -> dict[str, Any]:
         """The newest figures by name, held-out ones of no evaluation at step 0, with what the baselines are."""
-        names = {f"{prefix}{name}" for prefix in ("", HELD_OUT) for name in {*NAMED, self.headline}}
+        logged = self.summary.keys() | self.train.keys() | self.held_out.keys()
+        names = {name for name in logged if is_shown(name, self.headline)}
         untrained = all(points.steps[-1] == 0 for points in self.held_out.values()) and bool(self.held_out)
         found = {
             name: value
@@ -101,12 +107,12 @@ class RunRecord:
         }
         data = self.summary.get("data")
         figures = with_majority(found, data.get("held_out") if isinstance(data, dict) else None)
-        return {**figures, "held_out_mask_top_token": self.top_token}
+        return {**figures, f"{HELD_OUT}{self.kind.name}_top_token": self.top_token}
 
     @property
     def findings(self) -> list[Finding]:
         """What is wrong with what it has learnt."""
-        return findings(self.figures, self.ends)
+        return findings(self.figures, self.ends, self.headline)
 
     @property
     def lost(self) -> list[Attempt]:
@@ -180,7 +186,8 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _top_token(evaluations: list[dict[str, Any]]) -> str | None:
-    token = evaluations[-1].get("held_out_mask_top_token") if evaluations else None
+    newest = evaluations[-1] if evaluations else {}
+    token = next((value for name, value in newest.items() if name.endswith("_top_token")), None)
     return token if isinstance(token, str) else None
 
 

@@ -70,16 +70,18 @@ def splits_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: parts[name] for name in order} | ({"other": rest} if rest else {})
 
 
-def not_next_share(run: RunRecord, split: str) -> float | None:
-    """Share of a split's pairs (else of the first part that counts them) whose label is NotNext: the labels are
-    seldom in balance, and a score means little without it."""
+def label_shares(run: RunRecord, split: str) -> list[float]:
+    """Share of each label among a split's pairs (else of the first part that counts them): labels are seldom in
+    balance, and a score means little without them. Empty where nothing counts them."""
     data = run.summary.get("data")
     parts = splits_of(data) if isinstance(data, dict) else {}
     for part in [parts.get(split, {}), *parts.values()]:
-        follows, other = (number(_labels(part)[0].get(name)) for name in ("is_next", "not_next"))
-        if follows is not None and other is not None and follows + other > 0:
-            return other / (follows + other)
-    return None
+        labels = part.get("pair_labels")
+        counts = [number(count) for count in labels.values()] if isinstance(labels, dict) else []
+        known = [count for count in counts if count is not None]
+        if len(known) == len(counts) and sum(known) > 0:
+            return [count / sum(known) for count in known]
+    return []
 
 
 def _labels(part: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -4,20 +4,23 @@ import math
 from html import escape
 
 from pretrain.evaluate.scores import perplexity
+from pretrain.objectives.metrics import HELD_OUT, kinds_in, said, title_of
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number
 
 
 def learning_tiles(run: RunRecord) -> list[str]:
-    """Loss, accuracy and perplexity at [MASK] of held-out text; in training where nothing was held out."""
-    figures = run.figures
-    if number(figures.get("held_out_mask_loss")) is not None:
-        return [_loss_tile(run), _accuracy_tile(run), _perplexity_tile(run)]
-    trained = number(figures.get("mask_loss"))
-    if trained is not None:
-        about = _in_training(run, "mask_loss") + _kinds(run, "")
-        return [tile("Loss at [MASK]", text(trained), "nats", about)]
+    """Loss, accuracy and, of words, perplexity of what leads on held-out text; in training where nothing was held
+    out."""
+    kind, figures = run.kind, run.figures
+    if number(figures.get(f"{HELD_OUT}{kind.name}_loss")) is not None:
+        tiles = [_loss_tile(run), _accuracy_tile(run)]
+        return [*tiles, _perplexity_tile(run)] if kind.words else tiles
+    trained = number(figures.get(f"{kind.name}_loss"))
+    if trained is not None and number(figures.get(f"{HELD_OUT}{run.headline}")) is None:
+        about = _in_training(run, f"{kind.name}_loss") + _kinds(run, "")
+        return [tile(title_of(kind.said("loss")), text(trained), "nats", about)]
     return _other_tiles(run)
 
 
@@ -31,14 +34,17 @@ def tile(name: str, value: str, unit: str, about: str, picture: str = "", wide: 
 
 
 def _loss_tile(run: RunRecord) -> str:
-    title = "Held-out loss at [MASK]"
-    loss, unigram = (number(run.figures.get(f"held_out_mask_{name}loss")) for name in ("", "unigram_"))
+    kind = run.kind
+    title = f"Held-out {kind.said('loss')}"
+    loss, unigram = (
+        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
+    )
     assert loss is not None
     if unigram is None:
-        return tile(title, f"{loss:.3f}", "nats", "Lower is better." + _kinds(run, "held_out_"), wide=True)
+        return tile(title, f"{loss:.3f}", "nats", "Lower is better." + _kinds(run, HELD_OUT), wide=True)
     side = "below" if loss < unigram else "above"
     about = f"{abs(unigram - loss):.2f} nats {side} what word frequencies alone give ({text(unigram)})."
-    about += _kinds(run, "held_out_")
+    about += _kinds(run, HELD_OUT)
     scale = max(loss, unigram) or 1.0
     bars = "".join(
         f'<div class="bar"><span>{name}</span><i class="{kind}" style="width:{max(0.0, 60 * value / scale):.1f}%"></i>'
@@ -49,21 +55,28 @@ def _loss_tile(run: RunRecord) -> str:
 
 
 def _accuracy_tile(run: RunRecord) -> str:
-    accuracy, most = (number(run.figures.get(f"held_out_mask_{name}")) for name in ("accuracy", "majority"))
+    kind = run.kind
+    accuracy, most = (
+        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("accuracy", "majority")
+    )
     if accuracy is None:
         return ""
-    about = "First guess right."
+    about = "First guess right." if kind.words else "Share judged right."
     if most is not None:
-        about += f" Always the most frequent token would get {text(most, share=True)}."
-    return tile("Held-out accuracy at [MASK]", text(accuracy, share=True), "", about)
+        answer = "the most frequent token" if kind.words else "the commonest answer"
+        about += f" Always {answer} would get {text(most, share=True)}."
+    return tile(f"Held-out {kind.said('accuracy')}", text(accuracy, share=True), "", about)
 
 
 def _perplexity_tile(run: RunRecord) -> str:
-    loss, unigram = (number(run.figures.get(f"held_out_mask_{name}loss")) for name in ("", "unigram_"))
+    kind = run.kind
+    loss, unigram = (
+        number(run.figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
+    )
     about = "Among so many equally likely words it chooses."
     if unigram is not None:
         about += f" By word frequencies alone: {perplexity(unigram)}."
-    return tile("Held-out perplexity at [MASK]", perplexity(loss), "", about)
+    return tile(f"Held-out {kind.said('perplexity')}", perplexity(loss), "", about)
 
 
 def _kinds(run: RunRecord, prefix: str) -> str:
@@ -76,23 +89,20 @@ def _kinds(run: RunRecord, prefix: str) -> str:
 
 
 def _other_tiles(run: RunRecord) -> list[str]:
-    """Of an objective without [MASK], and of an older run: as they are, with nothing claimed."""
-    name, title = run.headline, run.headline.replace("_", " ").capitalize()
-    for key, where in ((f"held_out_{name}", "On held-out text."), (name, "In training.")):
-        if (value := number(run.figures.get(key))) is not None:
-            return [tile(title, text(value, share=name.endswith("accuracy")), "", where)]
-    for key, where in (("held_out_mlm_loss", "On held-out text"), ("mlm_loss", "")):
-        if (value := number(run.figures.get(key))) is not None:
-            about = f"{where}; words that stay visible are among them."
-            if key == "mlm_loss":
-                about = _in_training(run, key)
-            return [tile("Loss over all predicted tokens", text(value), "nats", about)]
+    """Of an objective that leads with something else, and of a run without what leads: as it is, nothing claimed."""
+    terms = [kind for kind in kinds_in(run.figures) if not kind.part and not kind.labels]
+    for name, caveat in [(run.headline, ""), *((f"{kind.name}_loss", kind.caveat) for kind in terms)]:
+        for key, where in ((f"{HELD_OUT}{name}", "On held-out text."), (name, _in_training(run, name))):
+            if (value := number(run.figures.get(key))) is not None:
+                unit = "nats" if name.endswith("_loss") else ""
+                shown = text(value, share=name.endswith("accuracy"))
+                return [tile(title_of(said(name)), shown, unit, f"{where} {caveat}".strip())]
     return []
 
 
 def _in_training(run: RunRecord, name: str) -> str:
     """Why a figure is that of training."""
-    held_out = run.held_out.get(f"held_out_{name}")
+    held_out = run.held_out.get(f"{HELD_OUT}{name}")
     if held_out is None:
         return "In training; this run was not evaluated on held-out text."
     if math.isfinite(held_out.values[-1]):

@@ -71,7 +71,7 @@ ARROWS = {
         "checkpoint config distributed evaluate export model objectives optim preflight run"
     ),
     "pretrain/monitoring": "checkpoint config distributed evaluate objectives preflight run training",
-    "pretrain/report": "checkpoint distributed evaluate export run",
+    "pretrain/report": "checkpoint distributed evaluate export objectives run",
     "pretrain/train": ("checkpoint config distributed monitoring optim preflight report run training"),
     "launch/recipes": "",
     "launch/cluster": "",

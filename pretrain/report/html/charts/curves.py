@@ -1,26 +1,25 @@
 """Draw a run's pictures: learning, optimizer, speed. What the run did not log is left out.
 
-`PICTURES` is the table of them; a metric of an objective that it does not name gets a picture of its own.
+`PICTURES` is the table of those that every run has; what it learns is drawn as its figures name it.
 """
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pretrain.evaluate.scores import sum_of
+from pretrain.objectives.metrics import HELD_OUT, Kind, kinds_in, label_title, metric, said, title_of
 from pretrain.report.html.charts.draw import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
 from pretrain.report.html.charts.figures import Level, Series
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import Points, RunRecord
-from pretrain.report.html.statistics import not_next_share
+from pretrain.report.html.statistics import label_shares
 from pretrain.run.tolerant_json import number
 
 LEARNING, OPTIMIZER, SPEED = "Learning", "Optimizer", "Speed"
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
-HELD_OUT, THROUGHPUT = "held_out_", "tokens-per-s"
+THROUGHPUT = "tokens-per-s"
 PEAKS = {
     "stated": "the peak that monitor.peak_tflops states",
     "data sheet": "the data sheet's peak of this device",
@@ -31,7 +30,7 @@ PEAKS = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric and how it is drawn; NotNext and padding are dashed, not told by colour alone."""
+    """A metric and how it is drawn; the last pair label and padding are dashed, not told by colour alone."""
 
     name: str
     metric: str
@@ -58,7 +57,6 @@ class Picture:
     about: str
     curves: tuple[Curve, ...]
     levels: Callable[[RunRecord], list[Level]] = lambda run: []
-    needs: str = ""  # a metric without which it is not drawn
     noisy: bool = True
     share: bool = False
     whole: bool = False
@@ -70,9 +68,7 @@ def charts(run: RunRecord) -> dict[str, list[str]]:
     """Section title -> its figures, as HTML."""
     marks = marks_of(run)
     figures: dict[str, list[str]] = {LEARNING: [], OPTIMIZER: [], SPEED: []}
-    for picture in [*PICTURES, *_unnamed(run)]:
-        if picture.needs and picture.needs not in run.train:
-            continue
+    for picture in [*_learning(run), *PICTURES]:
         series = [line for curve in picture.curves for line in curve.series(run, picture.noisy)]
         about = picture.about
         if picture.id == THROUGHPUT:
@@ -132,18 +128,14 @@ def _baseline(name: str, metric: str) -> Callable[[RunRecord], list[Level]]:
     return levels
 
 
-def _share(run: RunRecord) -> float:
-    return not_next_share(run, "train") or 0.5
-
-
 def _knowing_shares(run: RunRecord) -> list[Level]:
-    """Entropy in nats of a label that is true for the share of NotNext."""
-    parts = (_share(run), 1 - _share(run))
-    return [Level("knowing only the shares", -sum(part * math.log(part) for part in parts if part > 0))]
+    """Entropy in nats of a label, knowing only how often each is right."""
+    shares = label_shares(run, "train") or [0.5, 0.5]
+    return [Level("knowing only the shares", -sum(part * math.log(part) for part in shares if part > 0))]
 
 
 def _one_answer(run: RunRecord) -> list[Level]:
-    return [Level("one answer for all", max(_share(run), 1 - _share(run)))]
+    return [Level("one answer for all", max(label_shares(run, "train") or [0.5]))]
 
 
 def _clip(run: RunRecord) -> list[Level]:
@@ -151,51 +143,111 @@ def _clip(run: RunRecord) -> list[Level]:
     return [Level("clipped at", clip)] if clip else []
 
 
-def _pairs(metric: str) -> tuple[Curve, ...]:
-    return (
-        Curve("train", metric),
-        Curve("IsNext", f"{metric}_is_next", 3),
-        Curve("NotNext", f"{metric}_not_next", 4),
-        _held_out(metric),
-    )
-
-
 def _held_out(metric: str) -> Curve:
     return Curve("held-out", f"{HELD_OUT}{metric}", 2, dots=True)
 
 
+def _learning(run: RunRecord) -> list[Picture]:
+    """Pictures of what the run learns, as its figures name it: what leads, pairs, what copying could do, the terms."""
+    kinds = [kind for kind in kinds_in(run.train) if kind != run.kind]
+    parts = [kind for kind in kinds if kind.part]
+    others = [kind for kind in kinds if not kind.part and not kind.labels]
+    pictures = [*_of_words(run.kind)] if run.kind.words else [*_of_others(run.kind)]
+    for kind in kinds:
+        pictures += _of_pairs(kind) if kind.labels else []
+    pictures += [*_where_a_word_is_shown(parts)] if parts else []
+    for kind in others:
+        pictures += _of_others(kind)
+    terms = [kind for kind in kinds_in(run.train) if f"{kind.name}_loss" in run.train and not kind.part]
+    total = Picture(
+        LEARNING,
+        "loss",
+        "Total loss",
+        "The sum that is minimised",
+        (Curve("train", "loss"), _held_out("loss")),
+    )
+    own = (
+        []
+        if metric(run.headline)
+        else [
+            Picture(
+                LEARNING,
+                "headline",
+                title_of(said(run.headline)),
+                "What the objective leads with.",
+                (Curve("train", run.headline), _held_out(run.headline)),
+            )
+        ]
+    )
+    return [*own, *pictures, *([total] if len(terms) > 1 else [])]
+
+
+def _of_words(kind: Kind) -> list[Picture]:
+    """Of predictions of words, beside what word frequencies alone give."""
+    where = kind.at if kind.at.startswith("at ") else f"of {kind.subject}"
+    return [
+        Picture(LEARNING, f"{kind.name}-loss", title_of(kind.said("loss")),
+                f"Nats a token predicted {where}; lower is better. Above the dashed line no context has been learnt.",
+                (Curve("train", f"{kind.name}_loss"), _held_out(f"{kind.name}_loss")),
+                _baseline("word frequencies alone", f"{kind.name}_unigram_loss"), wide=True),
+        Picture(LEARNING, f"{kind.name}-accuracy", title_of(kind.said("accuracy")),
+                f"Share of {kind.tag or kind.subject} positions whose most probable word is the right one.",
+                (Curve("train", f"{kind.name}_accuracy"), _held_out(f"{kind.name}_accuracy")),
+                _baseline("most frequent token", f"{kind.name}_majority"), share=True, zero=True),
+    ]  # fmt: skip
+
+
+def _of_pairs(kind: Kind) -> list[Picture]:
+    """Of a pair task, with a curve for each label."""
+    last = label_title(kind.labels[-1])
+    return [
+        Picture(LEARNING, f"{kind.name}-loss", title_of(kind.said("loss")),
+                f"Nats a pair; lower is better. Knowing only how many pairs are {last} would give the dashed line.",
+                _by_label(kind, "loss"), _knowing_shares),
+        Picture(LEARNING, f"{kind.name}-accuracy", f"{title_of(kind.said('accuracy'))}, by pair label",
+                "Share of pairs judged right.", _by_label(kind, "accuracy"), _one_answer, share=True),
+    ]  # fmt: skip
+
+
+def _by_label(kind: Kind, what: str) -> tuple[Curve, ...]:
+    name = f"{kind.name}_{what}"
+    labels = (Curve(label_title(label), f"{name}_{label}", 3 + i) for i, label in enumerate(kind.labels))
+    return (Curve("train", name), *labels, _held_out(name))
+
+
+def _where_a_word_is_shown(kinds: list[Kind]) -> list[Picture]:
+    """Of positions that show a word, which copying gets right or wrong."""
+    curves = {
+        what: tuple(
+            Curve(f"{kind.name}, {split}", f"{prefix}{kind.name}_{what}", 3 + i, dots=bool(prefix))
+            for i, kind in enumerate(kinds)
+            for split, prefix in (("train", ""), ("held-out", HELD_OUT))
+        )
+        for what in ("accuracy", "loss")
+    }
+    return [
+        Picture(LEARNING, "kinds-accuracy", "Accuracy where a word is shown",
+                "Copying gets kept words right without any context; where a random word is shown, it gets none right.",
+                curves["accuracy"], share=True, zero=True),
+        Picture(LEARNING, "kinds-loss", "Loss where a word is shown",
+                "Nats a token, of words that are kept and of positions that show a random one.", curves["loss"]),
+    ]  # fmt: skip
+
+
+def _of_others(kind: Kind) -> list[Picture]:
+    """Of anything else that an objective predicts."""
+    caveat, name = f" {kind.caveat}" if kind.caveat else "", kind.name.replace("_", "-")
+    return [
+        Picture(LEARNING, f"{name}-loss", title_of(kind.said("loss")), f"Lower is better.{caveat}",
+                (Curve("train", f"{kind.name}_loss"), _held_out(f"{kind.name}_loss"))),
+        Picture(LEARNING, f"{name}-accuracy", title_of(kind.said("accuracy")),
+                f"Share judged right.{caveat}",
+                (Curve("train", f"{kind.name}_accuracy"), _held_out(f"{kind.name}_accuracy")),
+                _baseline("commonest answer", f"{kind.name}_majority"), share=True, zero=True),
+    ]  # fmt: skip
+
+
 PICTURES = (
-    Picture(LEARNING, "mask-loss", "Loss at [MASK]",
-            "Nats a token predicted at [MASK]; lower is better. Above the dashed line no context has been learnt.",
-            (Curve("train", "mask_loss"), _held_out("mask_loss")),
-            _baseline("word frequencies alone", "mask_unigram_loss"), wide=True),
-    Picture(LEARNING, "mask-accuracy", "Accuracy at [MASK]",
-            "Share of [MASK] positions whose most probable word is the right one.",
-            (Curve("train", "mask_accuracy"), _held_out("mask_accuracy")),
-            _baseline("most frequent token", "mask_majority"), share=True, zero=True),
-    Picture(LEARNING, "nsp-loss", "Next-sentence loss",
-            "Nats a pair; lower is better. Knowing only how many pairs are NotNext would give the dashed line.",
-            _pairs("nsp_loss"), _knowing_shares),
-    Picture(LEARNING, "nsp-accuracy", "Next-sentence accuracy, by pair label", "Share of pairs judged right.",
-            _pairs("nsp_accuracy"), _one_answer, share=True),
-    Picture(LEARNING, "kinds-accuracy", "Accuracy where a word is shown",
-            "Copying gets kept words right without any context; where a random word is shown, it gets none right.",
-            (Curve("kept, train", "kept_accuracy", 3), Curve("kept, held-out", "held_out_kept_accuracy", 3, dots=True),
-             Curve("random, train", "random_accuracy", 4),
-             Curve("random, held-out", "held_out_random_accuracy", 4, dots=True)), share=True, zero=True),
-    Picture(LEARNING, "kinds-loss", "Loss where a word is shown",
-            "Nats a token, of words that are kept and of positions that show a random one.",
-            (Curve("kept, train", "kept_loss", 3), Curve("kept, held-out", "held_out_kept_loss", 3, dots=True),
-             Curve("random, train", "random_loss", 4),
-             Curve("random, held-out", "held_out_random_loss", 4, dots=True))),
-    Picture(LEARNING, "mlm-loss", "Loss over all predicted tokens",
-            "Nats a token, visible words included: copying those lowers it, so it does not show what was learnt.",
-            (Curve("train", "mlm_loss"), _held_out("mlm_loss"))),
-    Picture(LEARNING, "mlm-accuracy", "Accuracy over all predicted tokens",
-            "Visible words included, which copying gets right.",
-            (Curve("train", "mlm_accuracy"), _held_out("mlm_accuracy")), share=True, zero=True),
-    Picture(LEARNING, "loss", "Total loss", "The sum that is minimised",
-            (Curve("train", "loss"), _held_out("loss")), needs="nsp_loss"),
     Picture(OPTIMIZER, "lr", "Learning rate", "As the schedule set it.",
             (Curve("learning rate", "lr"),), noisy=False, zero=True),
     Picture(OPTIMIZER, "grad-norm", "Gradient norm", "Before clipping, over all parameters.",
@@ -220,19 +272,4 @@ PICTURES = (
     Picture(SPEED, "memory", "Memory", "Highest use of one rank, in GB.",
             (Curve("memory", "memory_gb"),), noisy=False, zero=True),
 )  # fmt: skip
-"""Every picture that the report knows, in the order of the page."""
-
-
-def _unnamed(run: RunRecord) -> list[Picture]:
-    """Pictures of losses and accuracies that an objective logged and the table above does not name."""
-    named = {curve.metric for picture in PICTURES for curve in picture.curves} | {"loss"}
-    found = []
-    for metric in run.train:
-        share = metric.endswith("_accuracy")
-        if metric in named or not (share or metric.endswith("_loss")) or not _NAME.fullmatch(metric):
-            continue
-        title = metric.replace("_", " ").capitalize()
-        about = "Share judged right." if share else "Lower is better."
-        curves = (Curve("train", metric), _held_out(metric))
-        found.append(Picture(LEARNING, metric.replace("_", "-"), title, about, curves, share=share))
-    return found
+"""The pictures of every run, in the order of the page."""

@@ -108,7 +108,7 @@ def test_figures_stand_beside_their_baselines() -> None:
     ]
     assert leading({}) == []
     assert [str(score) for score in leading({"held_out_disc_accuracy": 0.9}, headline="disc_accuracy")] == [
-        "disc accuracy 0.900"
+        "disc accuracy 90.0%"
     ]
 
 
@@ -120,7 +120,7 @@ def test_what_copies_is_apart_and_what_adds_up_is_named() -> None:
         ("loss that is minimised, MLM + NSP", "3.100"),
     ]
     assert sum_of({"held_out_mlm_loss": 1, "held_out_mask_loss": 1, "loss": 1}) == "MLM"
-    assert sum_of({"mlm_loss": 1, "sop_loss": 1, "nsp_loss_is_next": 1}) == "MLM + sop"
+    assert sum_of({"mlm_loss": 1, "sop_loss": 1, "nsp_loss_is_next": 1}) == "MLM + SOP"
     assert sum_of({"loss": 1}) == "total"
     assert [perplexity(x) for x in (None, 1.0, 6.0, 20.0, 1e9)] == ["", "2.7", "403", "4.9e+08", "5.2e+21"]
 

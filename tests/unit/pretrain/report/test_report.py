@@ -90,7 +90,7 @@ DATA = {
 SUMMARY = {
     "status": "finished", "steps": 100, "parameters": 1_543_104, "device": "CPU", "ranks": 2,
     "versions": {"torch": "2.13.0"}, "command": "maskmill train demo run.dir=runs/demo",
-    "started": "2026-03-04T10:15:00+00:00", "finished": "2026-03-04T10:18:05+00:00", "data": DATA,
+    "started": "2026-03-04T10:15:00+00:00", "finished": "2026-03-04T10:18:05+00:00", "data": {"train": DATA},
 }  # fmt: skip
 CONFIG = (
     "run:\n  dir: runs/demo\n  seed: 7\ntrain:\n  steps: 100\n  clip: 1.0\ndata:\n  sequence_length: 128\n"
@@ -183,7 +183,7 @@ def test_an_objective_without_mask_leads_with_its_own(tmp_path: Path) -> None:
     ]
     lines.append({"kind": "eval", "step": 8, "held_out_loss": 0.5, "held_out_disc_accuracy": 0.85})
     page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "headline": "disc_accuracy"}))
-    assert "On text it has not seen, its disc accuracy is 0.8500." in page.text
+    assert "On text it has not seen, its disc accuracy is 85.0 %." in page.text
     assert "Disc accuracy85.0 %" in page.text
 
 

@@ -195,7 +195,8 @@ def test_advice_names_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     page = page_of(run)
     found = [one.what for one in advice(read_run(run))]
     for words in (
-        "The run failed: UserError: ten in a row at s3://***@b/x", "the masked-token loss is not finite in 1 log",
+        "The run failed: UserError: ten in a row at s3://***@b/x",
+        "the loss over all predicted tokens is not finite in 1 log",
         "7 of 100 batches were skipped", "3 examples could not be read", "No context has been learnt yet",
         "The pair task has not been learnt yet",
         "lowest at step 40 and has risen", "One rank was slower than the others in 20 of 100 log lines",
@@ -346,7 +347,7 @@ def test_an_objectives_own_metrics_get_pictures(tmp_path: Path) -> None:
     lines = [train_line(step, sop_loss=0.7, sop_accuracy=0.5) for step in range(1, 9)]
     page = page_of(make_run(tmp_path / "run", lines=lines))
     assert {"sop-loss", "sop-accuracy"} <= set(titles(page))
-    assert "Sop loss" in page.text
+    assert "Sentence-order loss" in page.text
 
 
 def test_a_checkpoint_is_shown_with_its_loss_at_mask(tmp_path: Path) -> None:

@@ -327,7 +327,7 @@ def test_a_real_run(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None
     maskmill("train", "demo", *run, "run.stop_after=2")
     found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
     assert (found["health"], found["step"], found["steps"]) == (STOPPED, 2, 4)
-    assert found["held_out_mlm_loss"] > 0
+    assert found["figures"]["held_out_mlm_loss"] > 0
     assert found["loss"] > 0
     assert "goes on from there: maskmill train demo" in found["next"]
     assert read_heartbeat(tmp_path / "run")["step"] == 2

@@ -1,0 +1,162 @@
+"""Describe the figures that objectives report: what each is called, and what a model without any context has there.
+
+A figure's name says what is predicted (its kind), what is measured, and of pairs with which label: mask_loss,
+nsp_accuracy, nsp_accuracy_is_next. Which figures a run has is in its own files, and which of them leads in
+`Objective.headline`, which its summary.json keeps. A kind that KINDS does not know gets its words from its name.
+Neither torch nor numpy is needed here.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from data_pipeline.sequences.registry import NEXT_SENTENCE, SENTENCE_ORDER
+
+HELD_OUT = "held_out_"
+HEADLINE = "mask_loss"
+"""Of a run whose files name none."""
+LONGEST_NAME = 80
+_NAME = re.compile(
+    r"([a-z][a-z0-9]*(?:_[a-z0-9]+)*?)"
+    r"_(unigram_loss|top_share|top_token|loss|accuracy|perplexity|majority)(?:_([a-z0-9_]+))?"
+)
+
+
+class Kind(NamedTuple):
+    """What is predicted: the first part of its figures' names."""
+
+    name: str
+    at: str = ""
+    """Where, or of what, as in `loss at [MASK]`; empty: what is predicted comes first, as in `next-sentence loss`."""
+    title: str = ""
+    """That what, for people; empty: the name."""
+    short: str = ""
+    """The same in a line with little room."""
+    tag: str = ""
+    """In front of its figures in a line, and of `positions`."""
+    words: bool = False
+    """Entries of the vocabulary are predicted: perplexity and word frequencies mean something."""
+    labels: tuple[str, ...] = ()
+    """Of a pair task."""
+    beside: str = ""
+    """What it is called where it is shown beside what leads; empty: the title."""
+    caveat: str = ""
+    """Why its figures alone do not show that anything was learnt."""
+    part: bool = False
+    """Its loss is a part of another kind's, not a term of its own."""
+
+    @property
+    def subject(self) -> str:
+        """What is predicted, in words."""
+        return self.title or self.name.replace("_", " ")
+
+    @property
+    def abbreviation(self) -> str:
+        """The same in a line with little room, and in a sum of losses."""
+        return self.short or self.subject
+
+    def said(self, what: str) -> str:
+        """Say which measure of it is meant, as `loss at [MASK]` or `next-sentence loss`."""
+        return f"{what} {self.at}" if self.at else f"{self.subject} {what}"
+
+
+_KINDS = (
+    Kind("mask", at="at [MASK]", tag="[MASK]", words=True, part=True),
+    Kind("causal", at="at the next token", short="LM", tag="next-token", words=True),
+    Kind("kept", at="where a word is kept", beside="positions that keep their word", part=True),
+    Kind("random", at="where a random word is shown", beside="positions that show a random word", part=True),
+    Kind("mlm", at="over all predicted tokens", short="MLM", beside="all predicted positions, visible words included",
+         caveat="Some of these tokens stay visible; copying them does well and does not show that context was learnt."),
+    Kind("nsp", title="next-sentence", short="NSP", labels=NEXT_SENTENCE.labels),
+    Kind("sop", title="sentence-order", short="SOP", labels=SENTENCE_ORDER.labels),
+)  # fmt: skip
+KINDS = {kind.name: kind for kind in _KINDS}
+"""Kinds with words of their own, in the order to show them."""
+
+
+class Metric(NamedTuple):
+    """A figure by the parts of its name."""
+
+    kind: Kind
+    what: str
+    """loss, accuracy, perplexity; unigram_loss, majority, top_share, top_token: what a loss is held against."""
+    label: str = ""
+    """The pair label that it is of; empty: all."""
+
+    @property
+    def said(self) -> str:
+        """Its words, as `loss at [MASK]`."""
+        return self.kind.said(self.what)
+
+    @property
+    def baseline(self) -> str:
+        """The held-out figure, without `held_out_`, of a model that has learnt no context; empty where none can be."""
+        if self.what == "accuracy" and not self.label:
+            return f"{self.kind.name}_majority"
+        return (
+            f"{self.kind.name}_unigram_loss"
+            if self.what in ("loss", "perplexity") and self.kind.words
+            else ""
+        )
+
+    @property
+    def than(self) -> str:
+        """What that model answers."""
+        if self.what != "accuracy":
+            return "unigram"
+        kind = self.kind
+        return (
+            "most frequent token" if kind.words else "commoner label" if kind.labels else "commonest answer"
+        )
+
+
+def title_of(words: str) -> str:
+    """Begin `words` with a capital letter, the rest as it is."""
+    return words[:1].upper() + words[1:]
+
+
+def label_title(label: str) -> str:
+    """Write a pair label as papers do: IsNext."""
+    return "".join(map(title_of, label.split("_")))
+
+
+def said(name: str) -> str:
+    """Say in words which figure of a run this name, with or without `held_out_`, is of."""
+    found = metric(name)
+    if found is None:
+        return name.removeprefix(HELD_OUT).replace("_", " ")
+    return found.said
+
+
+def metric(name: str) -> Metric | None:
+    """The figure of this name, with or without `held_out_`; None for one that is no measure of a prediction."""
+    found = _NAME.fullmatch(name.removeprefix(HELD_OUT))
+    if not found or len(name) > LONGEST_NAME:
+        return None
+    kind, what, label = found.groups()
+    return Metric(KINDS.get(kind, Kind(kind)), what, label or "")
+
+
+def is_shown(name: str, headline: str) -> bool:
+    """Whether a value of this name, of a line of metrics.jsonl or summary.json, says what a run has learnt."""
+    own = name.removeprefix(HELD_OUT)
+    return own in ("loss", "pairs", headline) or metric(own) is not None
+
+
+def headline_of(summary: Mapping[str, Any]) -> str:
+    """The metric that leads in a run, by its summary.json."""
+    return str(summary.get("headline") or HEADLINE)
+
+
+def leading_kind(headline: str) -> Kind:
+    """What is predicted in the metric that leads; of one with a name of its own, a kind of that name."""
+    found = metric(headline)
+    return found.kind if found else Kind(headline)
+
+
+def kinds_in(names: Iterable[str]) -> list[Kind]:
+    """What the figures of these names are of: kinds with words of their own first, then the others in their order."""
+    found = {m.kind.name: m.kind for m in map(metric, names) if m and m.what in ("loss", "accuracy")}
+    return [kind for kind in KINDS.values() if kind.name in found] + [
+        kind for name, kind in found.items() if name not in KINDS
+    ]
