@@ -2,6 +2,7 @@
 # make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> filled blanks, and its figures beside guessing
 # make test   the tests to run while you work: each package, each promise; says how many of the slow ones it leaves out
 # make test-all   all tests that need no root and no GPU
+# make test-failed   the tests that failed in the last make test-all, alone, one after the other
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
 # make test-docker    builds the CPU image without a Docker engine, and runs it: root, Debian or Ubuntu
 # make lock   what the images install, anew, by version and hash, from what pyproject.toml asks for
@@ -23,7 +24,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-all test-cluster test-docker test-browser lock audit reshard storm fuzz study-mini study-large-batch docs lint format clean
+.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser lock audit reshard storm fuzz study-mini study-large-batch docs lint format clean
 
 env: $(STAMP)
 
@@ -57,11 +58,23 @@ demo: env
 # in the order of the folders: those whose tests start processes first, so that the two workers end together
 PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 
+# where pytest keeps which tests failed, and its exit status
+LAST := build/test-all
+REMEMBER := -o cache_dir=$(LAST)
+
 test: env
 	@$(PYTEST) -m "not slow and not cluster and not docker and not browser"
 
 test-all: env
-	@$(PYTEST)
+	@rm -rf $(LAST) && mkdir -p $(LAST)
+	@status=0; $(PYTEST) $(REMEMBER) || status=$$?; echo $$status >$(LAST)/status; exit $$status
+
+# alone, so that a machine with other work on it delays nothing. Refuses where test-all ended with anything else than failed tests, such
+# as an error of collection, after which other tests have not run
+test-failed: env
+	@# with pytest-xdist an error of collection has the exit status of failed tests, but its name is that of a file, without ::
+	@test "$$(cat $(LAST)/status)" = 1 && ! grep -q '^ *"[^:]*": true' $(LAST)/v/cache/lastfailed || { echo "make test-failed: make test-all did not end with failed tests alone"; exit 2; }
+	@$(BIN)/python -m pytest tests -vv -n 0 $(REMEMBER) --last-failed --last-failed-no-failures none
 
 # installs Slurm where it is missing; fails, never skips, where the cluster cannot start
 test-cluster: env
