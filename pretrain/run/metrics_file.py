@@ -16,11 +16,9 @@ from pretrain.run.tolerant_json import is_number, tables
 from pretrain.run.uploaded import lines_were_cut
 
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
-FIGURES = (
-    *("step", "steps", "batch", "loss", "lr", "seconds", "ranks", "tokens_per_s", "parameters"),
-    *("mask_loss", "held_out_mask_loss", "held_out_mask_unigram_loss", "held_out_mask_accuracy"),
-    *("held_out_mask_majority", "held_out_mask_top_share", "held_out_mlm_loss"),
-    *("held_out_nsp_accuracy", "held_out_nsp_majority", "held_out_pairs"),
+FIGURES = re.compile(
+    "step|steps|batch|loss|lr|seconds|ranks|tokens_per_s|parameters|held_out_pairs"
+    "|.*_(loss|accuracy|perplexity|majority|top_share)"
 )
 """What verbs reckon with, of a line of metrics.jsonl and of summary.json."""
 TRUST, TRUST_PREFIX = "trust", "trust_ratio/"
@@ -80,7 +78,7 @@ def layer_of(tensor: str) -> int | None:
 def wrong_figure(values: Mapping[str, Any]) -> str:
     """The name of a figure that is no number, of those that are reckoned with; empty where all are. NaN is one, and
     what is unknown is null."""
-    known = {name: values[name] for name in FIGURES if values.get(name) is not None}
+    known = {name: v for name, v in values.items() if v is not None and FIGURES.fullmatch(name)}
     return next((name for name, value in known.items() if not is_number(value) and value == value), "")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pretrain.distributed.world import World
 from pretrain.objectives.losses import Terms
+from pretrain.objectives.metrics import metric
 
 LARGEST_EXPONENT = 700.0
 """exp of more is not finite in float64."""
@@ -55,8 +56,10 @@ class Meter:
             if f"{name}_loss" in means
         ]
         self._sums = {}
-        if "mask_loss" in means:
-            means["mask_perplexity"] = _perplexity(means["mask_loss"])
+        for name, loss in list(means.items()):
+            found = metric(name)
+            if found and found.what == "loss" and found.kind.words:
+                means[f"{found.kind.name}_perplexity"] = _perplexity(loss)
         return {"loss": sum(losses), **means} if losses else means
 
     def forget(self) -> None:

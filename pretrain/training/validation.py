@@ -12,6 +12,7 @@ from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.evaluate.baselines import answers_in_short, pair_majority, unigram
 from pretrain.model.batch import MicroBatch
+from pretrain.objectives.metrics import leading_kind
 from pretrain.preflight.check_run import Plan
 from pretrain.training.meters import Meter
 from pretrain.training.stream_memory import StreamMemory
@@ -27,6 +28,7 @@ class HeldOut:
         """All ranks call this. Raises UserError on all where one cannot read its share."""
         index = plan.index
         self._world, self._index = world, index
+        self._leads = leading_kind(plan.objective.headline).name
         self.examples = min(index.held_out.examples, config.train.eval_examples)
         """How many examples an evaluation has, over all ranks."""
         streams = min(config.train.global_batch, self.examples) if plan.objective.memory else 0
@@ -75,7 +77,7 @@ class HeldOut:
         found: Figures = {**meter.read(self._world)}
         total, _ = self._world.sum_max(answers.tolist(), []).wait()
         if sum(total):
-            found |= answers_in_short(np.array(total), words_of(self._index))
+            found |= answers_in_short(self._leads, np.array(total), words_of(self._index))
         return {f"held_out_{name}": value for name, value in (found | self._baselines).items()}
 
 
