@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,35 @@ class Corpus:
         return len(self.keys)
 
 
+class Column(NamedTuple):
+    """What is known of one column of examples, wherever it travels: in memory, in a block, in a window, in a batch."""
+
+    types: tuple[str, ...]
+    """Types on disk, the narrowest first; with one, that is the type in memory too, but for offsets: 64 bits."""
+    rows: str = ""
+    """The column of offsets that cuts it into one row an example; empty: it has one entry an example."""
+    required: bool = True
+    """Else index.json lists it where the shards have it, with the number of its values: each is below that."""
+
+
+_IDS, _OFFSETS, _TOKEN, _MASK = ("<u2", "<u4"), ("<u4",), "offsets", "masked_offsets"
+
+COLUMNS = {
+    "tokens": Column(_IDS, _TOKEN),
+    "offsets": Column(_OFFSETS),
+    "first_lengths": Column(("<u2",)),
+    "labels": Column(("|i1",)),
+    "masked_positions": Column(("<u2",), _MASK),
+    "masked_ids": Column(_IDS, _MASK),
+    "masked_offsets": Column(_OFFSETS),
+    "segment_ids": Column(("|u1",), _TOKEN, required=False),
+}
+"""The columns of Examples by name, in the order in which blocks hold them. A further one is a line here and a field of
+Examples; of Segments too, if sequences bring it with them. Offsets have an entry more than there are examples."""
+OFFSETS = tuple(dict.fromkeys(column.rows for column in COLUMNS.values() if column.rows))
+REQUIRED = tuple(name for name, column in COLUMNS.items() if column.required)
+
+
 @dataclass(frozen=True)
 class Segments:
     """Sequences ready to be masked: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] for a single stream; with
@@ -79,6 +108,7 @@ class Segments:
     last_sources: NDArray[np.uint16] = field(
         default_factory=_no_sources
     )  # documents of A and B; empty: unknown
+    segment_ids: NDArray[np.uint8] | None = None  # of each token; None: 0 up to first_lengths, 1 after them
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -97,9 +127,34 @@ class Examples:
     masked_positions: NDArray[np.uint16]  # within the example, ascending
     masked_ids: NDArray[np.unsignedinteger]  # the original ids at these positions
     masked_offsets: NDArray[np.int64]  # examples + 1
+    segment_ids: NDArray[np.uint8] | None = None  # as in Segments
+
+    @classmethod
+    def of(cls, segments: Segments, **corrupted: NDArray) -> "Examples":
+        """Make the examples of `segments`: the columns that these share, with those that corruption made."""
+        kept = {name: getattr(segments, name) for name in COLUMNS if hasattr(segments, name)}
+        return cls(**{**kept, **corrupted})
+
+    @classmethod
+    def blank(cls, count: int, further: Iterable[str] = ()) -> "Examples":
+        """Make `count` examples without a token, with the required columns and `further` ones."""
+        columns = {}
+        for name in (*REQUIRED, *further):
+            sizes = (
+                (count + 1, np.dtype(np.int64))
+                if name in OFFSETS
+                else (count, np.dtype(COLUMNS[name].types[0]))
+            )
+            columns[name] = np.zeros(*((0, sizes[1]) if COLUMNS[name].rows else sizes))
+        return cls(**columns)
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def columns(self) -> dict[str, NDArray]:
+        """The columns that there are, by name, in the order of COLUMNS."""
+        return {name: found for name in COLUMNS if (found := getattr(self, name)) is not None}
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -110,12 +165,13 @@ class Examples:
         """The examples numbered by `order`, in that order."""
         from data_pipeline.compiled.ragged import take_ragged
 
-        tokens, offsets = take_ragged(order, self.offsets, self.tokens)
-        positions, masked_offsets = take_ragged(order, self.masked_offsets, self.masked_positions)
-        ids, _ = take_ragged(order, self.masked_offsets, self.masked_ids)
-        return Examples(
-            tokens, offsets, self.first_lengths[order], self.labels[order], positions, ids, masked_offsets
-        )
+        taken: dict[str, NDArray] = {}
+        for name, column in self.columns.items():
+            if rows := COLUMNS[name].rows:
+                taken[name], taken[rows] = take_ragged(order, getattr(self, rows), column)
+            elif name not in OFFSETS:
+                taken[name] = column[order]
+        return Examples(**taken)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Examples) and all(
@@ -126,17 +182,12 @@ class Examples:
 
 
 def concatenate(parts: list[Examples]) -> Examples:
-    """All examples of `parts`, in order."""
-
-    def joined(offsets: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-        return offsets_of(np.concatenate([np.diff(o) for o in offsets]))
-
-    return Examples(
-        tokens=np.concatenate([p.tokens for p in parts]),
-        offsets=joined([p.offsets for p in parts]),
-        first_lengths=np.concatenate([p.first_lengths for p in parts]),
-        labels=np.concatenate([p.labels for p in parts]),
-        masked_positions=np.concatenate([p.masked_positions for p in parts]),
-        masked_ids=np.concatenate([p.masked_ids for p in parts]),
-        masked_offsets=joined([p.masked_offsets for p in parts]),
-    )
+    """All examples of `parts`, which have the same columns, in order."""
+    joined: dict[str, Any] = {}
+    for name in parts[0].columns:
+        found = [getattr(part, name) for part in parts]
+        offsets = name in OFFSETS
+        joined[name] = (
+            offsets_of(np.concatenate([*map(np.diff, found)])) if offsets else np.concatenate(found)
+        )
+    return Examples(**joined)

@@ -6,7 +6,7 @@ tells: so it is the same at every world size and after every resume. Held-out ex
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -29,6 +29,7 @@ _DECIDING = (
     "masked_lm_prob", "max_predictions", "masking", "whole_word", "mask_prob", "random_prob", "replace_together",
     "span_p", "max_span", "max_ngram", "lexicon",
 )  # fmt: skip
+_SEGMENTS = {column.name for column in fields(Segments)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +65,9 @@ class DynamicMasking:
         self, examples: Examples, batch: int, epochs: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Examples:
         """The examples of global batch `batch`, of these epochs and numbers in their split, with new masks."""
-        segments = Segments(
-            tokens=original_tokens(examples),
-            offsets=examples.offsets,
-            first_lengths=examples.first_lengths,
-            labels=examples.labels,
-            keys=example_keys(epochs, numbers),
-        )
+        given = {name: column for name, column in examples.columns.items() if name in _SEGMENTS}
+        drawn = {"tokens": original_tokens(examples), "keys": example_keys(epochs, numbers)}
+        segments = Segments(**given | drawn)
         return self.masker(batch)(segments, self.seed, DYNAMIC_MASK)
 
 

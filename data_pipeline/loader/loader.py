@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.bin_packing import Caps
@@ -190,7 +189,7 @@ def held_out(index: Index, limit: int, caps: Caps, rank: int = 0, world: int = 1
     total = min(limit, split.examples)
     start, stop = rank * total // world, (rank + 1) * total // world
     numbers = np.arange(start, stop)
-    examples = _examples_at(index, start, stop) if start < stop else _no_examples()
+    examples = _examples_at(index, start, stop) if start < stop else Examples.blank(0, index.columns)
     return pack(examples, caps, batch=0, epochs=np.zeros(len(numbers), np.int64), numbers=numbers)
 
 
@@ -230,14 +229,4 @@ def _examples_at(index: Index, start: int, stop: int) -> Examples:
             block.take(np.arange(run.first, run.first + run.rows))
             for run, block in zip(runs, blocks, strict=True)
         ]
-    )
-
-
-def _no_examples() -> Examples:
-    def none(kind: type[np.generic]) -> NDArray:
-        return np.zeros(0, kind)
-
-    start = np.zeros(1, np.int64)
-    return Examples(
-        none(np.uint16), start, none(np.uint16), none(np.int8), none(np.uint16), none(np.uint16), start
     )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.ragged import take_ragged
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.loader.bin_packing import Caps, assign
 from data_pipeline.records import Examples
@@ -119,6 +120,8 @@ def _packed(
     index, originals = np.empty((2, rows[-1]), np.int64)
     bases = np.repeat(starts[bins[:-1]], np.diff(bins))
     _fill(_columns(examples), members, starts, rows, bases, ids, segments, positions, index, originals)
+    if examples.segment_ids is not None:
+        segments = take_ragged(members, examples.offsets, examples.segment_ids)[0].astype(np.int64)
     labels, short = examples.labels[members].astype(np.int64), lengths.astype(np.int32)
     keys, streams = keys[members], streams[members]
     result = []

@@ -6,14 +6,17 @@ neighbours. Memory: streams x window x block examples in their types on disk (so
 tokens), and the blocks of the window being filled.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.compiled.jit import allocating, jit
+from data_pipeline.compiled.intrinsics import copy_run
+from data_pipeline.compiled.jit import jit
+from data_pipeline.compiled.ragged import read_only
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.loader.order import Order, StreamRanges, Window
-from data_pipeline.records import Examples, concatenate
-from data_pipeline.shards.block import COLUMNS
+from data_pipeline.records import COLUMNS, OFFSETS, Examples, concatenate
 from data_pipeline.shards.placement import Layout, Run
 from data_pipeline.shards.writer import BlockReader
 
@@ -32,18 +35,23 @@ class Windows:
         self.layout = Layout(split.shard_examples, order.block, order.sequential)
         self._first, self._stop, self._epoch = np.zeros((3, slots), np.int64)  # items of each slot's window
         self._numbers = np.zeros((slots, items), np.int64)
-        self._offsets, self._masked_offsets = np.zeros((2, slots, items + 1), np.int64)
-        self._first_lengths = np.zeros((slots, items), np.uint16)
-        self._labels = np.zeros((slots, items), np.int8)
-        self._ids = np.dtype(np.uint16 if reader.index.vocabulary.size <= 2**16 else np.uint32)
-        self._tokens, self._masked_ids = np.zeros((2, slots, 0), self._ids)
-        self._positions = np.zeros((slots, 0), np.uint16)
-        self._reserve(items * split.tokens // split.examples, items * split.masked // split.examples)
+        ids = np.uint16 if reader.index.vocabulary.size <= 2**16 else np.uint32
+        self._arena = {  # a row a slot; ragged columns get their width when they are filled
+            name: np.zeros((slots, items + 1), np.int64)
+            if name in OFFSETS
+            else np.zeros(
+                (slots, 0 if known.rows else items), known.types[0] if len(known.types) == 1 else ids
+            )
+            for name, known in COLUMNS.items()
+            if known.required or name in reader.index.columns
+        }
+        self._reserve("offsets", items * split.tokens // split.examples)
+        self._reserve("masked_offsets", items * split.masked // split.examples)
 
     @property
     def bytes(self) -> int:
         """Memory of the open windows."""
-        return self._numbers.nbytes + sum(column.nbytes for column in self._arena)
+        return self._numbers.nbytes + sum(column.nbytes for column in self._arena.values())
 
     def take(self, ranges: StreamRanges) -> tuple[Examples, NDArray[np.int64], NDArray[np.int64]]:
         """The items of all ranges, stream by stream, with their epochs and their numbers in the split."""
@@ -54,8 +62,7 @@ class Windows:
             self._open(slots, first)
             counts = np.minimum(last, self._stop[slots]) - first
             rows = first - self._first[slots]
-            columns = _collect(slots, rows, counts, self._arena)
-            parts.append(Examples(**dict(zip(COLUMNS, columns, strict=True))))
+            parts.append(self._collected(slots, rows, rows + counts))
             epochs.append(np.repeat(self._epoch[slots], counts))
             numbers.append(_expand(counts, rows, slots, self._numbers))
             where.append(np.repeat(places, counts) + _counted(counts))
@@ -67,18 +74,22 @@ class Windows:
         back = np.argsort(np.concatenate(where))
         return concatenate(parts).take(back), np.concatenate(epochs)[back], np.concatenate(numbers)[back]
 
-    @property
-    def _arena(self) -> tuple[NDArray, ...]:
-        """The columns, in the order of COLUMNS, a row a slot."""
-        return (
-            self._tokens,
-            self._offsets,
-            self._first_lengths,
-            self._labels,
-            self._positions,
-            self._masked_ids,
-            self._masked_offsets,
-        )
+    def _collected(
+        self, slots: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64]
+    ) -> Examples:
+        """Collect rows first[s]..stop[s]-1 of each slot in `slots`: in each column, one run of entries a slot."""
+        columns: dict[str, Any] = {}
+        for name, column in self._arena.items():
+            if name in OFFSETS:
+                columns[name] = np.empty(int((stop - first).sum()) + 1, np.int64)
+                _collect_offsets(slots, first, stop, column, columns[name])
+                continue
+            low, high = first, stop
+            if rows := COLUMNS[name].rows:
+                low, high = self._arena[rows][slots, first], self._arena[rows][slots, stop]
+            columns[name] = np.empty(int((high - low).sum()), column.dtype)
+            _collect_runs(slots, low, high, column, columns[name])
+        return Examples(**columns)
 
     def _open(self, slots: NDArray[np.int64], items: NDArray[np.int64]) -> None:
         """Fills every slot whose window does not hold its item."""
@@ -98,26 +109,32 @@ class Windows:
 
     def _fill(self, slot: int, places: NDArray[np.int64], parts: list[tuple[Run, Examples]]) -> None:
         """Writes the rows of `parts`, of which the n-th goes to place places[n] of the window."""
-        lengths, masked = np.empty((2, len(places)), np.int64)
-        bounds = offsets_of([run.rows for run, _ in parts])
-        for (run, block), start, stop in zip(parts, bounds[:-1], bounds[1:], strict=True):
-            rows = slice(run.first, run.first + run.rows)
-            lengths[places[start:stop]] = block.lengths[rows]
-            masked[places[start:stop]] = np.diff(block.masked_offsets)[rows]
-        self._reserve(int(lengths.sum()), int(masked.sum()))
-        np.cumsum(lengths, out=self._offsets[slot, 1 : len(places) + 1])
-        np.cumsum(masked, out=self._masked_offsets[slot, 1 : len(places) + 1])
-        for (run, block), start, stop in zip(parts, bounds[:-1], bounds[1:], strict=True):
-            columns = tuple(getattr(block, name) for name in COLUMNS)
-            _scatter(columns, run.first, places[start:stop], slot, self._arena)
+        bounds = np.cumsum([0, *(run.rows for run, _ in parts)])
+        cuts = [
+            (run.first, block, places[start:stop])
+            for (run, block), start, stop in zip(parts, bounds[:-1], bounds[1:], strict=True)
+        ]
+        for name in OFFSETS:
+            lengths = np.empty(len(places), np.int64)
+            for first, block, to in cuts:
+                lengths[to] = np.diff(getattr(block, name)[first : first + len(to) + 1])
+            self._reserve(name, int(lengths.sum()))
+            np.cumsum(lengths, out=self._arena[name][slot, 1 : len(places) + 1])
+        for name, column in self._arena.items():
+            rows = COLUMNS[name].rows
+            for first, block, to in cuts:
+                source = getattr(block, name)
+                if rows:
+                    starts = read_only(getattr(block, rows)[first : first + len(to) + 1])
+                    _scatter(read_only(source), starts, to, self._arena[rows][slot], column[slot])
+                elif name not in OFFSETS:
+                    column[slot, to] = source[first : first + len(to)]
 
-    def _reserve(self, tokens: int, masked: int) -> None:
-        """Makes room for so many tokens and masked positions in every slot."""
-        if tokens > self._tokens.shape[1]:
-            self._tokens = _widened(self._tokens, int(tokens * SLACK))
-        if masked > self._positions.shape[1]:
-            self._positions = _widened(self._positions, int(masked * SLACK))
-            self._masked_ids = _widened(self._masked_ids, int(masked * SLACK))
+    def _reserve(self, rows: str, entries: int) -> None:
+        """Make room for so many entries in every slot of the columns that the offsets `rows` cut."""
+        for name, column in self._arena.items():
+            if COLUMNS[name].rows == rows and entries > column.shape[1]:
+                self._arena[name] = _widened(column, int(entries * SLACK))
 
 
 def _widened(column: NDArray, width: int) -> NDArray:
@@ -139,54 +156,28 @@ def _expand(
 
 
 @jit
-def _scatter(columns, first, places, slot, arena):
-    """Writes rows first.. of a block to the places of a slot whose offsets are set."""
-    tokens, offsets, first_lengths, labels, positions, ids, masked_offsets = columns
-    to_tokens, to_offsets, to_first, to_labels, to_positions, to_ids, to_masked = arena
+def _scatter(source, starts, places, slot_offsets, slot):
+    """Write row n of a ragged column, source[starts[n]:starts[n + 1]], to place places[n] of a slot."""
     for n in range(len(places)):
-        place, row = places[n], first + n
-        to_first[slot, place] = first_lengths[row]
-        to_labels[slot, place] = labels[row]
-        to, source = to_offsets[slot, place], offsets[row]
-        for i in range(offsets[row + 1] - source):
-            to_tokens[slot, to + i] = tokens[source + i]
-        to, source = to_masked[slot, place], masked_offsets[row]
-        for i in range(masked_offsets[row + 1] - source):
-            to_positions[slot, to + i] = positions[source + i]
-            to_ids[slot, to + i] = ids[source + i]
+        copy_run(slot, slot_offsets[places[n]], source, starts[n], starts[n + 1])
 
 
-@allocating
-def _collect(slots, rows, counts, arena):
-    """The columns of Examples for rows rows[s]..rows[s]+counts[s]-1 of each slot in `slots`."""
-    from_tokens, from_offsets, from_first, from_labels, from_positions, from_ids, from_masked = arena
-    tokens_total, masked_total = 0, 0
+@jit
+def _collect_runs(slots, low, high, column, out):
+    """Write the entries low[s]..high[s]-1 of each slot in `slots` one behind the other."""
+    at = 0
     for s in range(len(slots)):
-        slot, row, stop = slots[s], rows[s], rows[s] + counts[s]
-        tokens_total += from_offsets[slot, stop] - from_offsets[slot, row]
-        masked_total += from_masked[slot, stop] - from_masked[slot, row]
-    total = counts.sum()
-    tokens = np.empty(tokens_total, from_tokens.dtype)
-    offsets = np.zeros(total + 1, np.int64)
-    first_lengths = np.empty(total, np.uint16)
-    labels = np.empty(total, np.int8)
-    positions = np.empty(masked_total, np.uint16)
-    ids = np.empty(masked_total, from_ids.dtype)
-    masked_offsets = np.zeros(total + 1, np.int64)
+        copy_run(out, at, column[slots[s]], low[s], high[s])
+        at += high[s] - low[s]
+
+
+@jit
+def _collect_offsets(slots, first, stop, offsets, out):
+    """Write the offsets of rows first[s]..stop[s]-1 of each slot in `slots`, as they are behind each other."""
     n = 0
+    out[0] = 0
     for s in range(len(slots)):
-        slot, row, stop = slots[s], rows[s], rows[s] + counts[s]
-        shift, masked_shift = offsets[n], masked_offsets[n]
-        source, masked_source = from_offsets[slot, row], from_masked[slot, row]
-        for i in range(from_offsets[slot, stop] - source):
-            tokens[shift + i] = from_tokens[slot, source + i]
-        for i in range(from_masked[slot, stop] - masked_source):
-            positions[masked_shift + i] = from_positions[slot, masked_source + i]
-            ids[masked_shift + i] = from_ids[slot, masked_source + i]
-        for r in range(row, stop):
-            first_lengths[n] = from_first[slot, r]
-            labels[n] = from_labels[slot, r]
-            offsets[n + 1] = shift + from_offsets[slot, r + 1] - source
-            masked_offsets[n + 1] = masked_shift + from_masked[slot, r + 1] - masked_source
+        shift = out[n] - offsets[slots[s], first[s]]
+        for r in range(first[s], stop[s]):
             n += 1
-    return tokens, offsets, first_lengths, labels, positions, ids, masked_offsets
+            out[n] = shift + offsets[slots[s], r + 1]

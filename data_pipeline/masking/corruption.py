@@ -33,11 +33,8 @@ class Unmasked:
 
     def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
         """Take every sequence as it is."""
-        return Examples(
-            tokens=segments.tokens,
-            offsets=segments.offsets,
-            first_lengths=segments.first_lengths,
-            labels=segments.labels,
+        return Examples.of(
+            segments,
             masked_positions=np.zeros(0, np.uint16),
             masked_ids=np.zeros(0, segments.tokens.dtype),
             masked_offsets=np.zeros(len(segments) + 1, np.int64),

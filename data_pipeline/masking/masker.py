@@ -74,11 +74,9 @@ class Masker:
             used = mask_tokens(key, sequences, counts, plain, token_kernel.scratch_for(longest), out)
         else:
             used = mask_all(key, sequences, counts, rule, mask_kernel.scratch_for(longest), out)
-        return Examples(
+        return Examples.of(
+            segments,
             tokens=tokens,
-            offsets=segments.offsets,
-            first_lengths=segments.first_lengths,
-            labels=segments.labels,
             masked_positions=positions[:used],
             masked_ids=ids[:used],
             masked_offsets=masked_offsets,

@@ -8,33 +8,23 @@ changes a byte. Read strictly: no pickle, no size or offset is believed before i
 
 import re
 import tarfile
+from collections.abc import Container, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.compiled.jit import jit
-from data_pipeline.records import NO_LABEL, Examples
+from data_pipeline.records import COLUMNS, NO_LABEL, OFFSETS, REQUIRED, Examples
 
 TAR_BLOCK = 512
 TAR_END = bytes(2 * TAR_BLOCK)
 """Two zero blocks end a tar."""
 
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "tokens": ("<u2", "<u4"),
-    "offsets": ("<u4",),
-    "first_lengths": ("<u2",),
-    "labels": ("|i1",),
-    "masked_positions": ("<u2",),
-    "masked_ids": ("<u2", "<u4"),
-    "masked_offsets": ("<u4",),
-}
-"""The columns of a block in their order, with the types that each may have on disk."""
-
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = re.compile(
     rb"\{ *'descr': *'([<|][iu][124])', *'fortran_order': *False, *'shape': *\((\d{1,10}),\),? *\} *\n"
 )
-_WIDE = {"offsets", "masked_offsets"}  # 32 bits on disk, 64 in memory
 
 
 class BlockError(ValueError):
@@ -44,47 +34,61 @@ class BlockError(ValueError):
 def encode_block(number: int, examples: Examples) -> bytes:
     """The tar members of block `number`. Raises ValueError where a column does not fit its type on disk."""
     return b"".join(
-        _member(f"{number:06d}.{name}.npy", _npy(_narrow(name, getattr(examples, name)))) for name in COLUMNS
+        _member(f"{number:06d}.{name}.npy", _npy(_narrow(name, column)))
+        for name, column in examples.columns.items()
     )
 
 
-def decode_block(number: int, data: NDArray[np.uint8]) -> Examples:
-    """The examples in `data`, as views of it where the types allow. Raises BlockError for any other bytes
-    than encode_block's format; call `check_examples` before anything is indexed with what they say."""
+def decode_block(number: int, data: NDArray[np.uint8], further: Container[str] = ()) -> Examples:
+    """The examples in `data`, with the columns that are required and `further` ones, as views of it where the types
+    allow. Raises BlockError for any other bytes than encode_block's format; call `check_examples` before anything is
+    indexed with what they say."""
     view, place = data.data, 0
     columns: dict[str, NDArray] = {}
-    for name, types in COLUMNS.items():
+    for name, known in COLUMNS.items():
+        if not (known.required or name in further):
+            continue
         size = _member_size(bytes(view[place : place + TAR_BLOCK]), f"{number:06d}.{name}.npy")
         place += TAR_BLOCK
         if size > len(view) - place:
             raise BlockError(f"column {name} ends beyond the block")
-        column = _npy_column(view[place : place + size], name, types)
-        columns[name] = column.astype(np.int64) if name in _WIDE else column
+        column = _npy_column(view[place : place + size], name, known.types)
+        columns[name] = column.astype(np.int64) if name in OFFSETS else column
         place += _padded(size)
     if place != len(view):
         raise BlockError(f"the block is {place - len(view)} bytes too short")
     return Examples(**columns)
 
 
-def check_examples(examples: Examples, vocabulary_size: int, longest: int, labels: int = 2) -> None:
+def check_examples(
+    examples: Examples,
+    vocabulary_size: int,
+    longest: int,
+    labels: int = 2,
+    further: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Raises BlockError unless every offset, position and id lies within what it points into, every label is
-    -1 or below `labels`, and no example is empty or longer than `longest` tokens."""
-    rows = len(examples.labels)
-    for name in ("offsets", "masked_offsets", "first_lengths"):
-        expected = rows if name == "first_lengths" else rows + 1
-        if len(getattr(examples, name)) != expected:
-            raise BlockError(f"column {name} has {len(getattr(examples, name))} entries, not {expected}")
-    if len(examples.masked_ids) != len(examples.masked_positions):
-        raise BlockError("masked_ids and masked_positions differ in length")
+    -1 or below `labels`, every value of a further column below what `further` says of it, and no example is empty or
+    longer than `longest` tokens."""
+    rows, columns = len(examples.labels), examples.columns
+    first: dict[str, str] = {}  # of the columns that are cut by the same offsets
+    for name, column in columns.items():
+        if COLUMNS[name].rows:
+            other = first.setdefault(COLUMNS[name].rows, name)
+            if len(column) != len(columns[other]):
+                raise BlockError(f"{name} and {other} differ in length")
+            continue
+        expected = rows + 1 if name in OFFSETS else rows
+        if len(column) != expected:
+            raise BlockError(f"column {name} has {len(column)} entries, not {expected}")
+    for name, values in further.items():
+        if len(columns[name]) and not 0 <= columns[name].min() <= columns[name].max() < values:
+            raise BlockError(f"column {name} has a value beyond {values - 1}")
     if examples.tokens.dtype != examples.masked_ids.dtype:
         raise BlockError("tokens and masked_ids differ in type")
-    fault = _FAULTS[_first_fault(*_columns(examples), vocabulary_size, longest, labels)]
+    fault = _FAULTS[_first_fault(*map(columns.get, REQUIRED), vocabulary_size, longest, labels)]
     if fault:
         raise BlockError(fault)
-
-
-def _columns(examples: Examples) -> tuple[NDArray, ...]:
-    return tuple(getattr(examples, name) for name in COLUMNS)
 
 
 _FAULTS = (
@@ -136,7 +140,7 @@ def _first_fault(
 
 
 def _narrow(name: str, column: NDArray) -> NDArray:
-    types = COLUMNS[name]
+    types = COLUMNS[name].types
     if column.dtype.str in types:
         return np.ascontiguousarray(column)
     narrow = column.astype(types[-1])
@@ -171,7 +175,7 @@ def _member(name: str, data: bytes) -> bytes:
 
 
 def _header(name: bytes, size: int) -> bytes:
-    """The ustar header that tarfile writes, in a tenth of its time; there are seven for each block."""
+    """The ustar header that tarfile writes, in a tenth of its time; there are seven and more for each block."""
     header = bytearray(_HEADER)
     header[: len(name)] = name
     header[124:135] = b"%011o" % size

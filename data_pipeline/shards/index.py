@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import join, read_bytes, remove_partial_files, write_whole
+from data_pipeline.records import COLUMNS
 from data_pipeline.shards.schema import (
     LARGEST_VOCABULARY,
     REMEDY,
@@ -87,6 +89,8 @@ class Index:
     settings: Mapping[str, Any]
     """The settings that decided the bytes."""
     vocabulary: VocabularyStamp
+    columns: Mapping[str, int]
+    """The columns beyond the required ones, each with the number of its values."""
     statistics: Mapping[str, Any]
     splits: Mapping[str, Split]
     identity: str
@@ -129,6 +133,7 @@ class Index:
             block_examples=fields["block_examples"],
             settings=fields["settings"],
             vocabulary=stamp,
+            columns=_columns(fields["columns"], where),
             statistics=fields["statistics"],
             splits=_splits(splits, fields["block_examples"], where),
             identity=hashlib.sha256(data).hexdigest(),
@@ -166,6 +171,7 @@ _INDEX: dict[str, type] = {
     "block_examples": int,
     "settings": dict,
     "vocabulary": dict,
+    "columns": dict,
     "statistics": dict,
     "splits": dict,
 }
@@ -179,9 +185,10 @@ def write_index(
     block_examples: int,
     vocabulary: "Vocabulary",
     statistics: Mapping[str, Any],
+    columns: Mapping[str, int] = MappingProxyType({}),
 ) -> Index:
     """Writes tokenizer.json and, last, index.json into the folder that already holds the shards; returns the
-    index as `Index.load` reads it. What killed writers left behind is removed."""
+    index as `Index.load` reads it. `columns`: as Index has them. What killed writers left behind is removed."""
     stamp = VocabularyStamp.of(vocabulary)
     listed = {name: [shard.as_dict() for shard in splits.get(name, ())] for name in SPLITS}
     document = {
@@ -189,15 +196,28 @@ def write_index(
         "block_examples": block_examples,
         "settings": dict(settings),
         "vocabulary": stamp._asdict(),
+        "columns": dict(columns),
         "statistics": dict(statistics),
         "splits": listed,
     }
     where = join(folder, INDEX)
+    _columns(columns, where)
     _splits(listed, block_examples, where)  # what cannot be read back is not written
     write_whole(join(folder, TOKENIZER), vocabulary.json.encode("utf-8"))
     write_whole(where, canonical_json(document, indent=1))
     remove_partial_files(folder)
     return Index.load(folder)
+
+
+def _columns(listed: Mapping[str, Any], where: str) -> Mapping[str, int]:
+    """The further columns that index.json lists, checked."""
+    known = [name for name, column in COLUMNS.items() if not column.required]
+    for name, values in listed.items():
+        if name not in known or type(values) is not int or values < 1:
+            raise bad(
+                f"column {name!r} of {values} values", where, f"numbers of values of {', '.join(known)}"
+            )
+    return listed
 
 
 def _splits(listed: Mapping[str, list[Any]], block_examples: int, where: str) -> dict[str, Split]:

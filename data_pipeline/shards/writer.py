@@ -132,9 +132,7 @@ class BlockReader:
             line = f"{self.index.path(entry.file)}, block {block}: its {count} examples are left out: {error}"
             self._told[shard, block] = line
             self._untold.append(line)
-        none = np.zeros(0, np.uint16)
-        start, zeros = np.zeros(count + 1, np.int64), np.zeros(count, np.uint16)
-        return Examples(none, start, zeros, zeros.astype(np.int8), none, none, start)
+        return Examples.blank(count, self.index.columns)
 
     def _read(self, wanted: Sequence[tuple[int, int]]) -> Iterator[Examples]:
         places = []
@@ -168,8 +166,10 @@ class BlockReader:
         if _checksum(data.data) != table.checksums[block]:
             raise DamagedError("bytes changed since the shard was written", where=where, remedy=_REMEDY)
         try:
-            examples = decode_block(block, data)
-            check_examples(examples, self.index.vocabulary.size, entry.max_tokens, self._labels)
+            examples = decode_block(block, data, self.index.columns)
+            check_examples(
+                examples, self.index.vocabulary.size, entry.max_tokens, self._labels, self.index.columns
+            )
         except BlockError as error:
             raise DamagedError(
                 f"not a block of examples: {error}", where=where, remedy="prepare the shards again"

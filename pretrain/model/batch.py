@@ -172,17 +172,20 @@ class MicroBatch:
         max_length: int | None = None,
         keys: ArrayLike | None = None,
         streams: ArrayLike | None = None,
+        segment_ids: ArrayLike | None = None,
     ) -> "MicroBatch":
         """A micro-batch on the CPU from NumPy columns of any integer dtype.
 
         `tokens` (T,) holds the examples one after the other, `lengths` (E,) of them each, the first `first_lengths`
         (E,) of segment 0. `masked_positions` (R,) count within the example, `masked_counts` (E,) of them
         each, with the original `masked_ids` (R,). `max_length` states a bound that stays the same over a run,
-        for static shapes. `keys` and `streams` (E,) default to the examples' places here."""
+        for static shapes. `keys` and `streams` (E,) default to the examples' places here, `segment_ids` (T,) to
+        0 up to `first_lengths` and 1 after them."""
         length_of = np.asarray(lengths, np.int64)
         offsets = offsets_of(length_of)
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length_of)
-        segment_ids = positions >= np.repeat(np.asarray(first_lengths, np.int64), length_of)
+        if segment_ids is None:
+            segment_ids = positions >= np.repeat(np.asarray(first_lengths, np.int64), length_of)
         masked_starts = np.repeat(offsets[:-1], np.asarray(masked_counts, np.int64))
         return MicroBatch(
             input_ids=_column(tokens),
@@ -227,6 +230,7 @@ class MicroBatch:
             np.diff(examples.masked_offsets),
             examples.labels,
             max_length,
+            segment_ids=examples.segment_ids,
         )
 
     @staticmethod

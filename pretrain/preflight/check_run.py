@@ -155,6 +155,14 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
             where=shards,
             remedy="prepare them with this recipe",
         )
+    from pretrain.model.embeddings import SEGMENTS
+
+    if (segments := index.columns.get("segment_ids", 0)) > SEGMENTS:
+        raise UserError(
+            f"the shards number {segments} segments, the model has embeddings of {SEGMENTS}",
+            where=shards,
+            remedy="prepare them with this recipe",
+        )
     masking = registered(config.objective.name).masking
     if not (index.train.masked or config.data.dynamic_masking or UNMASKED in masking):
         raise UserError(

@@ -14,7 +14,11 @@ CLS, SEP, MASK, FIRST = 1, 2, 3, 4  # special ids; ordinary ids begin at FIRST
 def all_segments(recipe, corpus, start, stop, seed, passes):
     """The sequences of documents start..stop-1, whatever pieces they come in."""
     parts = list(recipe.pieces(corpus, start, stop, seed, passes))
-    columns = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Segments)}
+    columns = {
+        f.name: np.concatenate([getattr(part, f.name) for part in parts])
+        for f in fields(Segments)
+        if getattr(parts[0], f.name) is not None
+    }
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     columns["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
     return Segments(**columns)

@@ -16,9 +16,8 @@ from data_pipeline.compiled.splitmix import MULTIPLIER, finalize
 from data_pipeline.errors import UserError
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.mask_budget import MaskBudget
-from data_pipeline.records import Examples, ShowProgress
+from data_pipeline.records import REQUIRED, Examples, ShowProgress
 from data_pipeline.sequences.registry import label_names
-from data_pipeline.shards.block import COLUMNS
 from data_pipeline.shards.index import SPLITS, Index, Split, VocabularyStamp
 from data_pipeline.shards.inspect.repeat_counter import Repeats
 from data_pipeline.shards.inspect.rules import findings
@@ -114,7 +113,7 @@ class _Scan:
 
     def add(self, block: Examples) -> None:
         hashes = np.empty(len(block), np.uint64)
-        columns = tuple(getattr(block, name) for name in COLUMNS)
+        columns = tuple(getattr(block, name) for name in REQUIRED)
         _count(columns, self.index.vocabulary.mask, self.lengths, self.ids, self.labels, self.tally, hashes)
         self.repeats.add(hashes)
         self.padding.add(block.lengths)

@@ -69,7 +69,9 @@ def as_instance(examples: Examples, number: int) -> dict[str, Any]:
     length, first = span.stop - span.start, int(examples.first_lengths[number])
     return {
         "input_ids": examples.tokens[span].tolist(),
-        "segment_ids": [0] * first + [1] * int(length - first),
+        "segment_ids": [0] * first + [1] * int(length - first)
+        if examples.segment_ids is None
+        else examples.segment_ids[span].tolist(),
         "is_random_next": bool(examples.labels[number] == 1),
         "masked_lm_positions": examples.masked_positions[masked].tolist(),
         "masked_lm_ids": examples.masked_ids[masked].tolist(),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.compiled import philox
+from data_pipeline.records import COLUMNS
 from data_pipeline.settings import DataSettings, deciding_values
-from data_pipeline.shards.block import COLUMNS
 from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
 from data_pipeline.sources.read_counts import Counts
 from tests.command_line import ROOT, setting

@@ -126,6 +126,7 @@ def write_shards(
     document = {
         "splits": listed,
         "format": 4,
+        "columns": {},
         "statistics": {"by": "another program"},
         "vocabulary": vocabulary | {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "unk": 4},
         "settings": {"sequence_length": 40},

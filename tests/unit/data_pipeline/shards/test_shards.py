@@ -22,9 +22,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import read_bytes, read_ranges, write_whole
 from data_pipeline.io.object_store import object_names
-from data_pipeline.records import Examples, concatenate
+from data_pipeline.records import REQUIRED, Examples, concatenate
 from data_pipeline.shards.block import (
-    COLUMNS,
     BlockError,
     _member,
     check_examples,
@@ -168,7 +167,7 @@ def test_the_bytes_of_a_block_never_change() -> None:
     assert (
         hashlib.sha256(data).hexdigest() == "ac05b1b019b27a272f4bd42b8324af70355b048bc20af00aa8238d7093dcf11a"
     )
-    for number, name in enumerate(COLUMNS):  # numpy reads each member
+    for number, name in enumerate(REQUIRED):  # numpy reads each member
         member = io.BytesIO(data[1024 * number + 512 : 1024 * (number + 1)])
         assert np.array_equal(np.load(member, allow_pickle=False), getattr(examples, name))
 
