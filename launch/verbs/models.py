@@ -22,9 +22,9 @@ def export(
     ],
     overrides: Overrides = None,
     out: Annotated[str, typer.Option(help="Folder of the model; default: `export` in the run folder.")] = "",
-    licence: Annotated[
+    license: Annotated[
         str,
-        typer.Option(help="What the model card states, as apache-2.0; default: export.licence of the run."),
+        typer.Option(help="What the model card states, as apache-2.0; default: export.license of the run."),
     ] = "",
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, after a proof that both models give the same logits.
@@ -38,7 +38,7 @@ def export(
         from pretrain.monitoring.wandb.artifacts import record_export
         from pretrain.report.show_samples import show_samples
 
-        exported = export_run(folder, out, licence)
+        exported = export_run(folder, out, license)
         show_samples(exported.run, exported.checkpoint.step, exported.samples, exported.held_out)
     say(exported.proof)
     say(f"exported to {exported.model}")

@@ -197,9 +197,9 @@ class MonitorSettings:
 
 @dataclass
 class ExportSettings:
-    licence: str = ""
-    """Licence that the model card states, by the hub's identifier where it has one (apache-2.0, mit, cc-by-sa-4.0);
-    empty: not stated. `maskmill export --licence` states another."""
+    license: str = ""
+    """License that the model card states, by the hub's identifier where it has one (apache-2.0, mit, cc-by-sa-4.0);
+    empty: not stated. `maskmill export --license` states another."""
 
 
 @dataclass

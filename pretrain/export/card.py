@@ -23,7 +23,7 @@ class Card:
     """Empty: the name of the folder."""
     languages: tuple[str, ...] = ()
     """ISO 639 codes, where they were stated."""
-    licence: str = ""
+    license: str = ""
     """Empty: not stated."""
     step: int = 0
     """Of the run, at which its checkpoint was saved."""
@@ -90,7 +90,7 @@ CITATION = """```bibtex
 
 def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Parity]) -> None:
     """Writes README.md: metadata for the hub, how to use the model, a section for each of the card's facts, what the
-    parity check found, limits, licence, citation."""
+    parity check found, limits, license, citation."""
     sentence = sentence_for(card.languages)
     blank = sentence or SENTENCES["en"]
     pipeline = _PIPELINES[family.pipeline].format(
@@ -106,20 +106,20 @@ def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Pa
         export_class=family.export_class,
         placeholder=PLACEHOLDER,
     )
-    licence = f"`{card.licence}`, as whoever trained it states." if card.licence else NOT_STATED
+    license = f"`{card.license}`, as whoever trained it states." if card.license else NOT_STATED
     parts = [
-        front_matter(card.title, card.languages, card.licence, card.scores, family),
+        front_matter(card.title, card.languages, card.license, card.scores, family),
         use,
         *(_section(name, value) for name, value in card.facts.items()),
         _section("Proof of the export", _proof(parity)),
         _section("Limits and bias", LIMITS),
-        _section("Licence", licence),
+        _section("License", license),
         _section("Citation", CITATION),
     ]
     (folder / "README.md").write_text("".join(parts), "utf-8")
 
 
-NOT_STATED = "Not stated. Without a licence nobody else may use the model: ask whoever trained it."
+NOT_STATED = "Not stated. Without a license nobody else may use the model: ask whoever trained it."
 
 
 def _proof(parity: Mapping[str, Parity]) -> dict[str, str]:

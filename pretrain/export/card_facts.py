@@ -41,7 +41,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         facts,
         title=run.resolve().name,
         languages=tuple(dict.fromkeys(config.data.languages)),
-        licence=whole.export.licence,
+        license=whole.export.license,
         step=checkpoint.step,
         scores=_published(figures, headline),
     )

@@ -31,9 +31,9 @@ class Exported(NamedTuple):
     """Whether their text is held out."""
 
 
-def export_run(source: Path, out: str, licence: str = "") -> Exported:
-    """Exports the newest checkpoint of a run, or the checkpoint in `source`. `licence`: for the model card, in place of
-    export.licence. Raises UserError, and leaves nothing, where the two models differ."""
+def export_run(source: Path, out: str, license: str = "") -> Exported:
+    """Exports the newest checkpoint of a run, or the checkpoint in `source`. `license`: for the model card, in place of
+    export.license. Raises UserError, and leaves nothing, where the two models differ."""
     checkpoint = find_checkpoint(source)
     run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent
     whole = read_config(run)
@@ -52,7 +52,7 @@ def export_run(source: Path, out: str, licence: str = "") -> Exported:
         tokenizer,
         target,
         examples,
-        replace(card, licence=licence) if licence else card,
+        replace(card, license=license) if license else card,
         overwrite=not out,  # the run's own export may be renewed; what the user names must be new
         proven=lambda model: samples.extend(fill_samples(model, examples, tokenizer, index.vocabulary.mask)),
     )

@@ -24,7 +24,7 @@ TIMEOUT = (10.0, 120.0, 120.0, 10.0)
 HOW_TO_LOG_IN = (
     "hf auth login, or a token with the right to write (huggingface.co/settings/tokens) in HF_TOKEN"
 )
-LICENCES = frozenset(
+LICENSES = frozenset(
     (
         *(
             "apache-2.0",
@@ -51,7 +51,7 @@ LICENCES = frozenset(
         *("odbl", "pddl", "wtfpl", "artistic-2.0", "other", "unknown"),
     )
 )
-"""Licences that the hub knows by these identifiers; another one goes there as `other`, with its name."""
+"""Licenses that the hub knows by these identifiers; another one goes there as `other`, with its name."""
 
 
 TASKS = {
@@ -73,7 +73,7 @@ class Pushed:
 
 
 def front_matter(
-    name: str, languages: tuple[str, ...], licence: str, scores: Mapping[str, float], family: Family
+    name: str, languages: tuple[str, ...], license: str, scores: Mapping[str, float], family: Family
 ) -> str:
     """The metadata block at the top of a model card, by the hub's own writer."""
     task = family.pipeline or "feature-extraction"
@@ -89,13 +89,13 @@ def front_matter(
         )
         for key, value in scores.items()
     ]
-    known = licence.lower() in LICENCES
+    known = license.lower() in LICENSES
     data = ModelCardData(
         language=list(languages) or None,
-        license=(licence.lower() if known else "other") if licence else None,
+        license=(license.lower() if known else "other") if license else None,
         license_name=None
-        if known or not licence
-        else re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-"),
+        if known or not license
+        else re.sub(r"[^a-z0-9.]+", "-", license.lower()).strip("-"),
         library_name="transformers",
         pipeline_tag=task,
         tags=[*family.tags, "maskmill"],

@@ -33,7 +33,7 @@ REPO = f"{OWNER}/tiny"
 CARD = Card(
     {"Data": {"sources": "a.txt"}},
     languages=("en",),
-    licence="apache-2.0",
+    license="apache-2.0",
     step=10,
     scores={"held_out_mlm_loss": 5.0},
 )
@@ -341,7 +341,7 @@ def test_an_export_that_the_run_has_left_behind_is_told(
     )
 
 
-def test_licences_that_the_hub_does_not_know() -> None:
+def test_licenses_that_the_hub_does_not_know() -> None:
     head = door.front_matter("m", (), "Our own 1.0", {}, BERT_FOR_MASKED_LM)
     data = ModelCard(f"{head}\n# m\n").data
     assert (data.license, data.license_name) == ("other", "our-own-1.0")

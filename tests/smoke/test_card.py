@@ -27,7 +27,7 @@ SECTIONS = [
     "How to reproduce it",
     "Proof of the export",
     "Limits and bias",
-    "Licence",
+    "License",
     "Citation",
 ]
 
@@ -48,7 +48,7 @@ def settings(tiny: list[str], private: Path) -> list[str]:
         "run.dir": private / "run",
     }
     kept = [pair for pair in tiny if pair.partition("=")[0] not in changed]
-    return [*kept, *(f"{key}={value}" for key, value in changed.items()), "export.licence=cc-by-4.0"]
+    return [*kept, *(f"{key}={value}" for key, value in changed.items()), "export.license=cc-by-4.0"]
 
 
 @pytest.fixture(scope="module")
@@ -162,21 +162,21 @@ def test_its_snippets_run(card: ModelCard, run: Path) -> None:
     assert names["vectors"].shape[2] == 32
 
 
-def test_the_licence_is_the_settings_the_options_or_not_stated(
+def test_the_license_is_the_settings_the_options_or_not_stated(
     run: Path, tmp_path: Path, maskmill: Maskmill
 ) -> None:
-    maskmill("export", str(run), "--out", str(tmp_path / "mit"), "--licence", "mit")
+    maskmill("export", str(run), "--out", str(tmp_path / "mit"), "--license", "mit")
     assert ModelCard.load(tmp_path / "mit" / "README.md").data.license == "mit"
     config = run / "config.yaml"
     told = config.read_text()
     try:
-        config.write_text(told.replace("licence: cc-by-4.0", "licence: ''"))
+        config.write_text(told.replace("license: cc-by-4.0", "license: ''"))
         maskmill("export", str(run), "--out", str(tmp_path / "none"))
     finally:
         config.write_text(told)
     card = ModelCard.load(tmp_path / "none" / "README.md")
     assert card.data.license is None
-    assert "## Licence\n\nNot stated." in card.text
+    assert "## License\n\nNot stated." in card.text
 
 
 def test_sources_by_name() -> None:
