@@ -1,9 +1,9 @@
-"""Define the exception for everything a person can put right: the command line prints it as one line and exits 2."""
+"""Define the exception for every mistake of the user: the command line prints it as one line and exits with code 2."""
 
 from data_pipeline.io.redact import redact
 
-LONGEST = 2000
-"""Characters of what is wrong: a damaged file is quoted by other packages at any length."""
+MAX_CHARACTERS = 2000
+"""Of what is wrong: other packages quote a damaged file at any length."""
 
 
 class UserError(Exception):
@@ -14,7 +14,7 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, *, where: object = "", expected: str = "", remedy: str = "") -> None:
-        what = what if len(what) <= LONGEST else what[:LONGEST] + "..."
+        what = what if len(what) <= MAX_CHARACTERS else what[:MAX_CHARACTERS] + "..."
         self.what, self.where, self.expected, self.remedy = what, str(where), expected, remedy
         hints = "; ".join(part for part in (f"expected {expected}" if expected else "", remedy) if part)
         line = (f"{where}: " if str(where) else "") + what + (f" ({hints})" if hints else "")
@@ -25,7 +25,7 @@ class UserError(Exception):
 
 
 class DamagedError(UserError):
-    """A part of the shards is missing, or is not what was written: a reader may be told to go on without it. What
+    """A part of the shards is missing, or is not what was written: a reader may be set to skip it. What
     cannot be read for another reason (no permission, no network) is not of this kind."""
 
 

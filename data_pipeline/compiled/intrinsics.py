@@ -42,7 +42,7 @@ def _high_product(_context, _a, _b):
 
 
 trailing_zeros: Any = _trailing_zeros
-"""How many zeros stand behind the lowest set bit of a uint64; 64 if none is set."""
+"""How many zeros are below the lowest set bit of a uint64; 64 if none is set."""
 load_word: Any = _load_word
 """load_word(data, position): the eight bytes of the contiguous uint8 array from `position` on as a uint64. They must
 lie within it: nothing is checked."""

@@ -45,7 +45,7 @@ def _writable(folders: Sequence[Path]) -> Path:
 
 
 def _places() -> list[Path]:
-    """Where compiled code may lie: what NUMBA_CACHE_DIR names, beside the modules, and, for a container or a package
+    """Where compiled code may be: what NUMBA_CACHE_DIR names, beside the modules, and, for a container or a package
     that the system installed, the user's own cache."""
     named = [Path(_config.CACHE_DIR)] if _config.CACHE_DIR else []
     own = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "")) / ".cache") / "maskmill"

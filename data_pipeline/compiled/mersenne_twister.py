@@ -1,7 +1,7 @@
 """Reproduce the draws of Python's `random.Random(seed)` in compiled code, in the same order.
 
 The exact mode repeats a script that draws from Python's `random`. Its streams live beside those of philox.py:
-both are arrays of uint64, told apart by their length, so that one compiled algorithm serves both modes, and
+both are arrays of uint64, distinguished by their length, so that one compiled algorithm serves both modes, and
 what the golden files prove of the one holds for the other.
 
 Source of the words: MT19937, Matsumoto and Nishimura 1998, "Mersenne Twister". Source of the ranges: CPython's

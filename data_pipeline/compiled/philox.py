@@ -1,7 +1,7 @@
 """Draw random 64-bit words that depend on nothing but their key: (seed, key, purpose).
 
 Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), written out so that the
-bytes of a shard never change with a library's release. Two doors to the same words: compiled scalar draws
+bytes of a shard never change with a library's release. Two ways to the same words: compiled scalar draws
 for the kernels (`Stream`-style: `start`, `word`, `below`, `unit`), and `words` for whole arrays.
 """
 

@@ -71,7 +71,7 @@ def reading(where: str) -> Iterator[None]:
                 "decompressing takes too much memory",
                 where=where,
                 expected=f"a window of at most {LARGEST_WINDOW >> 20} MiB",
-                remedy="compress it anew, as with zstd --long=27",
+                remedy="recompress it, for instance with zstd --long=27",
             ) from error
         raise UserError(
             f"the compressed file is damaged: {error}", where=where, remedy="copy or make it again"

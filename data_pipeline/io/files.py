@@ -79,7 +79,7 @@ def _read_local(path: str, offset: int, size: int) -> NDArray[np.uint8]:
     try:
         file = os.open(path, os.O_RDONLY)
         try:
-            # a size may be a lie: no more is asked for than the file has
+            # a size may be wrong: no more is read than the file has
             size = max(0, min(size, os.fstat(file).st_size - offset))
             data, filled = np.empty(size, np.uint8), 0
             while filled < size:
@@ -106,7 +106,7 @@ def writing(where: str | os.PathLike[str]) -> Iterator[None]:
         raise UserError(
             f"cannot be written: {error.strerror}",
             where=where,
-            remedy="make room or choose another folder; the same command goes on where it was",
+            remedy="free some space or choose another folder, then rerun the same command to resume",
         ) from error
 
 

@@ -7,7 +7,7 @@ folder that Hugging Face `datasets` saved is read as its state.json says, all sp
 
 A document's id is `path:record`. The path is relative to the source's root (of a folder: itself; of a glob: the
 folders before its first wildcard; of a file: its folder), so that neither the working directory nor where the data
-lie matters. The record is the id field or, without one, the line on which the document begins, counted from 1 (tables:
+are matters. The record is the id field or, without one, the line on which the document begins, counted from 1 (tables:
 its row), or the page's id where the text is Wikipedia's. Where two sources hold the same relative path, the path in the
 n-th source becomes `#n/path`.
 
@@ -132,7 +132,7 @@ def _unchanged(file: SourceFile) -> Iterator[None]:
             raise UserError(
                 f"has changed: {size} bytes, and {file.total} before",
                 where=file.uri,
-                remedy="run again once nobody writes to it",
+                remedy="run it again when no program writes to it",
             )
 
     check()

@@ -33,7 +33,7 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 def files_of(source: str, passed_over: list[str] | None = None) -> list[SourceFile]:
-    """The files of one source, by name. A folder's files of other kinds are passed over, and their names added to
+    """The files of one source, by name. A folder's files of other kinds are skipped, and their names added to
     `passed_over`; a file that is named, or found by a glob, has to be of a known kind."""
     fs, path = filesystem(source)
     ask = (lambda answer: answer()) if is_local(fs) else patiently

@@ -1,4 +1,4 @@
-"""Record what text a preparation is made from, and tell whether finished shards are still of it.
+"""Record what text a preparation is made from, and check whether finished shards are still of it.
 
 A file is known by its name, its size and the time of its last change; on a store by the mark (ETag) that the store
 gives its content. Copying, unpacking or installing changes the time and nothing else: where names and sizes agree, a
@@ -25,7 +25,7 @@ LOG = "prepare.log.json"
 HASHED = 1 << 30
 """Bytes of sources: some seconds."""
 NAMED = 5
-"""Files passed over that are named; the others are counted."""
+"""Skipped files that are named; the others are counted."""
 _MARKS = (
     *(
         "ETag",
@@ -54,7 +54,7 @@ def _described(files: Sequence[SourceFile]) -> list[list[Any]]:
 
 
 def summary(passed_over: Sequence[str]) -> dict[str, Any]:
-    """How many files were passed over, and the first of them."""
+    """How many files were skipped, and the first of them."""
     return {"files": len(passed_over), "first": list(passed_over[:NAMED])}
 
 
@@ -64,7 +64,7 @@ def in_words(passed_over: dict[str, Any]) -> str:
     if not count:
         return ""
     names = ", ".join(first) + (", ..." if count > len(first) else "")
-    return f"passed over {count:,} file{'s' if count > 1 else ''} of other kinds: {names}"
+    return f"skipped {count:,} file{'s' if count > 1 else ''} of other kinds: {names}"
 
 
 def contents(settings: DataSettings, sources: list[list[Any]]) -> str:

@@ -2,7 +2,7 @@
 
 Exponentially smoothed sampling (Devlin et al., multilingual BERT's README; google-research/bert/multilingual.md):
 a language with the share p of the text gets the share q ~ p ** data.smoothing, for the vocabulary's sample and for
-the data alike. The amount of text stays: a language is passed over q / p times as often as the others' mean. The
+the data alike. The amount of text stays: a language gets q / p times as many passes as the others' mean. The
 part of that beyond a whole number of passes is drawn document by document.
 """
 
@@ -36,10 +36,9 @@ def source_weights(settings: DataSettings) -> NDArray[np.float64]:
     for weight in weights:
         if not 0.0 < weight <= MOST:
             raise UserError(
-                f"{weight} is no weight",
+                f"must be above 0 and at most {MOST}, got {weight}",
                 where="data.weights",
-                expected=f"above 0, at most {MOST}",
-                remedy="to leave a source out, take it off data.sources",
+                remedy="to leave a source out, remove it from data.sources",
             )
     return np.array(weights)
 
@@ -94,7 +93,7 @@ def document_passes(
         return np.full(len(keys), dupe_factor, np.int64)
     if expected.max() > MOST:
         raise UserError(
-            f"a source would be passed over {expected.max():.0f} times",
+            f"asks for {expected.max():.0f} passes over a source",
             where="data.weights",
             expected=f"at most {MOST} passes",
             remedy="lower its weight or data.dupe_factor, or raise data.smoothing towards 1",

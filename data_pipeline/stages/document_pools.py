@@ -36,7 +36,7 @@ class ShardRange:
     start: int
     stop: int
     source_rates: tuple[float, ...] = ()
-    """How often the documents of each source are passed over, dupe_factor aside; empty: once."""
+    """Passes over the documents of each source, without dupe_factor; empty: one."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _rates(documents: _Documents, settings: DataSettings) -> tuple[float, ...]:
 def _pools_of_split(
     split: str, documents: _Documents, rates: tuple[float, ...], settings: DataSettings
 ) -> list[DocumentPool]:
-    """The pools of one split in which a document is passed over; with data.across_languages=false, of one
+    """The pools of one split in which a document has a pass; with data.across_languages=false, of one
     language after the other. Raises UserError where there is none."""
     languages, numbers = language_numbers(settings)
     if not _apart(languages, settings):
@@ -172,7 +172,7 @@ def _pools_of_split(
     pools = [pool for pool in pools if pool.shards]
     if not pools:
         raise UserError(
-            f"pass over none of {len(documents.keys)} {split} documents",
+            f"leave no pass over any of {len(documents.keys)} {split} documents",
             where="data.weights",
             remedy="raise them, or add text",
         )
@@ -222,7 +222,7 @@ def _shard_ranges(
     tokens: NDArray[np.int64], passes: NDArray[np.int64], rates: tuple[float, ...], settings: DataSettings
 ) -> tuple[ShardRange, ...]:
     """Runs of documents of about shard_tokens over all passes: a new run begins with the document that crosses
-    a multiple of it. Documents that are not passed over begin none; there is no run without another document."""
+    a multiple of it. Documents without a pass begin none; there is no run without another document."""
     each = max(1, settings.shard_tokens // settings.dupe_factor) * settings.dupe_factor
     passed = np.flatnonzero(passes)
     work = tokens[passed] * passes[passed]

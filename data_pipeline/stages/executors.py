@@ -50,7 +50,7 @@ ALL = Share(0, 1)
 
 
 class Backend(Protocol):
-    """Workers somewhere: started when first needed, and anew after they died."""
+    """Workers somewhere: started when first needed, and restarted after they died."""
 
     deaths: tuple[type[BaseException], ...]
     """What a future raises whose worker died."""
@@ -119,7 +119,7 @@ class Workers:
             self.backend.stop()
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """Starts local workers, each of which calls `function`, while this process goes on."""
+        """Starts local workers, each of which calls `function`, while this process continues."""
         if isinstance(self.backend, LocalProcesses):
             self._executor = self._executor or self.backend.start()
             for _ in range(self.backend.count):

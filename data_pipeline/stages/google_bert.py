@@ -100,7 +100,7 @@ def _check(files: Sequence[SourceFile], settings: DataSettings) -> None:
             raise UserError(
                 "exact mode reads plain text only",
                 where=file.uri,
-                expected="one sentence a line, documents apart by blank lines",
+                expected="one sentence per line, documents separated by blank lines",
                 remedy=remedy,
             )
 

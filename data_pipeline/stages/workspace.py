@@ -1,10 +1,10 @@
-"""Open the folders of a preparation: whose they are, and what its stages have left in them.
+"""Open the folders of a preparation: check that they belong to it, and find what its stages wrote.
 
     WORK        unfinished work: OUT/.work, or a folder of its own in data.work; removed at the end
     OUT/.work   finished shards, until all of them are there; an OUT on an object store gets each when it is whole
     TEXT        tokenized text: WORK, or a folder of its own in data.tokens, which stays for other preparations
 
-Everything that a stage needs lies there, so that any process that sees the folders can do any share of a stage.
+Everything that a stage needs is there, so that any process that sees the folders can do any share of a stage.
 """
 
 import hashlib
@@ -165,7 +165,7 @@ def open_workspace(
 def _found_sources(
     work: Path, settings: DataSettings, *, afresh: bool
 ) -> tuple[list[list[Any]], dict[str, Any]]:
-    """The source files and what is passed over; unless `afresh`, what the first of several processes found, so that
+    """The source files and what is skipped; unless `afresh`, what the first of several processes found, so that
     not every one has to look."""
     note = None if afresh else _note(work)
     if note and note["data_sources"] == settings.sources:
@@ -196,7 +196,8 @@ def _claim_folder(out: Path, identity: dict[str, Any], note: bytes, *, together:
 
 
 def _claim_store(out: str, identity: dict[str, Any], note: bytes) -> None:
-    """As for a folder. Objects are never removed for other settings: a store has no lock, and they were dear."""
+    """As for a folder. Objects are never removed for other settings: a store has no lock, and remaking them is
+    expensive."""
     where = join(join(out, WORK), NOTE)
     try:
         there = _parsed(read_bytes(where), out)

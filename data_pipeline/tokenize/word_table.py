@@ -7,11 +7,11 @@ from data_pipeline.compiled.jit import inlined, jit
 from data_pipeline.tokenize.word_boundaries import LONGEST_RUN, WINDOW, character_end, kind_bits, parted
 
 LONGEST_CACHED = 64
-"""Longer words, in bytes, are looked up anew each time: they are rare, and would fill the table."""
+"""Longer words, in bytes, are looked up each time: they are rare, and would fill the table."""
 TOGETHER = 256
 """Words found before they are looked up: the processor then waits for the memory of many at once."""
 ROOM = TOGETHER + WINDOW + 1
-"""Words that may be found, and be new, before anyone looks whether there is room for more."""
+"""Words that may be found, and be new, before a check whether there is space for more."""
 
 # A slot of the table is a word's hash and, in one number, where its bytes begin, how many they are, and its number: one
 # line of the processor's cache decides over nearly every word.

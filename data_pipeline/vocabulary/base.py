@@ -87,7 +87,7 @@ class Vocabulary(ABC):
     @property
     @abstractmethod
     def continuation(self) -> NDArray[np.bool_]:
-        """(size,): whether each piece goes on within a word."""
+        """(size,): whether each piece continues a word."""
 
     @property
     @abstractmethod

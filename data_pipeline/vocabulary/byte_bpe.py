@@ -58,7 +58,7 @@ class ByteBPE(Vocabulary):
 
     @cached_property
     def continuation(self) -> NDArray[np.bool_]:
-        """(size,): whether each piece goes on within a word: whether it has no Ġ in front."""
+        """(size,): whether each piece continues a word: whether it has no Ġ in front."""
         special = {*self.specials}
         return np.array([not t.startswith(WORD) and t not in special for t in self.tokens], np.bool_)
 

@@ -1,4 +1,4 @@
-"""Keep a trained vocabulary from being overwritten, and tell one that is too small for its text.
+"""Keep a trained vocabulary from being overwritten, and warn of one that is too small for its text.
 
 Beside the vocabulary VOCABULARY_LOG says from which sources and settings it was trained, so that the same command again
 finds it done, and any other is refused.

@@ -53,7 +53,7 @@ def train_vocabulary(documents: Iterable[Document], settings: VocabularySettings
     to the least likely one, among them the alphabet.
 
     Fewer than `settings.size` entries if the text has no more pairs that are frequent enough. Raises UserError if
-    there is no text, or no room for more than the special tokens and bytes."""
+    there is no text, or no entry left beside the special tokens and bytes."""
     train, least = _KINDS[settings.kind]
     if settings.size < least:
         raise UserError(
@@ -80,7 +80,7 @@ def _wordpiece(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
             counts[c] += count
     alphabet = _alphabet(counts, settings)
     joined = (words.pre_tokenize_str(normalizer.normalize_str("a" + c))[0][0] for c in alphabet)
-    # Punctuation and Chinese characters never go on within a word: no piece for that.
+    # Punctuation and Chinese characters never continue a word: no piece for that.
     inner = [wordpiece.CONTINUATION + word[1:] for word in joined if len(word) > 1]
     tokenizer = Tokenizer(models.WordPiece(unk_token=wordpiece.SPECIAL_TOKENS.unk))
     tokenizer.normalizer = normalizer

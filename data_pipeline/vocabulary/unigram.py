@@ -82,7 +82,7 @@ class Unigram(Vocabulary):
 
     @cached_property
     def continuation(self) -> NDArray[np.bool_]:
-        """(size,): whether each piece goes on within a word: whether it has no ▁ in front."""
+        """(size,): whether each piece continues a word: whether it has no ▁ in front."""
         special = {*self.specials, *self.controls} - {self.specials.unk}
         return np.array([not t.startswith(WORD) and t not in special for t in self.tokens], np.bool_)
 

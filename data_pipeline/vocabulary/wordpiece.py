@@ -1,7 +1,7 @@
 """Build a WordPiece vocabulary, as BERT's, from pieces and the way text is normalised.
 
-Text is normalised and parted into words exactly as BERT does it (`BertNormalizer` with clean_text,
-`BertPreTokenizer`); a piece that goes on within a word begins with ##. BERT's [UNK] is a whole word.
+Text is normalised and split into words exactly as BERT does it (`BertNormalizer` with clean_text,
+`BertPreTokenizer`); a piece that continues a word begins with ##. BERT's [UNK] is a whole word.
 """
 
 from dataclasses import dataclass
@@ -46,12 +46,12 @@ class WordPiece(Vocabulary):
 
     @cached_property
     def continuation(self) -> NDArray[np.bool_]:
-        """(size,): whether each piece goes on within a word."""
+        """(size,): whether each piece continues a word."""
         return np.array([token.startswith(CONTINUATION) for token in self.tokens], np.bool_)
 
     @property
     def cuts(self) -> Cuts:
-        """Punctuation, and Chinese where the normaliser sets it apart."""
+        """Punctuation, and Chinese where the normaliser separates it."""
         return Cuts(punctuation=True, chinese=self.normalization.handle_chinese_chars, before="")
 
     def files(self) -> dict[str, str]:

@@ -44,7 +44,7 @@ def prepare(
     """Turn data.sources into pre-masked shards and index.json in the folder data.out; of a recipe with phases, those
     of each.
 
-    The bytes depend on the text, the settings and the seed alone. A killed run goes on where it was.
+    The bytes depend on the text, the settings and the seed alone. A killed run resumes.
     Without --stage one process does it all; with it, many processes on many machines can, in a folder that all see:
     each stage in as many shares as you like, one stage after the other. slurm/prepare.sbatch does so.
 

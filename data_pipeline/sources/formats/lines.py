@@ -14,7 +14,7 @@ Line = tuple[int, int, bytes]
 
 
 def first_line(file: SourceFile, stream: BufferedReader) -> tuple[int, int]:
-    """Lines before the first one that starts in this part, and its first byte, from which the stream goes on."""
+    """Lines before the first one that starts in this part, and its first byte, from which the stream continues."""
     number, position = file.before, file.start
     if position:
         stream.seek(position - 1)

@@ -66,7 +66,7 @@ def _gaps(block: bytes, at: int) -> Iterator[tuple[int, int]]:
 
 def _blocks(stream: BufferedReader) -> Iterator[tuple[bytes, bool]]:
     """The stream in blocks of some PASSAGE_BYTES that end where a line ends, or of a line that is longer; and
-    whether a block begins where a line does and no line in it goes on in the next."""
+    whether a block begins where a line does and no line in it continues in the next."""
     rest, whole = b"", True
     while more := stream.read(PASSAGE_BYTES):
         data = rest + more
@@ -82,7 +82,7 @@ def _blocks(stream: BufferedReader) -> Iterator[tuple[bytes, bool]]:
 
 
 def _paragraph_runs(file: SourceFile, runs: Iterator[Line], counts: Counts) -> Iterator[Record]:
-    """Documents apart by blank lines: first line and text. A document belongs to the part that owns the blank line
+    """Documents separated by blank lines: first line and text. A document belongs to the part that owns the blank line
     before it (the first one of a file: to the first part), so that every part finds its own without the others."""
     first = found = size = 0
     parts: list[bytes] = []

@@ -283,14 +283,14 @@ def test_files_of_other_kinds_are_named(maskmill: Maskmill, tiny: list[str], tmp
     shutil.copy(setting(tiny, "data.sources"), corpus / "a.txt")
     own = [*tiny, f"data.sources={corpus}", f"data.out={tmp_path}/shards"]
     (corpus / "page.html").write_text("<p>no")
-    said = "passed over 1 file of other kinds: page.html"
+    said = "skipped 1 file of other kinds: page.html"
     assert said in maskmill("prepare", "demo", *own, "--stage", "discover").stdout
     for number in range(6):
         (corpus / f"{number}.pdf").write_text("no")
     for _ in ("made", "there already"):
         told = maskmill("prepare", "demo", *own).stdout
-        assert "passed over 7 files of other kinds: 0.pdf, 1.pdf, 2.pdf, 3.pdf, 4.pdf, ...\n" in told
-    assert "passed over" not in maskmill("prepare", "demo", *tiny).stdout
+        assert "skipped 7 files of other kinds: 0.pdf, 1.pdf, 2.pdf, 3.pdf, 4.pdf, ...\n" in told
+    assert "skipped" not in maskmill("prepare", "demo", *tiny).stdout
 
 
 def test_a_cap_that_binds_is_said_before_and_after(
@@ -327,7 +327,7 @@ def test_names_that_are_not_utf8_are_named_or_refused_in_one_line(
     own = [*tiny, f"data.sources={corpus}", f"data.out={tmp_path}/shards"]
     for _ in ("made", "there already"):
         told = maskmill("prepare", "demo", *own).stdout
-        assert "passed over 1 file of other kinds: \\udcff.pdf\n" in told
+        assert "skipped 1 file of other kinds: \\udcff.pdf\n" in told
     other.rename(Path(os.fsdecode(bytes(corpus) + b"/\xff.txt")))
     own[-1] = f"data.out={tmp_path}/others"
     line = maskmill("prepare", "demo", *own, code=2).stderr

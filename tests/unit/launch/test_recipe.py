@@ -124,7 +124,7 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("data.sources=[a", "cannot read"),
         ("data.languages=[en, fi]", "data.languages: has 2 entries for 1 sources"),
         ("data.weights=[1, 2]", "data.weights: has 2 entries for 1 sources"),
-        ("data.weights=[0]", "data.weights: 0.0 is no weight"),
+        ("data.weights=[0]", "data.weights: must be above 0 and at most"),
         ("data.smoothing=-1", "data.smoothing=-1"),
         ("data.masked_lm_prob=0", "data.masked_lm_prob: must be in (0, 1], got 0"),
         ("data.masked_lm_prob=1.01", "data.masked_lm_prob: must be in (0, 1], got 1.01"),
