@@ -1,8 +1,8 @@
 """Encode words with the tokenizers library in a few long calls instead of many short ones.
 
 A call costs the library more than the word in it. Words of ASCII letters go as one text, separated by spaces: no
-normaliser and no pre-tokenizer joins or splits them. All others go as pre-tokenized input, which the library takes one by one
-through its whole pipeline. Both ways it says which word each id is of.
+normaliser and no pre-tokenizer joins or splits them. All others go as pre-tokenized input, which the library takes one
+by one through its whole pipeline. Both ways it says which word each id is of.
 """
 
 from collections.abc import Iterator
