@@ -163,7 +163,8 @@ class EncoderSettings:
 @dataclass
 class ObjectiveSettings:
     name: str = "bert"
-    """bert (masked tokens and next sentence) or mlm (masked tokens of single streams)."""
+    """bert (masked tokens and labels of pairs), mlm (masked tokens of single streams) or causal (every next token, from
+    left to right; data.masking=none)."""
 
     # A member of the registry with settings of its own has a field of its name here: a dataclass, so that they are
     # objective.NAME.KEY in recipes, on the command line, in `maskmill settings` and in the run's identity.

@@ -42,23 +42,54 @@ KINDS = ("mask", "kept", "random")
 """What a predicted token's input is: [MASK], the word itself, or another word (Devlin et al. 2019, section 3.1)."""
 
 
-class MaskedTokenHead(nn.Module):
+class WordHead(nn.Module):
     """Linear, activation, LayerNorm, then the word embeddings as the output matrix, plus a bias a word.
 
     `decoder` is the embedding's own parameter, registered here as well: one tensor under one name for the
     optimizer, and ZeRO-3 gathers it for this module as for the other."""
 
-    def __init__(self, encoder: Encoder, mask_id: int) -> None:
+    def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         settings = encoder.settings
         self.vocabulary_size = encoder.vocabulary_size
-        self.mask_id = mask_id
         self.dense = bare(nn.Linear, settings.hidden, settings.embedding_width)
         self.activation = ACTIVATIONS[settings.activation]
         self.norm = bare(nn.LayerNorm, settings.embedding_width, eps=settings.layer_norm_eps)
         self.decoder = encoder.embeddings.word.weight
         self.bias = nn.Parameter(torch.zeros(padded(self.vocabulary_size)))
         self.vocabulary_rows = {"bias": self.vocabulary_size}
+
+    def ready(self, hidden_RH: Tensor) -> Tensor:
+        """Make rows ready for the projection to words: (R, embedding size)."""
+        return self.norm(self.activation(self.dense(hidden_RH)))
+
+    def words(self, ready_RH: Tensor) -> Tensor:
+        """Project what is ready to (R, V) logits, without padding."""
+        rows = self.vocabulary_size
+        return F.linear(ready_RH, self.decoder[:rows], self.bias[:rows])
+
+
+class NextTokenHead(WordHead):
+    """Predict a word at every token."""
+
+    def forward(self, hidden_TH: Tensor, ids_T: Tensor) -> Predictions:
+        """Compute loss, count and hits of the words `ids_T`; a row with id -1 counts nowhere."""
+        found = vocabulary_cross_entropy(
+            self.ready(hidden_TH), self.decoder, self.bias, ids_T, self.vocabulary_size
+        )
+        return Predictions(found.loss, (ids_T != IGNORED).sum(), found.hits_R.sum())
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Compute the (T, V) logits, without padding."""
+        return self.words(self.ready(hidden_TH))
+
+
+class MaskedTokenHead(WordHead):
+    """Predict the words of the masked rows."""
+
+    def __init__(self, encoder: Encoder, mask_id: int) -> None:
+        super().__init__(encoder)
+        self.mask_id = mask_id
 
     def forward(self, hidden_TH: Tensor, batch: Predicted) -> MaskedPredictions:
         """Loss, count and hits over the masked rows of the batch, together and by what their input is."""
@@ -79,13 +110,11 @@ class MaskedTokenHead(nn.Module):
 
     def logits(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
         """(R, V) logits of the masked rows, without padding."""
-        rows = self.vocabulary_size
-        return F.linear(self.transform(hidden_TH, batch), self.decoder[:rows], self.bias[:rows])
+        return self.words(self.transform(hidden_TH, batch))
 
     def transform(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
-        """Make the masked rows ready for the projection to words: (R, E)."""
-        hidden_RH = hidden_TH.index_select(0, batch.masked_index)
-        return self.norm(self.activation(self.dense(hidden_RH)))
+        """Make the masked rows ready for the projection to words: (R, embedding size)."""
+        return self.ready(hidden_TH.index_select(0, batch.masked_index))
 
 
 def rows_of_kinds(batch: Predicted, mask_id: int) -> dict[str, Tensor]:

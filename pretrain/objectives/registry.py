@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from data_pipeline.errors import UserError
 from data_pipeline.sequences.registry import PAIRS, SINGLES
-from data_pipeline.settings import MASKINGS
+from data_pipeline.settings import MASKINGS, UNMASKED
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Registered(NamedTuple):
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
+    "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
 }
 """Name in `objective.name` -> objective."""
 

@@ -80,6 +80,7 @@ def test_every_group_belongs_to_a_member(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_encoder_without_a_place_in_its_export_is_refused(name: str) -> None:
     config = RunConfig()
     config.objective.name, config.data.sequences = name, registered(name).sequences[0]
+    config.data.masking = registered(name).masking[0]
     check(config)
     config.encoder.embedding_size = 64
     with pytest.raises(
