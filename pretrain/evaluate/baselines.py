@@ -53,7 +53,7 @@ def pair_majority(task: str, counts: "Counts") -> dict[str, float]:
 
 
 def answers_in_short(kind: str, counts: "Counts", words: Sequence[str]) -> dict[str, float | str]:
-    """The answer that a model gave most often, and its share of all answers: near 1 where it says the same word
+    """Return the answer that a model gave most often, and its share of all answers: near 1 where it says the same word
     everywhere. `counts` (words,): how often each word was the answer."""
     top = int(counts.argmax())
     return {f"{kind}_top_share": float(counts[top] / counts.sum()), f"{kind}_top_token": words[top]}

@@ -72,7 +72,7 @@ def held_out_blanks(run: Path) -> list[str]:
 
 
 def _guesses(found: object) -> Guesses:
-    """The pairs of a word and a share that a list holds, which was read from a file."""
+    """Return the pairs of a word and a share that a list holds, which was read from a file."""
     pairs = (
         [pair for pair in found if isinstance(pair, list) and len(pair) == 2]
         if isinstance(found, list)

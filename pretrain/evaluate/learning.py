@@ -16,7 +16,7 @@ HEAD = 1 << 16
 def learning_of(
     metrics: Path, summary: dict[str, Any], newest_lines: Iterable[dict[str, Any]]
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """The newest figures of training and of the newest evaluation by name, and what they show to be wrong.
+    """Return the newest figures of training and of the newest evaluation by name, and what they show to be wrong.
 
     `metrics`: the file whose beginning is read; `newest_lines`: those at its end."""
     lines = list(newest_lines)

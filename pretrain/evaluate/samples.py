@@ -101,7 +101,7 @@ def _answer(model: Model, example: Examples, place: int, mask_id: int) -> torch.
 
 
 def _around(tokenizer: Tokenizer, example: Examples, place: int) -> tuple[str, str]:
-    """The text before and after the blank, within its segment."""
+    """Return the text before and after the blank, within its segment."""
     ids, border = example.tokens.tolist(), int(example.first_lengths[0])
     first, last = (0, border) if place < border else (border, len(ids))
     start, end = max(first, place - CONTEXT), min(last, place + 1 + CONTEXT)

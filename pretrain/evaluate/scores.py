@@ -96,12 +96,12 @@ def sum_of(figures: Iterable[str]) -> str:
 
 
 def nats(value: float | None) -> str:
-    """A loss, empty where it is not known."""
+    """Return a loss, empty where it is not known."""
     return f"{value:.3f}" if value is not None else ""
 
 
 def share(value: float | None) -> str:
-    """An accuracy, empty where it is not known."""
+    """Return an accuracy, empty where it is not known."""
     return f"{value:.1%}" if value is not None else ""
 
 

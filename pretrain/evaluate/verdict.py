@@ -73,7 +73,7 @@ class Losses:
 def findings(
     figures: Mapping[str, Any], ends: tuple[float, float] | None = None, headline: str = HEADLINE
 ) -> list[Finding]:
-    """What is wrong with what a run has learnt so far, the gravest first; empty where nothing is.
+    """Say what is wrong with what a run has learnt so far, the gravest first; empty where nothing is.
 
     `figures`: the newest ones by their names in metrics.jsonl, any of which may be missing; those of an evaluation at
     step 0 are no ground to judge by. `ends`: first and newest loss. `headline`: the objective's."""

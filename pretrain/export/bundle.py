@@ -63,14 +63,14 @@ def exported_folders(source: Path) -> list[Path]:
 
 
 def newest_step(source: Path) -> int:
-    """The step of the newest checkpoint of a run folder, by its name; 0 where there is none."""
+    """Return the step of the newest checkpoint of a run folder, by its name; 0 where there is none."""
     markers = source.glob("checkpoints/step-*/checkpoint.json")
     numbers = [marker.parent.name.removeprefix("step-") for marker in markers]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def changed(folder: Path, hashes: Mapping[str, str]) -> list[str]:
-    """Names of the files that are missing or have other bytes than when they were exported."""
+    """List the names of the files that are missing or have other bytes than when they were exported."""
     files = ((name, folder / Path(name).name) for name in hashes)
     return [name for name, file in files if not file.is_file() or file_sha256(file) != hashes[name]]
 

@@ -89,7 +89,7 @@ CITATION = """```bibtex
 
 
 def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Parity]) -> None:
-    """Writes README.md: metadata for the hub, how to use the model, a section for each of the card's facts, what the
+    """Write README.md: metadata for the hub, how to use the model, a section for each of the card's facts, what the
     parity check found, limits, license, citation."""
     sentence = sentence_for(card.languages)
     blank = sentence or SENTENCES["en"]

@@ -48,7 +48,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
 
 
 def _published(figures: Mapping[str, Any], headline: str) -> dict[str, float]:
-    """The held-out figures that go into the card's metadata: of what leads, and of pairs."""
+    """Return the held-out figures that go into the card's metadata: of what leads, and of pairs."""
     lead = leading_kind(headline).name
     names = [headline, *(f"{lead}_{what}" for what in ("loss", "accuracy", "perplexity"))]
     names += [f"{kind.name}_accuracy" for kind in pair_kinds(figures)]
@@ -149,7 +149,7 @@ def _energy(attempts: list[Attempt]) -> str:
 
 
 def _scores(figures: Mapping[str, Any], index: Index, headline: str) -> "str | dict[str, object]":
-    """What leads beside its baselines; then what copying could do; then what is wrong, in words."""
+    """Say what leads beside its baselines; then what copying could do; then what is wrong, in words."""
     if not figures:
         return "The run was not evaluated at this step."
     known = with_majority(figures, index.statistics.get("held_out"))
@@ -170,7 +170,7 @@ def _beside(score: Score) -> str:
 
 
 def _figures(run: Path, step: int) -> dict[str, Any]:
-    """The held-out figures of this very step, without what was no number."""
+    """Return the held-out figures of this very step, without what was no number."""
     here = [line for line in read_metrics(run) if line.get("kind") == "eval" and line.get("step") == step]
     return {
         name: value

@@ -28,13 +28,13 @@ NO_PART_OF_A_RECIPE = {
 
 
 def name_only(place: str) -> str:
-    """The last name of a path or URI, without folders, credentials and queries."""
+    """Return the last name of a path or URI, without folders, credentials and queries."""
     cleaned = re.sub(r"[?#].*$", "", redact(place)) if "://" in place else place
     return cleaned.rstrip("/").rpartition("/")[2] or "***"
 
 
 def reproduce(whole: RunConfig, index: Index, summary: Mapping[str, Any]) -> str:
-    """The recipe and the commands that make the same model of the same text."""
+    """Return the recipe and the commands that make the same model of the same text."""
     versions = ", ".join(f"{name} {number}" for name, number in dict(summary.get("versions") or {}).items())
     return _REPRODUCE.format(
         recipe=recipe_yaml(whole), index=index.identity, versions=versions or "not recorded"

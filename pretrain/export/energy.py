@@ -37,7 +37,7 @@ def watts(device: str) -> int | None:
 
 
 def estimate(attempts: Iterable[Attempt]) -> Energy | None:
-    """What these attempts took; None where a device is not known, since half of a sum misleads."""
+    """Estimate what these attempts took; None where a device is not known, since half of a sum misleads."""
     hours = 0.0  # kW x h, before load and overhead
     for attempt in attempts:
         power = watts(attempt.device) if attempt.device_type == "cuda" else None

@@ -32,7 +32,7 @@ class Exported(NamedTuple):
 
 
 def export_run(source: Path, out: str, license: str = "") -> Exported:
-    """Exports the newest checkpoint of a run, or the checkpoint in `source`. `license`: for the model card, in place of
+    """Export the newest checkpoint of a run, or the checkpoint in `source`. `license`: for the model card, in place of
     export.license. Raises UserError, and leaves nothing, where the two models differ."""
     checkpoint = find_checkpoint(source)
     run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent

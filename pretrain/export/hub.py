@@ -75,7 +75,7 @@ class Pushed:
 def front_matter(
     name: str, languages: tuple[str, ...], license: str, scores: Mapping[str, float], family: Family
 ) -> str:
-    """The metadata block at the top of a model card, by the hub's own writer."""
+    """Return the metadata block at the top of a model card, by the hub's own writer."""
     task = family.pipeline or "feature-extraction"
     results = [
         EvalResult(
@@ -106,7 +106,7 @@ def front_matter(
 
 
 def check_name(repo: str) -> None:
-    """Raises UserError where `repo` cannot be the name of a repository."""
+    """Raise UserError where `repo` cannot be the name of a repository."""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -116,7 +116,7 @@ def check_name(repo: str) -> None:
 
 
 def push(upload: Upload, repo: str, private: bool) -> Pushed:
-    """Sends all files in one commit to `repo`, which is made where it does not exist. Raises UserError where there is
+    """Send all files in one commit to `repo`, which is made where it does not exist. Raises UserError where there is
     no token, the hub cannot be reached, or it does not take them; a repository that exists and is public is no place
     for what is to be private."""
     token = _token()

@@ -38,7 +38,7 @@ class Parity:
 def check_parity(
     model: Model, folder: Path, family: Family, held_out: Examples, pad: int
 ) -> dict[str, Parity]:
-    """Compares `model` with what transformers loads from `folder`, each head of the family separately, at every token
+    """Compare `model` with what transformers loads from `folder`, each head of the family separately, at every token
     of EXAMPLES of `held_out`. `model` is left in float32 and evaluation mode. `pad` is the id of [PAD].
 
     Raises UserError where keys are missing or left over, weights are not tied, or a head's logits differ."""
@@ -97,7 +97,7 @@ def _loaded(folder: Path, export_class: str) -> transformers.PreTrainedModel:
 
 
 def _batches(held_out: Examples) -> Iterator[MicroBatch]:
-    """Pairs of a short and a long example, so that one of them is padded on the other side, with a prediction
+    """Yield pairs of a short and a long example, so that one of them is padded on the other side, with a prediction
     asked for at every token; two at a time, since a row of logits is as long as the vocabulary."""
     if not len(held_out):
         raise UserError("no example to compare the exported model on", remedy="set data.held_out above 0")

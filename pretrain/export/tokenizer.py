@@ -35,7 +35,7 @@ def vocabulary_of(tokenizer_json: str) -> VocabularyStamp:
 def write_tokenizer(
     tokenizer_json: str, folder: Path, max_length: int, inputs: tuple[str, ...] = INPUTS
 ) -> None:
-    """Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and what else holds a vocabulary of its
+    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and what else holds a vocabulary of its
     kind into `folder`. A WordPiece vocabulary loads as BERT's own tokenizer class, others as the general one; either
     returns `inputs`.
 

@@ -42,7 +42,7 @@ def export(
     overwrite: bool = False,
     proven: Callable[[Model], None] = lambda model: None,
 ) -> dict[str, Parity]:
-    """Writes config.json, model.safetensors, tokenizer files and README.md (from `card`) to the folder `out`; for an
+    """Write config.json, model.safetensors, tokenizer files and README.md (from `card`) to the folder `out`; for an
     objective of several families, to a folder in it for each of them.
 
     `state` maps our parameter names to float32 tensors, with or without vocabulary padding. The folder appears
@@ -73,19 +73,19 @@ def export(
 
 
 def family_folders(names: Sequence[str], out: Path) -> dict[Path, Family]:
-    """Where each family of an objective is exported to: `out` itself, or a folder in it for each of several."""
+    """Say where each family of an objective is exported to: `out` itself, or a folder in it for each of several."""
     families = [FAMILIES[name] for name in names]
     return {out / family.folder if len(families) > 1 else out: family for family in families}
 
 
 def write_config(family: Family, fields: Config, folder: Path) -> None:
-    """Writes config.json."""
+    """Write config.json."""
     kind = transformers.CONFIG_MAPPING[family.model_type]
     kind(**fields, architectures=[family.export_class], dtype="float32").save_pretrained(folder)
 
 
 def write_weights(model: Model, family: Family, fields: Config, folder: Path) -> None:
-    """Writes model.safetensors: float32, Hugging Face names, tied tensors once, no vocabulary padding."""
+    """Write model.safetensors: float32, Hugging Face names, tied tensors once, no vocabulary padding."""
     state = without_padding(model, {n: p.detach().float() for n, p in model.named_parameters()})
     tensors = {name: t.contiguous() for name, t in family.to_hugging_face(state, fields).items()}
     try:
@@ -98,7 +98,7 @@ def write_weights(model: Model, family: Family, fields: Config, folder: Path) ->
 
 
 def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
-    """Writes maskmill.json: the SHA-256 of every other file, which `maskmill inspect` and `maskmill push` verify, the
+    """Write maskmill.json: the SHA-256 of every other file, which `maskmill inspect` and `maskmill push` verify, the
     proof that was passed, and the step of the run."""
     hashes = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     proof = {head: asdict(found) for head, found in parity.items()}
@@ -107,7 +107,7 @@ def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
 
 
 def set_modes_by_umask(folder: Path) -> None:
-    """Gives every file under `folder` the mode of a newly created one: safetensors makes its files 0600, whatever the
+    """Give every file under `folder` the mode of a newly created one: safetensors makes its files 0600, whatever the
     umask is, so that a group that may read the folder could not load the model."""
     probe = folder / f".{secrets.token_hex(4)}"  # asking for the umask would set it, for all threads
     probe.touch()

@@ -120,14 +120,14 @@ def in_short(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
 
 
 def led_by(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """What leads of a training line, after where it is predicted; empty where it has none, or no more than the loss
+    """Say what leads of a training line, after where it is predicted; empty where it has none, or no more than the loss
     that is minimised."""
     scores = [score for score in leading(line, prefix="", headline=headline) if not score.pairs]
     return f"{leading_kind(headline).tag} {'  '.join(map(str, scores))}".strip() if scores else ""
 
 
 def held_out_words(figures: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """The figures of an evaluation, each beside what a model without context would have."""
+    """Return the figures of an evaluation, each beside what a model without context would have."""
     scores = "  ".join(map(str, leading(figures, headline=headline)))
     if number(figures.get(f"{HELD_OUT}{headline}")) is not None:
         return f"held-out {leading_kind(headline).at}".rstrip() + f": {scores}"
@@ -135,7 +135,7 @@ def held_out_words(figures: Mapping[str, Any], headline: str = HEADLINE) -> str:
 
 
 def held_out_rows(step: int, figures: Mapping[str, Any], headline: str = HEADLINE) -> list[str]:
-    """The same in up to two rows, for where there is little room to the right."""
+    """Put the same into up to two rows, for where there is little room to the right."""
     scores = leading(figures, headline=headline)
     losses = [str(score) for score in scores if not score.is_share]
     shares = [str(score) for score in scores if score.is_share]

@@ -151,7 +151,7 @@ class Panel(Lines):
             self._losses, self._every = self._losses[::2], 2 * self._every
 
     def _painted(self) -> RenderableType:
-        """The panel as it is now; on a terminal with no room for it, one line."""
+        """Return the panel as it is now; on a terminal with no room for it, one line."""
         if self._console.height < 14 or self._console.width < 44:
             return Text(self._position(), no_wrap=True, overflow="crop")
         rows = Table.grid(padding=(0, 2), expand=True)
@@ -217,7 +217,7 @@ class Panel(Lines):
         return rows
 
     def _held_out_rows(self) -> list[tuple[str, RenderableType]]:
-        """The figures of the newest evaluation, each beside its baseline."""
+        """Return the figures of the newest evaluation, each beside its baseline."""
         if self._held_out is None:
             return []
         step, figures = self._held_out
@@ -243,7 +243,7 @@ class Panel(Lines):
         return kind.at or kind.subject
 
     def _led(self) -> str:
-        """The training figures that lead, without where they are predicted."""
+        """Return the training figures that lead, without where they are predicted."""
         return led_by(self._line, self._headline).removeprefix(leading_kind(self._headline).tag).strip()
 
     def _total(self) -> str:
@@ -270,7 +270,7 @@ class Panel(Lines):
 
 
 def sparkline(values: list[float], width: int, levels: str = BLOCKS) -> str:
-    """The values as a row of at most `width` blocks, each the mean of its share of them, low to high."""
+    """Return the values as a row of at most `width` blocks, each the mean of its share of them, low to high."""
     count = min(width, len(values))
     bins = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
     means = [sum(part) / len(part) for part in bins]

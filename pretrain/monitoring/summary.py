@@ -44,7 +44,7 @@ def begun(
 
 
 def phases_of(plans: list[Plan]) -> list[dict[str, Any]]:
-    """The named phases in short; none where the run has but one without a name."""
+    """Return the named phases in short; none where the run has but one without a name."""
     return [_in_short(plan.phase) for plan in plans] if plans[0].phase.name else []
 
 
@@ -55,5 +55,5 @@ def _in_short(phase: Phase) -> dict[str, Any]:
 
 
 def now() -> str:
-    """The time of day, to the second, with its zone."""
+    """Return the time of day, to the second, with its zone."""
     return datetime.now(UTC).isoformat(timespec="seconds")

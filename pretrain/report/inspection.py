@@ -27,7 +27,7 @@ from pretrain.run.tolerant_json import is_number
 
 
 def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> None:
-    """Prints what `describe` found in `path`. Raises UserError where a checkpoint is damaged."""
+    """Print what `describe` says of `path`. Raises UserError where a checkpoint is damaged."""
     if as_json:
         print(json.dumps(facts, indent=1, sort_keys=True))
     elif facts["kind"] == "run":
@@ -39,7 +39,7 @@ def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> 
             f"damaged: {'; '.join(damaged.values())}",
             where=path,
             expected=f"{len(facts['checkpoints']) + len(damaged)} whole checkpoints",
-            remedy="maskmill train goes on from the newest whole one",
+            remedy="maskmill train resumes from the newest whole one",
         )
 
 
@@ -126,7 +126,7 @@ def _model(path: Path) -> dict[str, Any]:
 
 
 def _model_hashes(path: Path) -> str:
-    """Raises UserError for the first file of an exported model whose bytes are not those that were written."""
+    """Raise UserError for the first file of an exported model whose bytes are not those that were written."""
     note = path / NOTE
     if not note.is_file():
         return "none: not exported by Maskmill"
@@ -150,7 +150,7 @@ def _show(facts: dict[str, Any], console: Console) -> None:
 
 
 def _show_run(facts: dict[str, Any], path: Path, console: Console) -> None:
-    """The few figures that a person asks for first; the rest is in --json and in the report."""
+    """Print the few figures that a person asks for first; the rest is in --json and in the report."""
     table = Table(title=f"run {path}", show_header=False, title_justify="left")
     for name, value in run_headlines(facts, read_metrics(path)):
         table.add_row(escape(name), escape(value))
@@ -158,7 +158,7 @@ def _show_run(facts: dict[str, Any], path: Path, console: Console) -> None:
 
 
 def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """What a run came to, in words: (what, figure)."""
+    """Say what a run came to, in words: (what, figure)."""
     rows = [
         (
             "status",
@@ -184,7 +184,7 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
 
 
 def _learning(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """What leads beside its baselines, then what copying could do, then what is wrong."""
+    """Say what leads beside its baselines, then what copying could do, then what is wrong."""
     data = facts.get("data")
     figures = with_majority(facts, data.get("held_out") if isinstance(data, dict) else None)
     evaluated = [line for line in lines if line.get("kind") == "eval"]

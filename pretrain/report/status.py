@@ -88,7 +88,7 @@ class Status:
 
 
 def read_status(folder: Path, now: float | None = None) -> Status:
-    """The status of the run in `folder`, which need not be there yet; `now`: seconds since 1970."""
+    """Return the status of the run in `folder`, which need not be there yet; `now`: seconds since 1970."""
     now = time.time() if now is None else now
     status = Status(folder)
     summary, run, heartbeat = (
@@ -221,7 +221,7 @@ def _patience(status: Status) -> float:
 def _judge(
     status: Status, alive: str, at: float, patience: float, what: str, heartbeat: dict[str, Any], now: float
 ) -> None:
-    """A run that has not said that it ended: it runs, is stalled, or died without a word."""
+    """Judge a run that has not said that it ended: it runs, is stalled, or died without a word."""
     status.quiet = max(0.0, now - at)
     if heartbeat and is_dead(heartbeat):
         status.health, status.why = CRASHED, "its process is gone and said nothing: it was killed"
@@ -239,7 +239,7 @@ def _judge(
 
 
 def _find_error(status: Status, since: float) -> bool:
-    """Finds the last line that tells an error in the logs written to since then; of several logs, in the one that was
+    """Find the last line that tells an error in the logs written to since then; of several logs, in the one that was
     written to first. Whether it is also the log's last line: an earlier one may be of an attempt before."""
     logs = [
         (at, path) for path in (status.folder / "logs").glob("*.log") if (at := _changed(path)) is not None

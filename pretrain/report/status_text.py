@@ -13,7 +13,7 @@ from pretrain.run.tolerant_json import table
 
 
 def in_words(status: Status, again: str) -> str:
-    """The status in a few lines; `again`: the command that starts the run, as far as it is known."""
+    """Return the status in a few lines; `again`: the command that starts the run, as far as it is known."""
     where = f"step {status.step:,}"
     if status.steps:
         where += f" of {status.steps:,} ({status.step / status.steps:.1%})"
@@ -37,7 +37,7 @@ def in_words(status: Status, again: str) -> str:
 
 
 def what_next(status: Status, again: str) -> str:
-    """What a person does about it."""
+    """Say what a person does about it."""
     logs, numbers = status.folder / "logs", ",".join(str(job.get("job")) for job in status.jobs)
     if status.health == NOT_STARTED:
         if numbers:
@@ -49,23 +49,23 @@ def what_next(status: Status, again: str) -> str:
         if model := exported_model(status):
             return f"maskmill report {status.folder}; the model is in {model}"
         return f"maskmill export {status.folder}"
-    # a job of Slurm that was stopped at its time limit, or failed, may be about to go on by itself
-    first = f"squeue --jobs={numbers} says whether Slurm starts it again; if not, " if numbers else ""
+    # a job of Slurm that was stopped at its time limit, or failed, may be about to resume by itself
+    first = f"squeue --jobs={numbers} says whether Slurm restarts it; if not, " if numbers else ""
     if status.health == STOPPED:
-        return f"{first}the same command goes on from there: {again}"
+        return f"{first}rerun to resume: {again}"
     if status.health == STALLED:
         job = f"squeue --jobs={status.job}; " if status.job else ""
         return (
             f"{job}look at the end of the logs in {logs}; a rank that hangs is ended after run.step_limit seconds and "
-            "started again; if no process is left, the same command goes on from the newest checkpoint"
+            "restarted; if no process is left, rerun the same command to resume from the newest checkpoint"
         )
     assert status.health == CRASHED
-    place = f"from step {status.checkpoint_step:,}" if status.checkpoint else "from the beginning"
-    return f"{first}put right what the error says (logs in {logs}), then the same command goes on {place}: {again}"
+    place = f"resume from step {status.checkpoint_step:,}" if status.checkpoint else "start over"
+    return f"{first}fix what the error says (logs in {logs}), then rerun to {place}: {again}"
 
 
 def exported_model(status: Status) -> Path | None:
-    """The run's own export, if there is one of its newest checkpoint."""
+    """Return the run's own export, if there is one of its newest checkpoint."""
     steps = [table(folder / NOTE).get("step") for folder in model_folders(status.folder / EXPORT)]
     step = steps[0] if steps else None
     there = step is not None and status.checkpoint_step in (None, step)
@@ -73,14 +73,14 @@ def exported_model(status: Status) -> Path | None:
 
 
 def _leads(status: Status) -> str:
-    """Where the figures that lead are predicted; `learnt` where that is not said, or where there are none."""
+    """Say where the figures that lead are predicted; `learnt` where that is not said, or where there are none."""
     at = leading_kind(status.headline).at
     known = any(f"{prefix}{status.headline}" in status.figures for prefix in ("", HELD_OUT))
     return at if at and known else "learnt"
 
 
 def _scores(status: Status) -> str:
-    """What leads, on held-out text beside its baselines; in training where nothing was held out."""
+    """Say what leads, on held-out text beside its baselines; in training where nothing was held out."""
     held_out = ", ".join(map(str, leading(status.figures, headline=status.headline)))
     trained = leading(status.figures, prefix="", headline=status.headline)
     words = f"{held_out}, held out" if held_out else ""
@@ -89,7 +89,7 @@ def _scores(status: Status) -> str:
 
 
 def _losses(status: Status) -> str:
-    """The loss that is minimised, named for what it adds up."""
+    """Return the loss that is minimised, named for what it adds up."""
     parts = [f"{status.loss:.3f} in training" if status.loss is not None else ""]
     if status.held_out_loss is not None:
         parts.append(f"{status.held_out_loss:.3f} held out")
@@ -110,7 +110,7 @@ def _time_left(status: Status) -> str:
         return ""
     left = duration(status.seconds_left)
     if status.health != RUNNING:
-        return f"{left} once it goes on"
+        return f"{left} once resumed"
     if status.seconds_left > 86_400 * 3650:
         return f"{left}"
     return f"{left}, until {datetime.now() + timedelta(seconds=status.seconds_left):%Y-%m-%d %H:%M}"
@@ -136,7 +136,7 @@ def _attempts(status: Status) -> str:
 
 
 def command_again(status: Status, source: str) -> str:
-    """The command that the run itself recorded; else the one that starts the recipe that `source` names."""
+    """Return the command that the run itself recorded; else the one that starts the recipe that `source` names."""
     if status.command:
         return status.command
     return f"maskmill train {source}" if not Path(source).is_dir() else "maskmill train RECIPE"

@@ -99,11 +99,11 @@ class Family:
     """Of the model's page on the hub."""
 
     def encoder(self, run: RunConfig) -> EncoderSettings:
-        """The settings of the encoder that the folder holds."""
+        """Return the settings of the encoder that the folder holds."""
         return run.encoder
 
     def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
-        """The fields of config.json, but for those that name class and dtype."""
+        """Return the fields of config.json, but for those that name class and dtype."""
         encoder = self.encoder(run)
         fields = {ours: _field(entry) for ours, entry in self.fields.items()}
         return {
@@ -114,7 +114,7 @@ class Family:
         }
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """The encoder settings that a config.json states, by name; None for what it lacks or we do not have."""
+        """Return the encoder settings that a config.json states, by name; None for what it lacks or we do not have."""
         known = {**self.defaults, **config}
         fields = {ours: _field(entry) for ours, entry in self.fields.items()}
         return {
@@ -123,7 +123,7 @@ class Family:
         }
 
     def differences(self, config: Config, run: RunConfig, vocabulary_size: int) -> list[str]:
-        """How a config.json differs from the settings of a run that is to start from its weights, one line each."""
+        """Say how a config.json differs from the settings of a run that is to start from its weights, one line each."""
         encoder, theirs = self.encoder(run), self.settings(config)
         found = [
             f"encoder.{ours} is {getattr(encoder, ours)}, {_field(entry).name} {config.get(_field(entry).name)}"
@@ -220,7 +220,7 @@ class Family:
         raise KeyError(f"{name} of {self.export_class} has no place here")
 
     def _sources(self, stored: "Mapping[str, Tensor]", where: Path) -> "dict[str, Tensor]":
-        """The tensors that are parameters, by today's names: no buffers, one of each tied pair."""
+        """Return the tensors that are parameters, by today's names: no buffers, one of each tied pair."""
         named = {}
         for name, tensor in stored.items():
             for old, new in self.legacy.items():
@@ -255,7 +255,7 @@ def _same(value: Any, _: object = None) -> Any:
 
 
 def _matched(pattern: str, name: str) -> dict[str, str] | None:
-    """The numbers of `name`, and its ending where `pattern` stands for both; None where they do not match."""
+    """Return the numbers of `name`, and its ending where `pattern` stands for both; None where they do not match."""
     found = _compiled(pattern).fullmatch(name)
     return {key: value or "" for key, value in found.groupdict().items()} if found else None
 
@@ -267,7 +267,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _places(batch: "MicroBatch") -> "tuple[Tensor, Tensor]":
-    """The example of each token of the run, and its position there."""
+    """Return the example of each token of the run, and its position there."""
     return (batch.positions == 0).cumsum(0) - 1, batch.positions
 
 

@@ -33,7 +33,7 @@ def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
 
 
 def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
-    """Raises UserError listing how the folder's config.json differs from the run's settings, dropout aside."""
+    """Raise UserError listing how the folder's config.json differs from the run's settings, dropout aside."""
     family, config = family_of(folder)
     if differences := family.differences(config, run, vocabulary_size):
         raise UserError(
@@ -42,7 +42,7 @@ def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files. Raises UserError where it has none."""
+    """Return the folder's safetensors files. Raises UserError where it has none."""
     paths = sorted(folder.glob("model*.safetensors"))
     if not paths:
         remedy = (

@@ -33,10 +33,10 @@ ADVICE = {
     "damaged": "Prepare the named shard again, or restore it; `maskmill inspect SHARDS` finds all that are damaged.",
     "disk": "Make room now, or lower checkpoint.keep: a checkpoint that does not fit is given up, and a crash then "
     "loses the steps since the one before.",
-    "restart": "It goes on by itself from the newest checkpoint; if it comes again, read logs/rank-N.log in the run "
+    "restart": "It resumes by itself from the newest checkpoint; if it recurs, read logs/rank-N.log in the run "
     "folder.",
-    "failed": "Read the line above and logs/rank-N.log in the run folder; the same command goes on from the newest "
-    "checkpoint.",
+    "failed": "Read the line above and logs/rank-N.log in the run folder; rerun the same command to resume from the "
+    "newest checkpoint.",
 }
 """What to do about each cause."""
 
@@ -89,7 +89,7 @@ class Alerts:
 
 
 def disk_nearly_full(folder: Path, checkpoint_bytes: float) -> str:
-    """What to tell of the disk that `folder` is on; empty where there is room enough."""
+    """Say what to tell of the disk that `folder` is on; empty where there is room enough."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:  # gone for a while: the checkpoint's own line tells

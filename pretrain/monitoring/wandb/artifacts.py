@@ -28,7 +28,7 @@ ArtifactOf = tuple[str, str, Mapping[str, bytes | Path], dict[str, Any]]
 
 
 def index_artifact(index: Index) -> ArtifactOf:
-    """The artifact that stands for a folder of shards."""
+    """Describe a folder of shards as an artifact."""
     files = {name: read_bytes(index.path(name)) for name in (INDEX, TOKENIZER)}
     facts = {
         "sha256": index.identity,
@@ -42,13 +42,13 @@ def index_artifact(index: Index) -> ArtifactOf:
 
 
 def checkpoint_artifact(checkpoint: Checkpoint, run_id: str) -> ArtifactOf:
-    """The artifact that stands for a checkpoint: its marker alone, which names every file with its SHA-256."""
+    """Describe a checkpoint as an artifact: its marker alone, which names every file with its SHA-256."""
     files = {MARKER: checkpoint.folder / MARKER}
     return f"checkpoint-{run_id}", "checkpoint", files, {"step": checkpoint.step, "run": run_id}
 
 
 def inputs_of_training(connection: Connection, config: RunConfig) -> None:
-    """Links the index of each phase as an input of the run."""
+    """Link the index of each phase as an input of the run."""
     if config.monitor.artifacts == NONE or not connection.online:
         return
     for phase in phases_of(config):
@@ -57,7 +57,7 @@ def inputs_of_training(connection: Connection, config: RunConfig) -> None:
 
 
 def outputs_of_training(connection: Connection, config: RunConfig, run_id: str) -> None:
-    """Sends the marker of the newest checkpoint as an output of the run."""
+    """Send the marker of the newest checkpoint as an output of the run."""
     whole = checkpoints(Path(config.run.dir))
     if config.monitor.artifacts != NONE and connection.online and whole:
         checkpoint = open_checkpoint(whole[-1])
@@ -65,7 +65,7 @@ def outputs_of_training(connection: Connection, config: RunConfig, run_id: str) 
 
 
 def as_far_as_it_goes(call: Callable[..., None], connection: Connection, *others: Any) -> None:
-    """Links or sends artifacts; a run without them is a run: shards may be on another machine."""
+    """Link or send artifacts; a run without them is a run: shards may be on another machine."""
     try:
         call(connection, *others)
     except Exception as error:
@@ -73,7 +73,7 @@ def as_far_as_it_goes(call: Callable[..., None], connection: Connection, *others
 
 
 def record_prepare(config: RunConfig, index: Index) -> None:
-    """A run of the job type `prepare` for shards that were just made, where monitor.tracker is wandb."""
+    """Log a run of the job type `prepare` for shards that were just made, where monitor.tracker is wandb."""
     if config.monitor.tracker != "wandb":
         return
 
@@ -87,7 +87,7 @@ def record_prepare(config: RunConfig, index: Index) -> None:
 
 
 def record_export(run: Path, checkpoint: Checkpoint, model: Path) -> None:
-    """A run of the job type `export` for a model that was just exported from a checkpoint of `run`, where its
+    """Log a run of the job type `export` for a model that was just exported from a checkpoint of `run`, where its
     monitor.tracker is wandb."""
     known, config = read_run(run), settings_of(run)
     if known is None or config is None or config.monitor.tracker != "wandb":
@@ -109,7 +109,7 @@ def record_export(run: Path, checkpoint: Checkpoint, model: Path) -> None:
 
 
 def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
-    """A whole run on W&B; what goes wrong with it is told and does no harm to what was made."""
+    """Log a whole run on W&B; what goes wrong with it is told and does no harm to what was made."""
     try:
         connection = begin(stage)
         record(connection)
@@ -120,7 +120,7 @@ def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
 
 
 def settings_of(run: Path) -> RunConfig | None:
-    """The settings that a run folder keeps; None where it has none that can be read."""
+    """Return the settings that a run folder keeps; None where it has none that can be read."""
     from pretrain.run.folder import read_config
 
     try:

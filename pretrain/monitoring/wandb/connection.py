@@ -37,7 +37,7 @@ class Connection:
         return str(self._run.url or "")
 
     def log(self, point: Point) -> None:
-        """A point; it travels in the background."""
+        """Send a point; it travels in the background."""
         wandb = _wandb()
 
         def drawn(value: float | Bars) -> Any:
@@ -48,15 +48,15 @@ class Connection:
         self._run.log({key: drawn(value) for key, value in point.items()})
 
     def summarize(self, values: dict[str, Any]) -> None:
-        """Figures of the whole run, beside its newest point."""
+        """Give the figures of the whole run, beside its newest point."""
         self._run.summary.update(values)
 
     def alert(self, title: str, text: str, error: bool, wait: float) -> None:
-        """A message to whoever watches the project; of one title, the server passes on one in `wait` seconds."""
+        """Send a message to whoever watches the project; of one title, the server passes on one in `wait` seconds."""
         self._run.alert(title=title, text=text, level="ERROR" if error else "WARN", wait_duration=wait)
 
     def uses(self, name: str, kind: str, files: Mapping[str, bytes | Path], facts: dict[str, Any]) -> None:
-        """Says that this run has these files as its input: the version of the artifact that has them, or a new one.
+        """Say that this run has these files as its input: the version of the artifact that has them, or a new one.
         Offline nothing: W&B cannot link then, `maskmill sync` does later."""
         if self.online:
             artifact = _artifact(name, kind, files, facts)
@@ -65,11 +65,11 @@ class Connection:
     def makes(
         self, name: str, kind: str, files: Mapping[str, bytes | Path], facts: dict[str, Any], alias: str
     ) -> None:
-        """Uploads these files as the output of this run."""
+        """Upload these files as the output of this run."""
         self._run.log_artifact(_artifact(name, kind, files, facts), aliases=["latest", alias])
 
     def finish(self, exit_code: int = 0, preempted: bool = False) -> bool:
-        """Ends this attempt; whether the server has all of it. False offline."""
+        """End this attempt; return whether the server has all of it. False offline."""
         if preempted:
             self._run.mark_preempting()
         try:
@@ -80,12 +80,12 @@ class Connection:
 
 
 def has_key() -> bool:
-    """Whether W&B is to be reached: there is a key, and WANDB_MODE does not forbid it."""
+    """Tell whether W&B is to be reached: there is a key, and WANDB_MODE does not forbid it."""
     return not why_offline()
 
 
 def why_offline() -> str:
-    """What keeps W&B from being reached, with what to do; empty where nothing does."""
+    """Say what keeps W&B from being reached, with what to do; empty where nothing does."""
     mode = os.environ.get("WANDB_MODE", "online")
     if mode in ("offline", "disabled"):
         return f"WANDB_MODE={mode}"
@@ -103,7 +103,7 @@ def begin(stage: Stage) -> Connection:
         return start(stage, online=False)
     try:
         return start(stage, online=True)
-    except Exception as error:  # a firewall, a server that is down: the run goes on, `maskmill sync` sends it
+    except Exception as error:  # a firewall, a server that is down: the run continues, `maskmill sync` sends it
         warn(f"W&B cannot be reached, going on offline: {first_line(error)}")
         _wandb().teardown()  # W&B's own process still holds the run's id for the attempt that failed
         return start(stage, online=False)
@@ -139,19 +139,19 @@ def start(stage: Stage, online: bool) -> Connection:
 
 
 def default_entity() -> str:
-    """The user or team that the key is of."""
+    """Return the user or team that the key is of."""
     return str(_wandb().Api().default_entity)
 
 
 def make_project(entity: str, project: str) -> None:
-    """Makes the project unless it is there."""
+    """Make the project unless it is there."""
     api = _wandb().Api()
     if project not in {known.name for known in api.projects(entity)}:
         api.create_project(project, entity)
 
 
 def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
-    """Calls, and goes on after so many seconds in any case; what went wrong is told, with `otherwise`."""
+    """Call, and continue after so many seconds in any case; warn of what went wrong, with `otherwise`."""
     wrong: list[Exception] = []
 
     def tried() -> None:
@@ -174,12 +174,12 @@ def first_line(error: Exception) -> str:
 
 
 def tell(text: str) -> None:
-    """Prints a line for the person in front of the run; only what a rank writes to stdout is shown there."""
+    """Print a line for the person in front of the run; only what a rank writes to stdout is shown there."""
     print(f"maskmill: {text}", flush=True)
 
 
 def warn(text: str) -> None:
-    """A line for the person in front of the run: of a rank, only what goes to stdout is shown there."""
+    """Print a warning for the person in front of the run: of a rank, only what goes to stdout is shown there."""
     print(f"maskmill: WARNING: {text}", flush=True)
 
 

@@ -1,8 +1,8 @@
 """Draw a W&B workspace and a report of a project or run, or print their spec as JSON. The only import of
 wandb-workspaces.
 
-Dashboards are code: what they show is dashboard_panels.py's table, and calling this again after a change makes them
-anew.
+Dashboards are code: what they show is dashboard_panels.py's table, and calling this again after a change re-creates
+them.
 """
 
 import importlib
@@ -43,7 +43,7 @@ class Target:
 
 
 def target_of(source: str, entity: str = "") -> Target:
-    """What `source` names: a run folder, `project`, or `entity/project`. Raises UserError."""
+    """Say what `source` names: a run folder, `project`, or `entity/project`. Raises UserError."""
     folder = Path(source)
     if folder.is_dir():
         config = settings_of(folder)
@@ -64,7 +64,7 @@ def target_of(source: str, entity: str = "") -> Target:
 
 
 def as_values(target: Target) -> dict[str, Any]:
-    """The spec of both, as W&B keeps it; made without a network."""
+    """Return the spec of both, as W&B keeps it; made without a network."""
     _need_library()
     workspace, report = _workspace(target), _report(target, online=False)
     return {
@@ -74,7 +74,7 @@ def as_values(target: Target) -> dict[str, Any]:
 
 
 def create(target: Target) -> dict[str, str]:
-    """Makes both on W&B, and the project where there is none; returns the address of each. Raises UserError without a
+    """Make both on W&B, and the project where there is none; return the address of each. Raises UserError without a
     key, a server, or the library."""
     _need_library()
     if not has_key():

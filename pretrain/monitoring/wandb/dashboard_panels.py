@@ -38,7 +38,7 @@ class Section:
 
 
 def sections(objective: str = "", optimizer: str = "") -> list[Section]:
-    """The dashboard of runs of `objective` with `optimizer`; empty: of any."""
+    """Return the dashboard of runs of `objective` with `optimizer`; empty: of any."""
     return [_learning(objective), _speed(), _optimizer(optimizer), _health()]
 
 
@@ -98,7 +98,7 @@ def _question(leads: list[Kind], pairs: bool) -> str:
 
 
 def _leading(kind: Kind) -> list[Panel]:
-    """What leads, each figure beside its baseline."""
+    """Say what leads, each figure beside its baseline."""
     name = kind.name
     accuracy = (f"{name}_accuracy", f"{HELD_OUT}{name}_accuracy", f"{HELD_OUT}{name}_majority")
     losses = (f"{name}_loss", f"{HELD_OUT}{name}_loss")

@@ -29,7 +29,7 @@ class Bars(NamedTuple):
 
 
 def point_of(line: dict[str, Any]) -> dict[str, float | Bars]:
-    """What W&B gets of a line: its numbers, and of numbers by rank or by layer the bars."""
+    """Say what W&B gets of a line: its numbers, and of numbers by rank or by layer the bars."""
     point: dict[str, float | Bars] = {k: v for k, v in line.items() if isinstance(v, int | float)}
     for field, curve in BY_RANK.items():
         if values := line.get(field):

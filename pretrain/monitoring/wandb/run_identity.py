@@ -78,18 +78,18 @@ def export_stage(run: Path, config: RunConfig, run_id: str, step: int) -> Stage:
 
 
 def group_of(folder: Path, wanted: str = "") -> str:
-    """What the stages of one training have in common on W&B."""
+    """Say what the stages of one training have in common on W&B."""
     return wanted or folder.resolve().name
 
 
 def folder_name(folder: str) -> str:
-    """The last part of a path or URI, as an artifact may be called."""
+    """Return the last part of a path or URI, as an artifact may be called."""
     return re.sub(r"[^\w.-]+", "-", folder.rstrip("/").rpartition("/")[2]) or "shards"
 
 
 @cache
 def code_version() -> dict[str, Any]:
-    """The installed version; of a working tree also its commit, and whether files differ from it."""
+    """Return the installed version; of a working tree also its commit, and whether files differ from it."""
     try:
         found: dict[str, Any] = {"version": version("maskmill")}
     except PackageNotFoundError:

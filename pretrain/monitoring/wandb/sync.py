@@ -19,7 +19,7 @@ from pretrain.run.uploaded import Uploaded, agreed
 
 
 def sync_run(folder: Path) -> int:
-    """Sends the lines of metrics.jsonl that W&B has not yet, whatever the number of attempts, and where
+    """Send the lines of metrics.jsonl that W&B has not yet, whatever the number of attempts, and where
     monitor.artifacts says so the artifacts; returns the number of lines. Raises UserError without a key or a
     server."""
     known, config = read_run(folder), artifacts.settings_of(folder)

@@ -1,8 +1,8 @@
 """Track metrics in metrics.jsonl first, then on W&B: the tracker of `monitor.tracker=wandb`.
 
 W&B is fed with the lines of metrics.jsonl under the run's own `step` axis and never decides what is true. Whatever it
-does, training goes on: on its first failure this attempt goes on without it, and the next attempt or `maskmill sync` sends
-what it has not.
+does, training continues: on its first failure this attempt continues without it, and the next attempt or `maskmill
+sync` sends what it has not.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,12 @@ class Wandb:
         self._link(artifacts.inputs_of_training)
 
     def log(self, line: dict[str, Any]) -> None:
-        """Writes the line to metrics.jsonl first, then hands its numbers to W&B."""
+        """Write the line to metrics.jsonl first, then hand its numbers to W&B."""
         self._lines.log(line)
         self._try(lambda connection: self._hand_over(connection, line))
 
     def alert(self, cause: str, text: str) -> None:
-        """Tells those who watch the project, at most once a cause and interval."""
+        """Tell those who watch the project, at most once a cause and interval."""
         if alert := self._alerts.due(cause, text):
             wait = self._alerts.every
             self._try(lambda connection: connection.alert(*alert, wait))
@@ -57,7 +57,7 @@ class Wandb:
         self._uploaded = Uploaded.read(self._folder) or self._uploaded
 
     def close(self, status: str = "finished") -> None:
-        """Ends both; an online run is then complete on the server, or a line says how to make it so."""
+        """End both; an online run is then complete on the server, or a line says how to make it so."""
         self._lines.close()
         self._link(artifacts.outputs_of_training, self._id)
         self._try(lambda connection: self._finish(connection, status))
@@ -71,7 +71,7 @@ class Wandb:
             )
 
     def _catch_up(self, connection: Connection) -> None:
-        """What earlier attempts logged offline, or lost on the way, comes first."""
+        """Send first what earlier attempts logged offline, or lost on the way."""
         if not connection.online:
             return
         lines = read_metrics(self._folder)
@@ -114,6 +114,6 @@ class Wandb:
 
 
 def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:
-    """What the training in `folder` is on W&B."""
+    """Say what the training in `folder` is on W&B."""
     known = read_run(folder)
     return train_stage(folder, settings, run_id, config, known["identity"] if known else {})

@@ -22,7 +22,7 @@ WORSE = 0.02
 
 @dataclass(frozen=True)
 class Advice:
-    """What was found, what to do, and whether it is grave."""
+    """What is wrong, what to do, and whether it is grave."""
 
     what: str
     remedy: str
@@ -30,7 +30,7 @@ class Advice:
 
 
 def advice_section(run: RunRecord) -> str:
-    """The warnings as a list, the grave ones first; empty where there are none."""
+    """Return the warnings as a list, the grave ones first; empty where there are none."""
     found = sorted(advice(run), key=lambda one: not one.grave)
     items = "".join(
         f'<li class="{"grave" if one.grave else "mild"}"><b>{escape(one.what)}</b> {escape(one.remedy)}</li>'
@@ -52,9 +52,9 @@ def _ends(run: RunRecord) -> list[Advice]:
     if run.status == "failed":
         error = redact(str(run.summary.get("error") or "It left no message."))
         back = (
-            f"Once the cause is gone, the same command goes on from step {text(run.checkpoints[-1].step)}."
+            f"Fix the cause, then rerun the same command to resume from step {text(run.checkpoints[-1].step)}."
             if run.checkpoints
-            else "There is no checkpoint: the same command begins anew."
+            else "There is no checkpoint: the same command starts from the beginning."
         )
         found.append(Advice(f"The run failed: {error}", f"Look at logs/rank-N.log. {back}", grave=True))
     if len(run.lost) > 0:
@@ -147,7 +147,7 @@ def _learning(run: RunRecord) -> list[Advice]:
 
 
 def _risen(points: Points) -> float | None:
-    """The step of the lowest value, where the newest is clearly above it."""
+    """Return the step of the lowest value, where the newest is clearly above it."""
     finite = np.isfinite(points.values)
     values, steps = points.values[finite], points.steps[finite]
     if len(values) < 3:
@@ -183,5 +183,5 @@ def _files(run: RunRecord) -> list[Advice]:
     ]
     planned = number(run.summary.get("steps"))
     if run.status == "stopped" and planned:
-        found.append(Advice("The run was stopped before its end.", "The same command goes on with it."))
+        found.append(Advice("The run was stopped before its end.", "Rerun the same command to resume."))
     return found

@@ -11,7 +11,7 @@ MAX_ROWS = 16
 
 
 def blanks_section(run: RunRecord) -> str:
-    """The section; empty for a run that was not exported yet."""
+    """Return the section; empty for a run that was not exported yet."""
     rows = "".join(_row(sample) for sample in objects(run.samples.get("samples"))[:MAX_ROWS])
     if not rows:
         return ""

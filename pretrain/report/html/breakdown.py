@@ -38,7 +38,7 @@ def _of_a_step(run: RunRecord) -> str:
 
 
 def _of_the_run(run: RunRecord) -> str:
-    """Seconds of this run: evaluations and copies of checkpoints stand beside all else."""
+    """Count the seconds of this run: evaluations and copies of checkpoints stand beside all else."""
     seconds, spent = number(run.summary.get("seconds")), run.held_out.get("eval_seconds")
     blocked = sum(save.blocked for attempt in run.history for save in attempt.saves)
     evaluating = float(np.nansum(spent.values)) if spent is not None else 0.0
@@ -57,7 +57,7 @@ def _of_the_run(run: RunRecord) -> str:
 
 
 def _stack(id_: str, title: str, about: str, parts: dict[str, tuple[float, int]], unit: str) -> str:
-    """A bar in parts, each with its value and share beside it: the list is the table behind the picture."""
+    """Return a bar in parts, each with its value and share beside it: the list is the table behind the picture."""
     total = sum(value for value, _ in parts.values()) or 1.0
     at, bars = 0.0, ""
     for value, colour in parts.values():
@@ -79,7 +79,7 @@ def _stack(id_: str, title: str, about: str, parts: dict[str, tuple[float, int]]
 
 
 def _by_rank(run: RunRecord) -> str:
-    """How often each rank was the slowest, and by how much: at random is well, one alone is not."""
+    """Say how often each rank was the slowest, and by how much: at random is well, one alone is not."""
     ranks, ratios = run.train.get("slowest_rank"), run.train.get("slowest_rank_ratio")
     if ranks is None or ratios is None:
         return ""

@@ -39,7 +39,7 @@ def headline(run: RunRecord, advice: str) -> str:
 
 
 def verdict(run: RunRecord) -> str:
-    """How well the run did, or does so far, in a sentence."""
+    """Say how well the run did, or does so far, in a sentence."""
     kind, figures = run.kind, run.figures
     loss, unigram = (
         number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
@@ -58,7 +58,7 @@ def verdict(run: RunRecord) -> str:
 
 
 def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
-    """The same of an objective that leads with something else, or of a run that was not evaluated yet."""
+    """Say the same of an objective that leads with something else, or of a run that was not evaluated yet."""
     terms = [kind for kind in kinds_in(figures) if not kind.part and not kind.labels]
     for name, caveat in [
         (run.headline, ""),
@@ -76,7 +76,7 @@ def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
 
 
 def moment(value: Any) -> datetime | None:
-    """A moment written as ISO 8601 text."""
+    """Return a moment written as ISO 8601 text."""
     try:
         return datetime.fromisoformat(str(value))
     except ValueError:
@@ -84,7 +84,7 @@ def moment(value: Any) -> datetime | None:
 
 
 def elapsed(run: RunRecord) -> float | None:
-    """Seconds of training: the run's own count, else from its start to its end."""
+    """Count the seconds of training: the run's own count, else from its start to its end."""
     own = number(run.summary.get("seconds"))
     if own is not None:
         return own

@@ -23,7 +23,7 @@ DISTURBANCES = {"skip": "batch skipped", "rollback": "rolled back", "damaged": "
 
 
 def history_section(run: RunRecord) -> str:
-    """The section, empty for a run that kept no record of either."""
+    """Return the section, empty for a run that kept no record of either."""
     parts = [part for part in (_attempts(run), _checkpoints(run), _disturbances(run)) if part]
     return f'<section id="history"><h2>History</h2><div class="stackup">{"".join(parts)}</div></section>'
 
@@ -93,7 +93,7 @@ def _attempt_row(run: RunRecord, attempt: Attempt) -> str:
     hosts = ", ".join(attempt.hosts[:4]) + (
         f" and {len(attempt.hosts) - 4} more" if len(attempt.hosts) > 4 else ""
     )
-    status = {"lost": "killed or crashed", "running": "goes on"}.get(attempt.status, attempt.status)
+    status = {"lost": "killed or crashed", "running": "still running"}.get(attempt.status, attempt.status)
     cells = (
         f"{attempt.started:%Y-%m-%d %H:%M:%S} {attempt.started:%Z}",
         duration(seconds),
@@ -107,7 +107,7 @@ def _attempt_row(run: RunRecord, attempt: Attempt) -> str:
 
 
 def _reached(run: RunRecord, attempt: Attempt) -> float:
-    """The step that an attempt came to."""
+    """Return the step that an attempt came to."""
     told = attempt.last if attempt.last is not None else number(run.summary.get("step"))
     return max(float(told or 0), float(attempt.first), *(float(save.step) for save in attempt.saves), 0.0)
 
@@ -169,14 +169,14 @@ def _short(seconds: float) -> str:
 
 
 def _state(here: SavedCheckpoint | None) -> str:
-    """Whether a checkpoint is still there; the name of its folder where that is not the usual one."""
+    """Tell whether a checkpoint is still there; the name of its folder where that is not the usual one."""
     if here is None:
         return "dropped"
     return "kept" if here.name == f"step-{here.step:08d}" else f"<code>{escape(here.name)}</code>"
 
 
 def _disturbances(run: RunRecord) -> str:
-    """What events.jsonl has: the newest ones in full."""
+    """Say what events.jsonl has: the newest ones in full."""
     if not run.events:
         return ""
     rows = "".join(_event_row(event) for event in reversed(run.events[-MOST_EVENTS:]))

@@ -49,7 +49,7 @@ script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'">
 
 
 def render(run_folder: str | Path) -> Path:
-    """Writes RUN/report.html from the run's own files and returns its path.
+    """Write RUN/report.html from the run's own files and return its path.
 
     Works at any moment of a run; the same files give the same page. Raises UserError for a folder that
     is not a run, OSError where the page cannot be written."""
@@ -60,7 +60,7 @@ def render(run_folder: str | Path) -> Path:
 
 
 def page_of(run: RunRecord) -> str:
-    """The page as text."""
+    """Return the page as text."""
     script = _asset("page.js")
     sections = [part for part in _sections(run) if part]
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -101,7 +101,7 @@ def _sections(run: RunRecord) -> list[str]:
 
 
 def _menu(sections: list[str]) -> str:
-    """Links to the sections that are there."""
+    """Link to the sections that are there."""
     found = re.findall(r'<section id="([a-z-]+)"><h2>([^<]+)</h2>', "\n".join(sections))
     links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in found)
     return f'<nav aria-label="Sections">{links}</nav>'

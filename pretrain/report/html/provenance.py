@@ -20,7 +20,7 @@ _SECRET_NAME = re.compile(r"(?i)(password|secret|token|api_?key|credential)s?$")
 
 
 def reproduce_section(run: RunRecord) -> str:
-    """The commands, what must be the same for the same weights, and the versions it ran with."""
+    """Return the commands, what must be the same for the same weights, and the versions it ran with."""
     lines = commands(run)
     shown = "\n".join(lines)
     block = (
@@ -81,7 +81,7 @@ def commands(run: RunRecord) -> list[str]:
 
 
 def settings_section(run: RunRecord) -> str:
-    """The resolved config, a table for each group, and whatever else the run recorded."""
+    """Return the resolved config, a table for each group, and whatever else the run recorded."""
     plain = {name: value for name, value in run.config.items() if not isinstance(value, dict)}
     groups = {str(name): value for name, value in run.config.items() if isinstance(value, dict)}
     if plain:

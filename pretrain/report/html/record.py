@@ -229,7 +229,7 @@ def points_by_name(lines: list[dict[str, Any]]) -> dict[str, Points]:
 
 
 def last(points: Points | None) -> float | None:
-    """The last finite value."""
+    """Return the last finite value."""
     if points is None:
         return None
     finite = points.values[np.isfinite(points.values)]

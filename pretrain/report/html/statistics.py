@@ -62,7 +62,7 @@ def _padding(run: RunRecord, part: dict[str, Any], longest: float | None) -> str
 
 
 def splits_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The parts of the statistics, the training examples first; what stands outside all parts is `other`."""
+    """Return the parts of the statistics, the training examples first; what stands outside all parts is `other`."""
     parts = {name: part for name, part in data.items() if isinstance(part, dict)}
     rest = {name: value for name, value in data.items() if name not in parts}
     order: list[str] = [name for name in ("train", "held_out") if name in parts]
@@ -103,7 +103,7 @@ def _tables(splits: dict[str, dict[str, Any]]) -> tuple[str, str]:
 
 
 def _counts(splits: dict[str, dict[str, Any]]) -> str:
-    """A row for each count; those that are 0 everywhere are only named."""
+    """Return a row for each count; those that are 0 everywhere are only named."""
     names = list(dict.fromkeys(name for part in splits.values() for name in part))
     rows, none = [], []
     for name in names:
@@ -154,7 +154,7 @@ def _value(value: Any) -> str:
 
 
 def _shares(title: str, part: dict[str, Any], names: dict[str, str]) -> str:
-    """How a whole is shared out."""
+    """Say how a whole is shared out."""
     counts = {label: number(part.get(name)) or 0.0 for name, label in names.items() if name in part}
     total = sum(counts.values())
     if total <= 0:
@@ -163,7 +163,7 @@ def _shares(title: str, part: dict[str, Any], names: dict[str, str]) -> str:
 
 
 def _bars(title: str, shares: dict[str, float], scale: float = 1.0) -> str:
-    """A bar for each share, the longest possible one as long as `scale`."""
+    """Return a bar for each share, the longest possible one as long as `scale`."""
     bars = "".join(
         f'<div class="bar"><span>{escape(label)}</span>'
         f'<i class="b1" style="width:{min(52.0, max(0.3, 52 * share / scale)):.1f}%"></i>'

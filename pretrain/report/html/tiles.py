@@ -80,7 +80,7 @@ def _perplexity_tile(run: RunRecord) -> str:
 
 
 def _kinds(run: RunRecord, prefix: str) -> str:
-    """What is predicted where a word is visible, in a sentence; empty where that is not known."""
+    """Say what is predicted where a word is visible, in a sentence; empty where that is not known."""
     kept, random = (number(run.figures.get(f"{prefix}{kind}_accuracy")) for kind in ("kept", "random"))
     if kept is None:
         return ""

@@ -38,7 +38,7 @@ class Curve:
     dots: bool = False
 
     def series(self, run: RunRecord, noisy: bool) -> list[Series]:
-        """What was logged of it: nothing, or one line."""
+        """Say what was logged of it: nothing, or one line."""
         source = run.held_out if self.metric.startswith(HELD_OUT) else run.train
         points = source.get(self.metric)
         if points is None:
@@ -87,7 +87,7 @@ def charts(run: RunRecord) -> dict[str, list[str]]:
 
 
 def ceiling(run: RunRecord) -> str:
-    """What the hardware could do at most, in a sentence, where the run measured its share of the peak."""
+    """Say what the hardware could do at most, in a sentence, where the run measured its share of the peak."""
     speed, share = run.final("tokens_per_s"), run.final("mfu")
     if not speed or not share or share <= 0:
         return ""
@@ -99,7 +99,7 @@ def ceiling(run: RunRecord) -> str:
 
 
 def marks_of(run: RunRecord) -> tuple[Mark, ...]:
-    """Where phases began, where the run was resumed, and the batches that were skipped."""
+    """Say where phases began, where the run was resumed, and the batches that were skipped."""
     found = [Mark(first, PHASE, name) for name, first, _ in run.phases]
     found += [Mark(attempt.first, RESUMED) for attempt in run.history[1:]]
     steps = [number(event.get("step")) for event in run.events if event.get("event") in ("skip", "rollback")]
@@ -119,7 +119,7 @@ def _ceilings(run: RunRecord) -> list[Series]:
 
 
 def _baseline(name: str, metric: str) -> Callable[[RunRecord], list[Level]]:
-    """A level at the newest value of a held-out baseline."""
+    """Return a level at the newest value of a held-out baseline."""
 
     def levels(run: RunRecord) -> list[Level]:
         value = run.final(f"{HELD_OUT}{metric}")

@@ -49,7 +49,7 @@ class Chart:
 
 
 def draw(chart: Chart) -> str:
-    """The chart as an HTML figure; empty where nothing was logged."""
+    """Return the chart as an HTML figure; empty where nothing was logged."""
     if not chart.series:
         return ""
     series = [s for s in chart.series if np.isfinite(s.points.values).any()]
@@ -123,7 +123,7 @@ def _plot(
 
 
 def _marks_within(chart: Chart, x_range: tuple[float, float]) -> dict[str, list[Mark]]:
-    """The marks by kind that lie within the frame, and are so few that they tell something."""
+    """Return the marks by kind that lie within the frame, and are so few that they tell something."""
     found: dict[str, list[Mark]] = {}
     for mark in chart.marks:
         if mark.kind == PHASE:  # the first begins before its first log line
@@ -157,7 +157,7 @@ def _line(s: Series, middle: Points, x_range: tuple[float, float], y_range: tupl
 
 
 def _path(points: Points, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
-    """A polyline that lifts its pen over every NaN; a lone point between two becomes a dot."""
+    """Return a polyline that lifts its pen over every NaN; a lone point between two becomes a dot."""
     parts, pen_down = [], False
     for x, y in _places(points, x_range, y_range):
         if y is not None:
@@ -191,7 +191,7 @@ def _tick(value: float, share: bool) -> str:
 
 
 def _legend(chart: Chart, series: list[Series], smooth: list[Points], marks: dict[str, list[Mark]]) -> str:
-    """Names with their last values, so that the eye need not travel to the axis."""
+    """List the names with their last values, so that the eye need not travel to the axis."""
     items = []
     for s, middle in zip(series, smooth, strict=True):
         kind = f"s{s.colour}" + (" dot" if s.dots else " dashed" if s.dashed else "")

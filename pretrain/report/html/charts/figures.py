@@ -48,7 +48,7 @@ def description(series: list[Series], levels: list[Level], share: bool) -> str:
 
 
 def table(series: list[Series], share: bool) -> str:
-    """The picture in numbers: up to twelve steps, evenly apart, of the sparsest series that has so many."""
+    """Return the picture in numbers: up to twelve steps, evenly apart, of the sparsest series that has so many."""
     by_count = sorted(series, key=lambda s: len(s.points.steps))
     chosen = next((s for s in by_count if len(s.points.steps) >= 6), by_count[-1]).points.steps
     steps = np.unique(chosen[np.linspace(0, len(chosen) - 1, min(12, len(chosen))).round().astype(int)])
@@ -65,13 +65,13 @@ def table(series: list[Series], share: bool) -> str:
 
 
 def _near(points: Points, step: float, reach: float) -> float | None:
-    """The value logged nearest to `step`, None where none is within `reach`."""
+    """Return the value logged nearest to `step`, None where none is within `reach`."""
     index = int(np.argmin(np.abs(points.steps - step)))
     return float(points.values[index]) if abs(points.steps[index] - step) <= reach else None
 
 
 def for_script(series: list[Series], smooth: list[Points], x_range: tuple[float, float], share: bool) -> str:
-    """What the script needs to read values off the picture: names and points, four digits each."""
+    """Say what the script needs to read values off the picture: names and points, four digits each."""
     lines = []
     for s, middle in zip(series, smooth, strict=True):
         drawn = middle if middle is not s.points else thin(middle, DOTS)

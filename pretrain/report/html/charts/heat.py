@@ -19,7 +19,7 @@ SHADES, COLUMNS, ROWS = 10, 72, 64
 
 
 def trust_picture(run: RunRecord) -> str:
-    """The heat map as an HTML figure; where the ratios were not logged, how to have them."""
+    """Return the heat map as an HTML figure; where the ratios were not logged, how to have them."""
     if not run.trust:
         return _missing() if "trust_ratio" in run.train else ""
     rows = by_layer(run.trust)

@@ -14,7 +14,7 @@ SMOOTH_FROM = 40
 
 
 def text(value: float | None, share: bool = False) -> str:
-    """A number as people write it: four digits, thousands apart, powers of ten for the very small."""
+    """Return a number as people write it: four digits, thousands apart, powers of ten for the very small."""
     if value is None or not math.isfinite(value):
         return "—"
     if share:
@@ -58,7 +58,7 @@ def thin(points: Points, limit: int) -> Points:
 
 
 def running_middle(points: Points) -> Points:
-    """The mean of the middle half of the values around, at up to SMOOTH_POINTS places: smooth, and not moved
+    """Return the mean of the middle half of the values around, at up to SMOOTH_POINTS places: smooth, and not moved
     by a wild value. A NaN stands between two places where a value between them is not finite."""
     count = len(points.values)
     if count < SMOOTH_FROM:
@@ -95,7 +95,7 @@ def value_range(values: NDArray[np.float64], levels: list[float], zero: bool) ->
 
 
 def middle(points: Points | None) -> float | None:
-    """The median of the finite values."""
+    """Return the median of the finite values."""
     if points is None:
         return None
     finite = points.values[np.isfinite(points.values)]

@@ -253,7 +253,7 @@ def test_a_run_that_goes_on_says_how_long_it_will(tmp_path: Path) -> None:
     summary = {**SUMMARY, "status": "running", "seconds": 90.0}
     page = page_of(make_run(tmp_path / "run", lines=lines, summary=summary))
     assert "Last activity 2026-03-04 10:16:30 UTC" in page.text
-    assert "goes on" in page.text
+    assert "still running" in page.text
     assert "left at the newest pace" not in page_of(make_run(tmp_path / "done")).text
 
 

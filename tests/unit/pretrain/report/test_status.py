@@ -235,7 +235,7 @@ def test_a_crash_tells_the_last_line_of_its_error(folder: Folder) -> None:
     assert status.log.endswith("rank-1.log"), "the first one that ended is the cause"
     text = in_words(status, "maskmill train demo")
     assert "CUDA out of memory" in text
-    assert "the same command goes on from the beginning: maskmill train demo" in text
+    assert "then rerun to start over: maskmill train demo" in text
     folder.run("failed", error="ValueError: told by itself")
     assert folder.status().error == "ValueError: told by itself"
 
@@ -264,7 +264,7 @@ def test_jobs_that_wait_and_fail(folder: Folder) -> None:
     folder.write("logs/read-12_0.log", "maskmill: data.sources: no such file\n", ago=20)
     status = folder.status()
     assert status.health == CRASHED
-    assert "goes on from the beginning: maskmill slurm demo --submit" in in_words(status, status.command)
+    assert "rerun to start over: maskmill slurm demo --submit" in in_words(status, status.command)
 
 
 def test_a_name_is_said_as_it_is(maskmill: Maskmill, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_name_is_said_as_it_is(maskmill: Maskmill, tmp_path: Path) -> None:
 
 def test_a_job_that_was_requeued_is_not_submitted_again(folder: Folder) -> None:
     folder.run("stopped", ago=50)
-    assert "  next        the same command goes on from there: again" in in_words(folder.status(), "again")
+    assert "  next        rerun to resume: again" in in_words(folder.status(), "again")
     folder.write("logs/slurm.json", json.dumps({"jobs": [{"job": "12"}, {"job": "13"}]}), ago=500)
     for told in ("stopped", "failed"):
         folder.run(told, ago=50)
@@ -329,7 +329,7 @@ def test_a_real_run(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None
     assert (found["health"], found["step"], found["steps"]) == (STOPPED, 2, 4)
     assert found["figures"]["held_out_mlm_loss"] > 0
     assert found["loss"] > 0
-    assert "goes on from there: maskmill train demo" in found["next"]
+    assert "rerun to resume: maskmill train demo" in found["next"]
     assert read_heartbeat(tmp_path / "run")["step"] == 2
     maskmill("train", "demo", *run)
     found = json.loads(maskmill("status", f"{tmp_path}/run", "--json").stdout)
