@@ -1,5 +1,7 @@
 """Define the exception for every mistake of the user: the command line prints it as one line and exits with code 2."""
 
+from collections.abc import Sequence
+
 from data_pipeline.io.redact import redact
 
 MAX_CHARACTERS = 2000
@@ -27,6 +29,26 @@ class UserError(Exception):
 class DamagedError(UserError):
     """A part of the shards is missing, or is not what was written: a reader may be set to skip it. What
     cannot be read for another reason (no permission, no network) is not of this kind."""
+
+
+class SeveralErrors(UserError):
+    """Several mistakes at once, a line each below a first line that counts them."""
+
+    def __init__(self, errors: Sequence[UserError], where: object = "") -> None:
+        self.errors = tuple(errors)
+        super().__init__(f"{len(errors)} are wrong", where=where)
+        self.args = ("\n  ".join([f"{self.args[0]}:", *map(str, errors)]),)
+
+    def __reduce__(self):
+        return type(self), (self.errors, self.where)
+
+
+def one_error(errors: Sequence[UserError], where: str) -> UserError:
+    """Make one exception of some: a line for one, said of `where` if it does not say where, or a list of all."""
+    if len(errors) > 1:
+        return SeveralErrors(errors, where)
+    only = errors[0]
+    return _rebuild(type(only), only.what, only.where or where, only.expected, only.remedy)
 
 
 def _rebuild(kind: type[UserError], what: str, where: str, expected: str, remedy: str) -> UserError:

@@ -69,7 +69,7 @@ def gpu_names(incomplete: str) -> Found:
 def _values(key: str, known: dict[str, tuple[str, str]]) -> list[str]:
     """What a setting may be, as far as that is a list; else its default, if it has one to show."""
     from pretrain.objectives.registry import OBJECTIVES
-    from pretrain.preflight.validate import CHOICES
+    from pretrain.preflight.ranges import CHOICES
 
     if key == "objective.name":
         return list(OBJECTIVES)

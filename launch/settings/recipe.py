@@ -13,14 +13,14 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, one_error
 from launch.recipes import RECIPES, recipe_names
 from launch.settings.recipe_phases import as_typed, check_not_in_phases, with_changes
 from pretrain.config.phases import phases_of
 from pretrain.config.safe_yaml import check_shape, load_yaml
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered
-from pretrain.preflight.validate import check
+from pretrain.preflight.validate import wrong_settings
 
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:
@@ -28,24 +28,36 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     merged = OmegaConf.structured(RunConfig)
     for path, values in _chain(find_recipe(recipe)):
         merged = _merge(merged, values, where=str(path))
-    for override in overrides:
-        merged = _merge(merged, _parse_override(override), where="command line")
+    merged = _with_overrides(merged, overrides)
     try:
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise UserError(_first_line(error), where=recipe) from None
     assert isinstance(config, RunConfig)
     _complete(config)
-    phases = []
+    phases: list[dict[str, Any]] = []
+    wrong: dict[str, tuple[UserError, str]] = {}
     for phase, changes in zip(phases_of(config), config.phases or [{}], strict=True):
         _complete(phase.config)
-        try:
-            check(phase.config)
-        except UserError as error:
-            raise _in_phase(error, phase.name) from None
+        wrong.update({str(error): (error, phase.name) for error in wrong_settings(phase.config)} | wrong)
         phases.append(as_typed(changes, asdict(phase.config) | {"name": phase.name}))
+    if wrong:
+        raise one_error([_in_phase(error, name) for error, name in wrong.values()], where="settings")
     config.phases = phases if config.phases else []
     return config
+
+
+def _with_overrides(merged: DictConfig, overrides: list[str]) -> DictConfig:
+    """Merge the pairs of the command line. Raises UserError that lists all that are none."""
+    wrong = []
+    for override in overrides:
+        try:
+            merged = _merge(merged, _parse_override(override), where="command line")
+        except UserError as error:
+            wrong.append(error)
+    if wrong:
+        raise one_error(wrong, where="command line")
+    return merged
 
 
 def _complete(config: RunConfig) -> None:
@@ -66,7 +78,7 @@ def _complete(config: RunConfig) -> None:
 
 
 def _in_phase(error: UserError, name: str) -> UserError:
-    where = f"phase {name}, {error.where}" if name else error.where
+    where = ", ".join(part for part in (f"phase {name}" if name else "", error.where) if part)
     return UserError(error.what, where=where, expected=error.expected, remedy=error.remedy)
 
 

@@ -27,7 +27,7 @@ from pretrain.checkpoint.store import open_checkpoint, save_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.preflight.validate import value_of
+from pretrain.preflight.ranges import value_of
 from pretrain.report.inspection import describe, run_headlines
 from pretrain.run.folder import read_config, read_run, read_summary
 from pretrain.run.metrics_file import cut_metrics, read_metrics

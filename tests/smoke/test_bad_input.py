@@ -42,7 +42,7 @@ def test_arguments(maskmill: Maskmill, tmp_path: Path) -> None:
     assert "did you mean the recipe demo or mlm_demo?" in refused(maskmill, "status", "demoo")
     assert "no such recipe" in refused(maskmill, "status", str(tmp_path / "nowhere.yaml"))
     assert "nothing to inspect" in refused(maskmill, "inspect", str(tmp_path))
-    assert "beyond the model's positions" in refused(maskmill, "train", "demo", "data.sequence_length=512")
+    assert "is above encoder.max_positions" in refused(maskmill, "train", "demo", "data.sequence_length=512")
 
 
 def test_sources(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from data_pipeline.settings import DataSettings, deciding_values
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config, recipe_names, setting_names
 from pretrain.config.phases import phases_of
-from pretrain.preflight.validate import CHOICES, RANGES, value_of
+from pretrain.preflight.ranges import CHOICES, RANGES, value_of
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -55,8 +55,8 @@ def test_recipes_state_the_published_number_of_predictions(name: str) -> None:
         ("phases.phase1.data.vocab=other", "data.vocab cannot differ between phases"),
         ("phases.phase1.optim.betas=[0.9, 0.9]", "optim.betas cannot differ between phases"),
         ("phases.phase1.train.steps=many", "phase phase1: train.steps"),
-        ("phases.phase2.train.steps=0", "phase phase2, settings: train.steps=0"),
-        ("phases.phase2.data.sequence_length=1024", "phase phase2, settings: data.sequence_length=1024 is beyond"),
+        ("phases.phase2.train.steps=0", "phase phase2: train.steps must be at least 1, got 0"),
+        ("phases.phase2.data.sequence_length=1024", "phase phase2: data.sequence_length=1024 is above"),
         ("phases.phase1=3", "phases.phase1 is a phase"),
         ("phases=3", "phases is a list"),
     ],
@@ -108,16 +108,18 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("train.step=3", "unknown key train.step (expected one of train.steps"),
         ("steps=3", "train.steps"),
         ("train.steps=many", "train.steps"),
-        ("train.steps=0", "train.steps=0"),
+        ("train.steps=0", "settings: train.steps must be at least 1, got 0"),
         ("train=3", "train is a group of settings"),
         ("train.steps.x=3", "train.steps is one setting"),
         ("train.steps", "expected key=value"),
-        ("data.mode=quick", "one of fast, exact"),
-        ("data.sequence_length=4096", "beyond the model's positions"),
+        ("data.mode=quick", "data.mode must be one of fast, exact, got quick"),
+        (
+            "data.sequence_length=4096",
+            "is above encoder.max_positions=64 (encoder.max_positions=4096, or shorter",
+        ),
         ("run.ranks=65", "run.ranks=65 is above train.global_batch=32"),
-        ("data.streams=7", "does not divide"),
-        ("encoder.heads=3", "does not divide"),
-        ("data.mode=exact", "sets nothing aside"),
+        ("data.streams=7", "is not a multiple of data.streams=7"),
+        ("encoder.heads=3", "is not a multiple of encoder.heads=3"),
         ("schedule.warmup=2.5", "schedule.warmup"),
         ("optim.betas=[0.9]", "optim.betas"),
         ("init_moments=true", "init_from"),
@@ -125,12 +127,12 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("data.languages=[en, fi]", "data.languages: has 2 entries for 1 sources"),
         ("data.weights=[1, 2]", "data.weights: has 2 entries for 1 sources"),
         ("data.weights=[0]", "data.weights: must be above 0 and at most"),
-        ("data.smoothing=-1", "data.smoothing=-1"),
+        ("data.smoothing=-1", "data.smoothing must be in [0, 10], got -1"),
         ("data.masked_lm_prob=0", "data.masked_lm_prob: must be in (0, 1], got 0"),
         ("data.masked_lm_prob=1.01", "data.masked_lm_prob: must be in (0, 1], got 1.01"),
         (
             "data.masking=none",
-            "data.masking=none is nothing that objective.name=bert learns from: choose token or span",
+            "objective.name=bert cannot learn from data.masking=none (data.masking=token or span",
         ),
         ("data.max_predictions=65536", "data.max_predictions: must be from 0 to 65535, got 65536"),
     ],
@@ -140,6 +142,43 @@ def test_a_mistake_is_one_line_that_names_it(override: str, said: str) -> None:
         load_config("demo", [override])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_all_wrong_settings_are_listed_in_one_message() -> None:
+    wrong = ["data.mode=exact", "data.sequence_length=512", "encoder.heads=0", "optim.name=sgd"]
+    with pytest.raises(UserError) as caught:
+        load_config("demo", [*wrong, "data.masked_lm_prob=0"])
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"settings: {len(lines)} are wrong:"
+    assert [line.partition(" (")[0] for line in lines] == [
+        "  optim.name must be one of lamb, adamw, got sgd",
+        "  encoder.heads must be in [1, 100000], got 0",
+        "  data.masked_lm_prob: must be in",
+        "  data.mode=exact sets nothing aside, and data.held_out=0.03",
+        "  data.mode=exact reads one sentence per line, and data.sentences=split",
+        "  data.sequence_length=512 is above encoder.max_positions=64",
+    ]
+    assert all("data.mode=fast" in line for line in lines if "data.mode=exact" in line), "and what to do"
+
+
+def test_the_same_mistake_in_each_phase_is_listed_once() -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("bert_large", ["encoder.heads=0", "phases.phase2.train.steps=0"])
+    assert str(caught.value).splitlines() == [
+        "settings: 2 are wrong:",
+        "  phase phase1: encoder.heads must be in [1, 100000], got 0",
+        "  phase phase2: train.steps must be at least 1, got 0",
+    ]
+
+
+def test_all_unknown_keys_of_a_command_line_are_listed() -> None:
+    with pytest.raises(UserError) as caught:
+        load_config("demo", ["train.stps=3", "optim.lr=1e-3", "optim.nothing=3", "nothing"])
+    assert [line.strip().partition(" (")[0] for line in str(caught.value).splitlines()][1:] == [
+        "command line: unknown key train.stps",
+        "command line: unknown key optim.nothing",
+        "command line: cannot read 'nothing'",
+    ]
 
 
 @pytest.mark.parametrize(

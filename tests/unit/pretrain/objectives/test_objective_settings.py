@@ -53,7 +53,7 @@ def test_keys_and_types_are_checked() -> None:
 
 def test_settings_of_another_objective_are_refused() -> None:
     with pytest.raises(
-        UserError, match=r"objective\.halved\.divisor is set, and objective\.name=mlm has no use"
+        UserError, match=r"objective\.halved\.divisor is set, and objective\.name=mlm does not use it"
     ):
         loaded("objective.name=mlm", "objective.halved.divisor=1")
     assert loaded("objective.name=mlm", "objective.halved.divisor=2").objective.of_member() == {}
@@ -84,6 +84,6 @@ def test_an_encoder_without_a_place_in_its_export_is_refused(name: str) -> None:
     check(config)
     config.encoder.embedding_size = 64
     with pytest.raises(
-        UserError, match=f"encoder.embedding_size=64: models of objective.name={name} have no place"
+        UserError, match=f"models of objective.name={name} have no encoder.embedding_size, got 64"
     ):
         check(config)

@@ -14,8 +14,8 @@ from pretrain.preflight.validate import check
     ("stage", "offload", "line"),
     [
         (1, "nvme", "zero.offload=nvme: the norms of LAMB and every checkpoint need all masters"),
-        (0, "cpu", "zero.offload=cpu at zero.stage=0, which keeps everything on the device"),
-        (2, "disk", "zero.offload=disk"),
+        (0, "cpu", "zero.offload=cpu with zero.stage=0, which keeps everything on the device"),
+        (2, "disk", "zero.offload must be one of none, cpu, got disk"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(stage: int, offload: str, line: str) -> None:

@@ -114,7 +114,7 @@ def test_a_run_at_work_and_a_full_disk_are_refused(
     ("settings", "words"),
     [
         ("train.precision=fp16 zero.stage=0", "does not scale the loss"),
-        ("train.compile=on zero.stage=3", "in the middle of the graph"),
+        ("train.compile=on zero.stage=3", "inside the graph"),
     ],
 )
 def test_settings_that_the_engine_would_refuse_are_refused_before(settings: str, words: str) -> None:

@@ -1,0 +1,117 @@
+"""List the values that each setting may have."""
+
+import math
+from typing import Any
+
+from data_pipeline.sequences.registry import SEQUENCES
+from data_pipeline.settings import MASKINGS, UNMASKED
+from pretrain.config.settings import RunConfig
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "data.documents": ("blank_line", "file"),
+    "data.sentences": ("split", "lines"),
+    "data.duplicates": ("keep", "documents", "paragraphs", "both"),
+    "data.sequences": tuple(SEQUENCES),
+    "data.masking": (*MASKINGS, UNMASKED),
+    "data.order": ("shuffled", "sequential"),
+    "data.mode": ("fast", "exact"),
+    "data.executor": ("local", "dask"),
+    "data.verify": ("blocks", "full"),
+    "data.on_damage": ("stop", "skip"),
+    "vocabulary.kind": ("wordpiece", "bpe", "unigram"),
+    "vocabulary.specials": ("", "roberta"),
+    "train.precision": ("auto", "fp32", "bf16", "fp16"),
+    "train.kernels": ("auto", "triton", "torch"),
+    "train.compile": ("auto", "off", "on"),
+    "train.on_nan": ("skip", "rollback", "stop"),
+    "train.on_spike": ("off", "skip", "rollback", "stop"),
+    "zero.stage": (0, 1, 2, 3),
+    "zero.offload": ("none", "cpu"),
+    "optim.name": ("lamb", "adamw"),
+    "optim.form": ("nvidia", "google", "paper"),
+    "schedule.name": ("linear", "polynomial", "nvidia", "cosine", "constant"),
+    "encoder.activation": ("gelu_tanh", "gelu", "relu"),
+    "monitor.tracker": ("wandb", "jsonl", "none"),
+    "monitor.artifacts": ("none", "index", "all"),
+}
+
+
+RANGES: dict[str, tuple[float, float]] = {
+    "vocabulary.size": (16, 2**31),
+    "vocabulary.min_frequency": (0, math.inf),
+    "vocabulary.sample_mb": (1, math.inf),
+    "data.seed": (0, 2**63),
+    "data.sequence_length": (8, 65_535),  # positions are stored in 16 bits
+    "data.dupe_factor": (1, 10_000),
+    "data.short_seq_prob": (0, 1),
+    "data.mask_prob": (0, 1),
+    "data.random_prob": (0, 1),
+    "data.span_p": (0.001, 1),
+    "data.max_span": (1, 1000),
+    "data.max_ngram": (1, 1000),
+    "data.smoothing": (0, 10),
+    "data.bin_width": (0, 65_535),
+    "data.held_out": (0, 0.9),
+    "data.min_donors": (2, math.inf),
+    "data.shard_tokens": (1, math.inf),
+    "data.block_examples": (1, 65_536),
+    "data.streams": (0, 65_536),
+    "data.workers": (0, 4096),
+    "run.ranks": (1, 65_536),
+    "run.threads": (0, 4096),
+    "run.seed": (0, 2**63),
+    "run.stop_after": (0, math.inf),
+    "run.restarts": (0, 1_000_000),
+    "run.restart_delay": (0, 86_400),
+    "run.step_limit": (0, 1_000_000),
+    "train.steps": (1, math.inf),
+    "train.global_batch": (1, math.inf),
+    "train.micro_batch": (1, math.inf),
+    "train.clip": (0, math.inf),
+    "train.eval_every": (0, math.inf),
+    "train.eval_examples": (1, math.inf),
+    "train.checkpoint_every": (0, math.inf),
+    "checkpoint.keep": (1, math.inf),
+    "checkpoint.keep_every": (0, math.inf),
+    "train.log_every": (1, math.inf),
+    "train.spike_sigma": (0.1, math.inf),
+    "train.spike_window": (4, 1_000_000),
+    "zero.sub_group_size": (1, math.inf),
+    "optim.lr": (0, math.inf),
+    "optim.eps": (0, 1),
+    "optim.weight_decay": (0, math.inf),
+    "schedule.warmup": (0, math.inf),
+    "schedule.power": (0, math.inf),
+    "encoder.layers": (1, 10_000),
+    "encoder.hidden": (1, 1_000_000),
+    "encoder.embedding_size": (0, 1_000_000),
+    "encoder.heads": (1, 100_000),
+    "encoder.intermediate": (1, 10_000_000),
+    "encoder.dropout": (0, 0.99),
+    "encoder.attention_dropout": (0, 0.99),
+    "encoder.max_positions": (8, 65_535),
+    "encoder.layer_norm_eps": (0, 1),
+    "encoder.initializer_range": (0, 10),
+    "monitor.trust_ratios_every": (0, math.inf),
+    "monitor.alert_every": (0, math.inf),
+    "monitor.peak_tflops": (0, math.inf),
+}
+"""The least and the largest value of each number; data.masked_lm_prob and data.max_predictions are MaskBudget's."""
+
+
+def out_of_range(key: str, value: Any) -> str:
+    """Say what `value` of the setting `key` must be; empty where it is allowed."""
+    if key in CHOICES and value not in CHOICES[key]:
+        return f"{key} must be one of {', '.join(map(str, CHOICES[key]))}, got {value}"
+    low, high = RANGES.get(key, (-math.inf, math.inf))
+    if key not in RANGES or low <= value <= high:
+        return ""
+    return f"{key} must be {f'at least {low}' if high == math.inf else f'in [{low}, {high}]'}, got {value}"
+
+
+def value_of(config: RunConfig, key: str) -> Any:
+    """The setting with the dotted name `key`."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
