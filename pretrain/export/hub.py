@@ -1,6 +1,6 @@
 """Upload the files of an export to a repository on the Hugging Face hub in one commit.
 
-The one door to huggingface_hub.
+The only import of huggingface_hub.
 """
 
 import re

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 
 MAIN = """
 set -eu
-mill() { "$PYTHON" -P -m launch.cli prepare demo "$@"; }
-refused() { code=0; mill "$@" 2>error.txt >/dev/null || code=$?; echo "code $code"; cat error.txt; }
+prepare() { "$PYTHON" -P -m launch.cli prepare demo "$@"; }
+refused() { code=0; prepare "$@" 2>error.txt >/dev/null || code=$?; echo "code $code"; cat error.txt; }
 """
 
 
@@ -66,8 +66,8 @@ def test_a_full_disk(
     find disk -name '*.partial'
     find disk -path '*-done/*.json' | wc -l
     mount -o remount,size=30M disk
-    mill "$@" data.out=$PWD/disk/shards >/dev/null
-    mill "$@" data.out=$PWD/disk/shards
+    prepare "$@" data.out=$PWD/disk/shards >/dev/null
+    prepare "$@" data.out=$PWD/disk/shards
     rm expected/prepare.log.json disk/shards/prepare.log.json
     diff -r expected disk/shards && echo same
     """
@@ -106,7 +106,7 @@ def test_a_read_only_folder(settings: list[str], maskmill: Maskmill, tmp_path: P
     refused "$@" data.out=$PWD/other data.tokens=$PWD/disk/tokens
     mount --bind shards disk
     mount -o remount,ro,bind disk
-    mill "$@" data.out=$PWD/disk
+    prepare "$@" data.out=$PWD/disk
     """
     lines = in_namespace(script, settings, tmp_path)
     for number in range(4):

@@ -1,4 +1,4 @@
-"""The arrows and the one-door rule: who may import whom."""
+"""Check what each folder imports, and that each outside library has one place."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 VERBS = ROOT / "launch" / "verbs"
 PACKAGES = ("data_pipeline", "pretrain", "launch")
 
-DOORS = {
+PLACES = {
     "webdataset": {"data_pipeline/shards/writer.py"},
     "deepspeed": {"pretrain/distributed/deepspeed_config.py"},
     "wandb": {"pretrain/monitoring/wandb/connection.py"},
@@ -41,7 +41,7 @@ DOORS = {
     },
 }
 
-ARROWS = {
+IMPORTS = {
     "data_pipeline/compiled": "",
     "data_pipeline/io": "",
     "data_pipeline/records": "compiled io",
@@ -117,18 +117,18 @@ def test_data_flows_one_way(package: str, forbidden: set[str]) -> None:
     assert {path: names for path, names in offenders.items() if names} == {}
 
 
-def test_each_engine_has_one_door() -> None:
-    for library, doors in DOORS.items():
+def test_each_outside_library_is_imported_in_one_place() -> None:
+    for library, places in PLACES.items():
         users = {
             str(p.relative_to(ROOT))
             for package in PACKAGES
             for p in sources(package)
             if library in imports(p)
         }
-        assert users <= doors, f"{library} is imported in {sorted(users - doors)}"
+        assert users <= places, f"{library} is imported in {sorted(users - places)}"
 
 
-def test_the_mill_runs_without_torch() -> None:
+def test_the_data_pipeline_runs_without_torch() -> None:
     code = (
         "import sys; import data_pipeline.prepare, data_pipeline.loader.loader;"
         "sys.exit(bool({'torch', 'wandb', 'distributed'} & set(sys.modules)))"
@@ -243,7 +243,7 @@ def test_no_modules_import_each_other_in_a_circle(imported: dict[str, set[str]])
 
 
 def folder(module: str) -> str:
-    """The line of ARROWS that a module belongs to; errors.py, whose texts are redacted, is a part of io/."""
+    """The line of IMPORTS that a module belongs to; errors.py, whose texts are redacted, is a part of io/."""
     place = "/".join(module.split(".")[:2])
     return "data_pipeline/io" if place == "data_pipeline/errors" else place
 
@@ -259,13 +259,13 @@ def test_folders_import_what_the_table_says(imported: dict[str, set[str]]) -> No
             used.setdefault(here, set()).update(
                 place.split("/")[1] for place in inside - {here} if "/" in place
             )
-    table = {place: set(others.split()) for place, others in ARROWS.items()}
+    table = {place: set(others.split()) for place, others in IMPORTS.items()}
     assert used == table
 
 
 def test_each_line_of_the_table_names_only_lines_above_it() -> None:
     above: set[str] = set()
-    for place, others in ARROWS.items():
+    for place, others in IMPORTS.items():
         package = place.split("/")[0]
         assert {f"{package}/{other}" for other in others.split()} <= above, place
         above.add(place)

@@ -70,7 +70,7 @@ def test_the_scan_sees(source: str) -> None:
 
 
 def test_yaml_makes_no_objects(tmp_path: Path) -> None:
-    """At every door: a recipe, the command line, and the settings that a run folder keeps."""
+    """At every entry: a recipe, the command line, and the settings that a run folder keeps."""
     canary = tmp_path / "canary"
     call = f"!!python/object/apply:os.mkdir ['{canary}']"
     for text in (f"run: {{dir: {call}}}", f"run: {call}", call):

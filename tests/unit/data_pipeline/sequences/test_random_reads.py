@@ -69,10 +69,10 @@ def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
         "recipe = builder_of(DataSettings(sources=['x'], sequences='segment_pair'),"
         " load_vocabulary(sys.argv[2]))\n"
         "status = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) >> 10\n"
-        "mill = open_corpus(Path(sys.argv[1]))\n"
-        "for _ in recipe.pieces(mill, 0, 1, 1, 1): pass\n"
+        "corpus = open_corpus(Path(sys.argv[1]))\n"
+        "for _ in recipe.pieces(corpus, 0, 1, 1, 1): pass\n"
         "before = status()\n"
-        "pairs = sum(len(piece) for piece in recipe.pieces(mill, 0, 12, 1, 1))\n"
+        "pairs = sum(len(piece) for piece in recipe.pieces(corpus, 0, 12, 1, 1))\n"
         "print(pairs, status() - before)"
     )
     command = [sys.executable, "-c", code, str(tmp_path), str(VOCABULARY)]

@@ -1,5 +1,5 @@
 """docs/data.md is enough to write shards: a writer in plain Python, without numpy and without any of our code, makes a
-folder, and the mill reads every example of it as it was meant. Then: no change of any byte of such a folder is read
+folder, and the data pipeline reads every example of it as it was meant. Then: no change of any byte of such a folder is read
 as something else."""
 
 import hashlib
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
     originals: list[int]
 
 
-# --- the foreign writer: nothing below this line and above the next one may use the mill or numpy
+# --- the foreign writer: nothing below this line and above the next one may use the data pipeline or numpy
 
 CODES = {"<u2": "H", "<u4": "I", "|i1": "b"}
 
@@ -154,7 +154,7 @@ def invented(count: int, seed: int, size: int) -> list[Pair]:
     return made
 
 
-# --- the mill reads it
+# --- the data pipeline reads it
 
 
 def read(index: Index, split: str) -> list[Pair]:

@@ -126,7 +126,7 @@ def test_uris_that_could_run_something_are_refused_at_every_door(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    doors: list[Callable[[], object]] = [
+    readers: list[Callable[[], object]] = [
         lambda: next(stock_samples(path)),
         lambda: Index.load(path),
         lambda: read_bytes(path),
@@ -134,9 +134,9 @@ def test_uris_that_could_run_something_are_refused_at_every_door(
         lambda: write_whole(path, b""),
         lambda: object_names(path),
     ]
-    for door in doors:
+    for read in readers:
         with pytest.raises(UserError, match="this kind of URI is not read"):
-            door()
+            read()
     assert not list(tmp_path.iterdir())
 
 
