@@ -38,8 +38,8 @@ sys.path.insert(0, str(ROOT))  # a plain script, also from another working direc
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from tests.benchmarks.preparation import cut_into_sentences, prepare_whole, stage_seconds, word_cache_seconds  # noqa: E402
 from tests.benchmarks.peers import Timing, Work, peer_name, run_peer  # noqa: E402
+from tests.benchmarks.preparation import cut_into_sentences, prepare_whole, stage_seconds, word_cache_seconds  # noqa: E402
 from tests.benchmarks.splitters import quality_table, speed_table  # noqa: E402
 from tests.command_line import VOCABULARY  # noqa: E402
 

@@ -17,7 +17,7 @@ from huggingface_hub import ModelCard
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings
-from pretrain.export import hub
+from pretrain.export import hub as hub_module
 from pretrain.export.bundle import BELONGS, PLACEHOLDER, exported_folders, gather
 from pretrain.export.card import Card
 from pretrain.export.families.bert import BERT_FOR_MASKED_LM
@@ -76,7 +76,7 @@ def log_in(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", "/nowhere/token")
 
 
-def send(model: Path, repo: str = REPO, private: bool = False) -> hub.Pushed:
+def send(model: Path, repo: str = REPO, private: bool = False) -> hub_module.Pushed:
     return push(gather(model, repo), repo, private)
 
 
@@ -217,7 +217,7 @@ def test_a_hub_that_never_answers_is_given_up(model: Path, monkeypatch: pytest.M
         waiter.start()
         reach(f"http://127.0.0.1:{listening.getsockname()[1]}", monkeypatch)
         log_in(monkeypatch, TOKEN)
-        monkeypatch.setattr(hub, "TIMEOUT", (0.5, 0.5, 0.5, 0.5))
+        monkeypatch.setattr(hub_module, "TIMEOUT", (0.5, 0.5, 0.5, 0.5))
         with pytest.raises(UserError, match="ReadTimeout"):
             send(model)
         over.set()
@@ -342,7 +342,7 @@ def test_an_export_that_the_run_has_left_behind_is_told(
 
 
 def test_licenses_that_the_hub_does_not_know() -> None:
-    head = hub.front_matter("m", (), "Our own 1.0", {}, BERT_FOR_MASKED_LM)
+    head = hub_module.front_matter("m", (), "Our own 1.0", {}, BERT_FOR_MASKED_LM)
     data = ModelCard(f"{head}\n# m\n").data
     assert (data.license, data.license_name) == ("other", "our-own-1.0")
-    assert "license" not in hub.front_matter("m", (), "", {}, BERT_FOR_MASKED_LM)
+    assert "license" not in hub_module.front_matter("m", (), "", {}, BERT_FOR_MASKED_LM)
