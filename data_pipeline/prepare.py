@@ -22,7 +22,7 @@ from data_pipeline.io.files import exists, is_uri, join, write_whole
 from data_pipeline.io.object_store import writable
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress
-from data_pipeline.settings import DataSettings, deciding_values, required
+from data_pipeline.settings import DataSettings, required, settings_affecting_bytes
 from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, write_index
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.shards.writer import write_shard
@@ -174,7 +174,7 @@ def _finish(
     index = write_index(
         out,
         splits={n: [ShardEntry.from_dict(r["entry"], WORK) for r in found] for n, found in made.items()},
-        settings=deciding_values(settings),
+        settings=settings_affecting_bytes(settings),
         block_examples=settings.block_examples,
         vocabulary=workspace.vocabulary,
         statistics=statistics,
@@ -189,7 +189,7 @@ def _existing(settings: DataSettings, vocabulary: Vocabulary, *, with_sources: b
     if not exists(join(out, INDEX)):
         return None
     index = Index.load(out)
-    wanted = deciding_values(settings)
+    wanted = settings_affecting_bytes(settings)
     differing = [
         f"data.{k}={wanted.get(k)} (there: {v})" for k, v in index.settings.items() if wanted.get(k) != v
     ]

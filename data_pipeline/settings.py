@@ -23,14 +23,15 @@ UNMASKED = "none"
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 
 
-def deciding(default: Any, *, tokens: bool = False) -> Any:
-    """A field that decides bytes: it is part of the data's identity and written to index.json. `tokens`: it
-    already decides the tokenized text, which preparations that differ in other settings only can share."""
-    return field(default=default, metadata=_deciding(tokens))
+def affects_bytes(default: Any, *, tokens: bool = False) -> Any:
+    """Declare a field that affects the bytes of shards: it is part of the data's identity and written to
+    index.json. `tokens`: it already affects the tokenized text, which preparations that differ in other settings only
+    can share."""
+    return field(default=default, metadata=_affecting(tokens))
 
 
-def _deciding(tokens: bool) -> dict[str, bool]:
-    return {"decides_bytes": True, "decides_tokens": tokens}
+def _affecting(tokens: bool) -> dict[str, bool]:
+    return {"affects_bytes": True, "affects_tokens": tokens}
 
 
 @dataclass
@@ -66,80 +67,80 @@ class DataSettings:
     """Folder for the shards and index.json, or the URI of one on an object store (s3://...), with data.work."""
     vocab: str = ""
     """A tokenizer.json, a vocab.txt, or a folder that holds one; `maskmill vocab` writes a folder here."""
-    languages: list[str] = field(default_factory=list, metadata=_deciding(True))
+    languages: list[str] = field(default_factory=list, metadata=_affecting(True))
     """Language (ISO 639) of each source, in their order; one stands for all; empty: en."""
-    weights: list[float] = field(default_factory=list, metadata=_deciding(False))
+    weights: list[float] = field(default_factory=list, metadata=_affecting(False))
     """How often the text of each source is passed over, times dupe_factor; one stands for all; empty: 1. Of a fraction
     of a pass, so many documents get one."""
-    smoothing: float = deciding(1.0)
+    smoothing: float = affects_bytes(1.0)
     """Exponent on each language's share of the text: 1 takes text as it comes, 0.7 (multilingual BERT) raises the
     share of small languages; the amount of text stays."""
-    text_field: str = deciding("text", tokens=True)
+    text_field: str = affects_bytes("text", tokens=True)
     """JSON lines and tables: the field that holds the text."""
-    id_field: str = deciding("", tokens=True)
+    id_field: str = affects_bytes("", tokens=True)
     """JSON lines and tables: the field that names a record; empty: its number in the file."""
-    documents: str = deciding("blank_line", tokens=True)
+    documents: str = affects_bytes("blank_line", tokens=True)
     """Plain text: `blank_line` parts documents at blank lines, `file` makes one document of a file."""
-    sentences: str = deciding("split", tokens=True)
+    sentences: str = affects_bytes("split", tokens=True)
     """`split` finds sentences in running text; `lines` takes each line as one sentence."""
-    duplicates: str = deciding("keep", tokens=True)
+    duplicates: str = affects_bytes("keep", tokens=True)
     """Which exact repetitions to drop: `keep` none, `documents`, `paragraphs`, or `both`; the first one stays."""
-    seed: int = deciding(12345)
+    seed: int = affects_bytes(12345)
     """Seed of every random draw in the shards."""
-    sequences: str = deciding("")
+    sequences: str = affects_bytes("")
     """What a sequence holds: segment_pair (BERT), sentence_pair, sentence_order (ALBERT), doc_sentences or
     full_sentences (RoBERTa); empty: what the objective is used to."""
-    separators: bool = deciding(True)
+    separators: bool = affects_bytes(True)
     """Put [SEP] after each segment; without, a sequence is [CLS] and text."""
-    segment_ids: bool = deciding(True)
+    segment_ids: bool = affects_bytes(True)
     """Number the segments of a pair 0 and 1; without, all tokens have 0."""
-    sequence_length: int = deciding(128)
+    sequence_length: int = affects_bytes(128)
     """Longest example in tokens, [CLS] and [SEP] included."""
-    dupe_factor: int = deciding(1)
+    dupe_factor: int = affects_bytes(1)
     """Passes over the text, each with other pairs and other masks."""
-    short_seq_prob: float = deciding(0.1)
+    short_seq_prob: float = affects_bytes(0.1)
     """Share of documents (per pass) cut to a random shorter target length; sentence_pair has natural lengths."""
-    masked_lm_prob: float = deciding(0.15)
+    masked_lm_prob: float = affects_bytes(0.15)
     """Share of an example's tokens to predict."""
-    max_predictions: int = deciding(0)
+    max_predictions: int = affects_bytes(0)
     """Most tokens to predict in one example; 0: as many as data.masked_lm_prob asks for. In exact mode 0 is 20, as in
     BERT's script."""
-    masking: str = deciding("token")
+    masking: str = affects_bytes("token")
     """What is masked as one: token, span (SpanBERT), ngram (ALBERT), phrase or entity (ERNIE); none: nothing,
     for objectives that predict without masks."""
-    whole_word: bool = deciding(False)
+    whole_word: bool = affects_bytes(False)
     """With masking=token: mask all pieces of a word together, or none of them."""
-    mask_prob: float = deciding(0.8)
+    mask_prob: float = affects_bytes(0.8)
     """Share of the covered tokens that become [MASK]."""
-    random_prob: float = deciding(0.1)
+    random_prob: float = affects_bytes(0.1)
     """Share of the covered tokens that become a random one; the rest stay as they are."""
-    replace_together: bool = deciding(False)
+    replace_together: bool = affects_bytes(False)
     """Draw once for a whole span or unit whether it becomes [MASK], random or stays (SpanBERT), not for each token."""
-    span_p: float = deciding(0.2)
+    span_p: float = affects_bytes(0.2)
     """masking=span: parameter of the geometric distribution of span lengths, in words."""
-    max_span: int = deciding(10)
+    max_span: int = affects_bytes(10)
     """masking=span: most words of a span."""
-    max_ngram: int = deciding(3)
+    max_ngram: int = affects_bytes(3)
     """masking=ngram: most words of an n-gram; n has probability proportional to 1/n."""
-    lexicon: str = deciding("")
+    lexicon: str = affects_bytes("")
     """masking=phrase or entity: a UTF-8 text file with a phrase or name a line; its bytes count, not its place. Phrases
     of English text are found without one as well."""
-    mode: str = deciding("fast")
+    mode: str = affects_bytes("fast")
     """`fast` scales to any corpus; `exact` repeats google-research/bert's script draw for draw, in one process."""
-    held_out: float = deciding(0.0)
+    held_out: float = affects_bytes(0.0)
     """Share of documents set aside for evaluation; 0 in exact mode. Where languages stay apart in pairs, the only
     document of a language set aside is trained on."""
-    min_donors: int = deciding(10_000)
+    min_donors: int = affects_bytes(10_000)
     """Documents that a random next segment is drawn from, at least; a smaller corpus is one pool."""
-    across_languages: bool = deciding(True)
+    across_languages: bool = affects_bytes(True)
     """A random next segment may be of another language; else languages are apart in the shards, too."""
-    order: str = deciding("shuffled")
+    order: str = affects_bytes("shuffled")
     """`shuffled`, or `sequential`: streams walk their documents in order, as memory across segments needs."""
-    bin_width: int = deciding(0)
+    bin_width: int = affects_bytes(0)
     """Tokens: each block holds examples of one length bin so wide, for readers that pad; 0: lengths are mixed."""
-    shard_tokens: int = deciding(4_000_000)
+    shard_tokens: int = affects_bytes(4_000_000)
     """Tokens of text (over all passes) that make one shard, about; a document is never cut in two."""
-    block_examples: int = deciding(512)
+    block_examples: int = affects_bytes(512)
     """Examples in one block, the unit that is read and checked."""
     dynamic_masking: bool = False
     """Training masks every example anew at each epoch by these settings, whatever masks the shards hold."""
@@ -203,10 +204,10 @@ def predictions_cap(settings: DataSettings) -> int:
     return settings.max_predictions
 
 
-def deciding_values(settings: DataSettings) -> dict[str, Any]:
+def settings_affecting_bytes(settings: DataSettings) -> dict[str, Any]:
     """The settings that decide bytes, by name, in their order of declaration; of the lexicon, its SHA-256. The cap on
     predictions is the one in force, so that exact mode's 0 and 20 are the same data."""
-    values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_bytes")}
+    values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("affects_bytes")}
     return values | {
         "max_predictions": predictions_cap(settings),
         "lexicon": _sha256(settings.lexicon) if settings.lexicon else "",
@@ -224,7 +225,7 @@ def _sha256(lexicon: str) -> str:
 
 def token_values(settings: DataSettings) -> dict[str, Any]:
     """The settings that decide the tokenized text, by name, in their order of declaration."""
-    return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("decides_tokens")}
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("affects_tokens")}
 
 
 def of_source(values: list[Any], source: int, settings: DataSettings, key: str, default: Any) -> Any:

@@ -20,7 +20,7 @@ from data_pipeline.io.files import read_bytes
 from data_pipeline.loader.packing import example_keys, original_tokens
 from data_pipeline.masking.corruption import Corruption, corruption_of
 from data_pipeline.records import Examples, Segments
-from data_pipeline.settings import DataSettings, deciding_values, mask_stages
+from data_pipeline.settings import DataSettings, mask_stages, settings_affecting_bytes
 from data_pipeline.shards.index import TOKENIZER, Index
 from data_pipeline.shards.schema import REMEDY
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
@@ -49,7 +49,7 @@ class DynamicMasking:
         or the lexicon cannot be used."""
         found = mask_stages(settings)
         kinds = {kind: corruption_of(replace(settings, masking=kind), vocabulary) for _, kind in found}
-        values = deciding_values(settings)
+        values = settings_affecting_bytes(settings)
         return cls(
             seed=seed,
             firsts=tuple(stage.first for stage in found),

@@ -2,7 +2,7 @@
 
     group_tokens         tokens, words or units (phrases.py joins these)
     ngram_end, span_end  how many of them are covered as one (spans.py)
-    draw_fate, replace   [MASK], itself, or a random token
+    draw_replacement, replace   [MASK], itself, or a random token
 
 The kinds differ in the first two; they are told apart by a MaskRule, and masker.py has their names.
 """
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.mersenne_twister import PHILOX_WORDS, below, shuffle, unit
 from data_pipeline.compiled.philox import start
-from data_pipeline.masking.phrases import UnitTable, join_words
+from data_pipeline.masking.phrases import PhraseTable, join_words
 from data_pipeline.masking.spans import ALONE, NGRAM, SPAN, ngram_end, span_end
 
-TOKENS, WORDS, UNITS = range(3)
+TOKENS, WORDS, PHRASES = range(3)
 _MASKED, _KEPT, _RANDOM = range(3)
 
 
 class MaskRule(NamedTuple):
     """What compiled code needs to know to mask a sequence."""
 
-    grouping: int  # TOKENS, WORDS or UNITS: what a group is
-    extent: int  # ALONE, NGRAM or SPAN: how many groups are covered as one
+    grouping: int  # TOKENS, WORDS or PHRASES: what a group is
+    span_kind: int  # ALONE, NGRAM or SPAN: how many groups are covered as one
     across: bool  # a word whose head truncation cut off goes with the word before the [SEP]
     continuation: NDArray[np.bool_]  # (vocabulary,) True for a piece that goes on a word ('##...')
     cls: int
@@ -36,7 +36,7 @@ class MaskRule(NamedTuple):
     keep_prob: float  # of the tokens that do not become [MASK]
     together: bool  # one draw decides what becomes of all that is covered as one
     lengths: NDArray[np.float64]  # cumulative weights of 1, 2, ... groups
-    units: UnitTable
+    units: PhraseTable
 
 
 @jit
@@ -62,10 +62,10 @@ def group_tokens(sequence, specials, by_word, across, continuation, members, sta
 
 
 @jit
-def list_candidates(extent, starts, groups, order):
+def list_candidates(span_kind, starts, groups, order):
     """Fills `order` with the groups that masking may begin at; returns how many. A span begins at a random token's
     word, so that a word is listed once for each of its tokens."""
-    if extent != SPAN:
+    if span_kind != SPAN:
         for g in range(groups):
             order[g] = g
         return groups
@@ -76,7 +76,7 @@ def list_candidates(extent, starts, groups, order):
 
 
 @jit
-def draw_fate(stream, shares):
+def draw_replacement(stream, shares):
     """What becomes of a covered token: shares = (of all that become [MASK], of the others that stay)."""
     if unit(stream) < shares[0]:
         return _MASKED
@@ -84,23 +84,23 @@ def draw_fate(stream, shares):
 
 
 @jit
-def replace(stream, fate, ids, corrupted, position):
-    """Lets its fate befall the token at `position`; ids = (of [MASK], how many there are)."""
-    if fate == _MASKED:
+def replace(stream, replacement, ids, corrupted, position):
+    """Replaces the token at `position` by what was drawn for it; ids = (of [MASK], how many there are)."""
+    if replacement == _MASKED:
         corrupted[position] = ids[0]
-    elif fate == _RANDOM:
+    elif replacement == _RANDOM:
         corrupted[position] = below(stream, ids[1])
 
 
 @jit
 def replace_runs(stream, shares, together, ids, corrupted, covered):
     """Replaces the covered tokens once all are known: spans that touch or overlap are one span."""
-    fate = _KEPT
+    replacement = _KEPT
     for i in range(len(covered)):
         if covered[i]:
             if not (together and i > 0 and covered[i - 1]):
-                fate = draw_fate(stream, shares)
-            replace(stream, fate, ids, corrupted, i)
+                replacement = draw_replacement(stream, shares)
+            replace(stream, replacement, ids, corrupted, i)
 
 
 @jit
@@ -113,16 +113,16 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
     members, starts, order = scratch[0], scratch[1], scratch[2]
     # a rule is many arrays: what a loop needs of it is taken out, since handing all of it on costs more than a draw
     shares, ids = (rule.mask_prob, rule.keep_prob), (rule.mask, len(rule.continuation))
-    extent, together, lengths = rule.extent, rule.together, rule.lengths
+    span_kind, together, lengths = rule.span_kind, rule.together, rule.lengths
     by_word, specials = rule.grouping != TOKENS, (rule.cls, rule.sep)
     groups = group_tokens(sequence, specials, by_word, rule.across, rule.continuation, members, starts)
-    if rule.grouping == UNITS:
+    if rule.grouping == PHRASES:
         groups = join_words(sequence, rule.units, members, starts, groups)
-    candidates = list_candidates(extent, starts, groups, order)
+    candidates = list_candidates(span_kind, starts, groups, order)
     lazily = len(stream) == PHILOX_WORDS
     if not lazily:
         shuffle(stream, order[:candidates])
-    done, fate = 0, _KEPT
+    done, replacement = 0, _KEPT
     for c in range(candidates):
         if done >= k:
             break
@@ -130,31 +130,31 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
             other = c + below(stream, candidates - c)
             order[c], order[other] = order[other], order[c]
         first, room = order[c], k - done
-        if extent == ALONE:
+        if span_kind == ALONE:
             last = first if starts[first + 1] - starts[first] > room else first + 1
-        elif extent == NGRAM:
+        elif span_kind == NGRAM:
             last = ngram_end(stream, lengths, room, groups, members, starts, covered, first)
         else:
             last = span_end(stream, lengths, room, groups, members, starts, covered, first)
-        if together and extent != SPAN and first < last:
-            fate = draw_fate(stream, shares)
+        if together and span_kind != SPAN and first < last:
+            replacement = draw_replacement(stream, shares)
         for m in range(starts[first], starts[last]):
             position = members[m]
             if covered[position]:
                 continue
             covered[position] = True
             done += 1
-            if extent != SPAN:
+            if span_kind != SPAN:
                 if not together:
-                    fate = draw_fate(stream, shares)
-                replace(stream, fate, ids, corrupted, position)
-    if extent == SPAN:
+                    replacement = draw_replacement(stream, shares)
+                replace(stream, replacement, ids, corrupted, position)
+    if span_kind == SPAN:
         replace_runs(stream, shares, together, ids, corrupted, covered[: len(sequence)])
     return done
 
 
 @jit
-def emit_covered(sequence, covered, done, positions, ids):
+def emit_masked(sequence, covered, done, positions, ids):
     """Lists the `done` marked positions, ascending, with their original ids, and clears the marks."""
     found, i = 0, 0
     while found < done:
@@ -188,7 +188,7 @@ def mask_all(key, sequences, counts, rule, scratch, out):
         sequence = source[offsets[s] : offsets[s + 1]]
         corrupted = tokens[offsets[s] : offsets[s + 1]]
         done = mask_sequence(stream, counts[s], rule, sequence, corrupted, covered, places)
-        emit_covered(sequence, covered, done, positions[used:], ids[used:])
+        emit_masked(sequence, covered, done, positions[used:], ids[used:])
         used += done
         masked_offsets[s + 1] = used
     return used

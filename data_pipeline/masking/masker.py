@@ -31,8 +31,8 @@ from data_pipeline.compiled.ragged import read_only
 from data_pipeline.errors import UserError
 from data_pipeline.masking import mask_kernel, token_kernel
 from data_pipeline.masking.mask_budget import MaskBudget
-from data_pipeline.masking.mask_kernel import TOKENS, UNITS, WORDS, MaskRule, mask_all
-from data_pipeline.masking.phrases import no_units, unit_table
+from data_pipeline.masking.mask_kernel import PHRASES, TOKENS, WORDS, MaskRule, mask_all
+from data_pipeline.masking.phrases import no_phrases, phrase_table
 from data_pipeline.masking.spans import ALONE, NGRAM, SPAN, geometric, harmonic
 from data_pipeline.masking.token_kernel import mask_tokens
 from data_pipeline.records import Examples, Segments
@@ -68,7 +68,7 @@ class Masker:
         sequences = (read_only(segments.tokens), read_only(segments.offsets), read_only(segments.keys))
         out, rule = (tokens, positions, ids, masked_offsets), self.rule
         longest = int(lengths.max(initial=0))
-        if rule.grouping == TOKENS and rule.extent == ALONE:
+        if rule.grouping == TOKENS and rule.span_kind == ALONE:
             shares = (rule.mask_prob, rule.keep_prob)
             plain = (rule.cls, rule.sep, rule.mask, len(rule.continuation), *shares)
             used = mask_tokens(key, sequences, counts, plain, token_kernel.scratch_for(longest), out)
@@ -106,17 +106,17 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
         raise _refused("masking", repr(kind), " or ".join(MASKINGS))
     if not 0.0 <= settings.random_prob <= round(rest, 12) <= 1.0:
         shares = f"{settings.mask_prob} beside data.random_prob={settings.random_prob}"
-        raise _refused("mask_prob", shares, "shares, at most 1 together")
-    by_units = kind in ("phrase", "entity")
-    units = unit_table(settings, vocabulary, chunks=kind == "phrase") if by_units else no_units()
+        raise _refused("mask_prob", shares, "a share, at most 1 with data.random_prob")
+    by_phrases = kind in ("phrase", "entity")
+    units = phrase_table(settings, vocabulary, chunks=kind == "phrase") if by_phrases else no_phrases()
     continuation = np.array(vocabulary.continuation, np.bool_)
     if (
-        by_units
+        by_phrases
     ):  # where words are parted by white space alone, a comma goes on a word: it is no part of a name
         continuation &= ~units.punctuation
     return MaskRule(
-        grouping=UNITS if by_units else TOKENS if kind == "token" and not settings.whole_word else WORDS,
-        extent={"span": SPAN, "ngram": NGRAM}.get(kind, ALONE),
+        grouping=PHRASES if by_phrases else TOKENS if kind == "token" and not settings.whole_word else WORDS,
+        span_kind={"span": SPAN, "ngram": NGRAM}.get(kind, ALONE),
         across=kind == "token",
         continuation=continuation,
         cls=vocabulary.cls,
@@ -134,4 +134,4 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
 
 
 def _refused(setting: str, value: object, expected: str) -> UserError:
-    return UserError(f"cannot be {value}", where=f"data.{setting}", expected=expected)
+    return UserError(f"must be {expected}, got {value}", where=f"data.{setting}")

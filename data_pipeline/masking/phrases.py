@@ -43,7 +43,7 @@ _S29, _S32 = np.uint64(29), np.uint64(32)
 _NOWHERE = -1
 
 
-class UnitTable(NamedTuple):
+class PhraseTable(NamedTuple):
     """A trie over ids as a hash table: the edge (node, id) leads to a node. Node 0 is the root."""
 
     edges: NDArray[np.uint64]  # (slots,) node * 2**32 + id + 1; 0: free
@@ -56,12 +56,12 @@ class UnitTable(NamedTuple):
     chunk_words: int  # words of a chunk, at most; 0: no chunks
 
 
-def no_units() -> UnitTable:
+def no_phrases() -> PhraseTable:
     """The table for kinds of masking that know no units."""
     return _table(np.zeros(0, np.uint32), np.zeros(1, np.int64), np.zeros(0, np.uint8), np.zeros(0, bool), 0)
 
 
-def unit_table(settings: DataSettings, vocabulary: "Vocabulary", chunks: bool) -> UnitTable:
+def phrase_table(settings: DataSettings, vocabulary: "Vocabulary", chunks: bool) -> PhraseTable:
     """The units of `settings.lexicon` and, with `chunks` and text in English alone, of the chunker. Raises UserError
     for a lexicon that cannot be read or holds nothing, and where there are neither lexicon nor chunks."""
     chunks = chunks and set(settings.languages or ["en"]) == {"en"}
@@ -122,7 +122,7 @@ def _punctuation(vocabulary: "Vocabulary") -> NDArray[np.bool_]:
 
 def _table(
     ids: NDArray, offsets: NDArray[np.int64], marks: NDArray[np.uint8], punctuation: NDArray, chunk_words: int
-) -> UnitTable:
+) -> PhraseTable:
     slots = 1 << int(2 * len(ids) + 1).bit_length()  # at most half of them are used
     edges, nodes = np.zeros(slots, np.uint64), np.zeros(slots, np.int32)
     ends = np.zeros(len(ids) + 1, np.uint8)
@@ -131,7 +131,7 @@ def _table(
     heads = np.full(len(punctuation), _NOWHERE, np.int32)
     for piece in np.unique(ids[offsets[:-1][marks > 0]]).tolist():
         heads[piece] = nodes[_slot(edges, _edge(0, piece))]
-    return UnitTable(edges, nodes, heads, ends[:count].copy(), punctuation, chunk_words)
+    return PhraseTable(edges, nodes, heads, ends[:count].copy(), punctuation, chunk_words)
 
 
 @jit

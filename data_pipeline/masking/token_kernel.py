@@ -57,7 +57,7 @@ def cover(key, k, candidates, rule, corrupted, block, bits):
 
 
 @jit
-def list_covered(sequence, bits, positions, ids):
+def list_masked(sequence, bits, positions, ids):
     """The positions whose bits are set, ascending, with the ids there; clears the bits. Returns how many."""
     found = 0
     for b in range((len(sequence) + 63) >> 6):
@@ -92,6 +92,6 @@ def mask_tokens(key, sequences, counts, rule, scratch, out):
         stream = (key[0], keys[s], key[1])
         k = min(counts[s], found)
         cover(stream, k, candidates[:found], rule, tokens[offsets[s] : offsets[s + 1]], block, bits)
-        used += list_covered(sequence, bits, positions[used:], ids[used:])
+        used += list_masked(sequence, bits, positions[used:], ids[used:])
         masked_offsets[s + 1] = used
     return used

@@ -58,14 +58,11 @@ class SequenceBuilder:
         least, most = self.specials + 2, np.iinfo(np.uint16).max
         if not least <= self.sequence_length <= most:
             raise UserError(
-                f"cannot be {self.sequence_length}",
+                f"must be from {least} to {most} tokens, got {self.sequence_length}",
                 where="data.sequence_length",
-                expected=f"{least} to {most} tokens",
             )
         if not 0.0 <= self.short_seq_prob <= 1.0:
-            raise UserError(
-                f"cannot be {self.short_seq_prob}", where="data.short_seq_prob", expected="a share, 0 to 1"
-            )
+            raise UserError(f"must be in [0, 1], got {self.short_seq_prob}", where="data.short_seq_prob")
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> Self:

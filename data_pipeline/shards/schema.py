@@ -22,7 +22,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 REMEDY = "prepare the shards again, or copy the folder again if it was copied"
 
 
-LONGEST = 2**16 - 1
+MAX_TOKENS = 2**16 - 1
 """Tokens of an example: positions are stored in 16 bits."""
 LARGEST_VOCABULARY = 2**24
 """Entries; a reader may hold a count of each."""
@@ -60,9 +60,9 @@ class ShardEntry(NamedTuple):
         for name in ("sha256", "block_table_sha256"):
             if not is_sha256(fields[name]):
                 raise bad(f"{name} of {fields['file']}", where, "64 hexadecimal digits")
-        if not fields["max_masked"] <= fields["max_tokens"] <= LONGEST:
+        if not fields["max_masked"] <= fields["max_tokens"] <= MAX_TOKENS:
             sizes = f"{fields['max_tokens']} tokens and {fields['max_masked']} masked positions"
-            raise bad(f"{sizes} at most in {fields['file']}", where, f"no more than {LONGEST} tokens")
+            raise bad(f"{sizes} at most in {fields['file']}", where, f"no more than {MAX_TOKENS} tokens")
         return cls(**fields)
 
     @property

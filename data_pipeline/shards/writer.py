@@ -25,7 +25,7 @@ from data_pipeline.records import Examples
 from data_pipeline.sequences.registry import label_names
 from data_pipeline.shards.block import TAR_END, BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import TOKENIZER, Index, Split, write_index
-from data_pipeline.shards.schema import LONGEST, BlockTable, ShardEntry, block_table_json
+from data_pipeline.shards.schema import MAX_TOKENS, BlockTable, ShardEntry, block_table_json
 
 __all__ = [
     "BlockReader",
@@ -59,7 +59,7 @@ def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> Sha
         for number, block in enumerate(blocks):
             if not len(block) or (rows and (len(block) > rows[0][2] or rows[-1][2] < rows[0][2])):
                 raise ValueError(f"block {number} has {len(block)} examples after {[row[2] for row in rows]}")
-            check_examples(block, np.iinfo(block.tokens.dtype).max + 1, LONGEST)
+            check_examples(block, np.iinfo(block.tokens.dtype).max + 1, MAX_TOKENS)
             data = encode_block(number, block)
             rows.append((size, len(data), len(block), len(block.tokens), len(block.masked_ids)))
             checksums.append(_checksum(data))

@@ -27,7 +27,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import open_bytes, reading
 from data_pipeline.io.mmap import mapped
 from data_pipeline.io.npy import offsets_of
-from data_pipeline.masking.mask_kernel import emit_covered, mask_sequence, scratch_for
+from data_pipeline.masking.mask_kernel import emit_masked, mask_sequence, scratch_for
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Corpus, Examples
 from data_pipeline.sequences.base import flat_columns
@@ -226,7 +226,7 @@ def _fill_exact(walk, stream, numbers, columns, rule, scratch, out):
         copy_run(corrupted, 0, sequence, 0, whole)
         done = mask_sequence(stream, counts[whole], rule, sequence[:whole], corrupted, covered, places)
         at = masked_offsets[made]
-        emit_covered(sequence, covered, done, positions[at:], ids[at:])
+        emit_masked(sequence, covered, done, positions[at:], ids[at:])
         first_lengths[made], labels[made] = first, label
         offsets[made + 1], masked_offsets[made + 1] = offsets[made] + whole, at + done
         made += 1

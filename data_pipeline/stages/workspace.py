@@ -32,7 +32,7 @@ from data_pipeline.io.object_store import object_names, remove_object
 from data_pipeline.masking.corruption import Corruption, corruption_of
 from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.sequences.registry import builder_of
-from data_pipeline.settings import DataSettings, deciding_values, token_values
+from data_pipeline.settings import DataSettings, settings_affecting_bytes, token_values
 from data_pipeline.sources.discover import parts_of, source_files
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.sources.source_snapshot import described_sources, summary
@@ -134,7 +134,11 @@ def open_workspace(
         raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
     work = _work_folder(settings)
     sources, passed_over = _found_sources(work, settings, afresh=afresh or not together)
-    identity = {"settings": deciding_values(settings), "vocabulary": vocabulary.sha256, "sources": sources}
+    identity = {
+        "settings": settings_affecting_bytes(settings),
+        "vocabulary": vocabulary.sha256,
+        "sources": sources,
+    }
     note = canonical_json(
         {
             "format": FORMAT,

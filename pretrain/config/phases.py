@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError
-from data_pipeline.settings import DataSettings, deciding_values
+from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from pretrain.config.settings import RunConfig
 
 MAY_DIFFER = (
@@ -97,7 +97,7 @@ def data_of_phases(config: RunConfig) -> list[DataSettings]:
     for phase in phases_of(config):
         data = phase.config.data
         other = found.setdefault(data.out, data)
-        wanted, there = deciding_values(data), deciding_values(other)
+        wanted, there = settings_affecting_bytes(data), settings_affecting_bytes(other)
         differing = [f"data.{key}" for key in wanted if wanted[key] != there[key]]
         if differing:
             raise UserError(

@@ -16,7 +16,7 @@ from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabula
 from data_pipeline.loader.loader import order_of
 from data_pipeline.loader.order import Order, default_streams
 from data_pipeline.sequences.registry import PairTask, pair_task
-from data_pipeline.settings import SEQUENTIAL, UNMASKED, deciding_values
+from data_pipeline.settings import SEQUENTIAL, UNMASKED, settings_affecting_bytes
 from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import load_vocabulary
@@ -183,7 +183,7 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
             remedy=f"data.sequences={sequences}",
         )
     if not config.train.shards:
-        wanted = deciding_values(config.data)
+        wanted = settings_affecting_bytes(config.data)
         differing = [
             f"data.{k}={wanted[k]} (shards: {v})" for k, v in index.settings.items() if wanted.get(k) != v
         ]

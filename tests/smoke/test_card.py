@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from data_pipeline.settings import deciding_values
+from data_pipeline.settings import settings_affecting_bytes
 from launch.settings.recipe import load_config
 from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.card_recipe import name_only, recipe_yaml
@@ -132,7 +132,7 @@ def test_its_recipe_is_the_run(card: ModelCard, settings: list[str], tmp_path: P
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(re.search(r"```yaml\n(.*?)```", card.text, re.DOTALL).group(1))  # type: ignore[union-attr]
     ours, told = load_config("demo", settings), load_config(str(recipe), [])
-    assert deciding_values(told.data) == deciding_values(ours.data)
+    assert settings_affecting_bytes(told.data) == settings_affecting_bytes(ours.data)
     for group in ("vocabulary", "encoder", "optim", "schedule", "objective"):
         assert getattr(told, group) == getattr(ours, group)
     assert told.train.steps == 4

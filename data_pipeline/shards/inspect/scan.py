@@ -22,7 +22,7 @@ from data_pipeline.shards.index import SPLITS, Index, Split, VocabularyStamp
 from data_pipeline.shards.inspect.repeat_counter import Repeats
 from data_pipeline.shards.inspect.rules import findings
 from data_pipeline.shards.padding_cost import PaddingCounter
-from data_pipeline.shards.schema import LONGEST
+from data_pipeline.shards.schema import MAX_TOKENS
 from data_pipeline.shards.writer import BlockReader, tokenizer_problem, verified_blocks
 
 BATCH = 32
@@ -40,7 +40,7 @@ def lint(
 
     Raises UserError, which names them, where files are missing or damaged."""
     if batch < 1:
-        raise UserError(f"cannot be {batch}", where="--batch", expected="examples in a batch, 1 or more")
+        raise UserError(f"must be 1 example or more, got {batch}", where="--batch")
     splits = _scanned(index, stage, batch)
     facts: dict[str, Any] = {
         "kind": "shards",
@@ -165,7 +165,7 @@ class _Scan:
 def _setting(index: Index, name: str) -> int:
     """A setting that counts tokens; 0 where index.json, which others may write, has none such."""
     value = index.settings.get(name)
-    return value if isinstance(value, int) and 0 <= value <= LONGEST else 0
+    return value if isinstance(value, int) and 0 <= value <= MAX_TOKENS else 0
 
 
 def _asked(lengths: np.ndarray, settings: Mapping[str, Any], tokens: int) -> dict[str, Any]:

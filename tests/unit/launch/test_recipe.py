@@ -6,7 +6,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from data_pipeline.masking.mask_budget import MaskBudget
-from data_pipeline.settings import DataSettings, deciding_values
+from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config, recipe_names, setting_names
 from pretrain.config.phases import phases_of
@@ -287,6 +287,6 @@ def test_names_that_scripts_rely_on() -> None:
 
 
 def test_places_and_workers_do_not_decide_bytes() -> None:
-    deciding = set(deciding_values(DataSettings()))
+    deciding = set(settings_affecting_bytes(DataSettings()))
     assert deciding.isdisjoint({"sources", "out", "vocab", "workers", "executor", "streams", "verify"})
     assert {"seed", "sequence_length", "dupe_factor", "held_out", "block_examples"} <= deciding

@@ -11,7 +11,7 @@ import pytest
 
 from data_pipeline.compiled import philox
 from data_pipeline.records import COLUMNS
-from data_pipeline.settings import DataSettings, deciding_values
+from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
 from data_pipeline.sources.read_counts import Counts
 from tests.command_line import ROOT, setting
@@ -68,7 +68,7 @@ def test_data_md_names_what_there_is() -> None:
         rows = re.findall(r"^\|((?: `\w+`)+) \|", text, re.MULTILINE)
         return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
-    assert first_cells(section("What decides the bytes")) == set(deciding_values(DataSettings()))
+    assert first_cells(section("What decides the bytes")) == set(settings_affecting_bytes(DataSettings()))
     assert first_cells(section("Sources and bad text")) == {field.name for field in fields(Counts)}
     assert first_cells(section("Columns")) == set(COLUMNS)
     assert first_cells(section("index.json")) == set(ShardEntry._fields)

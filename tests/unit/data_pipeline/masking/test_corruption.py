@@ -120,6 +120,7 @@ def test_what_is_counted_on_before() -> None:
 
 def test_objectives_that_predict_masks_refuse_shards_without(folder: Path, index: Index) -> None:
     config = RunConfig(objective=ObjectiveSettings(name="bert"))
+    config.data.sequences = "segment_pair"
     config.train.shards = str(folder / "none")
     with pytest.raises(UserError, match="no token of the shards is masked, and"):
         check_data(config, index, config.train.shards)

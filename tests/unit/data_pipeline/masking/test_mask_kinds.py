@@ -11,10 +11,10 @@ from data_pipeline.compiled.ragged import take_ragged
 from data_pipeline.errors import UserError
 from data_pipeline.masking.mask_kernel import group_tokens
 from data_pipeline.masking.masker import Masker
-from data_pipeline.masking.phrases import CHUNK_WORDS, closed_class_words, join_words, unit_table
+from data_pipeline.masking.phrases import CHUNK_WORDS, closed_class_words, join_words, phrase_table
 from data_pipeline.masking.spans import draw_length, geometric, harmonic
 from data_pipeline.records import Segments
-from data_pipeline.settings import DataSettings, deciding_values
+from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from data_pipeline.vocabulary.files import load_vocabulary
 from tests.factories.pairs import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary
 
@@ -278,7 +278,7 @@ def units_in(text, settings, english, chunks):
     members, starts = np.empty((2, len(ids) + 1), np.int64)
     specials = (english.cls, english.sep)
     found = group_tokens(ids, specials, True, False, english.continuation, members, starts)
-    made = join_words(ids, unit_table(settings, english, chunks), members, starts, found)
+    made = join_words(ids, phrase_table(settings, english, chunks), members, starts, found)
     return [" ".join(english.tokens[ids[m]] for m in members[a:b]) for a, b in pairwise(starts[: made + 1])]
 
 
@@ -382,11 +382,11 @@ def test_the_lexicons_bytes_count_and_not_its_place(tmp_path):
     one.write_text("new york\n")
     two.write_text("new york\n")
     three.write_text("New York\n")
-    found = [deciding_values(DataSettings(lexicon=str(p)))["lexicon"] for p in (one, two, three)]
+    found = [settings_affecting_bytes(DataSettings(lexicon=str(p)))["lexicon"] for p in (one, two, three)]
     assert found[0] == found[1] != found[2]
-    assert deciding_values(DataSettings())["lexicon"] == ""
+    assert settings_affecting_bytes(DataSettings())["lexicon"] == ""
     with pytest.raises(UserError, match="no such file"):
-        deciding_values(DataSettings(lexicon=str(tmp_path / "d")))
+        settings_affecting_bytes(DataSettings(lexicon=str(tmp_path / "d")))
 
 
 def test_the_closed_class_words_come_with_the_package():

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Segments
-from data_pipeline.settings import DataSettings, deciding_values
+from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from tests.factories.pairs import CLS, FIRST, MASK, SEP, rows, surprise, vocabulary
 
 SIZE = 60
@@ -108,8 +108,9 @@ def test_exact_mode_has_the_scripts_cap():
     exact = DataSettings(mode="exact", sentences="lines")
     rule = Masker.from_settings(exact, vocabulary(SIZE, 3))
     assert rule.counts(np.array([128, 512])).tolist() == [19, 20]
-    assert deciding_values(exact) == deciding_values(replace(exact, max_predictions=20)), "the same data"
-    assert deciding_values(DataSettings())["max_predictions"] == 0
+    twenty = replace(exact, max_predictions=20)
+    assert settings_affecting_bytes(exact) == settings_affecting_bytes(twenty), "the same data"
+    assert settings_affecting_bytes(DataSettings())["max_predictions"] == 0
     own = Masker.from_settings(replace(exact, max_predictions=77), vocabulary(SIZE, 3))
     assert own.counts(np.array([512])).tolist() == [77]
 

@@ -7,7 +7,7 @@ import pytest
 
 from data_pipeline.masking.mask_kernel import TOKENS, WORDS, MaskRule
 from data_pipeline.masking.masker import Masker
-from data_pipeline.masking.phrases import no_units
+from data_pipeline.masking.phrases import no_phrases
 from data_pipeline.masking.spans import ALONE, harmonic
 from data_pipeline.records import Examples, Segments
 
@@ -30,7 +30,7 @@ def rule() -> MaskRule:
     """Single tokens, as BERT masks them."""
     return MaskRule(
         grouping=TOKENS,
-        extent=ALONE,
+        span_kind=ALONE,
         across=True,
         continuation=np.zeros(SIZE, np.bool_),
         cls=CLS,
@@ -40,7 +40,7 @@ def rule() -> MaskRule:
         keep_prob=0.5,
         together=False,
         lengths=harmonic(1),
-        units=no_units(),
+        units=no_phrases(),
     )
 
 

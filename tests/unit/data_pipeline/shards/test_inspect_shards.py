@@ -15,7 +15,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import original_tokens
-from data_pipeline.records import Examples
+from data_pipeline.records import Examples, concatenate
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.repeat_counter import Repeats
 from data_pipeline.shards.inspect.scan import lint
@@ -352,11 +352,7 @@ def test_repeats_are_sampled_whole_beyond_what_is_kept() -> None:
 def test_masks_do_not_hide_a_repetition(tmp_path: Path) -> None:
     """The same text with other masks is a repetition; one token changed is none."""
     again = masked(replace(HEALTHY, tokens=original_tokens(HEALTHY)), (0.0, 0.5))
-    both = Examples(
-        *(np.concatenate([getattr(HEALTHY, n), getattr(again, n)]) if not n.endswith("offsets")
-          else np.concatenate([getattr(HEALTHY, n), getattr(again, n)[1:] + getattr(HEALTHY, n)[-1]])
-          for n in Examples.__dataclass_fields__)
-    )  # fmt: skip
+    both = concatenate([HEALTHY, again])
     share = lint(folder_of(tmp_path / "a", both), silent)["splits"]["train"]["repeats"]["share"]
     assert share == 0.5
     tokens = both.tokens.copy()
@@ -427,7 +423,7 @@ def test_on_the_command_line(tiny: list[str], maskmill: Maskmill, tmp_path: Path
     assert facts["splits"]["train"]["padding"]["batch"] == 8
     assert "plan" not in facts
     for arguments, line in (
-        (("--batch", "0"), "--batch: cannot be 0"),
+        (("--batch", "0"), "--batch: must be 1 example or more, got 0"),
         (("train.steps=3",), "expected --recipe RECIPE"),
         (("--examples", "all", "--split", "x"), "no split 'x'"),
         (("--examples", "²"), "a number, or all"),
