@@ -1,16 +1,16 @@
 # make env    the virtual environment .venv (re-used; rebuilt only when pyproject.toml changes)
 # make demo   text -> shards -> DeepSpeed training -> Hugging Face model -> filled blanks, and its figures beside guessing
-# make test   the tests to run while you work: each package, each promise; says how many of the slow ones it leaves out
+# make test   the tests to run while you work: each package; says how many of the slow ones it leaves out
 # make test-all   all tests that need no root and no GPU
 # make test-failed   the tests that failed in the last make test-all, alone, one after the other
 # make test-cluster   what runs on Slurm, on a real cluster of four nodes on this machine: root, Debian or Ubuntu
 # make test-docker    builds the CPU image without a Docker engine, and runs it: root, Debian or Ubuntu
-# make lock   what the images install, anew, by version and hash, from what pyproject.toml asks for
-# make audit  whether vulnerabilities are known in what they install
+# make lock   resolve again what the images install, by version and hash, from what pyproject.toml asks for
+# make audit  look for known vulnerabilities in what they install
 # make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
-# make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read rightly
+# make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read correctly
 # make study-mini SOURCE=TEXT          twenty minutes of training, ours and transformers' Trainer's: docs/studies.md
 # make study-large-batch SOURCE=TEXT   three arms at equal examples, half an hour on two cores; SEEDS=3 the long form
 # make docs   the pages of docs/ as a site in build/site, every link checked
@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml Makefile
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev,docs,dask,s3]"
 	@rm -f $(VENV)/.ready-* && touch $@
 
-# in the manner of the text; those of --held-out nobody chose
+# in the manner of the text; --held-out adds blanks at fixed places of held-out documents
 DEMO_BLANKS := "Location of Fiji: Oceania, island group in the South Pacific [MASK]." \
   "Capital name of Trinidad and [MASK]: Port of Spain." \
   "Independence of Ghana: 6 March 1957 (from the [MASK])." \

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Whether this container can go on working: exit code 0, or 1 and a line that says why not.
+# Check whether this container can continue its work: exit code 0, or 1 and one line that says why not.
 #
 #   the working folder takes files     a full disk and a folder of another user are what stops most runs
 #   the GPUs answer, if there are any  a container can lose them while it runs (after a restart of the host's daemons)
-#   the run goes on, if it is named    HEALTH_RUN=runs/demo: a line of its metrics, or its heartbeat, in the last
+#   the run is active, if it is named  HEALTH_RUN=runs/demo: a line of its metrics, or its heartbeat, in the last
 #                                      HEALTH_SECONDS (3600), from the start of the container and of the run's newest
-#                                      attempt on; a run that says that it has ended, whatever its end, is well
+#                                      attempt on; a run that says that it has ended, whatever its end, is healthy
 #
-# A step that hangs ends by itself (run.step_limit) and is not this script's business.
+# Steps that hang are ended by run.step_limit, not by this script.
 
 set -euo pipefail
 

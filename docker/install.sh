@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What both images are made of, a step a call; the Dockerfiles say which, in which order:
+# Install what both images hold, one step per call; the Dockerfiles say which, in which order:
 #
 #   install.sh system PACKAGE ...   packages of Debian or Ubuntu, without the lists that came along
 #   install.sh environment          $VENV: the packages of requirements.lock, torch, DeepSpeed with its operators

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# pyproject.toml in, docker/requirements.lock out: what the images install, by version and hash, for Python 3.11 and
+# Write docker/requirements.lock from pyproject.toml: what the images install, by version and hash, for Python 3.11 and
 # later. `make lock` runs this; UV is the command of uv, TORCH_SPEC the torch that the rest has to go with.
 
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Waits until the cloud takes this machine back, then runs a command and ends; on the host, beside the container:
+# Wait until the cloud announces that it takes this machine back, then run a command and end; on the host, beside the container:
 #
 #     docker/spot.sh aws docker stop --time 110 maskmill &
 #
-# Each cloud tells a machine, and nobody else, that it is to go: aws (spot interruption) two minutes before, gcp
+# Each cloud announces it to the machine alone: aws (spot interruption) two minutes before, gcp
 # (preemption) and azure (Preempt) 30 seconds before. `docker stop` sends SIGTERM: the ranks agree on a step, save a
 # checkpoint and end with exit code 3.
 #
