@@ -208,6 +208,15 @@ def test_no_family_reads_a_foreign_folder(settings: EncoderSettings, tmp_path: P
         read_weights(tmp_path, config_of("bert", settings), STAMP.size)
 
 
+def test_a_parameter_without_a_place_is_told(settings: EncoderSettings) -> None:
+    with pytest.raises(
+        UserError, match=r"BertForMaskedLM has no place for encoder\.embeddings\.project\.weight"
+    ):
+        BERT_FOR_MASKED_LM.to_hugging_face({"encoder.embeddings.project.weight": torch.ones(2, 2)}, {})
+    left_out = replace(BERT_FOR_MASKED_LM, left_out=("encoder.embeddings.project",))
+    assert left_out.to_hugging_face({"encoder.embeddings.project.weight": torch.ones(2, 2)}, {}) == {}
+
+
 def test_settings_and_fields_translate_both_ways(settings: EncoderSettings) -> None:
     for family in registry.FAMILIES.values():
         fields = family.config(config_of("bert", settings), STAMP)

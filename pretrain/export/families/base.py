@@ -149,19 +149,29 @@ class Family:
         return self._back(name)[0]
 
     def to_hugging_face(self, state: "Mapping[str, Tensor]", config: Config) -> "dict[str, Tensor]":
-        """Our parameters, without vocabulary padding, as the folder holds them; tied copies and what is left out are
-        not among them. `config`: the folder's. Raises KeyError for a parameter without a place."""
+        """Convert our parameters, without vocabulary padding, to those that the folder holds: no tied copies, nothing
+        that is left out. `config`: the folder's. Raises UserError for a parameter without a place."""
         tensors = {}
         for ours, tensor in state.items():
-            if not ours.startswith(self.left_out):
+            if ours.startswith(self.left_out):
+                continue
+            try:
                 theirs, weight = self._to(ours)
-                tensors[theirs] = weight.to(tensor, config)
+            except KeyError:
+                raise UserError(
+                    f"{self.export_class} has no place for {ours}",
+                    where="export",
+                    expected="a model of the kind of its family",
+                    remedy="such settings of the encoder cannot be exported to this class",
+                ) from None
+            tensors[theirs] = weight.to(tensor, config)
         return tensors
 
     def from_hugging_face(
         self, stored: "Mapping[str, Tensor]", config: Config, where: Path
     ) -> "dict[str, Tensor]":
-        """Our parameters of a folder's tensors, float32: heads that it lacks are lacking here too. `where`: the folder.
+        """Convert a folder's tensors to our parameters, float32: heads that it lacks are lacking here too. `where`: the
+        folder.
 
         Raises UserError for a tensor without a place and for tied copies that differ."""
         state, unknown = {}, []
@@ -197,7 +207,7 @@ class Family:
     def logits(
         self, model: "transformers.PreTrainedModel", batch: "MicroBatch", pad: int
     ) -> "dict[str, Tensor]":
-        """Their logits for a packed batch by the names of our heads: (tokens, ...) or (examples, ...)."""
+        """Compute their logits for a packed batch by the names of our heads: (tokens, ...) or (examples, ...)."""
         example, position = _places(batch)
         out = model(**self.inputs(batch, pad))
         return {
