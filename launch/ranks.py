@@ -32,7 +32,7 @@ stays as it is (docs/benchmarks.md)."""
 ALLOCATOR_ENVIRONMENT = {"TCMALLOC_RELEASE_RATE": "0", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
 
 STOPPED = 3
-"""Exit code of a run that a signal ended: saved, and the same command goes on with it."""
+"""Exit code of a run that a signal ended: saved, and the same command resumes it."""
 REFUSED = 2
 """Exit code of a mistake of the user, told in one line by the first rank."""
 QUIET_CODES = (REFUSED, STOPPED)
@@ -71,7 +71,9 @@ def start_ranks(
             if code in QUIET_CODES or signals.received or attempt == restarts:
                 break
             how_often = f"restart {attempt + 1} of {restarts} in {restart_delay:g} s"
-            print(f"maskmill: going on from the newest checkpoint: {how_often}", file=sys.stderr, flush=True)
+            print(
+                f"maskmill: restarting from the newest checkpoint: {how_often}", file=sys.stderr, flush=True
+            )
             if signals.wait(restart_delay):
                 return STOPPED
     return code

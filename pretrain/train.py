@@ -33,7 +33,7 @@ from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut
 
 STOPPED = 3
-"""Exit code after a signal: the run is saved, and the same command goes on with it."""
+"""Exit code after a signal: the run is saved, and the same command resumes it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Run:
 
 
 def train(config: RunConfig, console: Console, command: str) -> None:
-    """Runs, or goes on with, the run that `config` describes. All ranks call this.
+    """Start, or resume, the run that `config` describes. All ranks call this.
 
     Raises UserError for what a person can put right; exits with STOPPED after a signal, its checkpoint saved."""
     stop = StopRequest()
@@ -78,8 +78,8 @@ def train(config: RunConfig, console: Console, command: str) -> None:
         step = run_phases(config, plans, about["id"], world, stop, console, command)
         if world.rank == 0:
             if step < until:
-                again = "the same command goes on from there"
-                console.print(f"stopped after step {step:,}; {again}", soft_wrap=True)
+                again = "rerun the same command to resume"
+                console.print(f"stopped at step {step:,}; {again}", soft_wrap=True)
             draw_report(Path(config.run.dir), console)
     finally:
         # after a rank that failed, NCCL may wait for collectives that never come

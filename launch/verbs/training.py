@@ -20,7 +20,7 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
     Starts run.ranks processes on this machine, or joins those that torchrun, deepspeed or srun started. After a
     crash they are started again, run.restarts times. SIGTERM, SIGUSR1 and Ctrl-C save and end with exit code 3.
-    The same command again goes on from the newest checkpoint; a finished run says so.
+    The same command again resumes from the newest checkpoint; a finished run says so.
 
     \b
     Example:

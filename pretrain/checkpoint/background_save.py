@@ -1,4 +1,4 @@
-"""Write a checkpoint while training goes on.
+"""Write a checkpoint while training continues.
 
 A save has two parts. The copy to host memory is all that training waits for. A thread writes it: the same protocol
 as ever (store.py), its barriers and gathers on a gloo group of its own, so that they neither wait for nor come
@@ -111,8 +111,12 @@ class Saver:
             folder = save_checkpoint(self._run, step, copies, shapes, state, self._world)
         except UserError as error:
             self._failed = error
-            stands = f"the one of step {self.saved:,} stands" if self.saved else "there is none before it"
-            self._warn(f"the checkpoint of step {step:,} was NOT saved: {error}; {stands}")
+            latest = (
+                f"the latest checkpoint is still step {self.saved:,}"
+                if self.saved
+                else "there is no checkpoint yet"
+            )
+            self._warn(f"checkpoint of step {step:,} not saved: {error}; {latest}")
             return
         except Exception as error:
             self._failed = (
@@ -127,7 +131,7 @@ class Saver:
             self._copy()
         except UserError as error:
             self._warn(
-                f"the checkpoint of step {step:,} is saved here, but was not mirrored or tidied up: {error}"
+                f"the checkpoint of step {step:,} is saved here, but not mirrored, or old ones not deleted: {error}"
             )
         except Exception as error:
             self._failed = error
@@ -165,7 +169,7 @@ class Saver:
                 self._warn(f"{folder.name} is saved, but {LATEST} still names the one before: {error}")
 
     def _warn(
-        self, line: str, then: str = "training goes on, and tries again at the next checkpoint"
+        self, line: str, then: str = "training continues and tries again at the next checkpoint"
     ) -> None:
         if self._world.rank == 0:
             line = f"maskmill: WARNING: {line}; {then}"

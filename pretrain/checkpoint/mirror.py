@@ -195,14 +195,14 @@ class Mirror:
 def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
     """Fills a run folder that has no checkpoint from its mirror; the first rank calls this. Returns a line that says
     so, empty where there was nothing to do. Raises UserError where the mirror is another run's, or cannot be read and
-    there is nothing here to go on from."""
+    there is nothing here to resume from."""
     folder, mirror = Path(config.run.dir), Mirror(config)
     try:
         found = mirror.run()
     except UserError as error:
         if not checkpoints(folder):
             raise
-        return f"maskmill: WARNING: {error}; going on from what is here"
+        return f"maskmill: WARNING: {error}; resuming from the checkpoints here"
     if found is None:
         return ""
     theirs = parsed_run(found, f"{mirror.uri}/{RUN}")

@@ -12,7 +12,7 @@ from pretrain.distributed.world import World
 
 
 def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Checkpoint | None:
-    """What the run goes on from; None: it begins. All ranks call this. Where the mirror has a newer whole copy than
+    """What the run resumes from; None: it begins. All ranks call this. Where the mirror has a newer whole copy than
     the run folder, because the newest here is damaged or gone, it is fetched, verified and used. `say` hears on the
     first rank, in lines, what was fetched, what was set aside, and that a mirror could not be asked.
 
@@ -34,7 +34,7 @@ def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Ch
                 if checkpoint is None:
                     raise
                 say(
-                    f"maskmill: WARNING: {error}; going on from {checkpoint.folder.name}, which is whole here"
+                    f"maskmill: WARNING: {error}; resuming from {checkpoint.folder.name}, which is whole here"
                 )
         if step is None and checkpoint is None and damaged:
             raise all_damaged(folder, damaged)
@@ -42,12 +42,12 @@ def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Ch
             say(
                 f"fetched the checkpoint of step {step:,}, which is not whole here, from {Mirror(config).uri}"
             )
-        goes_on = f"step-{step:08d}" if step is not None else checkpoint.folder.name if checkpoint else ""
+        resumed = f"step-{step:08d}" if step is not None else checkpoint.folder.name if checkpoint else ""
         for path, found in damaged:
-            if path.name == goes_on:  # set aside to make room for its copy
+            if path.name == resumed:  # set aside to make room for its copy
                 fate = f"set aside as {path.name}{DAMAGED}, its copy in the mirror is whole"
             else:
-                fate = f"set aside as {set_aside(path).name}, falling back to {goes_on}"
+                fate = f"set aside as {set_aside(path).name}, falling back to {resumed}"
             say(f"{path.name} is damaged ({found}): {fate}")
         return step is not None
 

@@ -147,7 +147,7 @@ class Checkpoint:
                     "checkpoint file is missing or its bytes changed",
                     where=path,
                     expected=f"{entry['bytes']} bytes with SHA-256 {entry['sha256'][:12]}...",
-                    remedy="delete this checkpoint's folder to go on from the one before",
+                    remedy="delete this checkpoint's folder to resume from the one before",
                 )
 
     def _fragments(self) -> dict[tuple[str, str], list[tuple[int, int, str, str]]]:
@@ -237,7 +237,7 @@ def all_damaged(run: Path, damaged: Sequence[tuple[Path, str]]) -> UserError:
     return UserError(
         f"all {len(damaged)} checkpoints are damaged; of the oldest: {damaged[-1][1]}",
         where=run / FOLDER,
-        remedy="restore one, or delete the run folder to begin anew",
+        remedy="restore one, or delete the run folder to start over",
     )
 
 

@@ -39,7 +39,7 @@ class Lines:
             self._warn_of_learning()
 
     def begin(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """This attempt goes on from `step`; `lines`: what metrics.jsonl has of the attempts before."""
+        """This attempt resumes from `step`; `lines`: what metrics.jsonl has of the attempts before."""
         for line in lines:
             self._note(line)
 

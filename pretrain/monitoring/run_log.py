@@ -84,7 +84,7 @@ class RunLog:
         step = int(self._summary.get("step", 0))
         self.heartbeat.write(step, STARTING)
         if self._crashed:
-            words = f"the attempt before ended without a save; going on behind step {step:,}"
+            words = f"the attempt before ended without a save; resuming from step {step:,}"
             self._tracker.alert("restart", words)
         self._view.__enter__()
         self._step_stats.reset()

@@ -37,7 +37,7 @@ UNKNOWN_SILENCE = 1800.0
 """Seconds for what has no usual time: starting, evaluating, saving, the first steps. run.step_limit's default."""
 
 _ERROR = re.compile(
-    r"(maskmill: (?!WARNING|going on)|(\[rank\d+\]: ?)?([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|OutOfMemory)\b"
+    r"(maskmill: (?!WARNING|restarting)|(\[rank\d+\]: ?)?([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|OutOfMemory)\b"
     r"|Fatal Python error|(srun|slurmstepd): error:|.*\b(CUDA error|NCCL error|oom[-_]kill))"
 )
 

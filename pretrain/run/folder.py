@@ -89,9 +89,9 @@ def parsed_run(data: bytes, where: object) -> dict[str, Any]:
 
 
 def refuse_other_format(values: dict[str, Any], where: object) -> None:
-    """Raises UserError where `values`, those of a run.json, are of another version of the files than FORMAT. Where
-    there are none, nothing is known."""
-    if values and values.get("format", 1) != FORMAT:
+    """Raises UserError where `values`, those of a run.json, are of another version of the files than FORMAT. Values
+    without an identity are no run.json."""
+    if "identity" in values and values.get("format", 1) != FORMAT:
         raise UserError(
             f"run folder of format {str(values.get('format', 1))[:20]}",
             where=where,

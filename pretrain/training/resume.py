@@ -63,7 +63,7 @@ def begin(
         _load(checkpoint, engine)
         lost = _cut_history(folder, position.step, world)
         if world.rank == 0:
-            console.print(_going_on(checkpoint, conditions(phase_config, world), lost), soft_wrap=True)
+            console.print(_resuming(checkpoint, conditions(phase_config, world), lost), soft_wrap=True)
         return position, checkpoint
     _cut_history(folder, 0, world)
     if config.init_from:
@@ -77,7 +77,7 @@ def _cut_history(folder: Path, step: int, world: World) -> int:
 
 
 def enter(plan: Plan, engine: Engine, position: Position) -> None:
-    """Takes the run from the end of a phase into the next one; a phase that it is in already goes on."""
+    """Takes the run from the end of a phase into the next one; does nothing inside a phase."""
     if plan.phase.number > position.phase:
         position.phase = plan.phase.number
         position.phase_batch, position.phase_examples = position.batch, position.examples
@@ -121,7 +121,7 @@ def roll_back(
         raise UserError(
             f"the newest whole checkpoint is of a phase before {phase.name}, which begins behind step {phase.first:,}",
             where=checkpoint.folder,
-            remedy="the same command again goes on from there",
+            remedy="rerun the same command to resume from there",
         )
     _load(checkpoint, engine)
     _load_memory(memory, plan, checkpoint)
@@ -212,18 +212,14 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
     }
 
 
-def _going_on(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
+def _resuming(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
     then = checkpoint.state["conditions"]
     changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if then.get(key) != now[key]]
-    promise = (
-        f"equal within rounding, since {', '.join(changed)}"
-        if changed
-        else "bit-equal to a run never stopped"
-    )
-    again = f"; {lost} logged lines after it are done again" if lost else ""
+    promise = f"equal within rounding, since {', '.join(changed)}" if changed else "bit-exact"
+    again = f"; redoing {lost} logged steps" if lost else ""
     name = checkpoint.state.get("phase", {}).get("name", "")
     phase = f" of phase {name}" if name else ""
-    return f"going on from step {checkpoint.step:,}{phase} ({promise}){again}"
+    return f"resuming from step {checkpoint.step:,}{phase} ({promise}){again}"
 
 
 def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World) -> None:

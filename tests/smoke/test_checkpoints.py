@@ -17,7 +17,7 @@ from data_pipeline.io import object_store
 from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.mirror import Mirror
 from pretrain.preflight import startup
-from pretrain.training.resume import _going_on
+from pretrain.training.resume import _resuming
 from tests.command_line import BUCKET, Maskmill, described, setting
 from tests.run_ends import assert_same_weights, final
 
@@ -48,7 +48,7 @@ def finished(
     run = tmp_path_factory.mktemp("finished") / "run"
     shutil.copytree(stopped, run)
     printed = maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}").stdout
-    assert "going on from step 4 (bit-equal" in printed
+    assert "resuming from step 4 (bit-exact" in printed
     return run
 
 
@@ -77,7 +77,7 @@ def test_a_damaged_newest_one_costs_its_steps_and_no_more(
     line = next(line for line in printed.splitlines() if "is damaged" in line)
     assert line.startswith("step-00000004 is damaged (")
     assert line.endswith("set aside as step-00000004.damaged, falling back to step-00000002")
-    assert "going on from step 2" in printed
+    assert "resuming from step 2" in printed
     assert_same_weights(finished, run)
     assert [p.name for p in (run / "checkpoints").glob("*.damaged")] == [], "it has been made again"
     assert described(maskmill, run)["damaged"] == {}
@@ -95,7 +95,7 @@ def test_a_run_whose_folder_is_gone_goes_on_from_its_mirror(
     shutil.rmtree(gone, ignore_errors=True)
     printed = maskmill("train", "demo", *settings).stdout
     assert f"brought back the checkpoint of step 4 from s3://{BUCKET}/run" in printed
-    assert "going on from step 4" in printed
+    assert "resuming from step 4" in printed
     assert_same_weights(finished, gone)
     assert json.loads((gone / "run.json").read_text())["id"] == before["id"]
     steps = [json.loads(line)["step"] for line in (gone / "metrics.jsonl").read_text().splitlines()]
@@ -111,7 +111,7 @@ def test_a_damaged_newest_one_is_fetched_from_its_mirror(
     flip(run / "checkpoints" / "step-00000005" / "fragments-00000.safetensors")
     printed = maskmill("train", "demo", *settings).stdout
     assert f"fetched the checkpoint of step 5, which is not whole here, from s3://{BUCKET}/healed" in printed
-    assert "going on from step 5 (bit-equal" in printed
+    assert "resuming from step 5 (bit-exact" in printed
     assert_same_weights(finished, run)
 
 
@@ -147,9 +147,9 @@ def test_what_cannot_be_started_from_says_what_differs(
 def test_a_changed_condition_is_told_in_one_line(run: Path) -> None:
     newest = final(run, 4)
     same = newest.state["conditions"]
-    assert _going_on(newest, same, 0) == "going on from step 4 (bit-equal to a run never stopped)"
+    assert _resuming(newest, same, 0) == "resuming from step 4 (bit-exact)"
     for key in ("ranks", "run.threads", "zero.stage", "train.micro_batch", "device", "instructions", "torch"):
-        assert f"equal within rounding, since {key} {same[key]} -> 9)" in _going_on(
+        assert f"equal within rounding, since {key} {same[key]} -> 9)" in _resuming(
             newest, same | {key: 9}, 0
         )
 

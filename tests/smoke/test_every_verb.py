@@ -24,7 +24,7 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     stopped = maskmill("train", "demo", *settings, "run.stop_after=2")
     assert described(maskmill, run)["status"] == "stopped"
     resumed = maskmill("train", "demo", *settings)
-    assert "going on from step 2 (bit-equal" in resumed.stdout
+    assert "resuming from step 2 (bit-exact" in resumed.stdout
     assert "nothing to do" in maskmill("train", "demo", *settings).stdout
     assert stopped.stderr == resumed.stderr == ""
 
@@ -94,7 +94,7 @@ def test_every_objective_resumes_bit_equal_at_every_stage(
     maskmill("prepare", "demo", *settings)
     maskmill("train", "demo", *settings, f"run.dir={whole}")
     maskmill("train", "demo", *settings, f"run.dir={parts}", "run.stop_after=2")
-    assert "bit-equal" in maskmill("train", "demo", *settings, f"run.dir={parts}").stdout
+    assert "bit-exact" in maskmill("train", "demo", *settings, f"run.dir={parts}").stdout
     assert_bit_equal(whole, parts)
     first, last = (final_line(parts, step)["loss"] for step in (1, 4))
     assert last < first, "it learns"

@@ -93,7 +93,7 @@ def test_a_panel_in_a_terminal_and_lines_in_a_log(
     os.kill(first_rank(terminal.process.pid), signal.SIGKILL)
     at = terminal.until(b"killed by SIGKILL", at)
     killed = terminal.said
-    at = terminal.until(b"going on from step", at)
+    at = terminal.until(b"resuming from step", at)
     at = terminal.until(b"tokens/s", at)
     assert killed.rfind(SHOW) > killed.rfind(HIDE) >= 0, (
         "the supervisor shows the cursor that a killed rank hid"
@@ -103,7 +103,7 @@ def test_a_panel_in_a_terminal_and_lines_in_a_log(
     assert terminal.said.rfind(SHOW) > terminal.said.rfind(HIDE)
     last = terminal.said[at:].decode()
     assert re.search(r"steps \d+ to \d+ of 100,000 in [\d a-z]+: \[MASK\] loss \d", last)
-    assert "the same command goes on from there" in last
+    assert "rerun the same command to resume" in last
     panel = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.said.decode(errors="replace"))
     for words in ("run  training", "of 100,000", "ms a step", "GB on the fullest rank", "in this attempt"):
         assert words in panel, words

@@ -111,7 +111,7 @@ def test_killed_in_a_phase_and_stopped_at_the_border_is_bit_equal(
     assert described(maskmill, run)["status"] == "stopped"
     maskmill("train", *command, "run.stop_after=6")
     resumed = maskmill("train", *command).stdout
-    assert "going on from step 6 of phase long (bit-equal" in resumed
+    assert "resuming from step 6 of phase long (bit-exact" in resumed
     assert_bit_equal(undisturbed, run)
     assert [line["step"] for line in lines(run) if line["kind"] == "train"] == [2, 4, 6, 8]
     assert "nothing to do" in maskmill("train", *command).stdout

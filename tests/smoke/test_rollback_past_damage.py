@@ -89,11 +89,11 @@ def test_stopped_before_the_step_of_the_damaged_one_it_is_saved(
     assert watched == [True], "a first save that hangs is a hang like any other"
     stopped = final(run)
     assert 0 < stopped.step < 4
-    assert f"stopped after step {stopped.step};" in said
+    assert f"stopped at step {stopped.step};" in said
     assert stopped.state["position"]["skipped"] == [0, 1, 2, 3, 4, 5]
     assert names(run) == ["step-00000000", f"step-{stopped.step:08d}", "step-00000004.damaged"]
     assert "set aside as step-00000004.damaged, falling back to step-00000000" in events(run)
-    assert f"going on from step {stopped.step} (bit-equal" in maskmill(*command).stdout
+    assert f"resuming from step {stopped.step} (bit-exact" in maskmill(*command).stdout
     assert final(run, 8).state["position"]["skipped"] == [0, 1, 2, 3, 4, 5]
 
 
@@ -132,8 +132,8 @@ def test_one_of_the_phase_before_is_for_the_next_start(
         "step-00000002: the newest whole checkpoint is of a phase before two, which begins behind step 4"
         in told
     )
-    assert "the same command again goes on from there" in told
-    assert "going on from step 2 of phase one (bit-equal" in maskmill(*command).stdout
+    assert "rerun the same command to resume from there" in told
+    assert "resuming from step 2 of phase one (bit-exact" in maskmill(*command).stdout
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [(line["step"], line["phase"]) for line in lines if line["kind"] == "train"]
     assert trained == [(step, "one" if step <= 4 else "two") for step in range(1, 9)]

@@ -81,9 +81,9 @@ def test_a_save_that_fails_is_told_and_tried_again(
     works_again = failing(monkeypatch, OSError(28, "No space left on device"))
     saver.save(10, pieces(10), SHAPES, state(10))
     saver.wait()
-    assert "WARNING: the checkpoint of step 10 was NOT saved" in shown.getvalue()
+    assert "WARNING: checkpoint of step 10 not saved" in shown.getvalue()
     assert "No space left on device" in shown.getvalue()
-    assert "the one of step 5 stands" in shown.getvalue()
+    assert "the latest checkpoint is still step 5" in shown.getvalue()
     assert saver.saved == 5
     newest = newest_checkpoint(tmp_path)
     assert newest is not None
@@ -107,7 +107,7 @@ def test_a_folder_that_vanishes_and_comes_back(tmp_path: Path, shown: Shown) -> 
     run.rename(tmp_path / "away")
     saver.save(1, pieces(1), SHAPES, state(1))
     saver.wait()
-    assert "NOT saved" in shown.getvalue()
+    assert "not saved" in shown.getvalue()
     (tmp_path / "away").rename(run)
     saver.save(2, pieces(2), SHAPES, state(2))
     saver.finish()
@@ -134,7 +134,7 @@ def test_latest_is_for_people_and_costs_no_checkpoint(tmp_path: Path, shown: Sho
     assert newest is not None
     assert (saver.saved, newest.step, is_right(newest)) == (10, 10, True)
     assert "WARNING: step-00000010 is saved, but latest still names the one before: " in shown.getvalue()
-    assert "NOT saved" not in shown.getvalue()
+    assert "not saved" not in shown.getvalue()
 
 
 class Away:
@@ -160,7 +160,7 @@ def test_what_a_mirror_refuses_is_told_and_tried_again_at_the_end(
     saver.save(1, pieces(1), SHAPES, state(1))
     saver.wait()
     assert saver.saved == 1
-    assert "step 1 is saved here, but was not mirrored" in shown.getvalue()
+    assert "step 1 is saved here, but not mirrored" in shown.getvalue()
     saver.finish()
     assert ("the newest checkpoint was not mirrored" in shown.getvalue()) == (refused == 9)
     if refused == 9:

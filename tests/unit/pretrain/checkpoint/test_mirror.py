@@ -401,7 +401,7 @@ def test_a_store_that_goes_away_while_it_mends_leaves_what_is_whole_here(
     assert found is not None
     assert (found.step, is_right(found)) == (5, True)
     assert "WARNING: " in said
-    assert "no answer; going on from step-00000005, which is whole here" in said
+    assert "no answer; resuming from step-00000005, which is whole here" in said
     found, said = recover(config)
     assert found is not None
     assert (found.step, is_right(found)) == (10, True)
@@ -452,7 +452,7 @@ def test_a_mirror_that_cannot_be_asked_ends_no_run_that_has_a_checkpoint_here(
 
     with monkeypatch.context() as patch:
         patch.setattr(mirror, "read_object", silent)
-        assert "going on from what is here" in bring_back(config, IDENTITY)
+        assert "resuming from the checkpoints here" in bring_back(config, IDENTITY)
         found = start(config)
         with pytest.raises(UserError, match="no answer"):
             start(fresh)

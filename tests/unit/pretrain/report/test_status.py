@@ -281,7 +281,7 @@ def test_a_job_that_was_requeued_is_not_submitted_again(folder: Folder) -> None:
     for told in ("stopped", "failed"):
         folder.run(told, ago=50)
         words = in_words(folder.status(), "again")
-        assert "  next        squeue --jobs=12,13 says whether Slurm starts it again; if not, " in words
+        assert "  next        squeue --jobs=12,13 says whether Slurm restarts it; if not, " in words
 
 
 @pytest.mark.parametrize(
