@@ -8,7 +8,7 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -28,6 +28,8 @@ class Attempt:
     fp16: bool = False
     """Half precision on a CPU, which settings refuse as slow. The loss scale starts at 2**22, which overflows, and
     grows after every second step, so that it moves in a short run."""
+    before: Callable[[], None] | None = None
+    """Called on each rank before, to register an objective of the test's, say."""
 
 
 @dataclass
@@ -88,6 +90,8 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
         if rank < attempt.ranks:
             size = str(attempt.ranks)
             os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MASTER_PORT=str(port))
+            if attempt.before is not None:
+                attempt.before()
             config = load_config("demo", attempt.settings)
             if attempt.copy_of and rank == 0:
                 shutil.copytree(attempt.copy_of, config.run.dir)

@@ -78,7 +78,7 @@ def offloaded(world: World, stage: int, precision: str) -> dict[str, Any]:
 
 def in_the_papers_form(world: World, stage: int) -> dict[str, Any]:
     settings = config(stage, clip=0.0)
-    settings.optim.form = "paper"
+    settings.optim.variant = "paper"
     engine = build(world, settings)
     result = steps_with_one_spoiled(engine, world)
     assert all(train(engine, world, range(STEPS, STEPS + 1), poison=0.0))  # a batch without any gradient
