@@ -104,7 +104,7 @@ class ZeroSettings:
 class OptimSettings:
     name: str = "lamb"
     """lamb or adamw."""
-    form: str = "nvidia"
+    variant: str = "nvidia"
     """LAMB as nvidia wrote it (bias correction; no decay and trust ratio 1 for biases and LayerNorm), google (the
     same without bias correction) or the paper (bias correction; decay and trust ratio for every tensor)."""
     trust_clamp: list[float] = field(default_factory=list)

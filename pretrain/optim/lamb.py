@@ -1,13 +1,13 @@
 """Update flat tensors with LAMB whose trust ratios are those of the parameters in them.
 
 You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes". Weight decay is inside the
-update. Three forms are in use (`optim.form`):
+update. Three variants are in use (`optim.variant`):
 
-| form   | bias correction | biases and LayerNorm               | code                                   |
-|--------|-----------------|------------------------------------|----------------------------------------|
-| nvidia | yes             | no decay, trust ratio 1            | apex, DeepLearningExamples             |
-| google | no              | no decay, trust ratio 1            | google-research/albert                 |
-| paper  | yes             | decay and trust ratio as all others | Algorithm 2                           |
+| variant | bias correction | biases and LayerNorm                | code                       |
+|---------|-----------------|-------------------------------------|----------------------------|
+| nvidia  | yes             | no decay, trust ratio 1             | apex, DeepLearningExamples |
+| google  | no              | no decay, trust ratio 1             | google-research/albert     |
+| paper   | yes             | decay and trust ratio as all others | Algorithm 2                |
 
 A trust ratio is 1 where a norm is 0. Clipping is the engine's, before the moments, over the norm of all gradients;
 NVIDIA's kernel does the same inside the optimizer.

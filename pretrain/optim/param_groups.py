@@ -1,9 +1,9 @@
 """Group a model's parameters, and build an optimizer over the groups.
 
-Weight decay (and with LAMB the trust ratio; in Google's form even where the decay is 0) is for tensors of two
+Weight decay (and with LAMB the trust ratio; in Google's variant even where the decay is 0) is for tensors of two
 dimensions and more. Vectors and scalars, which in an encoder are the biases and LayerNorm's weights, have none: the
 exclusions of the published recipes (names with `bias`, `LayerNorm`, `layer_norm`, `gamma`, `beta`), told by shape
-instead of by spelling. LAMB's paper knows no exclusions; in its form (`optim.form=paper`) there is one group.
+instead of by spelling. LAMB's paper knows no exclusions; in its variant (`optim.variant=paper`) there is one group.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,16 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def parameter_groups(model: nn.Module, settings: OptimSettings) -> list[dict[str, Any]]:
-    """Two groups, with `optim.weight_decay` and without, in this order, or one, as `optim.form` says; an empty one
+    """Two groups, with `optim.weight_decay` and without, in this order, or one, as `optim.variant` says; an empty one
     is left out."""
     parameters, weight_decay = list(trainable_parameters(model).values()), settings.weight_decay
-    if settings.name == "lamb" and settings.form == "paper":
+    if settings.name == "lamb" and settings.variant == "paper":
         return [{"params": parameters, "weight_decay": weight_decay, "trust": True}]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    if settings.name == "lamb" and settings.form == "google":  # by what is excluded, whatever the decay
+    if settings.name == "lamb" and settings.variant == "google":  # by what is excluded, whatever the decay
         groups[0]["trust"], groups[1]["trust"] = True, False
     return [group for group in groups if group["params"]]
 
@@ -43,7 +43,7 @@ def _lamb(groups: list[dict[str, Any]], settings: OptimSettings, kernels: str) -
         lr=settings.lr,
         betas=(settings.betas[0], settings.betas[1]),
         eps=settings.eps,
-        bias_correction=settings.form != "google",
+        bias_correction=settings.variant != "google",
         trust_clamp=(settings.trust_clamp[0], settings.trust_clamp[1]) if settings.trust_clamp else None,
         kernels=kernels,
     )

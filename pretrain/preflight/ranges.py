@@ -28,7 +28,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "zero.stage": (0, 1, 2, 3),
     "zero.offload": ("none", "cpu"),
     "optim.name": ("lamb", "adamw"),
-    "optim.form": ("nvidia", "google", "paper"),
+    "optim.variant": ("nvidia", "google", "paper"),
     "schedule.name": ("linear", "polynomial", "nvidia", "cosine", "constant"),
     "encoder.activation": ("gelu_tanh", "gelu", "relu"),
     "monitor.tracker": ("wandb", "jsonl", "none"),

@@ -93,12 +93,12 @@ GOOGLE = [
 ]
 
 
-@pytest.mark.parametrize(("form", "clip", "after"), [("paper", False, PAPER), ("google", True, GOOGLE)])
-def test_the_other_forms(form: str, clip: bool, after: list[dict[str, list[float]]]) -> None:
+@pytest.mark.parametrize(("variant", "clip", "after"), [("paper", False, PAPER), ("google", True, GOOGLE)])
+def test_the_other_variants(variant: str, clip: bool, after: list[dict[str, list[float]]]) -> None:
     model = nn.ParameterDict({name: torch.tensor(v, dtype=torch.float64) for name, v in START.items()})
-    settings = OptimSettings(form=form, lr=0.01, weight_decay=0.01)
+    settings = OptimSettings(variant=variant, lr=0.01, weight_decay=0.01)
     optimizer = build_optimizer(model, settings)
-    if form == "google":  # the example decays z, a vector, which our groups tell by its shape
+    if variant == "google":  # the example decays z, a vector, which our groups tell by its shape
         decayed, plain = optimizer.param_groups
         decayed["params"].append(model["z"])
         plain["params"][:] = [model["b"]]
@@ -117,7 +117,7 @@ def test_the_other_forms(form: str, clip: bool, after: list[dict[str, list[float
 
 def test_trust_ratios_are_clamped() -> None:
     model = nn.ParameterDict({name: torch.tensor(v, dtype=torch.float64) for name, v in START.items()})
-    optimizer = build_optimizer(model, OptimSettings(form="paper", trust_clamp=[0.5, 1.5]))
+    optimizer = build_optimizer(model, OptimSettings(variant="paper", trust_clamp=[0.5, 1.5]))
     assert isinstance(optimizer, Lamb)
     for name, parameter in model.items():
         parameter.grad = torch.tensor(GRADIENTS[0][name], dtype=torch.float64)
@@ -319,10 +319,10 @@ def test_both_optimizers_come_from_one_factory(name: str, kind: type) -> None:
     }
 
 
-def test_in_googles_form_exclusion_and_not_the_decay_decides_about_trust_ratios() -> None:
+def test_in_googles_variant_exclusion_and_not_the_decay_decides_about_trust_ratios() -> None:
     model = nn.Linear(3, 2)
-    for form, trusts in (("google", [True, False]), ("nvidia", [False, False])):
-        settings = OptimSettings(form=form, weight_decay=0.0)
+    for variant, trusts in (("google", [True, False]), ("nvidia", [False, False])):
+        settings = OptimSettings(variant=variant, weight_decay=0.0)
         assert [group["trust"] for group in build_optimizer(model, settings).param_groups] == trusts
 
 

@@ -55,7 +55,7 @@ PLAIN = Layout(("bias", "norm"), (Segment(0, 0, 30, 0), Segment(1, 30, 70, 0)), 
 NOTHING = Layout(("elsewhere",), (), 16, split=False)
 STEPS = 3
 
-FORMS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "nvidia": {},
     "google": {"bias_correction": False},
     "paper": {"decay_for_all": True},
@@ -73,22 +73,22 @@ def numbers(seed: int, layout: Layout, dtype: torch.dtype = torch.float64) -> Te
     return values
 
 
-def lamb_over(layouts: list[Layout], kind: str, device: str, **form: Any) -> tuple[list[Tensor], Lamb]:
-    decay_for_all = form.pop("decay_for_all", False)
+def lamb_over(layouts: list[Layout], kind: str, device: str, **variant: Any) -> tuple[list[Tensor], Lamb]:
+    decay_for_all = variant.pop("decay_for_all", False)
     flats = [numbers(i, layout, torch.float32).to(device) for i, layout in enumerate(layouts)]
     groups = [
         {"params": [flat], "weight_decay": 0.0 if layout is PLAIN and not decay_for_all else 0.01}
         for flat, layout in zip(flats, layouts, strict=True)
     ]
-    lamb = Lamb(groups, lr=0.02, kernels=kind, **form)
+    lamb = Lamb(groups, lr=0.02, kernels=kind, **variant)
     held = {id(flat): layout for flat, layout in zip(flats, layouts, strict=True)}
     lamb.use_layouts(lambda tensor: held[id(tensor)], None)
     return flats, lamb
 
 
-def train(layouts: list[Layout], kind: str, device: str, **form: Any) -> dict[str, list[Tensor]]:
+def train(layouts: list[Layout], kind: str, device: str, **variant: Any) -> dict[str, list[Tensor]]:
     """A few steps, garbage in the padding's gradient; weights and moments after each, and the last trust ratios."""
-    flats, lamb = lamb_over(layouts, kind, device, **form)
+    flats, lamb = lamb_over(layouts, kind, device, **variant)
     found: dict[str, list[Tensor]] = {"weights": [], "first": [], "second": []}
     for step in range(STEPS):
         for i, (flat, layout) in enumerate(zip(flats, layouts, strict=True)):
@@ -105,7 +105,7 @@ def train(layouts: list[Layout], kind: str, device: str, **form: Any) -> dict[st
     return found
 
 
-def textbook(layouts: list[Layout], **form: Any) -> list[Tensor]:
+def textbook(layouts: list[Layout], **variant: Any) -> list[Tensor]:
     """The weights after each step in float64, a parameter at a time."""
     flats = [numbers(i, layout) for i, layout in enumerate(layouts)]
     after: list[Tensor] = []
@@ -115,10 +115,10 @@ def textbook(layouts: list[Layout], **form: Any) -> list[Tensor]:
             g, m, v = numbers(100 + 10 * step + i, layout), firsts[i], seconds[i]
             m.copy_(0.9 * m + 0.1 * g)
             v.copy_(0.999 * v + 0.001 * g * g)
-            corrected = form.get("bias_correction", True)
+            corrected = variant.get("bias_correction", True)
             m_hat = m / (1 - 0.9 ** (step + 1)) if corrected else m
             v_hat = v / (1 - 0.999 ** (step + 1)) if corrected else v
-            decayed = layout is not PLAIN or form.get("decay_for_all", False)
+            decayed = layout is not PLAIN or variant.get("decay_for_all", False)
             update = m_hat / (v_hat.sqrt() + 1e-6) + (0.01 if decayed else 0.0) * flat
             for parameter in range(len(layout.names)):
                 pieces = [
@@ -130,8 +130,8 @@ def textbook(layouts: list[Layout], **form: Any) -> list[Tensor]:
                     continue
                 at = torch.cat(pieces)
                 ratio = flat[at].norm() / update[at].norm() if decayed else torch.tensor(1.0)
-                if decayed and "trust_clamp" in form:
-                    ratio = ratio.clamp(*form["trust_clamp"])
+                if decayed and "trust_clamp" in variant:
+                    ratio = ratio.clamp(*variant["trust_clamp"])
                 flat[at] -= 0.02 * ratio * update[at]
             after.append(flat.clone())
     return after
@@ -145,10 +145,10 @@ def distance(found: Tensor, right: Tensor, layout: Layout) -> float:
 
 
 def compare(device: str, name: str) -> None:
-    layouts, form = [LAYOUT, PLAIN, NOTHING], FORMS[name]
-    found = train(layouts, "triton", device, **form)
-    twin = train(layouts, "torch", device, **form)
-    again = train(layouts, "triton", device, **form)
+    layouts, variant = [LAYOUT, PLAIN, NOTHING], VARIANTS[name]
+    found = train(layouts, "triton", device, **variant)
+    twin = train(layouts, "torch", device, **variant)
+    again = train(layouts, "triton", device, **variant)
     for key, values in found.items():
         for here, repeated in zip(values, again[key], strict=True):
             assert torch.equal(here, repeated), f"{key} differ from run to run"
@@ -156,7 +156,7 @@ def compare(device: str, name: str) -> None:
     for key, values in found.items():
         for number, (here, there) in enumerate(zip(values, twin[key], strict=True)):
             assert distance(here, there, layouts[number % len(layouts)]) <= 1e-6, key
-    for number, (here, right) in enumerate(zip(found["weights"], textbook(layouts, **form), strict=True)):
+    for number, (here, right) in enumerate(zip(found["weights"], textbook(layouts, **variant), strict=True)):
         assert distance(here, right, layouts[number % len(layouts)]) <= 1e-6
     for i, layout in enumerate(layouts):
         for start, length in layout.padding():
@@ -164,16 +164,16 @@ def compare(device: str, name: str) -> None:
                 assert all(not flat[start : start + length].any() for flat in found[key][i :: len(layouts)])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_kernels_equal_their_twin_and_the_textbook(interpreted: Check, form: str) -> None:
-    interpreted(compare, "cpu", form)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kernels_equal_their_twin_and_the_textbook(interpreted: Check, variant: str) -> None:
+    interpreted(compare, "cpu", variant)
 
 
 @pytest.mark.gpu
 @NEEDS_CUDA
-@pytest.mark.parametrize("form", FORMS)
-def test_kernels_equal_their_twin_and_the_textbook_on_a_gpu(form: str) -> None:
-    compare("cuda", form)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kernels_equal_their_twin_and_the_textbook_on_a_gpu(variant: str) -> None:
+    compare("cuda", variant)
 
 
 def norms_of_a_long_tensor(device: str, numel: int) -> tuple[list[float], list[float]]:
