@@ -1,7 +1,7 @@
 """Train a run from shards to checkpoints, metrics and a summary: the training loop, from top to bottom.
 
-of each phase: agreed shares of global batches -> forward and backward over micro-batches -> one step -> log, evaluate,
-save
+of each phase: shares of global batches with their counts -> forward and backward over micro-batches -> one step
+-> log, evaluate, save
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ from pretrain.preflight.startup import summary
 from pretrain.report.html import render
 from pretrain.run.heartbeat import SAVING
 from pretrain.training import compile_model
-from pretrain.training.batch_counts import Agreed, StopRequest, agreed
+from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts
 from pretrain.training.device_feed import Feed, HostShare, model_feed, training_loader
 from pretrain.training.loss_guard import ROLLBACK, Guard, poisoned
 from pretrain.training.resume import Position, begin, enter, phase_memory, roll_back, save
-from pretrain.training.start_run import agreed_run
+from pretrain.training.start_run import open_on_all_ranks
 from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut
 
@@ -66,7 +66,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     held, begun = None, False
     try:
         plans = raise_on_all_ranks(world, lambda: check_run(config, world.size))
-        about, held = agreed_run(config, plans, world, console)
+        about, held = open_on_all_ranks(config, plans, world, console)
         begun = True
         last, until = total_steps(config), last_step(config)
         if about["finished"]:
@@ -159,7 +159,7 @@ def loop(run: Run) -> None:
             run_log.evaluation(position, run.held_out.evaluate)
             watchdog.feed()
         first_checkpoint(run)
-        steps = agreed(shares, run.world, run.stop, run.plan.objective)
+        steps = with_batch_counts(shares, run.world, run.stop, run.plan.objective)
         while position.step < last:
             watchdog.feed()
             run_log.pace.start()
@@ -190,7 +190,7 @@ def loop(run: Run) -> None:
         saver.finish()
 
 
-def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
+def compute(run: Run, share: HostShare, counts: BatchCounts) -> bool:
     """Forward and backward over this rank's micro-batches, with empty ones where other ranks have more; whether the
     guard accepts the batch. If not, its gradient is NaN, which no rank applies."""
     accepted = True
@@ -212,7 +212,7 @@ def compute(run: Run, share: HostShare, counts: Agreed) -> bool:
     return accepted
 
 
-def consumed(run: Run, applied: bool, counts: Agreed) -> None:
+def consumed(run: Run, applied: bool, counts: BatchCounts) -> None:
     """Counts a batch. One that was not applied is skipped, rolled back to a checkpoint, or ends the run, and said."""
     position, run_log, guard = run.position, run.run_log, run.guard
     position.advance(applied, counts, missing=run.config.train.global_batch - counts.examples)

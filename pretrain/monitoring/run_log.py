@@ -32,7 +32,7 @@ from pretrain.run.attempts import SPENT, AttemptLog
 from pretrain.run.folder import read_summary, write_summary
 from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Heartbeat
 from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, read_metrics
-from pretrain.training.batch_counts import Agreed
+from pretrain.training.batch_counts import BatchCounts
 from pretrain.training.resume import Position
 from pretrain.training.validation import Figures
 
@@ -120,7 +120,7 @@ class RunLog:
         self._said: set[str] = set()
         self._step_stats.reset()
 
-    def step(self, position: Position, counts: Agreed, lr: float) -> None:
+    def step(self, position: Position, counts: BatchCounts, lr: float) -> None:
         """Counts an accepted step; at a log step writes a line. All ranks call this."""
         self._step_stats.add(position.step, counts)
         self.heartbeat.write(position.step, TRAINING)

@@ -9,8 +9,8 @@ from typing import Any
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan
 from pretrain.run.machine import peak_memory
-from pretrain.training.batch_counts import Agreed
-from pretrain.training.meters import Meter
+from pretrain.training.batch_counts import BatchCounts
+from pretrain.training.loss_meter import LossMeter
 from pretrain.training.rank_timing import Pace
 
 
@@ -19,7 +19,7 @@ class StepStats:
     not known."""
 
     def __init__(self, world: World, peak: float) -> None:
-        self.meter, self.pace = Meter(), Pace(world.device)
+        self.meter, self.pace = LossMeter(), Pace(world.device)
         self._world, self._peak = world, peak
         self.reset()
 
@@ -30,7 +30,7 @@ class StepStats:
 
     def reset(self) -> None:
         """The time of the next line begins now."""
-        self._counts: list[Agreed] = []
+        self._counts: list[BatchCounts] = []
         self._since = time.perf_counter()
 
     def forget(self) -> None:
@@ -38,7 +38,7 @@ class StepStats:
         self.meter.forget()
         self.reset()
 
-    def add(self, step: int, counts: Agreed) -> None:
+    def add(self, step: int, counts: BatchCounts) -> None:
         """An accepted step."""
         self._counts.append(counts)
         self.pace.lap(step, counts.waited)

@@ -1,6 +1,6 @@
 """Agree with all ranks on the counts of the next global batch, one step ahead.
 
-One small all-reduce a step carries the counts that normalise the loss, the number of micro-batches and the wish to
+One small all-reduce per step carries the counts that normalise the loss, the number of micro-batches and requests to
 stop. It is issued for the next step before this one computes, so that nobody waits for it.
 """
 
@@ -19,7 +19,7 @@ from pretrain.training import rank_timing
 
 
 @dataclass(frozen=True)
-class Agreed:
+class BatchCounts:
     """What all ranks know of a global batch before they compute it."""
 
     examples: int
@@ -68,11 +68,11 @@ class StopRequest:
         self.received = self.received or signal.Signals(number).name
 
 
-def agreed(
+def with_batch_counts(
     shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms
-) -> Iterator[tuple[Share, Agreed]]:
-    """Each share with its agreement, the terms counted as `objective` does; the next share's is under way while the
-    caller works on this one."""
+) -> Iterator[tuple[Share, BatchCounts]]:
+    """Yield each share with the counts of its global batch, the terms counted as `objective` does; the next share's are
+    under way while the caller works on this one."""
     share, handle, waited = _announce(shares, world, stop, objective)
     while True:
         (examples, tokens, masked, squares, *of_terms), maxima = handle.wait()
@@ -85,7 +85,7 @@ def agreed(
         following, next_handle, for_next = _announce(shares, world, stop, objective)
         waited += for_next
         terms = dict(zip(objective.terms, of_terms, strict=True))
-        counts = Agreed(
+        counts = BatchCounts(
             examples, tokens, masked, squares, terms, micro_batches, bool(stopping), waited, damage
         )
         yield share, counts

@@ -7,7 +7,7 @@ from typing import Any
 from pretrain.checkpoint.marker import Damaged
 from pretrain.checkpoint.store import Checkpoint
 from pretrain.run.tolerant_json import is_count
-from pretrain.training.batch_counts import Agreed
+from pretrain.training.batch_counts import BatchCounts
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Position:
     """Batches consumed before this phase, whose order of the data starts anew."""
     phase_examples: int = 0
 
-    def advance(self, applied: bool, counts: Agreed, missing: int = 0) -> None:
+    def advance(self, applied: bool, counts: BatchCounts, missing: int = 0) -> None:
         """Counts a consumed batch, of which `missing` examples could not be read."""
         if applied:
             self.step += 1

@@ -15,7 +15,7 @@ from pretrain.training.claim_folder import check_folder, lock, open_run, run_ide
 from pretrain.training.starting_weights import check_starting_weights
 
 
-def agreed_run(
+def open_on_all_ranks(
     config: RunConfig, plans: list[Plan], world: World, console: Console
 ) -> tuple[dict[str, Any], Any]:
     """What the first rank finds or makes in the run folder, and its hold on it; what it refuses, all refuse."""

@@ -14,7 +14,7 @@ from pretrain.evaluate.baselines import answers_in_short, pair_majority, unigram
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.metrics import leading_kind
 from pretrain.preflight.check_run import Plan
-from pretrain.training.meters import Meter
+from pretrain.training.loss_meter import LossMeter
 from pretrain.training.stream_memory import StreamMemory
 
 Figures = dict[str, float | str]
@@ -57,7 +57,7 @@ class HeldOut:
         empty without held-out examples. All ranks call this."""
         if not self.examples:
             return {}
-        meter = Meter()
+        meter = LossMeter()
         answers = np.zeros(self._index.vocabulary.size, np.int64)
         self._memory.clear()
         engine.eval()

@@ -71,7 +71,7 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
 
     rank, found = int(os.environ["RANK"]), []
     seen: dict[int, int] = {}
-    agreed, precision, deepspeed = train.agreed, check_run._precision, engine.deepspeed_settings
+    counted, precision, deepspeed = train.with_batch_counts, check_run._precision, engine.deepspeed_settings
 
     def restless(config: Any, name: str, zero: dict[str, Any]) -> dict[str, Any]:
         scale = {
@@ -80,11 +80,11 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
         return deepspeed(config, name, zero) | (scale if name == "fp16" else {})
 
     def watched(*arguments: Any) -> Iterator[Any]:
-        for share, counts in agreed(*arguments):
+        for share, counts in counted(*arguments):
             seen[share.batch] = _digest(share)
             yield share, counts
 
-    train.agreed, engine.deepspeed_settings = watched, restless
+    train.with_batch_counts, engine.deepspeed_settings = watched, restless
     for attempt, port in zip(attempts, ports, strict=True):
         seen, output, started = {}, io.StringIO(), time.perf_counter()
         if rank < attempt.ranks:

@@ -20,10 +20,10 @@ from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
 from pretrain.objectives.registry import with_defaults
 from pretrain.train import compute
-from pretrain.training.batch_counts import StopRequest, agreed
+from pretrain.training.batch_counts import StopRequest, with_batch_counts
 from pretrain.training.device_feed import Feed
 from pretrain.training.loss_guard import Guard
-from pretrain.training.meters import Meter
+from pretrain.training.loss_meter import LossMeter
 from pretrain.training.rank_timing import Pace
 from pretrain.training.resume import Position
 from pretrain.training.stream_memory import StreamMemory
@@ -82,7 +82,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
         config = load_config("demo", [*overrides, "data.sequence_length=48", f"train.global_batch={BATCH}"])
         engine = build_engine(fresh_model("bert", config.encoder, SIZE, seed=3), config, world)
         order, caps = order_of(index, seed=1, global_batch=BATCH), caps_for(index.train, micro_batch, LONGEST)
-        run_log = SimpleNamespace(meter=Meter(), pace=Pace(world.device))
+        run_log = SimpleNamespace(meter=LossMeter(), pace=Pace(world.device))
         plan = SimpleNamespace(index=index, objective=with_defaults("bert"))
         position, feed = Position(), Feed(world.device, index.vocabulary.cls, index.vocabulary.sep)
         loop = SimpleNamespace(
@@ -97,7 +97,7 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
             memory=StreamMemory({}, 0, 0, 0),
         )
         with Loader(index, order, caps, rank=world.rank, world=world.size) as loader:
-            steps = agreed(iter(loader), world, StopRequest(), with_defaults("bert"))
+            steps = with_batch_counts(iter(loader), world, StopRequest(), with_defaults("bert"))
             here: dict[str, Any] = {"figures": [], "micro_batches": [], "masked": [], "norms": []}
             for number in range(2):
                 share, counts = next(steps)

@@ -22,10 +22,10 @@ from pretrain.model.batch import MicroBatch
 from pretrain.objectives.losses import Term, Terms
 from pretrain.objectives.registry import load, with_defaults
 from pretrain.train import compute, is_due
-from pretrain.training.batch_counts import Agreed, StopRequest, agreed
+from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts
 from pretrain.training.device_feed import Feed
 from pretrain.training.loss_guard import Guard
-from pretrain.training.meters import Meter
+from pretrain.training.loss_meter import LossMeter
 from pretrain.training.rank_timing import Pace
 from pretrain.training.resume import Position
 from pretrain.training.stream_memory import StreamMemory
@@ -65,7 +65,7 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
     shares = [Shares(index, order, caps, rank, ranks).read(5) for rank in range(ranks)]
     lengths = [np.square(m.lengths, dtype=np.int64).sum() for share in shares for m in share.micro_batches]
     bert = with_defaults("bert")
-    counts = Agreed(
+    counts = BatchCounts(
         examples=sum(s.examples for s in shares),
         tokens=sum(s.tokens for s in shares),
         masked=sum(s.masked for s in shares),
@@ -75,7 +75,7 @@ def step(engine: PlainEngine, index: Index, ranks: int, micro_batch: int) -> tup
         stop=False,
         waited=0.0,
     )
-    meter = Meter()
+    meter = LossMeter()
     feed = Feed(torch.device("cpu"), index.vocabulary.cls, index.vocabulary.sep)
     for rank, share in enumerate(shares):
         run = SimpleNamespace(
@@ -124,7 +124,7 @@ def test_the_stop_of_one_rank_travels_with_the_counts() -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
         stop = StopRequest()
-        steps = agreed(iter([share] * 10), World(), stop, with_defaults("bert"))  # type: ignore[arg-type]
+        steps = with_batch_counts(iter([share] * 10), World(), stop, with_defaults("bert"))  # type: ignore[arg-type]
         _, counts = next(steps)
         assert (counts.tokens, counts.masked, counts.squares, counts.micro_batches) == (9, 3, 41, 1)
         assert counts.terms == {"mlm": 3, "nsp": 2}
@@ -147,7 +147,7 @@ def test_a_share_that_cannot_be_read_is_an_error_only_when_it_is_needed() -> Non
 
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     try:
-        steps = agreed(shares(), World(), StopRequest(), with_defaults("bert"))
+        steps = with_batch_counts(shares(), World(), StopRequest(), with_defaults("bert"))
         assert next(steps)[1].tokens == 9, "the run may end with this step"
         with pytest.raises(UserError, match="block 3"):
             next(steps)
@@ -160,7 +160,7 @@ def test_a_skipped_batch_leaves_no_trace_in_the_figures() -> None:
     def terms(loss: float) -> Terms:
         return Terms({"mlm": Term(torch.tensor(loss), torch.tensor(2), 1.0)}, {})
 
-    meter = Meter()
+    meter = LossMeter()
     for loss, applied in ((4.0, True), (math.nan, False), (8.0, True)):
         meter.add(terms(loss))
         meter.end_step(applied)
@@ -169,7 +169,7 @@ def test_a_skipped_batch_leaves_no_trace_in_the_figures() -> None:
 
 
 def test_the_two_counters() -> None:
-    counts = Agreed(8, 100, 15, 1300, {}, 1, False, 0.0)
+    counts = BatchCounts(8, 100, 15, 1300, {}, 1, False, 0.0)
     position = Position()
     for applied in (True, False, True):
         position.advance(applied, counts)

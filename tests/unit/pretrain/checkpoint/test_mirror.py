@@ -290,7 +290,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     def started(config: RunConfig) -> Checkpoint | None:
         try:
             claim_folder.check_folder(config, [])
-            start_run.agreed_run(config, [], World(), Console(quiet=True))
+            start_run.open_on_all_ranks(config, [], World(), Console(quiet=True))
             return recovered(config, World(), lambda line: None)
         finally:
             while holds:  # the process ends, killed or not, and with it its hold

@@ -18,10 +18,10 @@ from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.registry import OBJECTIVES, load
 from pretrain.train import compute
-from pretrain.training.batch_counts import Agreed
+from pretrain.training.batch_counts import BatchCounts
 from pretrain.training.device_feed import Feed
 from pretrain.training.loss_guard import Guard
-from pretrain.training.meters import Meter
+from pretrain.training.loss_meter import LossMeter
 from pretrain.training.rank_timing import Pace
 from pretrain.training.resume import Position
 from pretrain.training.stream_memory import StreamMemory
@@ -85,7 +85,7 @@ def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | No
     kind = load(config_of(objective, settings))
     with meta:
         model = kind.build_model(VocabularyStamp.of_size(60)).bfloat16()
-    feed, meter = Feed(meta, 2, 3, shape), Meter()
+    feed, meter = Feed(meta, 2, 3, shape), LossMeter()
     ready = feed.on_host(share())
     count = len(ready.ready) + 1
     run = SimpleNamespace(
@@ -99,7 +99,7 @@ def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | No
         memory=StreamMemory({}, 0, 0, 0),
         world=World(),
     )
-    counts = Agreed(ready.examples, ready.tokens, ready.masked, 0, kind.counts(ready), count, False, 0.0)
+    counts = BatchCounts(ready.examples, ready.tokens, ready.masked, 0, kind.counts(ready), count, False, 0.0)
     compute(run, ready, counts)  # type: ignore[arg-type]
     assert all(p.grad is not None for p in model.parameters())
     meter.end_step()

@@ -19,7 +19,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World
 from pretrain.objectives.registry import with_defaults
-from pretrain.training.batch_counts import StopRequest, agreed
+from pretrain.training.batch_counts import StopRequest, with_batch_counts
 from pretrain.training.loss_guard import Guard
 from pretrain.training.resume import Position
 
@@ -62,7 +62,7 @@ def stop() -> Iterator[StopRequest]:
 def test_a_signal_to_another_rank_stops_this_one_at_the_same_batch(stop: StopRequest) -> None:
     world = WithAnother(maxima=[[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]])
     share = SimpleNamespace(examples=2, tokens=9, masked=3, pairs=2, micro_batches=[], damage=())
-    steps = agreed(repeat(share), world, stop, with_defaults("bert"))  # type: ignore[type-var]
+    steps = with_batch_counts(repeat(share), world, stop, with_defaults("bert"))  # type: ignore[type-var]
     assert [next(steps)[1].stop for _ in range(3)] == [False, True, True]
     assert stop.received == ""
 

@@ -16,7 +16,7 @@ LARGEST_EXPONENT = 700.0
 """exp of more is not finite in float64."""
 
 
-class Meter:
+class LossMeter:
     """Adds up terms and metrics; `read` empties it."""
 
     def __init__(self) -> None:
