@@ -45,13 +45,13 @@ def test_every_demo_reads_it_and_no_other_text() -> None:
     assert {path.name for path in CORPUS.iterdir()} == {TEXT.name, "demo_names.txt", "README.md"}
 
 
-def test_the_names_stand_in_the_text(documents: list[dict[str, Any]]) -> None:
+def test_the_names_are_in_the_text(documents: list[dict[str, Any]]) -> None:
     text, names = " ".join(d["text"] for d in documents), read_lexicon(str(CORPUS / "demo_names.txt"))
     assert len(set(names)) == len(names)
     assert [name for name in names if text.count(name) < 4 or " " not in name] == []
 
 
-def test_the_readme_tells_the_truth(documents: list[dict[str, Any]]) -> None:
+def test_the_readme_states_the_corpus_as_it_is(documents: list[dict[str, Any]]) -> None:
     readme = (CORPUS / "README.md").read_text()
     paragraphs = [p for d in documents for p in d["text"].split("\n\n")]
     names = read_lexicon(str(CORPUS / "demo_names.txt"))

@@ -50,7 +50,7 @@ def check(run: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_run_with_heartbeats_between_two_lines_of_its_log_is_well(run: Path) -> None:
+def test_a_run_with_heartbeats_between_two_lines_of_its_log_is_healthy(run: Path) -> None:
     code, words = check(run)
     assert code == 1
     assert words.startswith(f"unhealthy: nothing new in {run} for 72")
@@ -59,14 +59,14 @@ def test_a_run_with_heartbeats_between_two_lines_of_its_log_is_well(run: Path) -
 
 
 @pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
-def test_a_run_that_has_ended_is_well(run: Path, status: str) -> None:
+def test_a_run_that_has_ended_is_healthy(run: Path, status: str) -> None:
     begun(run, seconds_ago=9000)
     said(run, status)
     assert check(run) == (0, "healthy\n")
 
 
 @pytest.mark.parametrize(("status", "well"), [("finished", True), ("stopped", False), ("failed", False)])
-def test_an_attempt_that_hangs_at_its_start_is_not_well_because_the_one_before_ended(
+def test_an_attempt_that_hangs_at_its_start_is_not_healthy_because_the_one_before_ended(
     run: Path, status: str, well: bool
 ) -> None:
     said(run, status)

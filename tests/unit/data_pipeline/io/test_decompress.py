@@ -39,7 +39,7 @@ def content(path, compression):
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_files(tmp_path, name):
+def test_whole_files_are_decompressed(tmp_path, name):
     compression, data = WHOLE[name]
     (tmp_path / "a").write_bytes(data)
     assert content(tmp_path / "a", compression) == TEXT
@@ -64,7 +64,7 @@ def test_damaged_files_are_named(tmp_path, name):
 
 
 @pytest.mark.parametrize(("said", "held"), [("", "gzip"), ("", "zstd"), ("gzip", "zstd"), ("zstd", "plain")])
-def test_a_suffix_that_lies(tmp_path, said, held):
+def test_a_suffix_that_does_not_fit_the_content_is_named(tmp_path, said, held):
     (tmp_path / "a").write_bytes(WHOLE[held][1])
     with pytest.raises(UserError, match="give it the right suffix"):
         content(tmp_path / "a", said)

@@ -53,7 +53,7 @@ def test_preparing_into_a_bucket_gives_the_bytes_of_a_folder(
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") >= 2
 
 
-def test_a_bucket_is_whole_or_has_no_index_and_a_killed_run_goes_on(
+def test_a_bucket_is_whole_or_has_no_index_and_a_killed_run_resumes(
     endpoint: str, maskmill: Maskmill, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = f"s3://{BUCKET}/killed"
@@ -74,7 +74,7 @@ def test_a_bucket_is_whole_or_has_no_index_and_a_killed_run_goes_on(
     assert files(out) == {p.name: p.read_bytes() for p in local.iterdir() if p.name != "prepare.log.json"}
 
 
-def test_a_folder_of_somebody_else_in_a_bucket_is_left_alone(
+def test_a_folder_of_other_work_in_a_bucket_is_left_alone(
     endpoint: str, maskmill: Maskmill, tiny: list[str], tmp_path: Path
 ) -> None:
     write_whole(f"s3://{BUCKET}/theirs/thesis.tex", b"precious")
@@ -171,7 +171,7 @@ def test_what_fails_for_a_moment_is_tried_again(moody: str) -> None:
     assert [part.tobytes() for part in parts] == [Moody.content[10:15], Moody.content[100:107], b"\0"]
 
 
-def test_what_goes_on_failing_is_one_line(moody: str) -> None:
+def test_what_keeps_failing_is_one_line(moody: str) -> None:
     Moody.failures = 100
     with pytest.raises(UserError, match="cannot be read"):
         read_bytes(moody)
@@ -231,7 +231,7 @@ def test_part_of_an_upload_is_not_taken_for_all(
 @pytest.mark.parametrize(
     "meanwhile", ["before", "after"], ids=["sent before", "sent between sending and checking"]
 )
-def test_two_who_deliver_the_same_shard(
+def test_two_processes_can_deliver_the_same_shard(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     """As where a task of a stage is done twice at once: whoever is first takes the files away under the other."""

@@ -18,7 +18,7 @@ from data_pipeline.io.redact import redact, redact_settings
         ),
     ],
 )
-def test_what_is_secret_goes(text: str, shown: str) -> None:
+def test_credentials_are_redacted(text: str, shown: str) -> None:
     assert redact(text) == shown
     assert redact_settings({"a": [text, 3], "b": {"c": text}}) == {"a": [shown, 3], "b": {"c": shown}}
     assert str(UserError("cannot be read", where=text)).startswith(shown)
@@ -28,5 +28,5 @@ def test_what_is_secret_goes(text: str, shown: str) -> None:
     "text",
     ["s3://bucket/a", "abfs://container@account.dfs.core.windows.net/a", "write to a@b.c", "optim.lr=3"],
 )
-def test_what_is_not_stays(text: str) -> None:
+def test_other_text_is_unchanged(text: str) -> None:
     assert redact(text) == text

@@ -68,7 +68,7 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-def test_documents(text: Path, tmp_path: Path) -> None:
+def test_repeated_documents_are_dropped(text: Path, tmp_path: Path) -> None:
     left, counts = kept(settings_for(text, "documents"), tmp_path)
     assert [name for name, _ in left] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3", "b.jsonl:2"]
     assert (counts.documents, counts.repeated_documents, counts.repeated_paragraphs) == (4, 1, 0)
@@ -76,7 +76,7 @@ def test_documents(text: Path, tmp_path: Path) -> None:
     assert counts.bytes == sum(len(t) for _, t in left)
 
 
-def test_paragraphs(text: Path, tmp_path: Path) -> None:
+def test_repeated_paragraphs_are_dropped(text: Path, tmp_path: Path) -> None:
     left, counts = kept(settings_for(text, "paragraphs"), tmp_path)
     assert left == [
         ("a.jsonl:1", "One.\n\nTwo."),
@@ -95,12 +95,12 @@ def test_both_count_a_repeated_document_once(text: Path, tmp_path: Path) -> None
     assert (counts.repeated_documents, counts.repeated_paragraphs) == (2, 1 + 2 + 1)
 
 
-def test_unknown_word(text: Path, tmp_path: Path) -> None:
+def test_an_unknown_value_is_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.duplicates: unknown 'all' \(expected keep or documents"):
         kept(settings_for(text, "all"), tmp_path)
 
 
-def test_a_paragraph_is_no_document(tmp_path: Path) -> None:
+def test_a_paragraph_does_not_repeat_a_document(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "One.\\n\\nTwo."}\n{"text": "One."}\n{"text": "One."}\n')
     left, _ = kept(settings_for(tmp_path / "a.jsonl", "documents"), tmp_path)
     assert [name for name, _ in left] == ["a.jsonl:1", "a.jsonl:2"]
@@ -130,7 +130,7 @@ def expected(documents: list[tuple[str, str]], what: str) -> list[tuple[str, str
 
 @pytest.mark.parametrize("what", ["documents", "paragraphs", "both"])
 @pytest.mark.parametrize("seed", range(3))
-def test_units_runs_and_ranges_change_nothing(
+def test_parts_runs_and_ranges_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -155,7 +155,7 @@ def test_units_runs_and_ranges_change_nothing(
 
 
 @pytest.mark.parametrize("entries", [0, 1, deduplicate.RANGE_ENTRIES, 10**7, 10**10])
-def test_ranges_leave_no_hash_out(entries: int) -> None:
+def test_ranges_cover_every_hash_once(entries: int) -> None:
     spans = ranges(entries)
     assert spans[0][0] == 0
     assert spans[-1][1] == 2**64 - 1

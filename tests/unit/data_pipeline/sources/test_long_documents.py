@@ -65,7 +65,7 @@ class _Silent:
 
 
 @pytest.mark.parametrize("kind", ["document", "line", "json"])
-def test_the_peak_of_a_worker(text: Path, tmp_path: Path, kind: str) -> None:
+def test_a_long_document_keeps_the_memory_of_a_worker_small(text: Path, tmp_path: Path, kind: str) -> None:
     once = (text / "a.txt").read_text()
     path = tmp_path / ("a.jsonl" if kind == "json" else "a.txt")
     once = once.replace("\n", " ") if kind == "line" else json.dumps(once)[1:-1] if kind == "json" else once
@@ -105,19 +105,19 @@ def test_tokens_on_disk_are_the_tokens_in_memory(text: Path, tmp_path: Path) -> 
     assert (tmp_path / "spool").stat().st_size == disk.tokens.nbytes
 
 
-def test_what_a_task_leaves(text: Path, tmp_path: Path) -> None:
+def test_a_task_leaves_no_temporary_file(text: Path, tmp_path: Path) -> None:
     settings = DataSettings(sources=[f"{text}/a.txt"])
-    [unit] = discover(settings)
-    result = read_source(unit, settings, f"{text}/vocabulary", str(tmp_path / "out"))
+    [part] = discover(settings)
+    result = read_source(part, settings, f"{text}/vocabulary", str(tmp_path / "out"))
     corpus = open_corpus(tmp_path / "out")
     assert result["tokens"] == len(corpus.tokens) == result["counts"]["tokens"]
-    assert not list((tmp_path / "out").glob("*spool*"))
+    assert {file.suffix for file in (tmp_path / "out").iterdir()} == {".npy"}
 
 
-def test_a_document_that_nobody_reads_on_is_passed_over(tmp_path: Path) -> None:
+def test_the_unread_rest_of_a_document_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("first line\n" * 400_000 + "\nsecond")
     settings = DataSettings(sources=[str(tmp_path)])
-    [unit] = discover(settings)
+    [part] = discover(settings)
     counts = Counts()
     first, second = (document.text for document in read(unit, settings, counts))
     assert len(first) < 3_000_000

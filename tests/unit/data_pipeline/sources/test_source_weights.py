@@ -103,6 +103,6 @@ def test_passes_are_the_whole_part_and_a_draw_of_the_rest():
         ),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(call, line):
+def test_values_out_of_range_are_refused_in_one_line(call, line):
     with pytest.raises(UserError, match=line):
         call()

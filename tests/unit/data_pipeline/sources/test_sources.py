@@ -44,7 +44,7 @@ def jsonl(path, *rows):
     return path
 
 
-def test_plain_text_is_parted_by_blank_lines_and_numbered_by_its_lines(tmp_path):
+def test_plain_text_is_split_at_blank_lines_and_numbered_by_its_lines(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\n\nOne.\nTwo.\n \t\n\nThree.\n\xc2\xa0\xe3\x80\x80\nFour.")
     assert documents(tmp_path / "a.txt") == [
         ("a.txt:3", "One.\nTwo.\n"),
@@ -53,7 +53,7 @@ def test_plain_text_is_parted_by_blank_lines_and_numbered_by_its_lines(tmp_path)
     ]
 
 
-def test_one_document_a_file(tmp_path):
+def test_a_file_can_be_one_document(tmp_path):
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
     assert documents(tmp_path, documents="file") == [("a.txt:1", "One.\n\nTwo.\n")]
 
@@ -162,7 +162,7 @@ def test_the_order_is_that_of_the_names_whatever_the_listing(tmp_path, monkeypat
     assert [text for _, text in documents(tmp_path / "c.txt", tmp_path / "[ab].txt")] == ["c", "a", "b"]
 
 
-def test_equal_paths_in_two_sources_are_told_apart(tmp_path):
+def test_equal_paths_in_two_sources_have_different_ids(tmp_path):
     for folder in ("en", "fr"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(folder)
@@ -170,7 +170,7 @@ def test_equal_paths_in_two_sources_are_told_apart(tmp_path):
     assert "two sources hold this file" in error(tmp_path / "en", tmp_path)
 
 
-def test_folders_pass_over_hidden_and_foreign_files_and_link_circles(tmp_path):
+def test_folders_skip_hidden_files_other_kinds_and_link_circles(tmp_path):
     (tmp_path / ".hidden").mkdir()
     (tmp_path / ".hidden" / "a.txt").write_text("no")
     (tmp_path / "README.md").write_text("no")
@@ -180,7 +180,7 @@ def test_folders_pass_over_hidden_and_foreign_files_and_link_circles(tmp_path):
     assert documents(tmp_path) == [("sub/a.TXT:1", "yes")]
 
 
-def test_object_stores_through_fsspec(tmp_path):
+def test_object_stores_are_read_through_fsspec(tmp_path):
     fs = fsspec.filesystem("memory")
     fs.pipe("/bucket/data/a.txt", b"one\n\ntwo")
     fs.pipe("/bucket/data/.x/b.txt", b"no")
@@ -197,7 +197,7 @@ def test_uris_that_could_run_something_are_refused(uri):
     assert "this kind of URI is not read" in error(uri)
 
 
-def test_sources_that_are_missing_or_empty(tmp_path):
+def test_sources_that_are_missing_or_empty_are_refused(tmp_path):
     assert "there is nothing to read" in error()
     assert "there is no such file or folder" in error(tmp_path / "none.txt")
     assert "no file to read here" in error(tmp_path)
@@ -251,7 +251,7 @@ def test_nasty_text_is_cleaned_and_counted(tmp_path):
     )
 
 
-def test_a_long_document_is_one(tmp_path):
+def test_a_long_document_stays_one_document(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * 3_000_000 + b"\n" + b"y\n\n" * 1000)
     first, *others = (text for _, text in documents(tmp_path))
     assert len(first) > 3_000_000
@@ -315,7 +315,7 @@ def test_documents_know_their_source_and_sentences_its_language(tmp_path):
     ("languages", "what"),
     [(["en", "de"], "has 2 entries for 3 sources"), (["english"], "'english' is no language code")],
 )
-def test_languages_that_do_not_fit(tmp_path, languages, what):
+def test_languages_that_do_not_fit_the_sources_are_refused(tmp_path, languages, what):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("x")
     assert what in error(*(tmp_path / f"{name}.txt" for name in "abc"), languages=languages)

@@ -60,7 +60,7 @@ def saved(folder: Path, rows: dict[str, list], files: int = 2, batch: int = 2) -
 ROWS = {"text": ["one", None, "três\n\nthree", "four", "five"], "key": [5, 6, 7, 8, 9]}
 
 
-def test_a_saved_data_set(tmp_path: Path) -> None:
+def test_a_saved_data_set_is_read_as_its_state_says(tmp_path: Path) -> None:
     folder = saved(tmp_path / "set", ROWS)
     one, two = "data-00000-of-00002.arrow", "data-00001-of-00002.arrow"
     expected = [
@@ -74,7 +74,7 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     assert "no column 'body' (expected one of text, key" in error(folder, text_field="body")
 
 
-def test_a_saved_data_set_of_several_splits(tmp_path: Path) -> None:
+def test_all_splits_of_a_saved_data_set_are_read(tmp_path: Path) -> None:
     for split in ("train", "test"):
         saved(tmp_path / "set" / split, {"text": [split]}, files=1)
     (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -82,7 +82,7 @@ def test_a_saved_data_set_of_several_splits(tmp_path: Path) -> None:
     assert [text for _, text in documents(tmp_path / "set" / "train")] == ["train"]
 
 
-def test_a_saved_data_set_that_is_not_whole(tmp_path: Path) -> None:
+def test_a_saved_data_set_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "set", ROWS)
     file = folder / "data-00001-of-00002.arrow"
     whole = file.read_bytes()
@@ -128,7 +128,7 @@ def test_arrow_files_of_the_other_kind_and_other_types_of_text(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("ends", [[0, 5, 3], [0, 5, 500], [-4, 2, 3]])
-def test_a_column_that_points_outside_of_itself(tmp_path: Path, ends: list[int]) -> None:
+def test_a_column_that_points_outside_of_itself_is_refused(tmp_path: Path, ends: list[int]) -> None:
     batch = pa.record_batch([pa.array(["ab", "cd"])], names=["text"])
     with pa.ipc.new_stream(str(tmp_path / "a.arrow"), batch.schema) as writer:
         writer.write_batch(batch)
@@ -225,7 +225,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("suffix", PACK)
-def test_a_wikipedia_dump(tmp_path: Path, suffix: str) -> None:
+def test_articles_of_a_wikipedia_dump_are_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"dewiki-pages-articles.xml{suffix}"
     path.write_bytes(PACK[suffix](DUMP.encode()))
     counts = Counts()
@@ -293,21 +293,21 @@ def test_a_large_dump_is_shared_out(
         (DUMP.replace("Alan", "&lol;"), "broken XML: undefined entity"),
     ],
 )
-def test_broken_dumps(tmp_path: Path, content: str, what: str) -> None:
+def test_broken_dumps_are_refused(tmp_path: Path, content: str, what: str) -> None:
     (tmp_path / "a.xml").write_text(content)
     message = error(tmp_path)
     assert message.startswith(f"{tmp_path}/a.xml")
     assert what in message
 
 
-def test_entities_do_not_grow(tmp_path: Path) -> None:
+def test_xml_entities_are_not_expanded(tmp_path: Path) -> None:
     bomb = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;"><!ENTITY f SYSTEM "/etc/passwd">]>'
     for name in ("b", "f"):
         (tmp_path / "a.xml").write_text(bomb + DUMP.replace("Alan", f"&{name};"))
         assert "undefined entity" in error(tmp_path)
 
 
-def test_a_page_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wikipedia, "LONGEST_PAGE", 3000)
     monkeypatch.setattr(wikipedia, "_READ", 500)
     (tmp_path / "a.xml").write_text(HEAD + page(1, "x" * 9000) + "</mediawiki>")
@@ -332,7 +332,7 @@ def test_a_page_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("one<br>two<br />three", "one\n\ntwo\n\nthree"),
     ],
 )
-def test_wikitext(wikitext: str, text: str) -> None:
+def test_wikitext_becomes_running_text(wikitext: str, text: str) -> None:
     assert plain_text(wikitext, HIDDEN) == text
 
 
@@ -352,7 +352,7 @@ EXTRACTED = (
 
 
 @pytest.mark.parametrize("suffix", PACK)
-def test_wikiextractor(tmp_path: Path, suffix: str) -> None:
+def test_pages_of_wikiextractor_are_read(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "AA").mkdir()
     (tmp_path / "AA" / f"wiki_00{suffix}").write_bytes(PACK[suffix](EXTRACTED.encode()))
     (tmp_path / "LICENSE").write_text("no text of ours")
@@ -366,7 +366,7 @@ def test_wikiextractor(tmp_path: Path, suffix: str) -> None:
     ("content", "said"),
     [(b"", "the compressed file is cut off"), (b"<doc id=", "is not compressed where its name says bzip2")],
 )
-def test_a_damaged_file_of_a_folder_is_not_passed_over(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_damaged_file_of_a_folder_is_not_skipped(tmp_path: Path, content: bytes, said: str) -> None:
     """A copy that failed: nothing in it says of which kind it was."""
     (tmp_path / "wiki_00.bz2").write_bytes(bz2.compress(EXTRACTED.encode()))
     assert len(documents(tmp_path)) == 2
@@ -376,7 +376,7 @@ def test_a_damaged_file_of_a_folder_is_not_passed_over(tmp_path: Path, content: 
     assert said in message
 
 
-def test_wikiextractor_as_json(tmp_path: Path) -> None:
+def test_wikiextractors_json_is_read(tmp_path: Path) -> None:
     row = {"id": "12", "revid": "1", "url": "u", "title": "Anarchism", "text": "Anarchism is"}
     (tmp_path / "wiki_00").write_text(json.dumps(row) + "\n")
     assert documents(tmp_path) == [("wiki_00:1", "Anarchism is")]
@@ -397,13 +397,13 @@ def test_wikiextractor_shared_out_and_broken(tmp_path: Path, monkeypatch: pytest
     assert "wiki_00:12: text outside of <doc> and </doc>" in error(path)
 
 
-def test_a_file_without_a_suffix_has_to_say_what_it_is(tmp_path: Path) -> None:
+def test_a_file_without_a_suffix_is_known_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("just text")
     assert "its suffix names no format" in error(tmp_path / "text")
     assert "no file to read here" in error(tmp_path)
 
 
-def test_html_is_left_alone(tmp_path: Path) -> None:
+def test_html_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("<p>x")
     assert ".html is not read" in error(tmp_path / "a.html")
     assert "trafilatura" in error(tmp_path / "a.html")

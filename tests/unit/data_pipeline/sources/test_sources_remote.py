@@ -79,7 +79,7 @@ def test_a_bucket_reads_as_a_folder_does(bucket: str, local: Path) -> None:
     assert documents(f"{bucket}/b.jsonl.zst") == [("b.jsonl.zst:1", "one"), ("b.jsonl.zst:2", "two")]
 
 
-def test_what_is_not_in_the_store(bucket: str) -> None:
+def test_a_missing_object_is_refused(bucket: str) -> None:
     assert "there is no such file or folder" in error(f"{bucket}/none.txt")
     assert "s3://no-such-bucket/x.txt" in error("s3://no-such-bucket/x.txt")
 
@@ -160,7 +160,7 @@ def web(request: pytest.FixtureRequest) -> Iterator[Server]:
     thread.join()
 
 
-def test_a_web_server_that_fails_now_and_then(web: Server, local: Path) -> None:
+def test_reads_from_a_failing_web_server_are_retried(web: Server, local: Path) -> None:
     local_documents = documents(local / "sub" / "a.txt")
     web.faults = ["cut", "", "busy", "cut"] if web.ranges else ["cut", "busy", "cut"]
     found = documents(f"{web.url}/sub/a.txt")
@@ -170,7 +170,7 @@ def test_a_web_server_that_fails_now_and_then(web: Server, local: Path) -> None:
     assert documents(f"{web.url}/c.txt.bz2") == [("c.txt.bz2:1", "three\n"), ("c.txt.bz2:3", "four")]
 
 
-def test_a_web_server_that_fails_for_good(web: Server) -> None:
+def test_a_web_server_that_keeps_failing_is_one_line(web: Server) -> None:
     url = f"{web.url}/sub/a.txt"
     chosen = DataSettings(sources=[url])
     units = discover(chosen)
@@ -181,5 +181,5 @@ def test_a_web_server_that_fails_for_good(web: Server) -> None:
     assert "there is no such file or folder" in error(f"{web.url}/none.txt")
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_an_unreachable_server_is_one_line() -> None:
     assert error("http://127.0.0.1:9/a.txt").startswith("http://127.0.0.1:9/a.txt: ")

@@ -52,7 +52,7 @@ def sorted_corpus(corpus: Corpus, folder: Path) -> Corpus:
     return open_corpus(folder)
 
 
-def test_saved_and_opened_again(tmp_path: Path) -> None:
+def test_a_saved_corpus_opens_equal(tmp_path: Path) -> None:
     texts = some_texts(20, 0)
     save_sorted(build(texts), tmp_path)
     assert documents(open_corpus(tmp_path)) == texts
@@ -60,7 +60,7 @@ def test_saved_and_opened_again(tmp_path: Path) -> None:
     assert document_tokens(open_corpus(tmp_path)).tolist() == in_order
 
 
-def test_an_empty_part_is_a_part(tmp_path: Path) -> None:
+def test_an_empty_part_is_saved_too(tmp_path: Path) -> None:
     save_sorted(build({}), tmp_path)
     assert len(open_corpus(tmp_path)) == 0
 

@@ -89,7 +89,9 @@ def test_the_same_bytes_as_in_local_processes(
     assert hashes(tmp_path / "shards") == hashes(Path(setting(tiny, "data.out")))
 
 
-def test_what_is_no_cluster_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_is_no_cluster_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dask_workers, "CONNECT_TIMEOUT_SECONDS", 1)
     for scheduler, line in {
         "": "data.scheduler: is empty",

@@ -39,7 +39,7 @@ def read(tmp_path, vocabulary, *contents):
     return [sentences[a:b] for a, b in zip(text.document_starts[:-1], text.document_starts[1:], strict=True)]
 
 
-def test_blank_lines_part_documents_and_files_do_not(tmp_path, vocabulary):
+def test_blank_lines_separate_documents_and_files_do_not(tmp_path, vocabulary):
     found = read(tmp_path, vocabulary, b"w1 w2\nw3\n\n\nw4\n", b"w5\n \t\r\nw6", b"w7\n\n")
     assert found == [["w1 w2", "w3"], ["w4", "w5"], ["w6", "w7"]]
 
@@ -112,7 +112,7 @@ def test_one_document_pairs_with_itself_as_in_the_script(vocabulary, tmp_path):
     assert len(made) > 0
 
 
-def test_the_spool_is_deleted_even_when_the_reader_stops(book, vocabulary, tmp_path):
+def test_temporary_files_are_deleted_even_when_the_reader_stops(book, vocabulary, tmp_path):
     (tmp_path / "exact.partial").mkdir()
     (tmp_path / "exact.partial" / "left by a killed run").touch()
     made = google_bert.exact_examples(discover(book), vocabulary, book, tmp_path)

@@ -22,7 +22,7 @@ def letters(text):
     return "".join(text.split())
 
 
-def test_lines_are_sentences_as_they_stand():
+def test_each_line_is_a_sentence_unchanged():
     counts = Counts()
     found = split(
         Document("a:1", " One. Two. \n\n \t\n\u00a0\nThree\u2028four\n" + "x" * 20_000), LINES, counts
@@ -164,5 +164,5 @@ def test_text_without_an_end_is_cut_at_spaces():
 
 
 @pytest.mark.parametrize("pattern", ["“x. ", '"a. ', "(a. ", "字。", "Mr. ", "x", "\n", " ", "A. "])
-def test_time_is_linear(pattern):
+def test_splitting_takes_linear_time(pattern):
     assert is_linear(lambda size: cut(pattern * (size // len(pattern))))

@@ -74,12 +74,12 @@ def check_golden(folder, name, cache):
     assert (flat.tolist(), lengths.tolist()) == library(cache.vocabulary, [row["text"] for row in rows])
 
 
-def test_goldens(golden):
+def test_ids_equal_the_goldens(golden):
     check_golden(GOLDEN, *golden)
 
 
 @pytest.mark.skipif(not FULL, reason="MASKMILL_GOLDEN names no folder with the complete goldens")
-def test_complete_goldens(golden):
+def test_ids_equal_the_complete_goldens(golden):
     check_golden(Path(FULL or ""), *golden)
 
 
@@ -176,7 +176,7 @@ def test_the_words_that_are_cut_are_those_that_stand_alone():
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 16, LONGEST_CACHED, LONGEST_CACHED + 1])
-def test_words_of_every_length_that_differ_in_one_byte_are_told_apart(size):
+def test_words_of_every_length_that_differ_in_one_byte_have_their_own_ids(size):
     vocabulary = make_vocabulary([*SPECIAL_TOKENS, "a", "b", "##a", "##b"], Normalization(True), "test")
     words = ["a" * i + "b" + "a" * (size - i - 1) for i in range(size)]
     assert ours(WordCache(vocabulary), words) == library(vocabulary, words)
@@ -200,7 +200,7 @@ def colliding_words():
     yield halves[0].tobytes() + a.tobytes(), halves[two].tobytes() + b.tobytes()
 
 
-def test_words_of_equal_hash_are_told_apart():
+def test_words_of_equal_hash_have_their_own_ids():
     pieces = [*ascii_lowercase, *("##" + c for c in ascii_lowercase)]
     vocabulary = make_vocabulary([*SPECIAL_TOKENS, *pieces], Normalization(True), "test")
     for pair in colliding_words():
@@ -212,7 +212,7 @@ def test_words_of_equal_hash_are_told_apart():
             assert ours(WordCache(vocabulary), sentence) == library(vocabulary, sentence)
 
 
-def test_the_cache_forgets_and_goes_on(monkeypatch):
+def test_a_full_cache_is_emptied_and_refilled(monkeypatch):
     monkeypatch.setattr(word_cache, "_BUFFER_WORDS", ROOM)
     monkeypatch.setattr(word_cache, "_LONG_WORDS", ROOM)
     monkeypatch.setattr(word_cache, "_FIRST_SLOTS", 1024)
@@ -280,7 +280,7 @@ def test_a_corpus_without_empty_sentences_and_documents(monkeypatch):
     assert counts == Counts(tokens=7, unknown_tokens=1, empty_sentences=3, documents_without_tokens=2)
 
 
-def test_an_empty_corpus():
+def test_an_empty_corpus_has_no_tokens():
     corpus = tokenize([], CACHES[0], Counts())
     assert len(corpus) == len(corpus.tokens) == 0
     assert corpus.sentence_starts.tolist() == corpus.document_starts.tolist() == [0]

@@ -39,7 +39,7 @@ def error(path, **options):
     return str(caught.value)
 
 
-def test_berts_vocabulary(bert):
+def test_berts_vocabulary_has_its_special_ids(bert):
     assert (bert.size, bert.dtype, bert.normalization.lowercase) == (30522, "uint16", True)
     assert (bert.pad, bert.unk, bert.cls, bert.sep, bert.mask) == (0, 100, 101, 102, 103)
     assert bert.continuation.sum() == sum(t.startswith("##") for t in bert.tokens) == 5828
@@ -156,7 +156,7 @@ def test_a_minimal_json_of_another_writer_loads(tmp_path):
     assert load_vocabulary(tmp_path).json == load_vocabulary(vocab_txt(tmp_path, SMALL)).json
 
 
-def test_missing_vocabularies(tmp_path):
+def test_missing_vocabularies_are_refused(tmp_path):
     assert "no vocabulary is named" in error("")
     assert "cannot be read: No such file" in error(tmp_path / "none")
     assert "no vocabulary in this folder" in error(tmp_path)
@@ -192,7 +192,7 @@ def test_training_gives_equal_bytes_on_any_number_of_threads():
     assert found == [here] * 3
 
 
-def test_a_trained_vocabulary():
+def test_a_trained_vocabulary_encodes_its_text():
     texts = (TEXT, "Ünïque 字字 [MASK] [MASK] x")
     found = train_vocabulary([Document("0", text) for text in texts], VocabularySettings(600))
     assert found.size == 600
@@ -215,7 +215,7 @@ def test_rare_characters_give_way_to_words():
     assert "the" in found.tokens
 
 
-def test_nothing_to_learn_from():
+def test_training_without_text_is_refused():
     with pytest.raises(UserError, match="no text to learn"):
         train_vocabulary([], VocabularySettings())
     with pytest.raises(UserError, match=r"vocabulary\.size: 5 entries are too few"):

@@ -30,7 +30,7 @@ def encoded(vocabulary, text: str) -> list[str]:
     return [vocabulary.tokens[i] for i in WordCache(vocabulary).encode([text])[0]]
 
 
-def test_robertas_layout() -> None:
+def test_byte_bpe_has_robertas_layout() -> None:
     found = trained("bpe")
     assert found.size == 500
     assert (found.cls, found.pad, found.sep, found.unk, found.mask) == (0, 1, 2, 3, 499)
@@ -41,7 +41,7 @@ def test_robertas_layout() -> None:
     assert len(json.loads(found.json)["model"]["merges"]) == 500 - 5 - 256
 
 
-def test_alberts_layout() -> None:
+def test_unigram_has_alberts_layout() -> None:
     found = trained("unigram")
     assert found.tokens[:5] == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
     assert (found.pad, found.unk, found.cls, found.sep, found.mask) == (0, 1, 2, 3, 4)
@@ -64,7 +64,7 @@ def test_xlm_rs_layout() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_letter_case(kind: str) -> None:
+def test_letter_case_is_kept_or_lowered(kind: str) -> None:
     assert lower_cases(VocabularySettings(kind=kind)) == (kind == "unigram")
     assert trained(kind).json == trained(kind, kind == "unigram").json
     bare, cased = trained(kind, True), trained(kind, False)
@@ -124,7 +124,7 @@ def test_what_cannot_be_trained_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+def test_a_saved_vocabulary_loads_equal(kind: str, tmp_path: Path) -> None:
     for lowercase in (False, True):
         found = trained(kind, lowercase)
         save_vocabulary(found, tmp_path)
