@@ -119,7 +119,7 @@ def test_the_unread_rest_of_a_document_is_skipped(tmp_path: Path) -> None:
     settings = DataSettings(sources=[str(tmp_path)])
     [part] = discover(settings)
     counts = Counts()
-    first, second = (document.text for document in read(unit, settings, counts))
+    first, second = (document.text for document in read(part, settings, counts))
     assert len(first) < 3_000_000
     assert second == "second"
     assert counts.bytes == 11 * 400_000 + 6
