@@ -87,7 +87,7 @@ def test_bytes_count_not_characters(tmp_path: Path) -> None:
 
 def test_of_huge_sources_only_a_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "READ_FACTOR", 4)
-    monkeypatch.setattr(discover, "UNIT_BYTES", 1000)
+    monkeypatch.setattr(discover, "PART_BYTES", 1000)
     plain = DataSettings(sources=[write(tmp_path / "a.jsonl", 1000), write(tmp_path / "b.jsonl", 1000)])
     asked: list[int] = []
     found = [d.id for d in sample(plain, 5000, asked.append)]
@@ -98,7 +98,7 @@ def test_of_huge_sources_only_a_part_is_read(tmp_path: Path, monkeypatch: pytest
 
 def test_shares_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "READ_FACTOR", 4)
-    monkeypatch.setattr(discover, "UNIT_BYTES", 5000)
+    monkeypatch.setattr(discover, "PART_BYTES", 5000)
     paths = [write(tmp_path / "a.jsonl", 1000), write(tmp_path / "b.jsonl", 40)]  # a fifth is read, and all
     found = Counter(name[0] for name in drawn(DataSettings(sources=paths), 5000))
     assert found["b"] == pytest.approx(found.total() * 40 / 1040, abs=1)
