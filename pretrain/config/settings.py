@@ -129,6 +129,10 @@ class ScheduleSettings:
     """Exponent of the polynomial and nvidia schedules."""
 
 
+SEGMENTS = 2
+"""Segments that an encoder tells apart: A and B."""
+
+
 @dataclass
 class EncoderSettings:
     layers: int = 12

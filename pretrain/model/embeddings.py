@@ -5,12 +5,9 @@ Shape legend: T packed tokens, E embedding size.
 
 from torch import Tensor, nn
 
-from pretrain.config.settings import EncoderSettings
+from pretrain.config.settings import SEGMENTS, EncoderSettings
 from pretrain.model.dropout import Dropout
 from pretrain.model.initialize import bare, bare_embedding, padded
-
-SEGMENTS = 2
-"""Segments that an encoder tells apart: A and B."""
 
 
 class Embeddings(nn.Module):

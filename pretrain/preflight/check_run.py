@@ -21,7 +21,7 @@ from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.config.phases import Phase, phases_of
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import SEGMENTS, RunConfig
 from pretrain.distributed.precision import resolve_precision, sees_gpus
 from pretrain.objectives.registry import load, registered
 
@@ -155,8 +155,6 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
             where=shards,
             remedy="prepare them with this recipe",
         )
-    from pretrain.model.embeddings import SEGMENTS
-
     if (segments := index.columns.get("segment_ids", 0)) > SEGMENTS:
         raise UserError(
             f"the shards number {segments} segments, the model has embeddings of {SEGMENTS}",
