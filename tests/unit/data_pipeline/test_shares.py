@@ -280,7 +280,7 @@ def test_what_decides_tokens_and_pools_has_folders_of_its_own(text: Path, tmp_pa
     assert folders(5, held_out=0.0, seed=9) == (1, 4)
     assert folders(6, sentences="lines") == (2, 5)
     notes = [json.loads((f / "identity.json").read_bytes()) for f in (tmp_path / "tokens").iterdir()]
-    assert sorted(note[0]["sentences"] for note in notes) == ["lines", "split"]
+    assert sorted(note[1]["sentences"] for note in notes) == ["lines", "split"]
 
 
 def test_work_elsewhere_and_the_same_bytes(text: Path, expected: dict[str, str], tmp_path: Path) -> None:
