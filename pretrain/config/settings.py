@@ -3,7 +3,7 @@
 launch/settings/recipe.py reads them, pretrain/preflight/validate.py lists what is wrong with them.
 """
 
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 from data_pipeline.settings import DataSettings, VocabularySettings
@@ -165,10 +165,27 @@ class EncoderSettings:
 
 
 @dataclass
+class ElectraSettings:
+    generator_share: float = 0.25
+    """Width of the generator as a share of encoder.hidden. It has as many layers, heads of about 64, and a feed-forward
+    layer of four times its width."""
+    discriminator_weight: float = 50.0
+    """Weight of the discriminator's loss beside the generator's."""
+
+    def generator(self, encoder: EncoderSettings) -> EncoderSettings:
+        """Derive the generator's encoder from the discriminator's: it has its embeddings."""
+        hidden = max(1, round(encoder.hidden * self.generator_share))
+        heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)
+        width = encoder.embedding_width
+        return replace(encoder, hidden=hidden, embedding_size=width, heads=heads, intermediate=4 * hidden)
+
+
+@dataclass
 class ObjectiveSettings:
     name: str = "bert"
-    """bert (masked tokens and labels of pairs), mlm (masked tokens of single streams) or causal (every next token, from
-    left to right; data.masking=none)."""
+    """bert (masked tokens and labels of pairs), mlm (masked tokens of single streams), causal (every next token, from
+    left to right; data.masking=none) or electra (replaced tokens, which a generator puts in place of masked ones)."""
+    electra: ElectraSettings = field(default_factory=ElectraSettings)
 
     # A member of the registry with settings of its own has a field of its name here: a dataclass, so that they are
     # objective.NAME.KEY in recipes, on the command line, in `maskmill settings` and in the run's identity.

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pretrain.objectives.metrics import HEADLINE, HELD_OUT, Kind, kinds_in, leading_kind, metric
+from pretrain.objectives.metrics import HEADLINE, HELD_OUT, Kind, kinds_in, leading_kind, leads_alone, metric
 from pretrain.run.tolerant_json import number
 
 
@@ -38,8 +38,8 @@ def leading(figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = 
     kind = leading_kind(headline)
     measures = ("loss", "accuracy", "perplexity") if kind.words else ("loss", "accuracy")
     named = [f"{kind.name}_{what}" for what in measures]
-    if metric(headline) is None:
-        named.append(headline)
+    if leads_alone(headline):
+        named.insert(0, headline)
     named += [f"{pairs.name}_accuracy" for pairs in pair_kinds(figures, prefix) if pairs != kind]
     scores = (_score(name, figures, prefix) for name in named)
     return [score for score in scores if score is not None]
@@ -58,12 +58,14 @@ def _score(name: str, figures: Mapping[str, Any], prefix: str) -> Score | None:
         own = number(figures.get(f"{prefix}{name}"))
         return None if own is None else Score(name.replace("_", " "), f"{own:.3f}")
     source = f"{found.kind.name}_loss" if found.what == "perplexity" else name
-    form = {"loss": nats, "accuracy": share, "perplexity": perplexity}[found.what]
+    form = {"accuracy": share, "perplexity": perplexity}.get(found.what, nats)
     value, base = (number(figures.get(f"{prefix}{key}")) if key else None for key in (source, found.baseline))
     if value is None:
         return None
+    if found.chance is not None and prefix:
+        base = found.chance
     kind = found.kind
-    what = found.what if kind.at else f"{kind.abbreviation} {found.what}"
+    what = found.what if kind.at else kind._replace(title=kind.abbreviation).said(found.what)
     return Score(
         what, form(value), form(base), found.than, kind.at, found.what == "accuracy", bool(kind.labels)
     )

@@ -83,7 +83,9 @@ def front_matter(
             task_name=TASKS[task],
             dataset_type="held-out",
             dataset_name="held-out documents of the training text",
-            metric_type=next((kind for kind in ("accuracy", "perplexity") if kind in key), "loss"),
+            metric_type=next(
+                (kind for kind in ("accuracy", "perplexity", "auc") if key.endswith(kind)), "loss"
+            ),
             metric_name=key,
             metric_value=round(value, 4),
         )

@@ -111,6 +111,13 @@ class MicroBatch:
         """Tell the rows of examples from spare ones: (T,) bool."""
         return self.streams.index_select(0, self.example_index) != SPARE
 
+    def filled(self, ids_R: Tensor) -> "MicroBatch":
+        """Put `ids_R` (R,) into the masked rows: with `masked_ids`, the text as it was. Spare rows stay as they are."""
+        rows_R = self.masked_index.masked_fill(self.masked_ids == IGNORED, self.tokens)
+        result = replace(self, input_ids=F.pad(self.input_ids, (0, 1)).scatter(0, rows_R, ids_R)[:-1])
+        object.__setattr__(result, "packing", self.packing)  # with the tile plan that it keeps
+        return result
+
     @property
     def tokens(self) -> int:
         """Tokens of the run, on the host."""

@@ -27,11 +27,22 @@ class Ratio(NamedTuple):
     count: Tensor  # type: ignore[assignment]
 
 
+class Ranking(NamedTuple):
+    """A figure to report, the area under the ROC curve of scores whose histograms are added up over ranks and
+    micro-batches: counts (B,) int64 of each bin of scores, ascending."""
+
+    positives: Tensor
+    negatives: Tensor
+
+
 class Terms(dict[str, Term]):
     """The parts of the loss by name, and beside them what only gets reported."""
 
     def __init__(
-        self, terms: dict[str, Term], metrics: dict[str, Ratio], answers_R: Tensor | None = None
+        self,
+        terms: dict[str, Term],
+        metrics: Mapping[str, Ratio | Ranking],
+        answers_R: Tensor | None = None,
     ) -> None:
         super().__init__(terms)
         self.metrics = metrics

@@ -18,7 +18,7 @@ HEADLINE = "mask_loss"
 LONGEST_NAME = 80
 _NAME = re.compile(
     r"([a-z][a-z0-9]*(?:_[a-z0-9]+)*?)"
-    r"_(unigram_loss|top_share|top_token|loss|accuracy|perplexity|majority)(?:_([a-z0-9_]+))?"
+    r"_(unigram_loss|top_share|top_token|loss|accuracy|perplexity|majority|auc)(?:_([a-z0-9_]+))?"
 )
 
 
@@ -57,12 +57,14 @@ class Kind(NamedTuple):
 
     def said(self, what: str) -> str:
         """Say which measure of it is meant, as `loss at [MASK]` or `next-sentence loss`."""
+        what = "AUC" if what == "auc" else what
         return f"{what} {self.at}" if self.at else f"{self.subject} {what}"
 
 
 _KINDS = (
     Kind("mask", at="at [MASK]", tag="[MASK]", words=True, part=True),
     Kind("causal", at="at the next token", short="LM", tag="next-token", words=True),
+    Kind("rtd", title="replaced-token", short="RTD"),
     Kind("kept", at="where a word is kept", beside="positions that keep their word", part=True),
     Kind("random", at="where a random word is shown", beside="positions that show a random word", part=True),
     Kind("mlm", at="over all predicted tokens", short="MLM", beside="all predicted positions, visible words included",
@@ -79,7 +81,7 @@ class Metric(NamedTuple):
 
     kind: Kind
     what: str
-    """loss, accuracy, perplexity; unigram_loss, majority, top_share, top_token: what a loss is held against."""
+    """loss, accuracy, perplexity, auc; unigram_loss, majority, top_share, top_token: what a loss is held against."""
     label: str = ""
     """The pair label that it is of; empty: all."""
 
@@ -100,8 +102,15 @@ class Metric(NamedTuple):
         )
 
     @property
+    def chance(self) -> float | None:
+        """What a guess has, the same on any text; None where `baseline` says it, or nothing can."""
+        return 0.5 if self.what == "auc" else None
+
+    @property
     def than(self) -> str:
         """What that model answers."""
+        if self.chance is not None:
+            return "a guess"
         if self.what != "accuracy":
             return "unigram"
         kind = self.kind
@@ -137,6 +146,12 @@ def metric(name: str) -> Metric | None:
     return Metric(KINDS.get(kind, Kind(kind)), what, label or "")
 
 
+def guess(name: str) -> str:
+    """Say what a guess has in the figure of this name, in a sentence; empty where that depends on the text."""
+    found = metric(name)
+    return f"A guess has {found.chance:.3f}." if found and found.chance is not None else ""
+
+
 def is_shown(name: str, headline: str) -> bool:
     """Whether a value of this name, of a line of metrics.jsonl or summary.json, says what a run has learnt."""
     own = name.removeprefix(HELD_OUT)
@@ -152,6 +167,12 @@ def leading_kind(headline: str) -> Kind:
     """What is predicted in the metric that leads; of one with a name of its own, a kind of that name."""
     found = metric(headline)
     return found.kind if found else Kind(headline)
+
+
+def leads_alone(headline: str) -> bool:
+    """Whether the metric that leads is none of the three that every kind of prediction is shown by."""
+    found = metric(headline)
+    return found is None or found.what not in ("loss", "accuracy", "perplexity")
 
 
 def kinds_in(names: Iterable[str]) -> list[Kind]:

@@ -38,6 +38,7 @@ OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
     "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
+    "electra": Registered("pretrain.objectives.electra:Electra", SINGLES + PAIRS, ("embedding_size",)),
 }
 """Name in `objective.name` -> objective."""
 

@@ -92,6 +92,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "encoder.max_positions": (8, 65_535),
     "encoder.layer_norm_eps": (0, 1),
     "encoder.initializer_range": (0, 10),
+    "objective.electra.generator_share": (0.001, 1),
+    "objective.electra.discriminator_weight": (0, math.inf),
     "monitor.trust_ratios_every": (0, math.inf),
     "monitor.alert_every": (0, math.inf),
     "monitor.peak_tflops": (0, math.inf),

@@ -6,6 +6,7 @@ figures are those of the whole global batch, whatever the cut, and no other step
 
 import math
 
+import torch
 from torch import Tensor
 
 from pretrain.distributed.world import World
@@ -29,8 +30,8 @@ class LossMeter:
         for name, term in terms.items():
             self._weights[name] = term.weight
             self._add(f"{name}_loss", term.sum.detach(), term.count)
-        for name, ratio in terms.metrics.items():
-            self._add(name, ratio.sum, ratio.count)
+        for name, figure in terms.metrics.items():
+            self._add(name, *figure)
 
     def end_step(self, applied: bool = True) -> None:
         """Counts the step's micro-batches, or forgets them where its update was not applied."""
@@ -40,15 +41,16 @@ class LossMeter:
         self._step = {}
 
     def read(self, world: World) -> dict[str, float]:
-        """Means over all ranks since the last call, by name, and `loss`, the weighted sum of the terms. All ranks
-        call this together. A mean over nothing is left out."""
+        """Means over all ranks since the last call, by name, and `loss`, the weighted sum of the terms; of a Ranking,
+        the area under its curve. All ranks call this together. A mean over nothing is left out."""
         names = sorted(self._sums)
-        pairs = [value.double().cpu() for name in names for value in self._sums[name]]
-        sums, _ = world.sum_max([float(value) for value in pairs], []).wait()
+        own = [value.double().cpu().flatten() for name in names for value in self._sums[name]]
+        sums, _ = world.sum_max([x for values in own for x in values.tolist()], []).wait()
+        parts = torch.tensor(sums, dtype=torch.float64).split([len(values) for values in own])
         means = {
-            name: total / count
-            for name, total, count in zip(names, sums[::2], sums[1::2], strict=True)
-            if count > 0
+            name: figure
+            for name, *pair in zip(names, parts[::2], parts[1::2], strict=True)
+            if (figure := _mean(*pair) if len(pair[0]) == 1 else area_under_curve(*pair)) is not None
         }
         losses = [
             weight * means[f"{name}_loss"]
@@ -70,6 +72,18 @@ class LossMeter:
         old = self._step.get(name)
         now = total.detach()
         self._step[name] = (now, count) if old is None else (old[0] + now, old[1] + count)
+
+
+def _mean(total: Tensor, count: Tensor) -> float | None:
+    return float(total / count) if count > 0 else None
+
+
+def area_under_curve(positives_B: Tensor, negatives_B: Tensor) -> float | None:
+    """Compute the share of pairs of a positive and a negative that are ranked right, ties (one bin) counted half: the
+    area under the ROC curve. None without a pair."""
+    below_B = negatives_B.cumsum(0) - negatives_B
+    pairs = positives_B.sum() * negatives_B.sum()
+    return float((positives_B * (below_B + negatives_B / 2)).sum() / pairs) if pairs else None
 
 
 def _perplexity(loss: float) -> float:

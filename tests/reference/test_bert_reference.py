@@ -14,7 +14,7 @@ from pretrain.export.families.registry import FAMILIES
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model
-from pretrain.objectives.registry import OBJECTIVES, with_defaults
+from pretrain.objectives.registry import with_defaults
 from tests.factories.models import config_of, fresh_model
 
 VOCABULARY = 85
@@ -37,7 +37,7 @@ def pair(name: str, settings: EncoderSettings) -> tuple[Model, transformers.PreT
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu"])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", ["bert", "mlm"])
 def test_losses_and_gradients(
     name: str, activation: str, settings: EncoderSettings, examples: Examples, streams: Examples
 ) -> None:

@@ -9,9 +9,17 @@ from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
 from pretrain.export.families.bert_decoder import BERT_DECODER
+from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
 
 FAMILIES = {
-    family.export_class: family for family in (BERT_FOR_PRETRAINING, BERT_FOR_MASKED_LM, BERT_DECODER)
+    family.export_class: family
+    for family in (
+        BERT_FOR_PRETRAINING,
+        BERT_FOR_MASKED_LM,
+        BERT_DECODER,
+        ELECTRA_FOR_PRETRAINING,
+        ELECTRA_FOR_MASKED_LM,
+    )
 }
 """Name in `Objective.families` -> family. The first of a model_type reads folders of its other classes."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pretrain.monitoring.wandb.points import BY_RANK, TRUST_BY_LAYER, TRUST_SPREAD
-from pretrain.objectives.metrics import HELD_OUT, Kind, leading_kind, metric, said, title_of
+from pretrain.objectives.metrics import HELD_OUT, Kind, leading_kind, leads_alone, metric, said, title_of
 from pretrain.objectives.registry import OBJECTIVES, with_defaults
 
 LAMB = "lamb"
@@ -74,7 +74,7 @@ def _learning(objective: str) -> Section:
         Panel(f"Loss that is minimised: {' + '.join(losses)}", ("loss", f"{HELD_OUT}loss")),
         Panel("Its terms", (*losses, *_held_out(losses))),
     ]
-    own = [one.headline for one in known if metric(one.headline) is None]
+    own = [one.headline for one in known if leads_alone(one.headline)]
     panels = [*(Panel(title_of(said(name)), (name, *_held_out([name]))) for name in _unique(own)), *panels]
     return Section("Learning", _question(list(leads.values()), bool(labelled)), tuple(panels))
 

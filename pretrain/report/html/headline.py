@@ -9,7 +9,7 @@ import numpy as np
 
 from pretrain.evaluate.scores import perplexity
 from pretrain.evaluate.verdict import PLATEAU
-from pretrain.objectives.metrics import HELD_OUT, Kind, kinds_in, label_title, said, title_of
+from pretrain.objectives.metrics import HELD_OUT, Kind, guess, kinds_in, label_title, said, title_of
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.history import last_sign
 from pretrain.report.html.record import RunRecord
@@ -71,7 +71,7 @@ def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
             (name, f"The {said(name)} in training is {{}}{unit}."),
         ):
             if (value := number(figures.get(key))) is not None:
-                return f"{words.format(text(value, share=is_share))} {caveat}".strip()
+                return f"{words.format(text(value, share=is_share))} {guess(name) or caveat}".strip()
     return "No step is logged yet." if not run.ended else ""
 
 

@@ -4,7 +4,7 @@ import math
 from html import escape
 
 from pretrain.evaluate.scores import perplexity
-from pretrain.objectives.metrics import HELD_OUT, kinds_in, said, title_of
+from pretrain.objectives.metrics import HELD_OUT, guess, kinds_in, leads_alone, said, title_of
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import RunRecord
 from pretrain.run.tolerant_json import number
@@ -15,7 +15,8 @@ def learning_tiles(run: RunRecord) -> list[str]:
     out."""
     kind, figures = run.kind, run.figures
     if number(figures.get(f"{HELD_OUT}{kind.name}_loss")) is not None:
-        tiles = [_loss_tile(run), _accuracy_tile(run)]
+        tiles = _other_tiles(run) if leads_alone(run.headline) else []
+        tiles += [_loss_tile(run), _accuracy_tile(run)]
         return [*tiles, _perplexity_tile(run)] if kind.words else tiles
     trained = number(figures.get(f"{kind.name}_loss"))
     if trained is not None and number(figures.get(f"{HELD_OUT}{run.headline}")) is None:
@@ -95,8 +96,9 @@ def _other_tiles(run: RunRecord) -> list[str]:
         for key, where in ((f"{HELD_OUT}{name}", "On held-out text."), (name, _in_training(run, name))):
             if (value := number(run.figures.get(key))) is not None:
                 unit = "nats" if name.endswith("_loss") else ""
+                chance = guess(name)
                 shown = text(value, share=name.endswith("accuracy"))
-                return [tile(title_of(said(name)), shown, unit, f"{where} {caveat}".strip())]
+                return [tile(title_of(said(name)), shown, unit, f"{where} {chance or caveat}".strip())]
     return []
 
 

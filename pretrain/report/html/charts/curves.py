@@ -10,7 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.evaluate.scores import sum_of
-from pretrain.objectives.metrics import HELD_OUT, Kind, kinds_in, label_title, metric, said, title_of
+from pretrain.objectives.metrics import (
+    HELD_OUT,
+    Kind,
+    kinds_in,
+    label_title,
+    leads_alone,
+    said,
+    title_of,
+)
 from pretrain.report.html.charts.draw import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
 from pretrain.report.html.charts.figures import Level, Series
 from pretrain.report.html.charts.scales import text
@@ -167,9 +175,7 @@ def _learning(run: RunRecord) -> list[Picture]:
         (Curve("train", "loss"), _held_out("loss")),
     )
     own = (
-        []
-        if metric(run.headline)
-        else [
+        [
             Picture(
                 LEARNING,
                 "headline",
@@ -178,6 +184,8 @@ def _learning(run: RunRecord) -> list[Picture]:
                 (Curve("train", run.headline), _held_out(run.headline)),
             )
         ]
+        if leads_alone(run.headline)
+        else []
     )
     return [*own, *pictures, *([total] if len(terms) > 1 else [])]
 

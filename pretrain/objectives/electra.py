@@ -1,0 +1,204 @@
+"""Train ELECTRA: a small generator fills in masked tokens, and the discriminator tells for every token whether it was
+replaced (Clark et al. 2020; google-research/electra).
+
+Differences from Google's code, each on purpose:
+- Positions are masked without replacement (data_pipeline/masking), where it draws them with replacement: there a
+  position drawn twice counts twice in the generator's loss, and the mean of two sampled ids becomes the fake token.
+- Losses are divided by the counts of the whole global batch, where it takes the mean of each device's mean.
+- Every weight starts from the same truncated normal, where it takes Glorot's for the embeddings' projections and the
+  discriminator's last layer.
+
+A sample is any word of the vocabulary, special ones too, until the generator has learnt that none of them is masked.
+
+Shape legend: T packed tokens, E examples, R masked rows, H hidden size, B bins.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.settings import RunConfig
+from pretrain.model.batch import MicroBatch, Predicted
+from pretrain.model.encoder import Encoder
+from pretrain.model.flops import encoder_flops, projection_flops
+from pretrain.model.heads import MaskedPredictions, MaskedTokenHead, Predictions, masked_words
+from pretrain.model.initialize import bare
+from pretrain.model.layers import ACTIVATIONS
+from pretrain.model.projection.sampling import row_keys, sample_words
+from pretrain.objectives.base import Model, Objective
+from pretrain.objectives.losses import (
+    MASKED_METRICS,
+    Ranking,
+    Ratio,
+    Term,
+    Terms,
+    accuracy,
+    masked_metrics,
+)
+
+if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
+    from data_pipeline.loader.packing import StepShare
+
+BINS, LARGEST_LOGIT = 1024, 16.0
+"""Of the histogram behind the area under the curve; larger logits count as this one."""
+
+
+class GeneratorHead(MaskedTokenHead):
+    """A head for masked tokens that also draws a word of each row from what it predicts."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_TH: Tensor, batch: Predicted, keys_R: Tensor
+    ) -> tuple[MaskedPredictions, Tensor]:
+        """Compute what MaskedTokenHead does, and draw words (R,) int64 keyed by `keys_R`. They have no gradient."""
+        hidden_RE = self.transform(hidden_TH, batch)
+        drawn = (hidden_RE, self.decoder, self.bias)
+        sampled_R = sample_words(*(x.detach() for x in drawn), keys_R, self.vocabulary_size)
+        return self.predictions(hidden_RE, batch), sampled_R
+
+
+class Detections(NamedTuple):
+    """What the discriminator's head comes to, over all tokens that count: 0-d, but for `ranking`."""
+
+    all: Predictions
+    replaced: Tensor
+    """How many were replaced,"""
+    found: Tensor
+    """and how many of them the head says were."""
+    ranking: Ranking
+
+
+class ReplacedTokenHead(nn.Module):
+    """Linear, activation, and Linear to one logit of each token: above 0, it was replaced."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        settings = encoder.settings
+        self.dense = bare(nn.Linear, settings.hidden, settings.hidden)
+        self.activation = ACTIVATIONS[settings.activation]
+        self.prediction = bare(nn.Linear, settings.hidden, 1)
+
+    def forward(self, hidden_TH: Tensor, replaced_T: Tensor, counted_T: Tensor) -> Detections:
+        """Sum the binary cross-entropies of all tokens that count, and count hits. Sums are in float32 at least."""
+        logits_T = self.logits(hidden_TH)
+        logits_T = logits_T.to(torch.promote_types(logits_T.dtype, torch.float32))
+        losses_T = F.binary_cross_entropy_with_logits(
+            logits_T, replaced_T.to(logits_T.dtype), reduction="none"
+        )
+        flagged_T = logits_T > 0
+        return Detections(
+            Predictions(
+                losses_T.masked_fill(~counted_T, 0.0).sum(),
+                counted_T.sum(),
+                ((flagged_T == replaced_T) & counted_T).sum(),
+            ),
+            replaced=(replaced_T & counted_T).sum(),
+            found=(flagged_T & replaced_T & counted_T).sum(),
+            ranking=ranking(logits_T.detach(), replaced_T, counted_T),
+        )
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """Compute the logits (T,)."""
+        return self.prediction(self.activation(self.dense(hidden_TH)))[:, 0]
+
+
+def ranking(logits_T: Tensor, replaced_T: Tensor, counted_T: Tensor) -> Ranking:
+    """Count the logits of replaced tokens and of original ones in BINS equal bins up to LARGEST_LOGIT."""
+    scaled_T = (logits_T + LARGEST_LOGIT) * (BINS / (2 * LARGEST_LOGIT))
+    bins_T = scaled_T.nan_to_num().clamp(0, BINS - 1).long() + BINS * replaced_T
+    counts = torch.zeros(2 * BINS + 1, dtype=torch.int64, device=logits_T.device)
+    counts.scatter_add_(0, bins_T.masked_fill(~counted_T, 2 * BINS), torch.ones_like(bins_T))
+    return Ranking(positives=counts[BINS : 2 * BINS], negatives=counts[:BINS])
+
+
+class ReplacedTokens(Model):
+    """A discriminator, which is `encoder`, and a generator that shares its embeddings."""
+
+    def __init__(self, encoder: Encoder, generator: Encoder, config: RunConfig, mask_id: int) -> None:
+        super().__init__(encoder)
+        self.generator = generator
+        self.mlm_head = GeneratorHead(generator, mask_id)
+        self.mlm_head.activation = ACTIVATIONS["gelu"]  # as transformers has it, whatever the encoder's is
+        self.rtd_head = ReplacedTokenHead(encoder)
+        self.weight, self.seed = config.objective.electra.discriminator_weight, config.run.seed
+
+    def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
+        """Compute the terms `mlm`, of the generator's masked tokens, and `rtd`, of all tokens of the discriminator."""
+        rows_R, predicted = batch.predicted(pairs=False)
+        keys_R = batch.keys.index_select(0, batch.example_index.index_select(0, rows_R))
+        keys_R = row_keys(self.seed, keys_R, batch.positions.index_select(0, rows_R))
+        mlm, sampled_R = self.mlm_head(self.generator(batch, rows_R), predicted, keys_R)
+        original_T, corrupted = batch.filled(batch.masked_ids).input_ids, batch.filled(sampled_R)
+        rtd = self.rtd_head(self.encoder(corrupted), corrupted.input_ids != original_T, batch.real_tokens())
+        terms = {
+            "mlm": Term(mlm.all.loss, mlm.all.count, 1.0),
+            "rtd": Term(rtd.all.loss, rtd.all.count, self.weight),
+        }
+        same_R = (sampled_R == batch.masked_ids).sum()  # a spare row has none
+        metrics = {
+            **dict(masked_metrics(mlm)),
+            "sampled_accuracy": Ratio(same_R, mlm.all.count),
+            "rtd_auc": rtd.ranking,
+            "rtd_accuracy": accuracy(rtd.all),
+            "rtd_majority": Ratio(rtd.all.count - rtd.replaced, rtd.all.count),
+            "rtd_recall": Ratio(rtd.found, rtd.replaced),
+        }
+        return Terms(terms, metrics, mlm.answers_R), memory
+
+    def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """{"mlm": (masked rows, words) of the generator, "rtd": (tokens,) of the discriminator}; both read the batch's
+        own ids."""
+        return {
+            "mlm": self.mlm_head.logits(self.generator(batch), batch),
+            "rtd": self.rtd_head.logits(self.encoder(batch)),
+        }
+
+
+class Electra(Objective):
+    """The objective `electra`. The discriminator is the encoder that encoder.* describes."""
+
+    terms = ("mlm", "rtd")
+    metrics = (
+        *MASKED_METRICS,
+        "sampled_accuracy",
+        "rtd_auc",
+        "rtd_accuracy",
+        "rtd_majority",
+        "rtd_recall",
+    )
+    headline = "rtd_auc"
+    families = ("ElectraForPreTraining", "ElectraForMaskedLM")
+    words = ("mask",)
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.generator = config.objective.electra.generator(config.encoder)
+
+    def build_model(self, vocabulary: VocabularyStamp) -> Model:
+        """Build discriminator and generator with their heads."""
+        encoder = self.build_encoder(vocabulary)
+        generator = Encoder(
+            self.generator, vocabulary.size, encoder.activation_checkpointing, encoder.embeddings
+        )
+        return ReplacedTokens(encoder, generator, self.config, vocabulary.mask)
+
+    def targets(self, batch: MicroBatch, vocabulary: VocabularyStamp) -> dict[str, Tensor]:
+        """Find the words behind [MASK]."""
+        return {"mask": masked_words(batch, vocabulary.mask)}
+
+    def counts(self, share: "StepShare") -> dict[str, int]:
+        """Count masked tokens, and all tokens: the discriminator judges [CLS] and [SEP] as well."""
+        return {"mlm": share.masked, "rtd": share.tokens}
+
+    def flops(self, vocabulary: int, *, tokens: int, squares: int, masked: int) -> float:
+        """Count the operations of both encoders, of the discriminator's head, and of the projection to words, whose
+        forward pass is computed once more for the samples."""
+        discriminator, generator = self.config.encoder, self.generator
+        return (
+            encoder_flops(discriminator, tokens, squares)
+            + encoder_flops(generator, tokens, squares)
+            + projection_flops(generator, vocabulary, masked) * 4 / 3
+            + 6.0 * (discriminator.hidden**2 + discriminator.hidden) * tokens
+        )
