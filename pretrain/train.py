@@ -101,7 +101,8 @@ def run_phases(
     command: str,
 ) -> int:
     """Trains from the newest checkpoint on, phase after phase, and returns the step that it came to."""
-    model = plans[0].objective.fresh_model(plans[0].index.vocabulary)
+    # what it starts from or learns from may be a folder that one node does not see
+    model = raise_on_all_ranks(world, lambda: plans[0].objective.fresh_model(plans[0].index.vocabulary))
     engine = build_engine(model, config, world)
     position, resumed = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)

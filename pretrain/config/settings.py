@@ -129,10 +129,6 @@ class ScheduleSettings:
     """Exponent of the polynomial and nvidia schedules."""
 
 
-SEGMENTS = 2
-"""Segments that an encoder tells apart: A and B."""
-
-
 @dataclass
 class EncoderSettings:
     layers: int = 12
@@ -153,6 +149,8 @@ class EncoderSettings:
     """Dropout of the attention weights."""
     max_positions: int = 512
     """Longest sequence that the position table serves."""
+    segments: int = 2
+    """Segments that the embedding tells apart; 0: it has no segment table, as in RoBERTa."""
     layer_norm_eps: float = 1e-12
     """Added to the variance in LayerNorm."""
     initializer_range: float = 0.02
@@ -181,11 +179,30 @@ class ElectraSettings:
 
 
 @dataclass
+class DistillationSettings:
+    teacher: str = ""
+    """Hugging Face folder of the model to learn from, with its head for masked words: a BERT or RoBERTa of this run's
+    vocabulary and widths. Its weights are read once, never changed, and a part of the run's identity."""
+    temperature: float = 2.0
+    """What the logits of teacher and student are divided by before they are compared."""
+    soft_weight: float = 5.0
+    """Weight of the divergence from the teacher's predictions."""
+    mlm_weight: float = 2.0
+    """Weight of the loss of the masked tokens."""
+    cos_weight: float = 1.0
+    """Weight of one minus the cosine between the last hidden states of student and teacher."""
+    masked_only: bool = False
+    """Compare predictions at masked tokens only, a sixth of the work; false: at every token."""
+
+
+@dataclass
 class ObjectiveSettings:
     name: str = "bert"
     """bert (masked tokens and labels of pairs), mlm (masked tokens of single streams), causal (every next token, from
-    left to right; data.masking=none) or electra (replaced tokens, which a generator puts in place of masked ones)."""
+    left to right; data.masking=none), electra (replaced tokens, which a generator puts in place of masked ones) or
+    distilbert (half the layers of a teacher, and its predictions)."""
     electra: ElectraSettings = field(default_factory=ElectraSettings)
+    distilbert: DistillationSettings = field(default_factory=DistillationSettings)
 
     # A member of the registry with settings of its own has a field of its name here: a dataclass, so that they are
     # objective.NAME.KEY in recipes, on the command line, in `maskmill settings` and in the run's identity.

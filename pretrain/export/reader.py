@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.registry import check_config, family_of, weight_files
+from pretrain.export.families.registry import check_config, family_of
+from pretrain.export.families.stored import stored_tensors
 from pretrain.run.folder import model_folders
 
 
@@ -21,21 +20,9 @@ def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> dict[str
     for folder in model_folders(source) or [source]:
         check_config(folder, run, vocabulary_size)
         family, config = family_of(folder)
-        for name, tensor in family.from_hugging_face(_stored(folder), config, folder).items():
+        for name, tensor in family.from_hugging_face(stored_tensors(folder), config, folder).items():
             if not state.setdefault(name, tensor).equal(tensor):
                 raise UserError(
                     f"{name} differs between its folders", where=source, expected="one model's weights in all"
                 )
     return state
-
-
-def _stored(folder: Path) -> dict[str, Tensor]:
-    stored: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        try:
-            stored |= load_file(path)
-        except SafetensorError as error:
-            raise UserError(
-                f"is damaged: {error}", where=path, expected="a whole safetensors file"
-            ) from error
-    return stored

@@ -1,7 +1,7 @@
 """Define what an objective is: made from a run's settings, it builds the model and counts what the model predicts."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -21,9 +21,20 @@ if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait 
 class Model(nn.Module):
     """An encoder with heads. `self.encoder` is the Encoder; heads are further submodules."""
 
+    frozen: tuple[nn.Module, ...] = ()
+    """Models that the forward pass reads and training leaves as they are, in evaluation mode. They are no submodules:
+    neither the optimizer nor ZeRO nor a checkpoint knows them, and every rank holds them whole. They follow the model
+    to its device and its dtype."""
+
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert every tensor, as `to`, `half` and their kind do."""
+        for model in self.frozen:
+            model._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
         """Compute the parts of the loss, and the memory for the next step of each stream (None without one)."""
@@ -70,10 +81,15 @@ class Objective:
         memory build it here, and nowhere else. Raises UserError where a setting is out of range."""
         raise NotImplementedError
 
+    def training_model(self, vocabulary: VocabularyStamp) -> Model:
+        """Build what training runs: the run's model, with the frozen ones that its loss reads, none of their weights
+        set."""
+        return self.build_model(vocabulary)
+
     def fresh_model(self, vocabulary: VocabularyStamp) -> Model:
         """Build the run's model with fresh weights, on the CPU in float32: equal for equal settings, on every rank, and
         without a draw from torch's global generator."""
-        model = self.build_model(vocabulary)
+        model = self.training_model(vocabulary)
         initialize(model, self.config.run.seed, self.config.encoder.initializer_range)
         return model
 

@@ -71,6 +71,9 @@ _KINDS = (
          caveat="Some of these tokens stay visible; copying them does well and does not show that context was learnt."),
     Kind("nsp", title="next-sentence", short="NSP", labels=NEXT_SENTENCE.labels),
     Kind("sop", title="sentence-order", short="SOP", labels=SENTENCE_ORDER.labels),
+    Kind("soft", at="against the teacher's predictions", short="soft targets",
+         caveat="How alike two models are does not say how good either is."),
+    Kind("cos", at="of the direction of hidden states", short="cosine"),
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in _KINDS}
 """Kinds with words of their own, in the order to show them."""

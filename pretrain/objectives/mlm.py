@@ -37,9 +37,9 @@ class MaskedTokens(Model):
 class Mlm(Objective):
     """The objective `mlm`."""
 
-    terms = ("mlm",)
+    terms: tuple[str, ...] = ("mlm",)
     families = ("BertForMaskedLM",)
-    metrics = MASKED_METRICS
+    metrics: tuple[str, ...] = MASKED_METRICS
     headline = "mask_loss"
     words = ("mask",)
 

@@ -1,7 +1,9 @@
 """Register the objectives by name, each with its data and its model. One line registers one."""
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_pipeline.errors import UserError
 from data_pipeline.sequences.registry import PAIRS, SINGLES
@@ -32,6 +34,8 @@ class Registered(NamedTuple):
     has_memory: bool = False
     """Whether its model remembers streams from step to step: each row of the global batch then is a stream, and in
     the documents' order."""
+    needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    """Further settings that it does not leave open -> the values that it can work with."""
 
 
 OBJECTIVES = {
@@ -39,6 +43,11 @@ OBJECTIVES = {
     "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
     "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
     "electra": Registered("pretrain.objectives.electra:Electra", SINGLES + PAIRS, ("embedding_size",)),
+    "distilbert": Registered(
+        "pretrain.objectives.distilbert:DistilBert",
+        SINGLES + PAIRS,
+        needs={"encoder.segments": (0,), "encoder.layer_norm_eps": (1e-12,)},
+    ),
 }
 """Name in `objective.name` -> objective."""
 
@@ -62,4 +71,13 @@ def with_defaults(name: str) -> "Objective":
     """Make the objective of this name with default settings, for what asks without a run."""
     config = RunConfig(objective=ObjectiveSettings(name=name))
     config.data.sequences = registered(name).sequences[0]
+    meet_needs(config)
     return load(config)
+
+
+def meet_needs(config: RunConfig) -> None:
+    """Set what the objective does not leave open to the first value that it can work with, where it is another."""
+    for key, values in registered(config.objective.name).needs.items():
+        group, _, name = key.partition(".")
+        if getattr(getattr(config, group), name) not in values:
+            setattr(getattr(config, group), name, values[0])

@@ -21,9 +21,10 @@ from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.config.phases import Phase, phases_of
-from pretrain.config.settings import SEGMENTS, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision, sees_gpus
 from pretrain.objectives.registry import load, registered
+from pretrain.objectives.teacher import check_teacher, has_teacher
 
 if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
@@ -131,6 +132,8 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
             expected="a stream for each example of the batch, in the documents' order",
             remedy="data.order=sequential data.streams=0",
         )
+    if has_teacher(config):
+        check_teacher(config, shards_vocabulary(index))
     plan = Plan(phase, index, streams, _precision(config), _masking(config, index))
     plan.order(config)  # raises for an order that these shards cannot be read in
     plan.caps(index.train, config)  # and this for examples that do not fit a micro-batch
@@ -155,9 +158,10 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
             where=shards,
             remedy="prepare them with this recipe",
         )
-    if (segments := index.columns.get("segment_ids", 0)) > SEGMENTS:
+    known = config.encoder.segments  # 0: it tells none apart
+    if (segments := index.columns.get("segment_ids", 0)) > known > 0:
         raise UserError(
-            f"the shards number {segments} segments, the model has embeddings of {SEGMENTS}",
+            f"the shards number {segments} segments, encoder.segments={known}",
             where=shards,
             remedy="prepare them with this recipe",
         )

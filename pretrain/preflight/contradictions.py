@@ -173,6 +173,14 @@ def _model(config: RunConfig) -> list[Rule]:
         ),
         *(
             Rule(
+                value_of(config, key) not in values,
+                f"{key}={value_of(config, key)} does not fit objective.name={objective}",
+                f"choose {' or '.join(map(str, values))}",
+            )
+            for key, values in registered(objective).needs.items()
+        ),
+        *(
+            Rule(
                 value != getattr(EncoderSettings(), name) and name not in registered(objective).encoder,
                 f"models of objective.name={objective} have no encoder.{name}, got {value}",
                 "leave it out",

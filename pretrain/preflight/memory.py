@@ -33,7 +33,7 @@ class States:
     """Bytes that stay from one micro-batch to the next, on the rank that has most."""
 
     weights: int
-    """What forward and backward compute with."""
+    """What forward and backward compute with; frozen models, which every rank holds whole, are a part of it."""
     gradients: int
     """The accumulated gradient, fp32, and the bucket that it travels in."""
     masters: int
@@ -49,13 +49,15 @@ class States:
 def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
     """The run's model on the meta device, in fp32."""
     with torch.device("meta"):
-        return load(config).build_model(VocabularyStamp.of_size(vocabulary_size))
+        return load(config).training_model(VocabularyStamp.of_size(vocabulary_size))
 
 
 def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:
     """Bytes of `model` on a rank of `ranks` under the config's ZeRO stage (distributed/engine.py states the
     wrappers)."""
     found = _states(model, config, precision, ranks)
+    frozen = sum(p.numel() for other in getattr(model, "frozen", ()) for p in other.parameters())
+    found = replace(found, weights=found.weights + (4 if precision == "fp32" else 2) * frozen)
     return replace(found, masters=0, moments=0) if config.zero.offload == "cpu" else found
 
 

@@ -19,6 +19,7 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import redact
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
+from pretrain.objectives.teacher import teacher_identity
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import CONFIG, FORMAT, RUN, read_run, read_summary, refuse_another
 from pretrain.run.metrics_file import read_metrics
@@ -35,7 +36,7 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
 
     Ranks, ZeRO stage, micro-batch and intervals are not in it: they may change at a resume."""
     groups = {name: asdict(config)[name] for name in ("optim", "schedule", "encoder")}
-    groups[f"objective.{config.objective.name}"] = config.objective.of_member()
+    groups[f"objective.{config.objective.name}"] = config.objective.of_member() | teacher_identity(config)
     return {
         "data": plan.index.identity,
         "vocabulary": plan.index.vocabulary.sha256,

@@ -4,11 +4,9 @@ from pathlib import Path
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.dynamic_masking import shards_vocabulary
-from data_pipeline.vocabulary.files import FILES as VOCABULARY_FILES
-from data_pipeline.vocabulary.files import load_vocabulary
 from pretrain.checkpoint.store import Checkpoint, named_folder, open_checkpoint
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.registry import check_config, weight_files
+from pretrain.export.families.registry import check_config, check_vocabulary, weight_files
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import model_folders, refuse_another
 from pretrain.training.claim_folder import identity_of
@@ -16,7 +14,7 @@ from pretrain.training.claim_folder import identity_of
 MODEL = (
     "vocabulary",
     *(f"encoder.{key}" for key in ("layers", "hidden", "heads", "intermediate", "activation")),
-    *(f"encoder.{key}" for key in ("max_positions", "layer_norm_eps")),
+    *(f"encoder.{key}" for key in ("max_positions", "segments", "layer_norm_eps")),
 )
 """Of a run's identity, what its weights mean nothing without."""
 
@@ -44,14 +42,6 @@ def check_hugging_face(source: Path, config: RunConfig, plan: Plan) -> None:
     if config.init_moments:
         raise UserError("a Hugging Face folder has no moments", where=source, remedy="init_moments=false")
     for folder in model_folders(source):
-        if any((folder / name).is_file() for name in VOCABULARY_FILES):
-            ours, theirs = shards_vocabulary(plan.index).tokens, load_vocabulary(folder).tokens
-            if ours != theirs:
-                same = sum(one == two for one, two in zip(ours, theirs, strict=False))
-                raise UserError(
-                    f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
-                    where=folder,
-                    remedy=f"prepare the shards with data.vocab={folder}",
-                )
+        check_vocabulary(folder, shards_vocabulary(plan.index))
         check_config(folder, config, plan.index.vocabulary.size)
         weight_files(folder)

@@ -1,19 +1,28 @@
 """Models and settings of tests, from an objective's name and an encoder's sizes."""
 
+from dataclasses import replace
+
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.objectives.base import Model
-from pretrain.objectives.registry import load
+from pretrain.objectives.registry import load, meet_needs
+from tests.factories.teachers import with_teacher
 
 
 def config_of(
-    name: str, encoder: EncoderSettings, seed: int = 0, activation_checkpointing: bool = False
+    name: str,
+    encoder: EncoderSettings,
+    seed: int = 0,
+    activation_checkpointing: bool = False,
+    vocabulary_size: int = 0,
 ) -> RunConfig:
-    """The settings of a run of this objective and encoder."""
-    config = RunConfig(encoder=encoder)
+    """The settings of a run of this objective and encoder, in which what the objective needs is changed; with a size of
+    the vocabulary, its teacher is there."""
+    config = RunConfig(encoder=replace(encoder))
     config.objective.name, config.run.seed = name, seed
     config.train.activation_checkpointing = activation_checkpointing
-    return config
+    meet_needs(config)
+    return with_teacher(config, vocabulary_size) if vocabulary_size else config
 
 
 def fresh_model(
@@ -25,6 +34,6 @@ def fresh_model(
     activation_checkpointing: bool = False,
 ) -> Model:
     """The objective's model with fresh weights."""
-    config = config_of(name, encoder, seed, activation_checkpointing)
+    config = config_of(name, encoder, seed, activation_checkpointing, vocabulary_size)
     vocabulary = VocabularyStamp.of_size(vocabulary_size)._replace(mask=mask_id)
     return load(config).fresh_model(vocabulary)

@@ -27,7 +27,7 @@ def pair(name: str, settings: EncoderSettings) -> tuple[Model, transformers.PreT
     [family_name] = with_defaults(name).families
     family = FAMILIES[family_name]
     fields = family.config(config_of(name, settings), STAMP)
-    theirs = getattr(transformers, family_name)(transformers.BertConfig(**fields))
+    theirs = getattr(transformers, family_name)(transformers.CONFIG_MAPPING[family.model_type](**fields))
     state = without_padding(ours, dict(ours.named_parameters()))
     missing, unexpected = theirs.load_state_dict(family.to_hugging_face(state, fields), strict=False)
     assert not unexpected

@@ -201,7 +201,7 @@ def test_an_objective_may_leave_several_folders(
 
 def test_no_family_reads_a_foreign_folder(settings: EncoderSettings, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(UserError, match=r"model_type is 'gpt2' \(expected 'bert' or 'electra'\)"):
+    with pytest.raises(UserError, match=r"model_type is 'gpt2' \(expected 'bert' or "):
         read_weights(tmp_path, config_of("bert", settings), STAMP.size)
     (tmp_path / "config.json").write_text('["bert"]')
     with pytest.raises(UserError, match=r"config\.json: cannot be read"):
@@ -220,5 +220,6 @@ def test_a_parameter_without_a_place_is_told(settings: EncoderSettings) -> None:
 def test_settings_and_fields_translate_both_ways(settings: EncoderSettings) -> None:
     for family in registry.FAMILIES.values():
         fields = family.config(config_of("bert", settings), STAMP)
-        assert EncoderSettings(**family.settings(fields)) == family.encoder(config_of("bert", settings))
+        found, encoder = family.settings(fields), family.encoder(config_of("bert", settings))
+        assert {n: found[n] for n in family.fields} == {n: getattr(encoder, n) for n in family.fields}
         assert family.differences(fields, config_of("bert", settings), STAMP.size) == []

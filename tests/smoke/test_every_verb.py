@@ -13,6 +13,7 @@ from pretrain.export.families.registry import FAMILIES
 from pretrain.export.writer import family_folders
 from pretrain.objectives.registry import OBJECTIVES, registered, with_defaults
 from tests.command_line import Maskmill, described, setting
+from tests.factories.teachers import teacher_settings
 from tests.run_ends import assert_bit_equal
 
 
@@ -23,6 +24,7 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     settings = [*tiny, *member(objective), f"run.dir={run}", f"data.out={data}", "run.ranks=2"]
     maskmill("prepare", "demo", *settings)
     assert "already prepared" in maskmill("prepare", "demo", *settings).stdout
+    settings += teacher_settings(settings, tmp_path / "teacher")
 
     stopped = maskmill("train", "demo", *settings, "run.stop_after=2")
     assert described(maskmill, run)["status"] == "stopped"
@@ -87,7 +89,8 @@ def check_export(folder: Path, family: Family, words: Tensor, maskmill: Maskmill
 
 def member(objective: str) -> list[str]:
     """Settings with which every verb is about this objective."""
-    return [f"objective.name={objective}", f"data.masking={registered(objective).masking[0]}"]
+    needs = [f"{key}={values[0]}" for key, values in registered(objective).needs.items()]
+    return [f"objective.name={objective}", f"data.masking={registered(objective).masking[0]}", *needs]
 
 
 @pytest.mark.multirank
@@ -100,6 +103,7 @@ def test_every_objective_resumes_bit_equal_at_every_stage(
     settings = [*tiny, *member(objective), f"data.out={data}", f"zero.stage={stage}", "run.ranks=2"]
     settings += ["train.checkpoint_every=0", "encoder.dropout=0.1"]
     maskmill("prepare", "demo", *settings)
+    settings += teacher_settings(settings, tmp_path / "teacher")
     maskmill("train", "demo", *settings, f"run.dir={whole}")
     maskmill("train", "demo", *settings, f"run.dir={parts}", "run.stop_after=2")
     assert "bit-exact" in maskmill("train", "demo", *settings, f"run.dir={parts}").stdout

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
+from data_pipeline.vocabulary.files import FILES as VOCABULARY_FILES
+from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
 from pretrain.export.families.bert_decoder import BERT_DECODER
+from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
 from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
 
 FAMILIES = {
@@ -19,6 +22,7 @@ FAMILIES = {
         BERT_DECODER,
         ELECTRA_FOR_PRETRAINING,
         ELECTRA_FOR_MASKED_LM,
+        DISTILBERT_FOR_MASKED_LM,
     )
 }
 """Name in `Objective.families` -> family. The first of a model_type reads folders of its other classes."""
@@ -47,6 +51,19 @@ def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
         raise UserError(
             f"differs from the run's settings: {'; '.join(differences)}", where=folder / "config.json"
         )
+
+
+def check_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
+    """Raises UserError where the folder has another vocabulary than `vocabulary`, the shards'."""
+    if any((folder / name).is_file() for name in VOCABULARY_FILES):
+        ours, theirs = vocabulary.tokens, load_vocabulary(folder).tokens
+        if ours != theirs:
+            same = sum(one == two for one, two in zip(ours, theirs, strict=False))
+            raise UserError(
+                f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
+                where=folder,
+                remedy=f"prepare the shards with data.vocab={folder}",
+            )
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -63,12 +63,13 @@ IMPORTS = {
     "pretrain/run": "config distributed",
     "pretrain/checkpoint": "config distributed optim run",
     "pretrain/model": "config",
-    "pretrain/objectives": "config model",
+    "pretrain/families": "config",
+    "pretrain/objectives": "config families model",
     "pretrain/evaluate": "model objectives run",
     "pretrain/preflight": "checkpoint config distributed model objectives optim run",
-    "pretrain/export": "checkpoint config evaluate model objectives preflight run",
+    "pretrain/export": "checkpoint config evaluate families model objectives preflight run",
     "pretrain/training": (
-        "checkpoint config distributed evaluate export model objectives optim preflight run"
+        "checkpoint config distributed evaluate export families model objectives optim preflight run"
     ),
     "pretrain/monitoring": "checkpoint config distributed evaluate objectives preflight run training",
     "pretrain/report": "checkpoint distributed evaluate export objectives run",
@@ -245,7 +246,10 @@ def test_no_modules_import_each_other_in_a_circle(imported: dict[str, set[str]])
 
 
 def folder(module: str) -> str:
-    """The line of IMPORTS that a module belongs to; errors.py, whose texts are redacted, is a part of io/."""
+    """The line of IMPORTS that a module belongs to; errors.py, whose texts are redacted, is a part of io/, and what
+    describes Hugging Face's families has a line of its own, since a teacher is read before anything is exported."""
+    if module.startswith("pretrain.export.families"):
+        return "pretrain/families"
     place = "/".join(module.split(".")[:2])
     return "data_pipeline/io" if place == "data_pipeline/errors" else place
 
@@ -274,7 +278,8 @@ def test_each_line_of_the_table_names_only_lines_above_it() -> None:
 
 
 def test_a_folder_has_few_entries() -> None:
-    """So that a listing is read at a glance; __init__.py, which is in each, is not counted."""
+    """So that a listing is read at a glance; __init__.py, which is in each, is not counted, nor are recipes, which are
+    chosen by name."""
     command = ["git", "ls-files", *PACKAGES, "tests/unit"]
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     entries: dict[str, set[str]] = {}

@@ -128,7 +128,7 @@ def test_values_beyond_what_the_index_says_are_damage(index: Index) -> None:
 def test_a_model_with_fewer_segments_is_refused(index: Index) -> None:
     config = RunConfig(objective=ObjectiveSettings(name="bert"))
     config.data.sequences = "segment_pair"
-    with pytest.raises(UserError, match="number 3 segments, the model has embeddings of 2"):
+    with pytest.raises(UserError, match=r"number 3 segments, encoder\.segments=2"):
         check_data(config, index, index.folder)
 
 

@@ -10,7 +10,7 @@ from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config
 from pretrain.config.settings import ObjectiveSettings, RunConfig
-from pretrain.objectives.registry import OBJECTIVES, load, registered
+from pretrain.objectives.registry import OBJECTIVES, load, meet_needs, registered
 from pretrain.preflight.validate import check
 from pretrain.training.claim_folder import identity_of
 from tests.factories.objectives import WithHalved, register
@@ -81,6 +81,7 @@ def test_an_encoder_without_a_place_in_its_export_is_refused(name: str) -> None:
     config = RunConfig()
     config.objective.name, config.data.sequences = name, registered(name).sequences[0]
     config.data.masking = registered(name).masking[0]
+    meet_needs(config)
     check(config)
     config.encoder.embedding_size = 64
     with pytest.raises(

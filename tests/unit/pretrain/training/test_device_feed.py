@@ -84,7 +84,7 @@ def test_no_step_reads_a_value_from_the_device(objective: str, shape: Shape | No
     settings = EncoderSettings(layers=2, hidden=16, heads=2, intermediate=32, max_positions=40)
     kind = load(config_of(objective, settings))
     with meta:
-        model = kind.build_model(VocabularyStamp.of_size(60)).bfloat16()
+        model = kind.training_model(VocabularyStamp.of_size(60)).bfloat16()
     feed, meter = Feed(meta, 2, 3, shape), LossMeter()
     ready = feed.on_host(share())
     count = len(ready.ready) + 1

@@ -1,0 +1,26 @@
+"""Read the tensors of a Hugging Face folder, by the names that they have there.
+
+Only safetensors is read: loading it runs no code.
+"""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from pretrain.export.families.registry import weight_files
+
+
+def stored_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read all weight files of the folder. Raises UserError where it has none, or a damaged one."""
+    stored: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            stored |= load_file(path)
+        except SafetensorError as error:
+            raise UserError(
+                f"is damaged: {error}", where=path, expected="a whole safetensors file"
+            ) from error
+    return stored

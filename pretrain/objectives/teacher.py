@@ -1,0 +1,139 @@
+"""Find the teacher that a run learns from, and check that it fits; without torch, before any rank starts.
+
+A teacher is a Hugging Face folder, named by the setting `teacher` of an objective's own group.
+"""
+
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from data_pipeline.errors import UserError
+from data_pipeline.io.files import file_sha256
+from data_pipeline.vocabulary.files import Vocabulary
+from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.export.families.base import Family
+from pretrain.export.families.registry import check_vocabulary, family_of, weight_files
+
+EQUAL = ("hidden", "heads", "intermediate", "activation")
+"""Encoder settings that a student takes over with its teacher's layers."""
+AT_LEAST = ("layers", "max_positions")
+"""Those of which a student may have less."""
+
+
+class Teacher(NamedTuple):
+    """What a teacher's config.json says."""
+
+    folder: Path
+    family: Family
+    fields: dict[str, Any]
+    """Of config.json."""
+    encoder: EncoderSettings
+    """Without dropout."""
+
+
+def has_teacher(config: RunConfig) -> bool:
+    """Tell whether the run's objective learns from a teacher."""
+    return "teacher" in config.objective.of_member()
+
+
+def find_teacher(config: RunConfig) -> Teacher:
+    """Read the config.json of the folder that the setting names. Raises UserError where there is none that is read
+    here, or it lacks a size."""
+    key = f"objective.{config.objective.name}.teacher"
+    if not (named := config.objective.of_member()["teacher"]):
+        raise UserError(
+            "is empty",
+            where=key,
+            expected="the Hugging Face folder of a teacher",
+            remedy="train one and name RUN/export, or download one",
+        )
+    folder = Path(named)
+    if not folder.is_dir():
+        raise UserError("no such folder", where=folder, expected=f"the teacher that {key} names")
+    family, fields = family_of(folder)
+    stated = {name: value for name, value in family.settings(fields).items() if value is not None}
+    if lacking := [name for name in (*EQUAL, *AT_LEAST) if name not in stated]:
+        raise UserError(
+            f"states no {', '.join(lacking)} that is known here",
+            where=folder / "config.json",
+            expected=f"a teacher for {key}",
+        )
+    encoder = EncoderSettings(**{**stated, "dropout": 0.0, "attention_dropout": 0.0})
+    return Teacher(folder, family, fields, encoder)
+
+
+def check_teacher(config: RunConfig, vocabulary: Vocabulary) -> None:
+    """Raises UserError, in one line with all that differs, for a teacher that this run's student cannot learn from.
+    `vocabulary`: the shards'. Of its weights only the names are read."""
+    teacher, student = find_teacher(config), config.encoder
+    check_vocabulary(teacher.folder, vocabulary)
+    differing = [
+        f"encoder.{name} is {getattr(student, name)}, the teacher's {getattr(teacher.encoder, name)}"
+        for name in EQUAL
+        if getattr(student, name) != getattr(teacher.encoder, name)
+    ]
+    differing += [
+        f"encoder.{name} is {getattr(student, name)}, above the teacher's {getattr(teacher.encoder, name)}"
+        for name in AT_LEAST
+        if getattr(student, name) > getattr(teacher.encoder, name)
+    ]
+    if (size := teacher.fields.get("vocab_size")) != vocabulary.size:
+        differing.append(f"the vocabulary has {vocabulary.size} entries, the teacher's {size}")
+    if differing:
+        raise UserError(
+            f"is no teacher for this student: {'; '.join(differing)}",
+            where=teacher.folder,
+            remedy="change the settings, or choose another teacher",
+        )
+    _check_head(teacher)
+
+
+def _check_head(teacher: Teacher) -> None:
+    """Raises UserError where the weights lack the head whose predictions are learnt."""
+    try:
+        wanted = {teacher.family.their_name(f"mlm_head.dense.{kind}") for kind in ("weight", "bias")}
+    except KeyError:
+        wanted = {"a head for masked words"}
+    for path in weight_files(teacher.folder):
+        try:
+            with safe_open(path, "numpy") as file:
+                wanted -= set(file.keys())
+        except SafetensorError as error:
+            raise UserError(
+                f"is damaged: {error}", where=path, expected="a whole safetensors file"
+            ) from error
+    if wanted:
+        raise UserError(
+            f"lacks {', '.join(sorted(wanted))}",
+            where=teacher.folder,
+            expected="a teacher with its head for masked words",
+        )
+
+
+def teacher_identity(config: RunConfig) -> dict[str, str]:
+    """Hash what the student learns from, for the run's identity: {"teacher": SHA-256 of its weights, in place of the
+    folder's name}; empty for a run without a teacher."""
+    if not has_teacher(config):
+        return {}
+    files = weight_files(find_teacher(config).folder)
+    stats = ((path, path.stat()) for path in files)
+    hashes = [_hashed(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    return {"teacher": hashes[0] if len(hashes) == 1 else sha256("".join(hashes).encode()).hexdigest()}
+
+
+@cache
+def _hashed(path: Path, size: int, changed: int) -> str:
+    """Hash a file once as long as it is the same: identities are asked for at every checkpoint."""
+    return file_sha256(path)
+
+
+def teacher_encoder(config: RunConfig) -> EncoderSettings:
+    """The teacher's sizes; where none is named yet, for a forecast, those of a model like the student with twice its
+    layers, as the published ones are."""
+    if config.objective.of_member()["teacher"]:
+        return find_teacher(config).encoder
+    return replace(config.encoder, layers=2 * config.encoder.layers, dropout=0.0, attention_dropout=0.0)

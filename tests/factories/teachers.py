@@ -1,0 +1,70 @@
+"""Make teachers for students of tests: small BERTs of random weights, in Hugging Face folders."""
+
+import json
+from dataclasses import astuple, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from safetensors.torch import save_file
+
+from data_pipeline.io.files import read_bytes
+from data_pipeline.shards.index import TOKENIZER, Index
+from data_pipeline.shards.schema import VocabularyStamp
+from launch.settings.recipe import load_config
+from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.export.families.bert import BERT_FOR_PRETRAINING
+from pretrain.model.initialize import without_padding
+from pretrain.objectives.registry import load
+from pretrain.objectives.teacher import has_teacher
+
+_FOLDERS = TemporaryDirectory()
+
+
+def with_teacher(config: RunConfig, vocabulary_size: int) -> RunConfig:
+    """The same settings, with a teacher that fits them if their objective learns from one."""
+    if has_teacher(config):
+        group = getattr(config.objective, config.objective.name)
+        group.teacher = str(bert_folder(astuple(taught_by(config.encoder)), vocabulary_size))
+    return config
+
+
+def teacher_settings(settings: list[str], folder: Path) -> list[str]:
+    """Write a teacher for the student of the demo with these settings, whose shards are ready, and name it; nothing for
+    an objective that learns from none."""
+    config = load_config("demo", settings)
+    if not has_teacher(config):
+        return []
+    index = Index.load(config.data.out)
+    folder.mkdir()
+    write_bert(folder, RunConfig(encoder=taught_by(config.encoder)), index.vocabulary)
+    (folder / TOKENIZER).write_bytes(read_bytes(index.path(TOKENIZER)))
+    return [f"objective.{config.objective.name}.teacher={folder}"]
+
+
+def taught_by(student: EncoderSettings) -> EncoderSettings:
+    """The encoder of a BERT with one layer more than `student`, and weights far from zero."""
+    return replace(student, layers=student.layers + 1, segments=2, initializer_range=0.3)
+
+
+@cache
+def bert_folder(encoder: tuple[object, ...], vocabulary_size: int) -> Path:
+    """The folder of a BERT with such an encoder (EncoderSettings as a tuple)."""
+    run = RunConfig(encoder=EncoderSettings(*encoder))  # type: ignore[arg-type]
+    vocabulary = VocabularyStamp.of_size(vocabulary_size)
+    folder = Path(_FOLDERS.name) / str(len(list(Path(_FOLDERS.name).iterdir())))
+    folder.mkdir()
+    write_bert(folder, run, vocabulary)
+    return folder
+
+
+def write_bert(folder: Path, run: RunConfig, vocabulary: VocabularyStamp) -> None:
+    """Write config.json and weights of a fresh BERT to the folder."""
+    family = BERT_FOR_PRETRAINING
+    fields = family.config(run, vocabulary)
+    described = {**fields, "model_type": "bert", "architectures": [family.export_class]}
+    (folder / "config.json").write_text(json.dumps(described))
+    model = load(run).fresh_model(vocabulary)
+    state = without_padding(model, {name: p.detach() for name, p in model.named_parameters()})
+    tensors = {name: tensor.contiguous() for name, tensor in family.to_hugging_face(state, fields).items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
