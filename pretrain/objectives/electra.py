@@ -8,6 +8,9 @@ Differences from Google's code, each on purpose:
 - Every weight starts from the same truncated normal, where it takes Glorot's for the embeddings' projections and the
   discriminator's last layer.
 
+Both are trained at once. The paper's two-stage variant (section 3.2: the generator first, then a discriminator that
+starts from its weights), its adversarial one and those of all tokens are not here.
+
 A sample is any word of the vocabulary, special ones too, until the generator has learnt that none of them is masked.
 
 Shape legend: T packed tokens, E examples, R masked rows, H hidden size, B bins.

@@ -7,6 +7,7 @@ import pytest
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import leading, perplexity, secondary, sum_of
 from pretrain.evaluate.verdict import PAIRS, PLATEAU, RISEN, Finding, Losses, findings
+from pretrain.objectives.metrics import guess, leads_alone
 
 DEMO = {
     "held_out_mask_loss": 3.0, "held_out_mask_unigram_loss": 5.88, "held_out_mask_accuracy": 0.47,
@@ -110,6 +111,24 @@ def test_figures_stand_beside_their_baselines() -> None:
     assert [str(score) for score in leading({"held_out_disc_accuracy": 0.9}, headline="disc_accuracy")] == [
         "disc accuracy 90.0%"
     ]
+
+
+def test_an_area_under_the_curve_leads_beside_that_of_a_guess() -> None:
+    found = {"rtd_auc": 0.71, "rtd_loss": 0.4, "rtd_accuracy": 0.86, "rtd_majority": 0.85, "mask_loss": 5.0}
+    held_out = {f"held_out_{name}": value for name, value in found.items()}
+    assert [str(score) for score in leading(held_out, headline="rtd_auc")] == [
+        "RTD AUC 0.710 (a guess 0.500)",
+        "RTD loss 0.400",
+        "RTD accuracy 86.0% (commonest answer 85.0%)",
+    ]
+    assert str(leading(found, prefix="", headline="rtd_auc")[0]) == "RTD AUC 0.710"
+    assert [leads_alone(name) for name in ("rtd_auc", "rtd_accuracy", "mask_loss", "own")] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert (guess("held_out_rtd_auc"), guess("rtd_loss")) == ("A guess has 0.500.", "")
 
 
 def test_what_copies_is_apart_and_what_adds_up_is_named() -> None:

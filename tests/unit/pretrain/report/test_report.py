@@ -187,6 +187,16 @@ def test_an_objective_without_mask_leads_with_its_own(tmp_path: Path) -> None:
     assert "Disc accuracy85.0 %" in page.text
 
 
+def test_an_area_under_the_curve_has_a_tile_and_a_curve(tmp_path: Path) -> None:
+    own = {"rtd_auc": 0.7, "rtd_loss": 0.4, "rtd_accuracy": 0.86}
+    lines = [{"kind": "train", "step": step, "loss": 25.0, "lr": 1e-3, **own} for step in range(1, 9)]
+    lines.append({"kind": "eval", "step": 8, **{f"held_out_{name}": value for name, value in own.items()}})
+    page = page_of(make_run(tmp_path / "run", lines=lines, summary={**SUMMARY, "headline": "rtd_auc"}))
+    assert "On text it has not seen, its replaced-token AUC is 0.7000. A guess has 0.500." in page.text
+    assert "Replaced-token AUC0.7000" in page.text
+    assert {"headline", "rtd-loss", "rtd-accuracy"} <= set(page.ids())
+
+
 def test_every_picture_is_there_and_told_in_words_and_numbers(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run"))
     wanted = {
