@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ class Cuts(NamedTuple):
 class Vocabulary(ABC):
     """Pieces and their ids. Immutable; equal vocabularies have equal `sha256`."""
 
+    kind: ClassVar[str]
+    """As in vocabulary.kind."""
     tokens: list[str]  # id -> piece
     specials: Specials
 

@@ -10,7 +10,7 @@ in this where text begins (no space) and in runs of white space (pieces of their
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, 
 class ByteBPE(Vocabulary):
     """RoBERTa's kind of vocabulary: no text is unknown to it."""
 
+    kind: ClassVar[str] = "bpe"
     merges: list[tuple[str, str]]
     lowercase: bool
 

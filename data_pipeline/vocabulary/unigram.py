@@ -12,7 +12,7 @@ import base64
 import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,7 @@ def trained_normalizer(lowercase: bool) -> list[dict[str, Any]]:
 class Unigram(Vocabulary):
     """ALBERT's and XLNet's kind of vocabulary."""
 
+    kind: ClassVar[str] = "unigram"
     scores: list[float]  # logarithm of each piece's probability
     normalizer: list[dict[str, Any]]  # as tokenizer.json names its parts, white space apart
     controls: tuple[str, ...] = ()  # further tokens that no text reaches

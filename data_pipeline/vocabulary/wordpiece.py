@@ -6,7 +6,7 @@ Text is normalised and split into words exactly as BERT does it (`BertNormalizer
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class Normalization:
 class WordPiece(Vocabulary):
     """BERT's kind of vocabulary."""
 
+    kind: ClassVar[str] = "wordpiece"
     normalization: Normalization
     word_characters: int = WORD_CHARACTERS
 

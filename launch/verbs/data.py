@@ -60,11 +60,16 @@ def prepare(
     from data_pipeline.shards.index import Index
     from data_pipeline.sources.source_snapshot import in_words, noted
     from data_pipeline.stages.executors import Share
+    from data_pipeline.vocabulary.files import load_vocabulary
     from pretrain.config.phases import data_of_phases
     from pretrain.monitoring.wandb.artifacts import record_prepare
+    from pretrain.objectives.registry import registered
+    from pretrain.preflight.check_run import check_vocabulary
 
     if share != "0/1" and not stage:
         raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
+    if registered(config.objective.name).needs:
+        check_vocabulary(config, load_vocabulary(config.data.vocab), config.data.vocab)
     for data in data_of_phases(config):
         if stage:
             say(prepare_share(data, stages(console), stage, Share.parsed(share)))

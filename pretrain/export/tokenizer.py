@@ -1,7 +1,9 @@
 """Write the tokenizer files that transformers loads, with equal ids, from a tokenizer.json."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -33,16 +35,21 @@ def vocabulary_of(tokenizer_json: str) -> VocabularyStamp:
 
 
 def write_tokenizer(
-    tokenizer_json: str, folder: Path, max_length: int, inputs: tuple[str, ...] = INPUTS
+    tokenizer_json: str,
+    folder: Path,
+    max_length: int,
+    inputs: tuple[str, ...] = INPUTS,
+    special_ids: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and what else holds a vocabulary of its
     kind into `folder`. A WordPiece vocabulary loads as BERT's own tokenizer class, others as the general one; either
-    returns `inputs`.
+    returns `inputs`. `special_ids`: as Family has them; they name further special tokens (bos_token, eos_token).
 
     Raises UserError where the text is none of our vocabularies, or the tokenizer loaded back gives other ids on
     PROBES."""
     vocabulary = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
     specials = {f"{role}_token": token for role, token in vocabulary.specials._asdict().items()}
+    specials |= {name.removesuffix("_id"): specials[f"{role}_token"] for name, role in special_ids.items()}
     own_inputs: dict[str, Any] = {} if inputs == INPUTS else {"model_input_names": list(inputs)}
     for name, text in vocabulary.files().items():
         (folder / name).write_text(text, "utf-8")

@@ -61,7 +61,8 @@ def export(
             fields = family.config(config, vocabulary)
             write_config(family, fields, folder)
             write_weights(model, family, fields, folder)
-            write_tokenizer(tokenizer_json, folder, config.encoder.max_positions, family.model_inputs)
+            longest, roles = config.encoder.max_positions, family.special_ids
+            write_tokenizer(tokenizer_json, folder, longest, family.model_inputs, roles)
             parities[folder] = check_parity(model, folder, family, held_out, vocabulary.pad)
         proven(model)
         for folder, family in folders.items():

@@ -18,12 +18,11 @@ class Embeddings(nn.Module):
 
     def __init__(self, settings: EncoderSettings, vocabulary_size: int) -> None:
         super().__init__()
-        self.word = bare_embedding(padded(vocabulary_size), settings.embedding_width)
-        self.position = bare_embedding(settings.max_positions, settings.embedding_width)
-        self.segment = (
-            bare_embedding(settings.segments, settings.embedding_width) if settings.segments else None
-        )
-        self.norm = bare(nn.LayerNorm, settings.embedding_width, eps=settings.layer_norm_eps)
+        width = settings.embedding_width
+        self.word = bare_embedding(padded(vocabulary_size), width)
+        self.position = bare_embedding(settings.max_positions, width)
+        self.segment = bare_embedding(settings.segments, width) if settings.segments else None
+        self.norm = bare(nn.LayerNorm, width, eps=settings.layer_norm_eps)
         self.dropout = Dropout(settings.dropout)
         self.vocabulary_rows = {"word.weight": vocabulary_size}
 

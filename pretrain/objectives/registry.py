@@ -38,6 +38,10 @@ class Registered(NamedTuple):
     """Further settings that it does not leave open -> the values that it can work with."""
 
 
+_ROBERTAS = ("full_sentences", "doc_sentences", "segment_pair", "sentence_pair")
+"""The inputs that its paper compares (Liu et al. 2019, section 4.2); of pairs only the text is learnt from."""
+_ROBERTA_NEEDS: Mapping[str, tuple[Any, ...]] = {"encoder.segments": (0,), "encoder.activation": ("gelu",)}
+
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
@@ -47,6 +51,16 @@ OBJECTIVES = {
         "pretrain.objectives.distilbert:DistilBert",
         SINGLES + PAIRS,
         needs={"encoder.segments": (0,), "encoder.layer_norm_eps": (1e-12,)},
+    ),
+    "roberta": Registered(
+        "pretrain.objectives.roberta:Roberta",
+        _ROBERTAS,
+        needs={"vocabulary.kind": ("bpe",), **_ROBERTA_NEEDS},
+    ),
+    "xlmr": Registered(
+        "pretrain.objectives.roberta:XlmR",
+        _ROBERTAS,
+        needs={"vocabulary.kind": ("unigram",), "vocabulary.specials": ("roberta",), **_ROBERTA_NEEDS},
     ),
 }
 """Name in `objective.name` -> objective."""

@@ -19,7 +19,7 @@ from data_pipeline.sequences.registry import PairTask, pair_task
 from data_pipeline.settings import SEQUENTIAL, UNMASKED, settings_affecting_bytes
 from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full
-from data_pipeline.vocabulary.files import load_vocabulary
+from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision, sees_gpus
@@ -163,7 +163,7 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
         raise UserError(
             f"the shards number {segments} segments, encoder.segments={known}",
             where=shards,
-            remedy="prepare them with this recipe",
+            remedy=f"encoder.segments={segments}, or prepare them with this recipe",
         )
     masking = registered(config.objective.name).masking
     if not (index.train.masked or config.data.dynamic_masking or UNMASKED in masking):
@@ -195,6 +195,8 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
                 where=shards,
                 remedy="prepare them anew in another data.out, or name them as train.shards to take them as they are",
             )
+    if "vocabulary.kind" in registered(config.objective.name).needs:
+        check_vocabulary(config, shards_vocabulary(index), shards)
     if config.data.vocab and Path(config.data.vocab).exists():
         vocabulary = load_vocabulary(config.data.vocab)
         if vocabulary.sha256 != index.vocabulary.sha256:
@@ -210,6 +212,18 @@ def _judged(config: RunConfig, sequences: object = None) -> PairTask | None:
     """What the objective judges about pairs of these sequences, or of data.sequences; None where it does not."""
     judges = registered(config.objective.name).judges_pairs
     return pair_task(sequences or config.data.sequences) if judges else None
+
+
+def check_vocabulary(config: RunConfig, vocabulary: Vocabulary, where: object) -> None:
+    """Raises UserError for a vocabulary of another kind than the objective needs; `where` it was found."""
+    kinds = registered(config.objective.name).needs.get("vocabulary.kind", (vocabulary.kind,))
+    if vocabulary.kind not in kinds:
+        raise UserError(
+            f"the vocabulary is {vocabulary.kind}",
+            where=where,
+            expected=f"{' or '.join(kinds)}, which objective.name={config.objective.name} needs",
+            remedy="name another data.vocab and data.out, and run maskmill vocab and maskmill prepare",
+        )
 
 
 def _masking(config: RunConfig, index: Index) -> DynamicMasking | None:

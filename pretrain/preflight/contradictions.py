@@ -162,6 +162,11 @@ def _model(config: RunConfig) -> list[Rule]:
     encoder, length, objective = config.encoder, config.data.sequence_length, config.objective.name
     return [
         Rule(
+            encoder.segments == 1,
+            "encoder.segments=1 tells nothing apart",
+            "encoder.segments=2, or 0 for no segment table",
+        ),
+        Rule(
             length > encoder.max_positions,
             f"data.sequence_length={length} is above encoder.max_positions={encoder.max_positions}",
             f"encoder.max_positions={length}, or shorter sequences",

@@ -19,10 +19,11 @@ SIZES = {"wordpiece": 500, "bpe": 500, "unigram": 400}
 
 
 @cache
-def trained(kind: str, lowercase: bool | None = None) -> Vocabulary:
+def trained(kind: str, lowercase: bool | None = None, specials: str = "") -> Vocabulary:
     """A vocabulary of a few hundred pieces."""
     return train_vocabulary(
-        [Document("0", TEXT)], VocabularySettings(SIZES[kind], kind=kind, lowercase=lowercase)
+        [Document("0", TEXT)],
+        VocabularySettings(SIZES[kind], kind=kind, lowercase=lowercase, specials=specials),
     )
 
 

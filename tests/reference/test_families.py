@@ -1,7 +1,7 @@
-"""Families: models of more than one folder, tensors of another form than ours, and visibility of the past alone."""
+"""Families: models of more than one folder, and visibility of the past alone."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,8 @@ from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export import writer
 from pretrain.export.bundle import exported_folders, gather
 from pretrain.export.families import registry
-from pretrain.export.families.base import Family, Head, Weight
-from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING, NAMES
+from pretrain.export.families.base import Family
+from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
 from pretrain.export.families.bert_decoder import BERT_DECODER
 from pretrain.export.families.registry import FAMILIES, family_of
 from pretrain.export.parity import check_parity
@@ -32,7 +32,7 @@ from pretrain.objectives.base import Model
 from pretrain.report.inspection import describe
 from pretrain.run.folder import model_folders
 from tests.factories.exports import Exporter, random_weights
-from tests.factories.models import config_of, fresh_model
+from tests.factories.models import config_of
 
 STAMP = VocabularyStamp("", 85, cls=2, sep=3, mask=4, pad=0, unk=1)
 
@@ -81,82 +81,6 @@ def test_a_decoder_sees_the_past_alone(
     expected = dict(LeftToRight(settings, CAUSAL).named_parameters())
     back = read_weights(folder, config, STAMP.size)
     assert all(back[n].equal(p[: len(back[n])]) for n, p in expected.items())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roberta(Family):
-    """Positions that begin behind the id of padding, a table of one segment, heads of other names."""
-
-    def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, object]:
-        rows = run.encoder.max_positions + vocabulary.pad + 1
-        return {**super().config(run, vocabulary), "max_position_embeddings": rows}
-
-
-def zero_rows(tensor: Tensor, count: int) -> Tensor:
-    return tensor.new_zeros((count, *tensor.shape[1:]))
-
-
-ROBERTA = Roberta(
-    export_class="RobertaForMaskedLM",
-    model_type="roberta",
-    prefix="roberta",
-    what="A test.",
-    names={
-        **{
-            ours: f"roberta{theirs.removeprefix('bert')}"
-            for ours, theirs in NAMES.items()
-            if "head" not in ours
-        },
-        "encoder.embeddings.position": Weight(
-            "roberta.embeddings.position_embeddings",
-            to=lambda rows, config: torch.cat((zero_rows(rows, config["pad_token_id"] + 1), rows)),
-            back=lambda rows, config: rows[config["pad_token_id"] + 1 :],
-        ),
-        "encoder.embeddings.segment": Weight(
-            "roberta.embeddings.token_type_embeddings",
-            to=lambda rows, _: rows[:1],
-            back=lambda rows, _: torch.cat((rows, zero_rows(rows, 1))),
-        ),
-        "mlm_head.dense": "lm_head.dense",
-        "mlm_head.norm": "lm_head.layer_norm",
-        "mlm_head": "lm_head",
-    },
-    heads={"mlm": Head("logits")},
-    fields={ours: theirs for ours, theirs in BERT_FOR_PRETRAINING.fields.items() if ours != "max_positions"},
-    fixed={"type_vocab_size": 1, "tie_word_embeddings": True},
-    special_ids={"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"},
-    model_inputs=("input_ids", "attention_mask"),
-)
-
-
-def test_a_family_may_change_tensors(
-    settings: EncoderSettings,
-    examples: Examples,
-    tokenizer_json: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(FAMILIES, ROBERTA.export_class, ROBERTA)
-    settings.activation = "gelu"  # which its head has in any case
-    config, model = config_of("mlm", settings), fresh_model("mlm", settings, STAMP.size, seed=3)
-    singles = replace(examples, first_lengths=examples.lengths.astype(examples.first_lengths.dtype))
-    folder = write(model, ROBERTA, config, tmp_path / "model")
-    check_parity(model, folder, ROBERTA, singles, pad=0)
-    with pytest.raises(UserError, match="the mlm logits of the exported model differ"):
-        check_parity(model, folder, ROBERTA, examples, pad=0)  # two segments have no place in it
-
-    back, expected = read_weights(folder, config, STAMP.size), dict(model.named_parameters())
-    assert back.keys() == expected.keys()
-    for name, rows in (("position", slice(None)), ("segment", slice(1))):
-        name = f"encoder.embeddings.{name}.weight"
-        assert back[name].shape == expected[name].shape
-        assert back[name][rows].equal(expected[name][rows])
-    write_tokenizer(tokenizer_json, folder, settings.max_positions, ROBERTA.model_inputs)
-    encoded = transformers.AutoTokenizer.from_pretrained(folder)("the quick", "fox")
-    assert set(encoded) == {"input_ids", "attention_mask"}
-    config.encoder.hidden = 48
-    with pytest.raises(UserError, match=r"encoder\.hidden is 48, hidden_size 24"):
-        read_weights(folder, config, STAMP.size)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pretrain.export.families.base import Family
 from pretrain.export.families.registry import FAMILIES
 from pretrain.export.writer import family_folders
 from pretrain.objectives.registry import OBJECTIVES, registered, with_defaults
-from tests.command_line import Maskmill, described, setting
+from tests.command_line import TINY, Maskmill, described, setting, write_text
 from tests.factories.teachers import teacher_settings
 from tests.run_ends import assert_bit_equal
 
@@ -21,7 +21,13 @@ from tests.run_ends import assert_bit_equal
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
     run, data, made = tmp_path / "run", tmp_path / "shards", with_defaults(objective)
-    settings = [*tiny, *member(objective), f"run.dir={run}", f"data.out={data}", "run.ranks=2"]
+    settings = [
+        *tiny,
+        *member(objective, maskmill, tmp_path),
+        f"run.dir={run}",
+        f"data.out={data}",
+        "run.ranks=2",
+    ]
     maskmill("prepare", "demo", *settings)
     assert "already prepared" in maskmill("prepare", "demo", *settings).stdout
     settings += teacher_settings(settings, tmp_path / "teacher")
@@ -64,7 +70,8 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     for folder, family in family_folders(made.families, tmp_path / "model").items():
         check_export(folder, family, words, maskmill)
         if family.pipeline == "fill-mask":
-            filled = maskmill("fill", str(folder), "the captain of the [MASK].").stdout
+            mask = transformers.AutoTokenizer.from_pretrained(folder).mask_token
+            filled = maskmill("fill", str(folder), f"the captain of the {mask}.").stdout
             assert filled.count("%") == 5
 
 
@@ -81,16 +88,23 @@ def check_export(folder: Path, family: Family, words: Tensor, maskmill: Maskmill
     shown = described(maskmill, folder)
     assert (shown["architectures"], shown["hashes"]) == ([family.export_class], "all hold")
 
-    vocabulary = (folder / "vocab.txt").read_text()
-    (folder / "vocab.txt").write_text(f"{vocabulary}foreign\n")
-    assert "vocab.txt" in maskmill("inspect", str(folder), code=2).stderr
-    (folder / "vocab.txt").write_text(vocabulary)
+    config = (folder / "tokenizer_config.json").read_text()
+    (folder / "tokenizer_config.json").write_text(f"{config}\n")
+    assert "tokenizer_config.json" in maskmill("inspect", str(folder), code=2).stderr
+    (folder / "tokenizer_config.json").write_text(config)
 
 
-def member(objective: str) -> list[str]:
-    """Settings with which every verb is about this objective."""
-    needs = [f"{key}={values[0]}" for key, values in registered(objective).needs.items()]
-    return [f"objective.name={objective}", f"data.masking={registered(objective).masking[0]}", *needs]
+def member(objective: str, maskmill: Maskmill, folder: Path) -> list[str]:
+    """Settings with which every verb is about this objective; in `folder` a vocabulary of the kind that it needs."""
+    known = registered(objective)
+    settings = [f"objective.name={objective}", f"data.masking={known.masking[0]}"]
+    settings += [f"{key}={values[0]}" for key, values in known.needs.items()]
+    if "vocabulary.kind" not in known.needs:
+        return settings
+    write_text(folder / "text.txt")
+    settings += [f"data.vocab={folder}/vocabulary", "vocabulary.lowercase=true"]
+    maskmill("vocab", "demo", *TINY, *settings, f"data.sources={folder}/text.txt")
+    return settings
 
 
 @pytest.mark.multirank
@@ -100,7 +114,13 @@ def test_every_objective_resumes_bit_equal_at_every_stage(
     objective: str, stage: int, tiny: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:
     data, whole, parts = (tmp_path / name for name in ("shards", "whole", "parts"))
-    settings = [*tiny, *member(objective), f"data.out={data}", f"zero.stage={stage}", "run.ranks=2"]
+    settings = [
+        *tiny,
+        *member(objective, maskmill, tmp_path),
+        f"data.out={data}",
+        f"zero.stage={stage}",
+        "run.ranks=2",
+    ]
     settings += ["train.checkpoint_every=0", "encoder.dropout=0.1"]
     maskmill("prepare", "demo", *settings)
     settings += teacher_settings(settings, tmp_path / "teacher")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Config = Mapping[str, Any]
 """The fields of a config.json."""
 
+POSITIONS = "encoder.embeddings.position.weight"
 UNCHECKED = ("dropout", "attention_dropout", "initializer_range")
 """Settings of training, in which a run may differ from the model that it starts from."""
 
@@ -89,6 +90,9 @@ class Family:
     """Names in files that are no parameters."""
     legacy: Mapping[str, str] = field(default_factory=dict)
     """Parts of names in older files -> what they are now."""
+    segment_table: str = ""
+    """Their table of segments. One of a single row adds the same to every token: it is written, as zeros, where an
+    encoder has no segments, and what is read of it goes into the table of positions."""
     model_inputs: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")
     """What its tokenizer returns and its forward takes."""
     folder: str = ""
@@ -165,6 +169,8 @@ class Family:
                     remedy="such settings of the encoder cannot be exported to this class",
                 ) from None
             tensors[theirs] = weight.to(tensor, config)
+        if self.segment_table and POSITIONS in state and self.segment_table not in tensors:
+            tensors[self.segment_table] = state[POSITIONS].new_zeros(1, state[POSITIONS].shape[1])
         return tensors
 
     def from_hugging_face(
@@ -175,7 +181,10 @@ class Family:
 
         Raises UserError for a tensor without a place and for tied copies that differ."""
         state, unknown = {}, []
-        for theirs, tensor in self._sources(stored, where).items():
+        sources = self._sources(stored, where)
+        segments = sources.get(self.segment_table)
+        folded = sources.pop(self.segment_table) if segments is not None and len(segments) == 1 else None
+        for theirs, tensor in sources.items():
             try:
                 ours, weight = self._back(theirs)
             except KeyError:
@@ -188,6 +197,8 @@ class Family:
                 where=where,
                 expected=f"those of {self.export_class}",
             )
+        if folded is not None:
+            state[POSITIONS] = state[POSITIONS] + folded.float()
         return state
 
     def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":

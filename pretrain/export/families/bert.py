@@ -8,6 +8,15 @@ ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu"}
 """Our activation -> `hidden_act`. Of the tanh forms this is the one that calls the same kernel as ours."""
 READABLE_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
 
+
+def _rows(segments: int) -> int:
+    return segments or 1  # transformers cannot do without a table
+
+
+def _segments(rows: int) -> int:
+    return 0 if rows == 1 else rows  # one row tells nothing apart
+
+
 FIELDS: dict[str, str | Field] = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -15,6 +24,7 @@ FIELDS: dict[str, str | Field] = {
     "intermediate": "intermediate_size",
     "activation": Field("hidden_act", ACTIVATIONS.__getitem__, READABLE_ACTIVATIONS.get),
     "max_positions": "max_position_embeddings",
+    "segments": Field("type_vocab_size", _rows, _segments),
     "layer_norm_eps": "layer_norm_eps",
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
@@ -51,12 +61,13 @@ BERT_FOR_PRETRAINING = Family(
     names=NAMES,
     heads={"mlm": Head("prediction_logits"), "nsp": Head("seq_relationship_logits", per_token=False)},
     fields=FIELDS,
-    fixed={"type_vocab_size": 2, "tie_word_embeddings": True},
-    defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-12},
+    fixed={"tie_word_embeddings": True},
+    defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2},
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
+    segment_table="bert.embeddings.token_type_embeddings.weight",
     buffers=("bert.embeddings.position_ids", "bert.embeddings.token_type_ids"),
     legacy={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     tags=("bert", "masked-lm"),

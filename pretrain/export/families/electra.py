@@ -54,6 +54,7 @@ ELECTRA_FOR_PRETRAINING = ElectraDiscriminator(
     fields={**BERT_FOR_PRETRAINING.fields, "embedding_size": "embedding_size"},
     fixed=BERT_FOR_PRETRAINING.fixed,
     defaults=BERT_FOR_PRETRAINING.defaults,
+    segment_table="electra.embeddings.token_type_embeddings.weight",
     buffers=("electra.embeddings.position_ids", "electra.embeddings.token_type_ids"),
     legacy=BERT_FOR_PRETRAINING.legacy,
     pipeline="",

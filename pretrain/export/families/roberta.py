@@ -1,0 +1,97 @@
+"""Describe RoBERTa and XLM-R as transformers has them: positions are numbered behind the id of <pad>."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.settings import RunConfig
+from pretrain.export.families.base import Config, Family, Head, Weight
+from pretrain.export.families.bert import FIELDS, NAMES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pretrain.model.batch import MicroBatch
+
+
+def rows_before(config: Config) -> int:
+    """Count the rows of the position table that no token of a text has: the first token is number pad + 1."""
+    return int(config.get("pad_token_id", 1)) + 1
+
+
+def with_rows_before(position: "Tensor", config: Config) -> "Tensor":
+    """Put rows of zeros before our table of positions: (positions, H) -> (rows before + positions, H)."""
+    before = rows_before(config)
+    table = position.new_zeros(before + position.shape[0], position.shape[1])
+    table[before:] = position
+    return table
+
+
+def without_rows_before(position: "Tensor", config: Config) -> "Tensor":
+    """Take off the rows that `with_rows_before` puts there."""
+    return position[rows_before(config) :].clone()
+
+
+class Roberta(Family):
+    """A family of which `max_position_embeddings` counts the rows before the first token's as well."""
+
+    def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
+        """The fields of config.json, but for those that name class and dtype."""
+        fields = super().config(run, vocabulary)
+        return fields | {"max_position_embeddings": fields["max_position_embeddings"] + rows_before(fields)}
+
+    def settings(self, config: Config) -> dict[str, Any]:
+        """The encoder settings that a config.json states, by name; None for what it lacks or we do not have."""
+        found = super().settings(config)
+        return found | {"max_positions": (found["max_positions"] or 0) - rows_before(config)}
+
+    def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":
+        """What transformers' forward takes for a packed batch. It takes positions as well where a token is <pad>, which
+        random replacement makes of some: transformers would not count it."""
+        inputs = super().inputs(batch, pad)
+        if (batch.input_ids == pad).any():
+            mask = inputs["attention_mask"]
+            inputs["position_ids"] = mask.cumsum(1) * mask + pad
+        return inputs
+
+
+ROBERTA_FOR_MASKED_LM = Roberta(
+    export_class="RobertaForMaskedLM",
+    model_type="roberta",
+    prefix="roberta",
+    what="An encoder of the BERT family with a masked-language-model head, trained as RoBERTa: without sentence pairs"
+    " and segments. It has no pooler: `AutoModel` starts one at random, which fine-tuning has to train.",
+    names={
+        **{
+            ours: theirs.replace("bert.", "roberta.", 1)
+            for ours, theirs in NAMES.items()
+            if "head" not in ours
+        },
+        "encoder.embeddings.position": Weight(
+            "roberta.embeddings.position_embeddings", with_rows_before, without_rows_before
+        ),
+        "mlm_head.dense": "lm_head.dense",
+        "mlm_head.norm": "lm_head.layer_norm",
+        "mlm_head": "lm_head",  # its bias, one number a word
+        "nsp_head.pooler": "roberta.pooler.dense",
+    },
+    heads={"mlm": Head("logits")},
+    fields=FIELDS,
+    fixed={"tie_word_embeddings": True},
+    defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2},
+    special_ids={"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"},
+    tied={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    buffers=("roberta.embeddings.position_ids", "roberta.embeddings.token_type_ids"),
+    segment_table="roberta.embeddings.token_type_embeddings.weight",
+    model_inputs=("input_ids", "attention_mask"),
+    tags=("roberta", "masked-lm"),
+)
+XLM_ROBERTA_FOR_MASKED_LM = replace(
+    ROBERTA_FOR_MASKED_LM,
+    export_class="XLMRobertaForMaskedLM",
+    model_type="xlm-roberta",
+    tags=("xlm-roberta", "masked-lm"),
+)
