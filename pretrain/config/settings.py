@@ -199,8 +199,9 @@ class DistillationSettings:
 class ObjectiveSettings:
     name: str = "bert"
     """bert (masked tokens and labels of pairs), mlm (masked tokens of single streams), causal (every next token, from
-    left to right; data.masking=none), electra (replaced tokens, which a generator puts in place of masked ones) or
-    distilbert (half the layers of a teacher, and its predictions)."""
+    left to right; data.masking=none), electra (replaced tokens, which a generator puts in place of masked ones),
+    distilbert (half the layers of a teacher, and its predictions), roberta or xlmr (mlm without segments, of byte-level
+    BPE or unigram tokens)."""
     electra: ElectraSettings = field(default_factory=ElectraSettings)
     distilbert: DistillationSettings = field(default_factory=DistillationSettings)
 
