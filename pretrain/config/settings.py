@@ -199,11 +199,13 @@ class DistillationSettings:
 class ObjectiveSettings:
     name: str = "bert"
     """bert (masked tokens and labels of pairs), mlm (masked tokens of single streams), causal (every next token, from
-    left to right; data.masking=none), electra (replaced tokens, which a generator puts in place of masked ones),
-    distilbert (half the layers of a teacher, and its predictions), roberta or xlmr (mlm without segments, of byte-level
-    BPE or unigram tokens)."""
+    left to right; data.masking=none), spanbert (mlm of spans, and each token from its span's boundaries), electra
+    (replaced tokens, which a generator puts in place of masked ones), distilbert (half the layers of a teacher, and its
+    predictions), distilroberta (the same of a RoBERTa), roberta or xlmr (mlm without segments, of byte-level BPE or
+    unigram tokens)."""
     electra: ElectraSettings = field(default_factory=ElectraSettings)
     distilbert: DistillationSettings = field(default_factory=DistillationSettings)
+    distilroberta: DistillationSettings = field(default_factory=DistillationSettings)
 
     # A member of the registry with settings of its own has a field of its name here: a dataclass, so that they are
     # objective.NAME.KEY in recipes, on the command line, in `maskmill settings` and in the run's identity.

@@ -57,6 +57,11 @@ OBJECTIVES = {
         _ROBERTAS,
         needs={"vocabulary.kind": ("bpe",), **_ROBERTA_NEEDS},
     ),
+    "distilroberta": Registered(
+        "pretrain.objectives.distilroberta:DistilRoberta",
+        SINGLES + PAIRS,
+        needs={"vocabulary.kind": ("bpe",), **_ROBERTA_NEEDS},
+    ),
     "xlmr": Registered(
         "pretrain.objectives.roberta:XlmR",
         _ROBERTAS,

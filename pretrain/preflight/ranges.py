@@ -36,6 +36,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+DISTILLED = ("distilbert", "distilroberta")
+"""Objectives with DistillationSettings."""
+
 RANGES: dict[str, tuple[float, float]] = {
     "vocabulary.size": (16, 2**31),
     "vocabulary.min_frequency": (0, math.inf),
@@ -95,10 +98,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "encoder.initializer_range": (0, 10),
     "objective.electra.generator_share": (0.001, 1),
     "objective.electra.discriminator_weight": (0, math.inf),
-    "objective.distilbert.temperature": (0.01, 1000),
-    "objective.distilbert.soft_weight": (0, math.inf),
-    "objective.distilbert.mlm_weight": (0, math.inf),
-    "objective.distilbert.cos_weight": (0, math.inf),
+    **{f"objective.{name}.temperature": (0.01, 1000) for name in DISTILLED},
+    **{
+        f"objective.{name}.{term}_weight": (0, math.inf)
+        for name in DISTILLED
+        for term in ("soft", "mlm", "cos")
+    },
     "monitor.trust_ratios_every": (0, math.inf),
     "monitor.alert_every": (0, math.inf),
     "monitor.peak_tflops": (0, math.inf),

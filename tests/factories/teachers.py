@@ -13,6 +13,7 @@ from data_pipeline.shards.index import TOKENIZER, Index
 from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import load
@@ -58,11 +59,12 @@ def bert_folder(encoder: tuple[object, ...], vocabulary_size: int) -> Path:
     return folder
 
 
-def write_bert(folder: Path, run: RunConfig, vocabulary: VocabularyStamp) -> None:
-    """Write config.json and weights of a fresh BERT to the folder."""
-    family = BERT_FOR_PRETRAINING
+def write_bert(
+    folder: Path, run: RunConfig, vocabulary: VocabularyStamp, family: Family = BERT_FOR_PRETRAINING
+) -> None:
+    """Write config.json and weights of a fresh model of `run` to the folder, as one of `family`."""
     fields = family.config(run, vocabulary)
-    described = {**fields, "model_type": "bert", "architectures": [family.export_class]}
+    described = {**fields, "model_type": family.model_type, "architectures": [family.export_class]}
     (folder / "config.json").write_text(json.dumps(described))
     model = load(run).fresh_model(vocabulary)
     state = without_padding(model, {name: p.detach() for name, p in model.named_parameters()})

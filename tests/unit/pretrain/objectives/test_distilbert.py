@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.base import Model
 from pretrain.objectives.distilbert import kept_layers
@@ -106,6 +107,20 @@ def test_a_student_with_all_layers_is_its_teacher() -> None:
     assert terms["cos"].sum.item() == pytest.approx(0, abs=1e-12)
     assert "encoder.embeddings.segment.weight" not in dict(student.named_parameters())
     assert teacher_of(student).encoder.embeddings.segment is not None
+
+
+def test_a_roberta_teaches_distilroberta(tmp_path: Path) -> None:
+    stamp = STAMP._replace(cls=0, pad=1, sep=2, unk=3)
+    write_bert(tmp_path, config_of("roberta", taught_by(TINY)), stamp, ROBERTA_FOR_MASKED_LM)
+    config = config_of("distilroberta", TINY)
+    config.objective.distilroberta.teacher = str(tmp_path)
+    check_teacher(config, Words())  # type: ignore[arg-type]
+    config.encoder.layers = 3
+    student = load(config).fresh_model(stamp).double()
+    terms, _ = student(BATCH)
+    assert terms["soft"].sum.item() == pytest.approx(0, abs=1e-12)
+    assert terms["mlm"].sum.item() > 1
+    assert load(config).families == ("RobertaForMaskedLM",)
 
 
 def test_the_student_starts_from_the_first_and_the_last_layer() -> None:
