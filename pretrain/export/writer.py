@@ -86,11 +86,17 @@ def write_config(family: Family, fields: Config, folder: Path) -> None:
 
 
 def write_weights(model: Model, family: Family, fields: Config, folder: Path) -> None:
-    """Write model.safetensors: float32, Hugging Face names, tied tensors once, no vocabulary padding."""
+    """Write model.safetensors, and heads without a place in it to files beside it: float32, Hugging Face names, tied
+    tensors once, no vocabulary padding."""
     state = without_padding(model, {n: p.detach().float() for n, p in model.named_parameters()})
-    tensors = {name: t.contiguous() for name, t in family.to_hugging_face(state, fields).items()}
+    files = {"model.safetensors": family.to_hugging_face(state, fields)}
+    for file, head in family.beside.items():
+        if own := {name: tensor for name, tensor in state.items() if name.startswith(head)}:
+            files[file] = own
     try:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        for file, tensors in files.items():
+            whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(whole, folder / file, metadata={"format": "pt"})
     except SafetensorError as error:  # its word for a full disk
         number = re.search(r"os error (\d+)", str(error))
         if number is None:

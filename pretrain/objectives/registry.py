@@ -52,6 +52,7 @@ OBJECTIVES = {
         SINGLES + PAIRS,
         needs={"encoder.segments": (0,), "encoder.layer_norm_eps": (1e-12,)},
     ),
+    "spanbert": Registered("pretrain.objectives.spanbert:SpanBert", SINGLES),
     "roberta": Registered(
         "pretrain.objectives.roberta:Roberta",
         _ROBERTAS,

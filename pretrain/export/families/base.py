@@ -83,6 +83,9 @@ class Family:
     """Fields with a special id -> its role in a vocabulary."""
     left_out: tuple[str, ...] = ()
     """Beginnings of our names that this folder does not hold: heads without a place in it, another folder's part."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Files beside the model, for heads that its class has no place for -> the beginning of our names of such a head,
+    under which the file holds it."""
     tied: Mapping[str, str] = field(default_factory=dict)
     """Copies -> the tensors they are copies of. Copies are read and compared, never written: with both present and
     different, transformers leaves them untied without a warning."""
@@ -157,7 +160,7 @@ class Family:
         that is left out. `config`: the folder's. Raises UserError for a parameter without a place."""
         tensors = {}
         for ours, tensor in state.items():
-            if ours.startswith(self.left_out):
+            if ours.startswith((*self.left_out, *self.beside.values())):
                 continue
             try:
                 theirs, weight = self._to(ours)

@@ -78,4 +78,5 @@ BERT_FOR_MASKED_LM = replace(
     what="An encoder of the BERT family with a masked-language-model head. It was trained without sentence pairs, so it"
     " has no pooler: `AutoModel` starts one at random, which fine-tuning has to train.",
     heads={"mlm": Head("logits")},
+    beside={"span_boundary_head.safetensors": "sbo_head."},
 )

@@ -3,6 +3,7 @@
 Only safetensors is read: loading it runs no code.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -13,10 +14,10 @@ from data_pipeline.errors import UserError
 from pretrain.export.families.registry import weight_files
 
 
-def stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all weight files of the folder. Raises UserError where it has none, or a damaged one."""
+def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> dict[str, Tensor]:
+    """Read all weight files of the folder, or `paths` in it. Raises UserError where it has none, or a damaged one."""
     stored: dict[str, Tensor] = {}
-    for path in weight_files(folder):
+    for path in paths or weight_files(folder):
         try:
             stored |= load_file(path)
         except SafetensorError as error:
