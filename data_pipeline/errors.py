@@ -1,11 +1,11 @@
-"""Define the exception for every mistake of the user: the command line prints it as one line and exits with code 2."""
+"""Define the exceptions for user errors: the command line prints one as a single line and exits with code 2."""
 
 from collections.abc import Sequence
 
 from data_pipeline.io.redact import redact
 
 MAX_CHARACTERS = 2000
-"""Of what is wrong: other packages quote a damaged file at any length."""
+"""Longest message kept: other packages may quote a damaged file at any length."""
 
 
 class UserError(Exception):
@@ -27,12 +27,12 @@ class UserError(Exception):
 
 
 class DamagedError(UserError):
-    """A part of the shards is missing, or is not what was written: a reader may be set to skip it. What
-    cannot be read for another reason (no permission, no network) is not of this kind."""
+    """A part of the shards is missing or corrupted; a reader may be set to skip it. Failures to read for other
+    reasons (no permission, no network) do not raise it."""
 
 
 class SeveralErrors(UserError):
-    """Several mistakes at once, a line each below a first line that counts them."""
+    """Several errors at once, one per line below a first line that counts them."""
 
     def __init__(self, errors: Sequence[UserError], where: object = "") -> None:
         self.errors = tuple(errors)
@@ -44,7 +44,7 @@ class SeveralErrors(UserError):
 
 
 def one_error(errors: Sequence[UserError], where: str) -> UserError:
-    """Make one exception of some: a line for one, said of `where` if it does not say where, or a list of all."""
+    """Combine `errors` into one: a single one is returned as is, with `where` if it has none; several as a list."""
     if len(errors) > 1:
         return SeveralErrors(errors, where)
     only = errors[0]

@@ -2,12 +2,12 @@
 
     discover -> read, per part of a source -> plan -> gather, per range of keys -> write, per shard -> finish
 
-Where repetitions are dropped, two stages come before `read`: fingerprint, per part; repeats, per range of hashes.
+With duplicates dropped, two stages come before `read`: fingerprint, per part; repeats, per range of hashes.
 
-Unfinished work is in the workspace's folders, each file under its final name only when whole; a killed run finds there
-what is done. A stage is a list of tasks that follows from these folders alone: one process may do all stages
-(`prepare`), or many processes a share of one stage each (`prepare_share`). Nothing depends on the number of workers:
-the parts to read follow from the sources, pools and shards from the documents' keys and lengths.
+Unfinished work is kept in the workspace's folders. A file gets its final name only when complete, so a killed run
+resumes from there. A stage is a list of tasks derived from these folders alone: one process may do all stages
+(`prepare`), or many processes may each do a share of one stage (`prepare_share`). The result does not depend on the
+number of workers: the parts to read follow from the sources, pools and shards from the documents' keys and lengths.
 """
 
 import time
@@ -38,14 +38,14 @@ from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 DISCOVER, FINISH = "discover", "finish"
 
 NAMES = (DISCOVER, *(stage.name for stage in STAGES), FINISH)
-"""What `prepare_share` can be asked for, in this order."""
+"""The stages that `prepare_share` accepts, in order."""
 
 
 def prepare(settings: DataSettings, show: ShowProgress) -> tuple[Index, bool]:
-    """Makes the shards that `settings` describe; returns their index, and False where they were there already.
+    """Make the shards that `settings` describe; return their index, and False if they already existed.
 
-    Raises UserError for sources, a vocabulary or settings that cannot be used, and for a folder that holds other
-    data; what was there before stays."""
+    Raises UserError for unusable sources, vocabulary or settings, and for a folder that holds other data, which is
+    left untouched."""
     started = time.monotonic()
     vocabulary = _checked(settings)
     if index := _existing(settings, vocabulary):
@@ -62,8 +62,8 @@ def prepare(settings: DataSettings, show: ShowProgress) -> tuple[Index, bool]:
 
 
 def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: Share = ALL) -> str:
-    """Does a share of one stage, beside other processes that do other shares; returns what to say about it.
-    Raises UserError, as `prepare` does, and where tasks of an earlier stage are missing."""
+    """Do a share of one stage while other processes do the other shares; return a message about the outcome.
+    Raises UserError as `prepare` does, and if tasks of an earlier stage are missing."""
     started = time.monotonic()
     if name not in NAMES:
         raise UserError(f"unknown {name!r}", where="--stage", expected=", ".join(NAMES))
@@ -72,7 +72,7 @@ def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: 
             "exact mode is one process", where="--stage", remedy="leave it out, or data.mode=fast"
         )
     vocabulary = _checked(settings)
-    looks = name == DISCOVER  # at the sources: once, not by each of many tasks
+    looks = name == DISCOVER  # check the sources once, not in each of many tasks
     if _existing(settings, vocabulary, with_sources=looks):
         return f"already prepared: {settings.out}"
     workspace = open_workspace(settings, vocabulary, together=True, afresh=looks)
@@ -97,12 +97,12 @@ def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: 
 
 
 def stages_of(settings: DataSettings) -> list[str]:
-    """The stages after discover that have something to do with these settings."""
+    """Return the names of the stages after discover that these settings need."""
     return [name for name in NAMES[1:] if kinds(settings) or name not in ("fingerprint", "repeats")]
 
 
 def _do(stage: Stage, workspace: Workspace, workers: Workers, show: ShowProgress, share: Share = ALL) -> int:
-    """Does the share of the stage; returns how many tasks that are."""
+    """Do the share of the stage; return its number of tasks."""
     tasks = stage.tasks(workspace)
     if not tasks:
         return 0
@@ -126,7 +126,7 @@ def _checked(settings: DataSettings) -> Vocabulary:
 
 
 def _exact(workspace: Workspace, show: ShowProgress) -> list[tuple[str, dict[str, Any]]]:
-    """One process, one pass after the other, in the order of google-research/bert's script."""
+    """Write the shards in one process, pass by pass, in the order of google-research/bert's script."""
     settings = workspace.settings
     written: list[tuple[str, dict[str, Any]]] = []
     blocks = exact_examples(workspace.parts, workspace.vocabulary, settings, workspace.work)
@@ -155,13 +155,11 @@ def _finish_stages(workspace: Workspace, started: float) -> Index:
 def _finish(
     workspace: Workspace, written: list[tuple[str, dict[str, Any]]], reading: dict[str, Any], started: float
 ) -> Index:
-    """Moves the shards to their place and, last of all, writes the index. `written`: split and result of each."""
+    """Move the shards to their place, then write the index last. `written`: split and result of each shard."""
     settings, out = workspace.settings, workspace.settings.out
     if not workspace.deliver_to:
         for path in sorted(workspace.shards.glob("[!.]*")):
-            with suppress(
-                FileNotFoundError
-            ):  # a second process that finishes the same preparation was faster
+            with suppress(FileNotFoundError):  # another process finishing the same preparation was faster
                 path.replace(Path(out) / path.name)
     made = {name: [result for split, result in written if split == name] for name in (TRAIN, HELD_OUT)}
     statistics: dict[str, Any] = {"reading": reading}
@@ -184,7 +182,7 @@ def _finish(
 
 
 def _existing(settings: DataSettings, vocabulary: Vocabulary, *, with_sources: bool = True) -> Index | None:
-    """The index that is there, if there is one. Raises UserError unless it is of these very settings and sources."""
+    """Return the existing index, or None. Raises UserError unless it was made from these settings and sources."""
     out = settings.out
     if not exists(join(out, INDEX)):
         return None

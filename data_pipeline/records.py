@@ -1,7 +1,7 @@
-"""Define the record types that the stages of the data pipeline exchange; nothing else passes between them.
+"""Define the record types that the stages of the data pipeline exchange; they exchange nothing else.
 
-Columns instead of objects: one ragged array holds thousands of examples, so that the stages after
-tokenization are arithmetic over flat arrays. Compiled code, and numba with it, is imported only where it is called.
+Data is held in columns, not objects: one ragged array holds thousands of examples, so the stages after tokenization
+are arithmetic over flat arrays. Compiled code, and numba with it, is imported only where it is called.
 
     Document -> Sentences -> Corpus (token ids) -> Segments (pairs or streams) -> Examples (masked)
 """
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from data_pipeline.io.npy import offsets_of
 
 NO_LABEL = -1
-"""Label of an example that has no second segment to judge."""
+"""Label of an example without a second segment."""
 
 ShowProgress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""stage(name, total) gives a context whose value is called with how many more are done: how progress is shown."""
+"""Shows progress: stage(name, total) gives a context whose value is called with the number of newly finished items."""
 
 
 def _no_sources() -> NDArray[np.uint16]:
@@ -32,9 +32,9 @@ class Document(NamedTuple):
     """A text with a stable name: its path relative to the source root plus its record number or id field."""
 
     id: str
-    text: str  # all of it, or, of a document too long to be held, its first passage
-    source: int = 0  # number in data.sources: decides language and weight
-    more: Iterable[str] = ()  # the passages that follow: read once, before the next document is asked for
+    text: str  # the whole text, or the first passage of a document too long for memory
+    source: int = 0  # index in data.sources: sets language and weight
+    more: Iterable[str] = ()  # the passages that follow: read once, before the next document is requested
 
     @property
     def passages(self) -> Iterator[str]:
@@ -43,7 +43,7 @@ class Document(NamedTuple):
 
 
 class Sentences(NamedTuple):
-    """A document cut into sentences, in order; none is empty. They are read once, as they are found."""
+    """A document split into non-empty sentences, in order. The iterable can be read only once."""
 
     id: str
     sentences: Iterable[str]
@@ -53,27 +53,27 @@ class Sentences(NamedTuple):
 @dataclass(frozen=True)
 class Corpus:
     """Tokenized documents. Sentence s holds tokens[sentence_starts[s]:sentence_starts[s + 1]];
-    document d holds sentences document_starts[d]:document_starts[d + 1]. No sentence, no document is empty."""
+    document d holds sentences document_starts[d]:document_starts[d + 1]. No sentence or document is empty."""
 
     tokens: NDArray[np.unsignedinteger]  # uint16 or uint32, flat, without special tokens
     sentence_starts: NDArray[np.int64]  # sentences + 1
     document_starts: NDArray[np.int64]  # documents + 1
     keys: NDArray[np.uint64]  # hash of each document's id: orders documents and keys their random draws
-    sources: NDArray[np.uint16]  # number in data.sources of each document
+    sources: NDArray[np.uint16]  # index in data.sources of each document
 
     def __len__(self) -> int:
         return len(self.keys)
 
 
 class Column(NamedTuple):
-    """What is known of one column of examples, wherever it travels: in memory, in a block, in a window, in a batch."""
+    """Schema of one column of examples, valid in memory, in a block, in a window and in a batch."""
 
     types: tuple[str, ...]
-    """Types on disk, the narrowest first; with one, that is the type in memory too, but for offsets: 64 bits."""
+    """Types on disk, narrowest first. A single type is also the type in memory, except for offsets: 64 bits."""
     rows: str = ""
-    """The column of offsets that cuts it into one row an example; empty: it has one entry an example."""
+    """The offsets column that cuts it into one row per example; empty: one entry per example."""
     required: bool = True
-    """Else index.json lists it where the shards have it, with the number of its values: each is below that."""
+    """An optional column is listed in index.json if the shards have it, with an exclusive upper bound of its values."""
 
 
 _IDS, _OFFSETS, _TOKEN, _MASK = ("<u2", "<u4"), ("<u4",), "offsets", "masked_offsets"
@@ -88,8 +88,8 @@ COLUMNS = {
     "masked_offsets": Column(_OFFSETS),
     "segment_ids": Column(("|u1",), _TOKEN, required=False),
 }
-"""The columns of Examples by name, in the order in which blocks hold them. A further one is a line here and a field of
-Examples; of Segments too, if sequences bring it with them. Offsets have an entry more than there are examples."""
+"""The columns of Examples by name, in the order in which blocks hold them. To add one, add a line here and a field to
+Examples, and to Segments if the sequence builders produce it. Offsets have one entry more than there are examples."""
 OFFSETS = tuple(dict.fromkeys(column.rows for column in COLUMNS.values() if column.rows))
 REQUIRED = tuple(name for name, column in COLUMNS.items() if column.required)
 
@@ -104,7 +104,7 @@ class Segments:
     first_lengths: NDArray[np.uint16]  # tokens of segment 0: [CLS], A and the first [SEP]; or all of them
     labels: NDArray[np.int8]  # 1: B does not follow A, 0: it does, -1: no second segment
     keys: NDArray[np.uint64]  # keys of the draws that corrupt each sequence: unique, whatever the batching
-    first_sources: NDArray[np.uint16] = field(default_factory=_no_sources)  # number in data.sources of the
+    first_sources: NDArray[np.uint16] = field(default_factory=_no_sources)  # index in data.sources of the
     last_sources: NDArray[np.uint16] = field(
         default_factory=_no_sources
     )  # documents of A and B; empty: unknown
@@ -116,7 +116,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Examples:
-    """Masked sequences. Writing masked_ids at masked_positions of `tokens` gives the original text back.
+    """Masked sequences. Writing masked_ids at masked_positions of `tokens` restores the original text.
     Example i holds tokens[offsets[i]:offsets[i + 1]] and
     masked_positions[masked_offsets[i]:masked_offsets[i + 1]]."""
 
@@ -131,13 +131,13 @@ class Examples:
 
     @classmethod
     def of(cls, segments: Segments, **corrupted: NDArray) -> "Examples":
-        """Make the examples of `segments`: the columns that these share, with those that corruption made."""
+        """Make the examples of `segments`: the columns both types share, plus the `corrupted` ones."""
         kept = {name: getattr(segments, name) for name in COLUMNS if hasattr(segments, name)}
         return cls(**{**kept, **corrupted})
 
     @classmethod
     def blank(cls, count: int, further: Iterable[str] = ()) -> "Examples":
-        """Make `count` examples without a token, with the required columns and `further` ones."""
+        """Make `count` examples without tokens, with the required columns and the `further` ones."""
         columns = {}
         for name in (*REQUIRED, *further):
             sizes = (
@@ -153,7 +153,7 @@ class Examples:
 
     @property
     def columns(self) -> dict[str, NDArray]:
-        """The columns that there are, by name, in the order of COLUMNS."""
+        """The columns that are not None, by name, in the order of COLUMNS."""
         return {name: found for name in COLUMNS if (found := getattr(self, name)) is not None}
 
     @property
@@ -162,7 +162,7 @@ class Examples:
         return np.diff(self.offsets)
 
     def take(self, order: NDArray[np.integer]) -> "Examples":
-        """The examples numbered by `order`, in that order."""
+        """Return the examples with the indices `order`, in that order."""
         from data_pipeline.compiled.ragged import take_ragged
 
         taken: dict[str, NDArray] = {}
@@ -182,7 +182,7 @@ class Examples:
 
 
 def concatenate(parts: list[Examples]) -> Examples:
-    """All examples of `parts`, which have the same columns, in order."""
+    """Concatenate the examples of `parts`, which have the same columns, in order."""
     joined: dict[str, Any] = {}
     for name in parts[0].columns:
         found = [getattr(part, name) for part in parts]

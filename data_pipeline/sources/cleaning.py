@@ -1,14 +1,14 @@
-"""Clean raw bytes or text, counting every change.
+"""Clean raw bytes or text and count every change.
 
 The rules, in this order:
 
 1. Bytes are UTF-8. Each invalid sequence becomes one U+FFFD (the codec's `replace` rule), and so does each lone
-   surrogate that a JSON escape made. Text in UTF-16 or UTF-32 is refused.
-2. CR LF becomes LF; a CR of its own becomes a space.
-3. NUL and the other control characters (Unicode category Cc, but for tab and line feed) are removed.
+   surrogate from a JSON escape. Text in UTF-16 or UTF-32 is refused.
+2. CR LF becomes LF; a lone CR becomes a space.
+3. NUL and the other control characters (Unicode category Cc, except tab and line feed) are removed.
 
-A byte-order mark is dropped where a file begins. Everything else is left to the tokenizer. Rules 2 and 3 do to
-these characters what BERT's own `clean_text` does, so they change no token id.
+A byte-order mark at the start of a file is dropped. Everything else is left to the tokenizer. Rules 2 and 3 do the
+same as BERT's own `clean_text`, so they change no token id.
 """
 
 import codecs
@@ -20,7 +20,7 @@ from data_pipeline.sources.read_counts import Counts
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
-"""What separates the paragraphs of a document."""
+"""Separates the paragraphs of a document."""
 
 _BLOCK = 1 << 22
 _C0 = bytes(c for c in (*range(0x20), 0x7F) if c not in b"\t\n")
@@ -32,7 +32,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def decode(raw: bytes, counts: Counts) -> str:
-    """`raw` as text by rule 1."""
+    """Decode `raw` by rule 1."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -42,11 +42,11 @@ def decode(raw: bytes, counts: Counts) -> str:
 
 
 def decoded(pieces: Iterable[bytes], counts: Counts) -> Iterator[str]:
-    """A text that comes in pieces, cut anywhere, by rule 1."""
+    """Decode a text in pieces, cut anywhere, by rule 1."""
     rest = b""
     for piece in pieces:
         raw = rest + piece
-        text, used = codecs.utf_8_decode(raw, "replace", False)  # a character cut in two waits for its end
+        text, used = codecs.utf_8_decode(raw, "replace", False)  # keeps a character cut in two
         if "\ufffd" in text:
             counts.invalid_characters += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd", 0, used)
         rest = raw[used:]
@@ -56,7 +56,7 @@ def decoded(pieces: Iterable[bytes], counts: Counts) -> Iterator[str]:
 
 
 def clean(text: str, counts: Counts) -> str:
-    """`text` by the rules above: itself, without a copy, if it needs no change."""
+    """Clean `text` by the rules above; return it without a copy if nothing changes."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", " ")
     if not (_is_dirty(text) if len(text) <= _BLOCK else any(map(_is_dirty, _blocks(text)))):
@@ -69,7 +69,7 @@ def clean(text: str, counts: Counts) -> str:
 
 
 def cleaned(pieces: Iterable[str], counts: Counts) -> Iterator[str]:
-    """A text that comes in pieces, cut anywhere, as `clean` would make it."""
+    """Clean a text in pieces, cut anywhere, with the same result as `clean`."""
     rest = ""
     for piece in pieces:
         text = rest + piece
@@ -80,17 +80,17 @@ def cleaned(pieces: Iterable[str], counts: Counts) -> Iterator[str]:
 
 
 def utf8_size(text: str) -> int:
-    """Bytes of `text` as UTF-8."""
+    """Return the size of `text` in UTF-8, in bytes."""
     return len(text) if text.isascii() else sum(len(block.encode("utf-8")) for block in _blocks(text))
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """`text` in blocks, so that a huge document is not held twice."""
+    """Cut `text` into blocks, so that a huge document is not held twice."""
     return (text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK))
 
 
 def _is_dirty(block: str) -> bool:
-    """Whether `block` holds something to remove or replace: one encoding and two scans, far faster than _CONTROL."""
+    """Return whether `block` needs cleaning: one encoding and two scans, far faster than _CONTROL."""
     if block.isascii():
         return len(block.encode("ascii").translate(None, _C0)) < len(block)
     try:
@@ -101,8 +101,8 @@ def _is_dirty(block: str) -> bool:
 
 
 def check_encoding(head: bytes, where: str) -> None:
-    """Refuses a file that begins with `head` if that is UTF-16 or UTF-32: by its mark, or by its NULs, which
-    in Western text fill two or three places of every four and leave the others clear."""
+    """Raise UserError if `head`, the start of a file, is UTF-16 or UTF-32: detected by its byte-order mark, or by its
+    NULs, which in Western text fill two or three of every four byte positions and none of the others."""
     marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff"))
     shares = sorted(head[place::4].count(0) * 4 / max(len(head), 1) for place in range(4))
     if marked or (len(head) >= 16 and shares[0] < 0.1 and shares[2] > 0.8 and not 0.1 < shares[1] < 0.8):

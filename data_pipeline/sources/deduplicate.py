@@ -1,14 +1,14 @@
-"""Find documents and paragraphs that repeat earlier ones exactly.
+"""Find and drop documents and paragraphs that repeat earlier ones exactly.
 
     fingerprint    one part of a source -> hashes of its documents and paragraphs, sorted, in runs
     find_repeats   a range of hashes of all parts -> what repeats, part by part
     without_repeats  the documents of one part -> the same without what repeats
 
-Documents are compared by their whole cleaned text, paragraphs by the text between blank lines, both without the white
-space at their ends, by 128-bit BLAKE2b. The first occurrence stays: the one in the earliest part, as `discover` lists
-them, and in this the earliest record. That follows from the sources alone, so that workers change nothing. What
-repeats within a part is found there, so that a hash comes once from each run of a part, however common it is.
-Memory: a run, or a range, at a time.
+Documents are compared by their whole cleaned text, paragraphs by the text between blank lines, both stripped of outer
+white space, by 128-bit BLAKE2b. The first occurrence is kept: the earliest record in the earliest part, as `discover`
+lists them. That follows from the sources alone, so the number of workers changes nothing. Repeats within a run are
+found when it is fingerprinted, so each run of a part contributes a hash only once, however common it is.
+Memory: one run, or one range, at a time.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 
 RUN_ENTRIES = 1 << 21
-"""Hashes that are sorted together: 64 MB."""
+"""Hashes sorted together: 64 MB."""
 RANGE_ENTRIES = 1 << 22
-"""Hashes that are compared together, about."""
+"""Approximate number of hashes compared together."""
 WHOLE = -1
-"""The number of the paragraph in an entry that stands for the whole document."""
+"""Paragraph number of an entry for a whole document."""
 
 _ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u8"), ("paragraph", "<i8")])
 _REPEAT = np.dtype([("part", "<u4"), ("document", "<u8"), ("paragraph", "<i8")])
@@ -47,8 +47,8 @@ _KINDS["both"] = _KINDS["documents"] + _KINDS["paragraphs"]
 
 
 def kinds(settings: DataSettings) -> tuple[bytes, ...]:
-    """What is compared by `settings.duplicates`: b"document", b"paragraph", both or neither. Raises UserError for
-    an unknown word."""
+    """Return what `settings.duplicates` compares: b"document", b"paragraph", both or neither. Raises UserError for an
+    unknown value."""
     if settings.duplicates not in _KINDS:
         raise UserError(
             f"unknown {settings.duplicates!r}", where="data.duplicates", expected=" or ".join(_KINDS)
@@ -57,8 +57,8 @@ def kinds(settings: DataSettings) -> tuple[bytes, ...]:
 
 
 def fingerprint(source: SourceFile, settings: DataSettings, out: str) -> dict[str, Any]:
-    """Writes the sorted hashes of one part into the folder `out`: in each run, the first of equal ones in
-    NUMBER.first.npy and the places of the others in NUMBER.repeats.npy. Returns how many first ones there are."""
+    """Write the sorted hashes of one part into the folder `out`: for each run, the first of equal hashes in
+    NUMBER.first.npy and the positions of the others in NUMBER.repeats.npy. Return the number of first hashes."""
     entries = 0
     with whole_folder(out) as folder:
         for number, run in enumerate(_runs(source, settings)):
@@ -100,8 +100,7 @@ def _runs(source: SourceFile, settings: DataSettings) -> Iterator[NDArray]:
 
 
 class _Fingerprint:
-    """The hash of a text that comes in pieces, without the white space at its ends; `kind` sets documents and
-    paragraphs apart."""
+    """The hash of a text in pieces, without outer white space; `kind` distinguishes documents from paragraphs."""
 
     def __init__(self, kind: bytes) -> None:
         self._hash = hashlib.blake2b(digest_size=16, person=kind)
@@ -116,17 +115,19 @@ class _Fingerprint:
         self._empty = self._empty and not solid
 
     def entry(self, document: int, paragraph: int) -> bytes:
-        """The entry of this text; none, if it is empty."""
+        """Return the entry of this text; b"" if it is empty."""
         return b"" if self._empty else self._hash.digest() + _PLACE.pack(document, paragraph)
 
 
 def paragraphs(passages: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The same text in pieces, each with the number of its paragraph, to which the blank lines after it belong."""
+    """Cut the text into pieces, each with the number of its paragraph, which includes the blank lines after it."""
     number, space = 0, ""
     for passage in passages:
         text = space + passage
         solid, at = len(text.rstrip()), 0
-        for gap in BLANK_LINES.finditer(text, 0, solid):  # white space at the end may go on
+        for gap in BLANK_LINES.finditer(
+            text, 0, solid
+        ):  # white space at the end may continue in the next passage
             yield number, text[at : gap.end()]
             number, at = number + 1, gap.end()
         yield number, text[at:solid]
@@ -139,15 +140,15 @@ def _unparted(document: Document) -> Iterator[tuple[int, str]]:
 
 
 def ranges(entries: int) -> list[tuple[int, int]]:
-    """Ranges (first, last) of the hashes' upper halves in which about RANGE_ENTRIES of so many hashes lie."""
+    """Return ranges (first, last) of the hashes' upper halves, each with about RANGE_ENTRIES of `entries` hashes."""
     count = -(-entries // RANGE_ENTRIES) or 1
     borders = [(n << 64) // count for n in range(count + 1)]
     return [(first, last - 1) for first, last in pairwise(borders)]
 
 
 def find_repeats(folders: list[str], first: int, last: int, out: str) -> dict[str, Any]:
-    """Compares the hashes between `first` and `last` of all parts, whose folders `folders` are in their order, and
-    writes what repeats, sorted by part, into the folder `out`. Returns how much that is."""
+    """Compare the hashes between `first` and `last` of all parts, given by their `folders` in order, and write the
+    repeats, sorted by part, into the folder `out`. Return their number."""
     found, owner_of = [np.empty(0, _ENTRY)], [np.empty(0, np.uint32)]
     for part, folder in enumerate(folders):
         for path in sorted(Path(folder).glob("*.first.npy")):
@@ -172,14 +173,14 @@ def find_repeats(folders: list[str], first: int, last: int, out: str) -> dict[st
 
 @dataclass(frozen=True)
 class Repeats:
-    """Where it is written what repeats in one part."""
+    """The folders that hold the repeats of one part."""
 
     part: int
     fingerprints: str  # the part's folder
     found: tuple[str, ...]  # the folders of all ranges
 
     def places(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Documents, ascending, and paragraphs (or WHOLE) of all that repeats in the part."""
+        """Read the repeats of the part: document numbers, ascending, and paragraph numbers (or WHOLE)."""
         found = [np.empty(0, [("document", "<u8"), ("paragraph", "<i8")])]
         found += [
             np.load(path, allow_pickle=False)
@@ -198,8 +199,8 @@ class Repeats:
 def without_repeats(
     documents: Iterable[Document], repeats: Repeats | None, counts: Counts
 ) -> Iterator[Document]:
-    """The part's documents without those that repeat and without paragraphs that repeat; one of which no paragraph
-    is left goes too. `counts`, to which `read` added them, is put right."""
+    """Yield the part's documents without repeated documents and paragraphs; a document with no paragraph left is
+    dropped too. `counts`, which `read` has updated, is corrected."""
     if repeats is None:
         yield from documents
         return
@@ -222,7 +223,7 @@ def without_repeats(
 
 
 def _kept(document: Document, gone: set[int], counts: Counts) -> Iterator[str]:
-    """The text of the paragraphs that are not `gone`; the others are counted."""
+    """Yield the text of the paragraphs that are not `gone`; count the others."""
     if WHOLE in gone:
         for passage in document.passages:
             _count_away(passage, counts)

@@ -1,20 +1,20 @@
-"""Read documents with stable ids from files, folders, globs and URIs.
+"""Find the parts of the sources (files, folders, globs, URIs) and read documents with stable ids from them.
 
-`discover` lists the parts of the sources in an order that depends on nothing but the files' names; `read` streams the
-documents of one. Formats go by suffix: .txt (.text), .jsonl (.json, .ndjson), .parquet, .arrow, .xml (Wikipedia's
-dumps), each also .gz, .bz2, .xz and .zst. WikiExtractor's files, which have no suffix, are known by their content. A
-folder that Hugging Face `datasets` saved is read as its state.json says, all splits of one that holds several.
+`discover` lists the parts of the sources in an order that depends only on file names; `read` streams the documents
+of one part. The suffix decides the format: .txt (.text), .jsonl (.json, .ndjson), .parquet, .arrow, .xml (Wikipedia
+dumps), each also with .gz, .bz2, .xz and .zst. WikiExtractor files, which have no suffix, are recognised by content. A
+folder saved by Hugging Face `datasets` is read by its state.json; if it holds several splits, all are read.
 
-A document's id is `path:record`. The path is relative to the source's root (of a folder: itself; of a glob: the
-folders before its first wildcard; of a file: its folder), so that neither the working directory nor where the data
-are matters. The record is the id field or, without one, the line on which the document begins, counted from 1 (tables:
-its row), or the page's id where the text is Wikipedia's. Where two sources hold the same relative path, the path in the
-n-th source becomes `#n/path`.
+A document's id is `path:record`. The path is relative to the source's root (the folder itself; for a glob, the
+folders before its first wildcard; for a file, its folder), so that ids depend neither on the working directory nor on
+where the data is. The record is the id field or, without one, the line on which the document begins, counted from 1
+(tables: its row), or the page id for Wikipedia. If two sources hold the same relative path, the path in the n-th
+source becomes `#n/path`.
 
-A document of more than a million bytes is read in passages, so that memory stays small however long it is.
+Documents of more than a million bytes are read in passages, so memory stays small at any length.
 
-Bad text never stops a run: cleaning.py states the rules and what is counted. A record that cannot be read does
-(broken JSON, no text field, a file that is cut off): leaving it out silently would be worse.
+Bad text never stops a run: cleaning.py has the rules and what is counted. An unreadable record does (broken JSON, no
+text field, a truncated file): skipping it silently would be worse.
 """
 
 import os
@@ -37,29 +37,29 @@ from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 
 PART_BYTES = 32 << 20
-"""A plain local file larger than this is shared out among workers in pieces of this size."""
+"""A larger plain local file is split among workers in pieces of this size."""
 STRIPE_BYTES = 16 << 20
-"""A larger compressed file is shared out by records, a part for each so many bytes: every part decompresses all of it,
+"""A larger compressed file is split by records, one part for every STRIPE_BYTES: each part decompresses the whole file,
 at some hundred MB/s, and does the rest of the work, twenty times slower, for its own records only."""
 MAX_STRIPES = 64
-"""Parts that share one file in this way, at most: reading it so often would take longer than the rest."""
+"""Maximum number of such parts per file: with more, decompression would take longer than the rest."""
 MAX_SOURCES = 1 << 16
 BATCH_BYTES = 1 << 20
 LINE_FEED = 10
 
 
 def discover(settings: DataSettings, run: Callable[..., Iterable[Any]] = map) -> list[SourceFile]:
-    """All parts of `settings.sources`: sources in the order given, files by name, those of a file from front to back.
+    """List all parts of `settings.sources`: sources in the order given, files by name, parts of a file front to back.
 
-    Large plain files are read once to count their lines; `run` may spread that (`executor.map`).
-    Raises UserError for a source that is missing, empty, of an unknown kind, or reached twice."""
+    Large plain files are read once to count their lines; `run` may parallelise that (`executor.map`).
+    Raises UserError for a source that is missing, empty, of an unknown format, or named twice."""
     return parts_of(source_files(settings), settings, run)
 
 
 def parts_of(
     files: list[SourceFile], settings: DataSettings, run: Callable[..., Iterable[Any]] = map
 ) -> list[SourceFile]:
-    """The files cut into parts, as `discover` gives them."""
+    """Cut the files into parts, as `discover` returns them."""
     parts: list[SourceFile] = []
     for file in files:
         with reading(file.uri):
@@ -68,8 +68,8 @@ def parts_of(
 
 
 def source_files(settings: DataSettings, passed_over: list[str] | None = None) -> list[SourceFile]:
-    """The files that `discover` finds, whole: looked up, not read. To `passed_over` the names are added of what folders
-    hold beside them, files of other kinds."""
+    """List the files that `discover` finds, before they are cut into parts; nothing is read. The names of skipped
+    files, of unknown formats, are added to `passed_over`."""
     if not settings.sources:
         raise UserError(
             "there is nothing to read", where="data.sources", remedy="name files, folders or globs"
@@ -100,7 +100,7 @@ def source_files(settings: DataSettings, passed_over: list[str] | None = None) -
 
 
 def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Document]:
-    """The documents of one part, cleaned; `counts` is added to. Documents without a visible character are left out.
+    """Yield the cleaned documents of one part and update `counts`. Documents without a visible character are dropped.
     Raises UserError, with file and line, for a record or a file that cannot be read."""
     with reading(file.uri), _unchanged(file):
         for record, text, more in records(file, settings, counts):
@@ -117,14 +117,14 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
                 continue
             counts.documents += 1
             yield Document(f"{file.name}:{record}", text, file.source, passages if more else ())
-            for _ in passages:  # what nobody read still counts, and the next record comes after it
+            for _ in passages:  # unread passages still count, and the next record comes after them
                 pass
 
 
 @contextmanager
 def _unchanged(file: SourceFile) -> Iterator[None]:
-    """Raises UserError where a local file has another size, before or after it is read, than when it was found: some
-    of its records would be missing, or be two parts'."""
+    """Raise UserError if a local file's size, before or after it is read, differs from when it was found: records
+    could be missing, or belong to two parts."""
     local = file.total >= 0 and is_local(filesystem(file.uri)[0])
 
     def check() -> None:
@@ -141,7 +141,7 @@ def _unchanged(file: SourceFile) -> Iterator[None]:
 
 
 def at_white_space(passages: Iterable[str]) -> Iterator[str]:
-    """The same text, cut after white space where a passage has any, so that no word is cut in two."""
+    """Recut the passages after white space where possible, so that no word is cut in two."""
     rest = ""
     for passage in passages:
         text = rest + passage
@@ -152,14 +152,14 @@ def at_white_space(passages: Iterable[str]) -> Iterator[str]:
 
 
 def _measured(passages: Iterable[str], counts: Counts, uri: str) -> Iterator[str]:
-    with reading(uri):  # they are read by others, while `read` waits
+    with reading(uri):  # the caller reads them while `read` waits
         for passage in passages:
             counts.bytes += utf8_size(passage)
             yield passage
 
 
 def with_visible(passages: Iterator[str]) -> str:
-    """The passages up to the first that holds a visible character, as one."""
+    """Join the passages up to the first that holds a visible character."""
     found = []
     for passage in passages:
         found.append(passage)
@@ -205,7 +205,7 @@ def _parts_of_file(
 
 
 def _between(file: SourceFile, starts: list[int]) -> list[SourceFile]:
-    """The file cut at these bytes, the last piece to its end."""
+    """Cut the file at these byte offsets; the last piece ends with the file."""
     stops = [*starts[1:], -1]
     return [
         replace(file, start=start, stop=stop, size=(stop if stop >= 0 else file.size) - start)
@@ -214,7 +214,7 @@ def _between(file: SourceFile, starts: list[int]) -> list[SourceFile]:
 
 
 def _line_feeds(path: str, start: int, size: int) -> int:
-    """Line feeds in these bytes of a file, counted into one buffer: three times as fast as `bytes.count`."""
+    """Count the line feeds in these bytes of a file through one buffer: three times as fast as `bytes.count`."""
     feeds, buffer = 0, bytearray(min(size, BATCH_BYTES))
     codes = np.frombuffer(buffer, np.uint8)
     with open(path, "rb", buffering=0) as stream:

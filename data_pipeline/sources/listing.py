@@ -1,7 +1,7 @@
-"""List the files of a source (file, folder, glob or URI) by name, each with its format.
+"""List the files of a source (file, folder, glob or URI) by name, with their formats.
 
-Formats go by suffix; what has none, and XML, is known by how it begins. A folder that Hugging Face `datasets` saved is
-checked against what it says of itself.
+The suffix decides the format; XML and files without a suffix are recognised by their first bytes. A folder saved by
+Hugging Face `datasets` is checked against its own state.json.
 """
 
 import json
@@ -33,11 +33,11 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 def files_of(source: str, passed_over: list[str] | None = None) -> list[SourceFile]:
-    """The files of one source, by name. A folder's files of other kinds are skipped, and their names added to
-    `passed_over`; a file that is named, or found by a glob, has to be of a known kind."""
+    """Return the files of one source, by name. A folder's files of unknown formats are skipped and their names added
+    to `passed_over`; a file that is named, or matched by a glob, must have a known format."""
     fs, path = filesystem(source)
     ask = (lambda answer: answer()) if is_local(fs) else patiently
-    web = "http" in (fs.protocol, *fs.protocol)  # asking a web server for a folder means loading the page
+    web = "http" in (fs.protocol, *fs.protocol)  # for a web server, isdir would load the page
     if path.endswith("/") if web else ask(lambda: fs.isdir(path)):
         root, found, picky = path, ask(lambda: _files_below(fs, path)), False
     elif ask(lambda: fs.isfile(path)):
@@ -66,7 +66,7 @@ def files_of(source: str, passed_over: list[str] | None = None) -> list[SourceFi
 
 
 def _files_below(fs: Any, folder: str) -> list[str]:
-    """Files in `folder` and its folders, hidden ones left out; local links are followed, but never in a circle."""
+    """List the files in `folder` recursively, without hidden ones; local symlinks are followed, cycles are not."""
     if not is_local(fs):
         below = folder.rstrip("/") + "/"
         return [p for p in fs.find(folder) if "/." not in "/" + p.removeprefix(below)]
@@ -87,8 +87,8 @@ def _files_below(fs: Any, folder: str) -> list[str]:
 
 
 def _without_descriptions(fs: Any, paths: list[str]) -> list[str]:
-    """`paths` without the files that describe a data set saved by Hugging Face `datasets`, after a check that the
-    files are there which they name."""
+    """Return `paths` without the metadata files of a data set saved by Hugging Face `datasets`, after checking that
+    the files they name exist."""
     tables = {p.rpartition("/")[0] for p in paths if p.endswith(".arrow")}
     kept = []
     for path in paths:
@@ -126,11 +126,11 @@ def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | Non
     ending = os.path.splitext(stem if compression else name)[1].lower()
     kind = FORMATS.get(".xml" if _SPLIT_DUMP.fullmatch(ending) else ending)
     uri = path if is_local(fs) else fs.unstrip_protocol(path)
-    if kind == "wikipedia" or not ending:  # these are known by what they hold
+    if kind == "wikipedia" or not ending:  # recognised by their content
         with reading(uri):
             kind = _kind_inside(uri, compression, picky)
     if kind:
-        if _shown(uri) != uri:  # it is part of the ids of the file's documents
+        if _shown(uri) != uri:  # the name is part of the document ids
             raise UserError(
                 "its name is not UTF-8", where=_shown(uri), remedy="rename the file or its folder"
             )
@@ -148,7 +148,7 @@ def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | Non
 
 
 def _shown(name: str) -> str:
-    """The name of a file as text; bytes of it that are not UTF-8 as \\udcNN."""
+    """Return a file name as text; bytes that are not UTF-8 become \\udcNN."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,8 +1,8 @@
-"""Read the records of a part of a source file: (record, text, more) with the text as it is in the file.
+"""Read the records of a part of a source file as (record, text, more), with the text unchanged.
 
-A part may be a range of a larger file: every part finds the records that are its own without reading the others.
-A record too long to be held comes in passages: the first is `text`, the others are read from `more`, before the
-next record is asked for. Each format has a module, which only those import who read it: pyarrow takes its time.
+A part may be a range of a larger file: each part finds its own records without reading the others. A record too long
+for memory comes in passages: the first is `text`, the others are read from `more` before the next record is
+requested. The module of each format is imported only when needed: pyarrow is slow to import.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from data_pipeline.sources.source_file import Record, SourceFile
 
 
 def records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """The records of one part: id field or number (the line on which it begins, or its row, from 1) and text.
+    """Read the records of one part: id field or number (first line or table row, from 1) and text.
     Raises UserError, with file and line, for a record that cannot be read."""
     if file.format in ("parquet", "arrow"):
         from data_pipeline.sources.formats.tables import table_records

@@ -1,20 +1,18 @@
-"""Count what is read, cleaned and dropped on the way from files to token ids; `prepare` sums the counts and shows
-them.
-"""
+"""Count what is read, cleaned and dropped between files and token ids; `prepare` sums and shows the counts."""
 
 from dataclasses import asdict, dataclass, fields
 
 
 @dataclass
 class Counts:
-    """Counts of one part of a source; `a + b` are those of both, whatever the order."""
+    """Counts of one part of a source; `a + b` are those of both, in any order."""
 
     bytes: int = 0
-    """Text of the documents kept, as UTF-8."""
+    """Text of the documents kept, in bytes of UTF-8."""
     documents: int = 0
     """Documents read that hold text."""
     pages_passed_over: int = 0
-    """Wikipedia's redirects and pages that are no articles: left out."""
+    """Wikipedia redirects and pages that are not articles: skipped."""
     empty_documents: int = 0
     """Documents without a visible character: dropped."""
     invalid_characters: int = 0
@@ -22,13 +20,13 @@ class Counts:
     control_characters: int = 0
     """NULs and other control characters: removed."""
     repeated_documents: int = 0
-    """Documents that repeat an earlier one, or of which all paragraphs do: dropped by data.duplicates."""
+    """Documents that repeat an earlier one, entirely or in every paragraph: dropped by data.duplicates."""
     repeated_paragraphs: int = 0
-    """Paragraphs, of other documents, that repeat an earlier one: dropped by data.duplicates."""
+    """Paragraphs in the remaining documents that repeat an earlier one: dropped by data.duplicates."""
     repeated_bytes: int = 0
-    """Text of both."""
+    """Text of these documents and paragraphs, in bytes of UTF-8."""
     sentences: int = 0
-    """Sentences found, those dropped for want of a token included."""
+    """Sentences found, including those dropped because they have no token."""
     empty_sentences: int = 0
     """Sentences without a token: dropped."""
     documents_without_tokens: int = 0
@@ -42,5 +40,5 @@ class Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def as_dict(self) -> dict[str, int]:
-        """The counts by name, in their order of declaration."""
+        """Return the counts by name, in order of declaration."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Describe one part of a source, and the records that every format's reader yields."""
+"""Define one part of a source, and the records that every format's reader yields."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from data_pipeline.sources.cleaning import decoded
 from data_pipeline.sources.read_counts import Counts
 
 PASSAGE_BYTES = 1 << 20
-"""A document of more bytes comes in passages of about this size."""
+"""A larger document is read in passages of about this size."""
 
 Record = tuple[int | str, str, Iterable[str]]
 
@@ -17,7 +17,7 @@ class SourceFile:
     """One part of a source: a file, or a piece of one."""
 
     uri: str  # what to open
-    name: str  # path relative to the source's root: the first half of its documents' ids
+    name: str  # path relative to the source's root: first half of its documents' ids
     format: str  # text, jsonl, parquet, arrow, wikiextractor or wikipedia
     compression: str  # "" or a value of bytestream.COMPRESSIONS
     size: int  # bytes on disk: a hint for scheduling
@@ -32,11 +32,11 @@ class SourceFile:
     total: int = -1  # bytes of the whole file when it was found; -1: not known
 
     def owns(self, record: int) -> bool:
-        """Whether the record with this number, counted from any point, is of this part's stripe."""
+        """Return whether the record with this number, counted from any point, belongs to this part's stripe."""
         return record % self.stripes == self.stripe
 
 
 def in_passages(record: int | str, parts: Iterator[bytes], counts: Counts) -> Record:
-    """The record whose text are these bytes, which may be cut anywhere."""
+    """Make the record whose text is these bytes, which may be cut anywhere."""
     passages = decoded(parts, counts)
     return record, next(passages, ""), passages

@@ -1,9 +1,9 @@
-"""Record what text a preparation is made from, and check whether finished shards are still of it.
+"""Record which source files shards were made from, and check whether these have changed since.
 
-A file is known by its name, its size and the time of its last change; on a store by the mark (ETag) that the store
-gives its content. Copying, unpacking or installing changes the time and nothing else: where names and sizes agree, a
-hash of the bytes decides. It is taken when a preparation ends, of sources up to HASHED bytes in all: reading more of
-them once again would take too long, and there the times decide.
+A file is identified by name, size and modification time; on an object store, by the ETag of its content. Copying,
+unpacking or installing changes only the time: if names and sizes agree, a hash of the bytes decides. It is computed
+when a preparation ends, for sources of up to HASHED bytes in total: rereading more would take too long, and there the
+times decide.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from data_pipeline.sources.discover import source_files
 from data_pipeline.sources.source_file import SourceFile
 
 LOG = "prepare.log.json"
-"""How and from what a folder was made; no part of its data."""
+"""How and from which sources a folder was made; not part of its data."""
 HASHED = 1 << 30
-"""Bytes of sources: some seconds."""
+"""Maximum bytes of sources to hash: a few seconds."""
 NAMED = 5
 """Skipped files that are named; the others are counted."""
 _MARKS = (
@@ -40,12 +40,12 @@ _MARKS = (
     ),
     *("modify", "modificationTime"),
 )
-"""What fsspec's stores call it: hf blob_id, ftp modify, webhdfs modificationTime."""
+"""Names of the ETag or time in fsspec's stores: hf blob_id, ftp modify, webhdfs modificationTime."""
 
 
 def described_sources(settings: DataSettings, passed_over: list[str] | None = None) -> list[list[Any]]:
-    """Name, size and time (or mark) of each source file, without the folder that it lies in. To `passed_over` the names
-    of files of other kinds are added. Raises UserError, as `discover`."""
+    """Return name, size and time (or ETag) of each source file; the name is relative to the source's root. The names
+    of skipped files are added to `passed_over`. Raises UserError as `discover` does."""
     return _described(source_files(settings, passed_over))
 
 
@@ -54,12 +54,12 @@ def _described(files: Sequence[SourceFile]) -> list[list[Any]]:
 
 
 def summary(passed_over: Sequence[str]) -> dict[str, Any]:
-    """How many files were skipped, and the first of them."""
+    """Return the number of skipped files and the names of the first ones."""
     return {"files": len(passed_over), "first": list(passed_over[:NAMED])}
 
 
 def in_words(passed_over: dict[str, Any]) -> str:
-    """The same for people; empty where none was."""
+    """Format a `summary` as text; empty if no file was skipped."""
     count, first = passed_over.get("files", 0), passed_over.get("first", [])
     if not count:
         return ""
@@ -68,8 +68,8 @@ def in_words(passed_over: dict[str, Any]) -> str:
 
 
 def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
-    """A hash of the bytes of all source files; empty where they are more than HASHED, not all on this machine's disks,
-    or no longer those that `sources` describes."""
+    """Hash the bytes of all source files; return "" if they exceed HASHED, are not all local, or no longer match
+    `sources`."""
     if sum(size for _, size, _ in sources) > HASHED:
         return ""
     try:
@@ -85,7 +85,7 @@ def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
 
 
 def noted(out: str) -> dict[str, Any]:
-    """What the folder's log says; empty where there is none, and of what in it is torn or not as it was written."""
+    """Read the folder's log; {} if missing or damaged, and without entries that are malformed."""
     where = join(out, LOG)
     try:
         found = json.loads(read_bytes(where)) if exists(where) else {}
@@ -113,8 +113,8 @@ def _is_summary(value: Any) -> bool:
 
 
 def what_changed(settings: DataSettings) -> str:
-    """In what the sources differ from those that data.out was made from; empty where they are the same, or where
-    nothing was noted. Raises UserError where they cannot be found."""
+    """Describe how the sources differ from those that data.out was made from; empty if they are the same, or if no
+    sources were logged. Raises UserError if a source is missing."""
     log = noted(settings.out)
     then, now = log.get("sources"), described_sources(settings)
     if then is None or then == now:

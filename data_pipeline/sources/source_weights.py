@@ -1,9 +1,9 @@
-"""Compute how often each source's text is read: weights, and languages smoothed by their amounts.
+"""Compute how often each source's text is read, from source weights and smoothed language shares.
 
 Exponentially smoothed sampling (Devlin et al., multilingual BERT's README; google-research/bert/multilingual.md):
-a language with the share p of the text gets the share q ~ p ** data.smoothing, for the vocabulary's sample and for
-the data alike. The amount of text stays: a language gets q / p times as many passes as the others' mean. The
-part of that beyond a whole number of passes is drawn document by document.
+a language with the share p of the text gets the share q ~ p ** data.smoothing, both for the vocabulary's sample and
+for the data. The total amount of text stays the same: a language gets q / p times the average number of passes. The
+fractional part of the number of passes is drawn per document.
 """
 
 import math
@@ -17,20 +17,20 @@ from data_pipeline.settings import DataSettings, language_of, of_source
 MOST = 10_000
 """Largest weight of a source, and largest number of passes over a document."""
 _DIGITS = 9
-"""Decimals of a rate: fewer than a float has, so that the last bit of a machine's `pow` decides nothing."""
+"""Decimals of a rate: fewer than a float has, so that the last bit of a machine's `pow` has no effect."""
 
 
 def language_numbers(settings: DataSettings) -> tuple[list[str], NDArray[np.int64]]:
-    """The languages in the order in which the sources name them first, and the number of each source's among them.
-    Raises UserError for data.languages of another length than data.sources."""
+    """Return the languages in order of first appearance, and the index of each source's language among them.
+    Raises UserError if data.languages and data.sources differ in length."""
     names = [language_of(settings, source) for source in range(max(1, len(settings.sources)))]
     languages = list(dict.fromkeys(names))
     return languages, np.array([languages.index(name) for name in names], np.int64)
 
 
 def source_weights(settings: DataSettings) -> NDArray[np.float64]:
-    """The weight of each source. Raises UserError for data.weights of another length than data.sources, or a weight
-    that is none."""
+    """Return the weight of each source. Raises UserError if data.weights and data.sources differ in length, or for a
+    weight out of range."""
     sources = range(max(1, len(settings.sources)))
     weights = [float(of_source(settings.weights, s, settings, "data.weights", 1.0)) for s in sources]
     for weight in weights:
@@ -44,7 +44,7 @@ def source_weights(settings: DataSettings) -> NDArray[np.float64]:
 
 
 def smoothed(shares: ArrayLike, exponent: float) -> NDArray[np.float64]:
-    """The shares q ~ p ** exponent of languages with the shares (or amounts) p; a share of 0 stays 0.
+    """Return the shares q ~ p ** exponent of languages with the shares (or amounts) p; a share of 0 stays 0.
 
     >>> smoothed([0.8046, 0.1916, 0.0038], 0.7).round(3).tolist()
     [0.72, 0.264, 0.017]
@@ -58,11 +58,11 @@ def smoothed(shares: ArrayLike, exponent: float) -> NDArray[np.float64]:
 
 
 def repeats(amounts: ArrayLike, settings: DataSettings) -> NDArray[np.float64]:
-    """How often the text of each source is taken, dupe_factor aside: its weight times q / p of its language, p being
-    the language's share of the weighted text.
+    """Compute how often each source's text is used, before dupe_factor: its weight times q / p of its language, where
+    p is the language's share of the weighted text.
 
-    `amounts`: the text of each source, in tokens, bytes or whatever shares are to be counted in; sources beyond it
-    have none. Weighted text in all = text taken in all. Rounded to nine decimals. Raises UserError as
+    `amounts`: the text of each source, in any unit (tokens, bytes, ...); sources beyond its length have none. The
+    total of the weighted text is preserved. Rounded to nine decimals. Raises UserError as
     `language_numbers` and `source_weights` do."""
     languages, numbers = language_numbers(settings)
     weights = source_weights(settings)
@@ -84,10 +84,10 @@ def document_passes(
     seed: int,
     dupe_factor: int,
 ) -> NDArray[np.int64]:
-    """Passes over each document: dupe_factor times the rate of its source, the whole part of it always, one more with
-    the probability of the rest, drawn from (seed, key) alone. No rates: dupe_factor.
+    """Compute the passes over each document: dupe_factor times the rate of its source, rounded down, plus one with the
+    probability of the fractional part, drawn from (seed, key) alone. Without rates: dupe_factor.
 
-    Raises UserError where that would be more than MOST passes."""
+    Raises UserError if that exceeds MOST passes."""
     expected = (np.asarray(rates, np.float64) * dupe_factor).round(_DIGITS)
     if not len(expected):
         return np.full(len(keys), dupe_factor, np.int64)

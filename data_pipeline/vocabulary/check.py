@@ -1,7 +1,7 @@
-"""Keep a trained vocabulary from being overwritten, and warn of one that is too small for its text.
+"""Protect a trained vocabulary from being overwritten, and measure whether it is too small for its text.
 
-Beside the vocabulary VOCABULARY_LOG says from which sources and settings it was trained, so that the same command again
-finds it done, and any other is refused.
+VOCABULARY_LOG, next to the vocabulary, records the sources and settings it was trained from: rerunning the same command
+finds it finished, and any other command is refused.
 """
 
 import json
@@ -19,15 +19,15 @@ from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
 
 VOCABULARY_LOG = "vocabulary.log.json"
 CHECKED_CHARACTERS = 1 << 18
-"""Characters of text that are encoded to judge a vocabulary: less than a second."""
+"""Characters of text encoded to judge a vocabulary: less than a second."""
 COARSE_SHARE = 0.8
-"""Share of the pieces of words that may be single characters or unknown."""
+"""Maximum share of word pieces that may be single characters or unknown."""
 _TEXT_SETTINGS = ("text_field", "id_field", "documents", "languages", "weights", "smoothing", "seed")
 
 
 def trained_before(settings: DataSettings, vocabulary: VocabularySettings) -> Vocabulary | None:
-    """The vocabulary in data.vocab, if it was trained from this very text with these settings; None where there is
-    none. Raises UserError for any other, and where data.vocab is a file."""
+    """Return the vocabulary in data.vocab if it was trained from this text with these settings; None if there is none.
+    Raises UserError for any other vocabulary, and if data.vocab is a file."""
     folder = Path(settings.vocab)
     if folder.is_file():
         raise UserError("is a file", where=folder, expected="a folder", remedy="check data.vocab")
@@ -52,16 +52,16 @@ def trained_before(settings: DataSettings, vocabulary: VocabularySettings) -> Vo
 
 
 def log_vocabulary(trained: Vocabulary, settings: DataSettings, vocabulary: VocabularySettings) -> None:
-    """Notes in data.vocab from what the vocabulary there was trained."""
+    """Record in data.vocab what the vocabulary there was trained from."""
     facts = {"made_from": _made_from(settings, vocabulary), "sha256": trained.sha256}
     write_whole(Path(settings.vocab) / VOCABULARY_LOG, canonical_json(facts, indent=1))
 
 
 def coarseness(vocabulary: Vocabulary, text: str) -> float:
-    """The share of single characters and unknown pieces among the pieces of the words in `text` that have more than
-    one character; 0 where there are none, as in Chinese."""
+    """Compute the share of single-character and unknown pieces among the pieces of the words of several characters in
+    `text`; 0 if there are no such words, as in Chinese."""
     encoding = vocabulary.tokenizer.encode(text[:CHECKED_CHARACTERS], add_special_tokens=False)
-    offsets, ids = encoding.offsets, encoding.ids  # each look at them makes new lists
+    offsets, ids = encoding.offsets, encoding.ids  # each access makes new lists
     words: dict[int, list[int]] = {}
     for piece, word in enumerate(encoding.word_ids):
         if word is not None:
@@ -79,7 +79,7 @@ def coarseness(vocabulary: Vocabulary, text: str) -> float:
 
 
 def _visible(text: str, start: int, stop: int) -> tuple[int, int]:
-    """The span without the white space that a piece begins with."""
+    """Return the span without the white space that a piece begins with."""
     while start < stop and text[start].isspace():
         start += 1
     return start, stop

@@ -1,14 +1,13 @@
-"""Train a vocabulary from sources; decides which documents it learns from.
+"""Train a vocabulary on a sample of the sources.
 
-The sample is spread over the whole text: first documents may all be of one author or one letter of the alphabet. Each
-source gives a share of its text, the same for all but for data.weights and data.smoothing (sources/source_weights.py),
-such that sample_mb is filled, or every language gives all its text at least once. Its documents are taken in the order
-of a hash of their ids, as many times through as the share asks for: a small language in a smoothed sample may be
-repeated.
+The sample is spread over the whole text, since the first documents may all share an author or an initial letter. Each
+source gives the same share of its text, adjusted by data.weights and data.smoothing (sources/source_weights.py), such
+that sample_mb is filled or every language gives all its text at least once. Documents are taken in the order of a hash
+of their ids, repeatedly if the share exceeds the text: a small language in a smoothed sample may be repeated.
 
-So the text is read twice: once for the size of every document, once for the documents that were chosen. Of sources
-larger than READ_FACTOR times the sample, only some pieces are read, chosen by a hash as well. Memory holds the sample
-and 18 bytes for each document read.
+The text is read twice: once for the size of every document, once for the chosen documents. If the sources exceed
+READ_FACTOR times the sample, only some parts of them are read, also chosen by a hash. Memory holds the sample and 18
+bytes per document read.
 """
 
 from array import array
@@ -39,7 +38,7 @@ from data_pipeline.vocabulary.files import save_vocabulary
 from data_pipeline.vocabulary.train import train_vocabulary
 
 READ_FACTOR = 20
-"""Bytes on disk that are read, at most, for each byte of the sample."""
+"""Maximum bytes read from disk per byte of the sample."""
 
 
 def learn_vocabulary(
@@ -48,10 +47,10 @@ def learn_vocabulary(
     stage: ShowProgress,
     warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[Vocabulary, bool]:
-    """Trains a vocabulary on a sample of the sources and writes it into the folder data.vocab; returns it, and False
-    where it was there already. `warn` is told what is odd about it.
+    """Train a vocabulary on a sample of the sources and write it into the folder data.vocab; return it, and False if
+    it already existed. `warn` is called if the vocabulary is too small.
 
-    Raises UserError, before it reads, where the folder holds another vocabulary."""
+    Raises UserError, before reading, if the folder holds another vocabulary."""
     folder = required(settings.vocab, "data.vocab", "a folder for the vocabulary")
     if there := trained_before(settings, vocabulary):
         return there, False
@@ -70,7 +69,7 @@ def learn_vocabulary(
 
 
 def _noting(documents: Iterable[Document], head: list[str]) -> Iterator[Document]:
-    """The same documents; the text of the first ones is added to `head`."""
+    """Pass the documents through and add the text of the first ones to `head`."""
     left = CHECKED_CHARACTERS
     for document in documents:
         if left > 0:
@@ -82,8 +81,8 @@ def _noting(documents: Iterable[Document], head: list[str]) -> Iterator[Document
 def sample(
     settings: DataSettings, size: int, advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[Document]:
-    """About `size` bytes of UTF-8, in whole documents, in the order of the sources; a document that is taken twice
-    comes twice. `advance(1)` is called once for each document, when it is first read."""
+    """Yield about `size` bytes of UTF-8 in whole documents, in the order of the sources; a document taken twice is
+    yielded twice. `advance(1)` is called once per document, when it is first read."""
     chosen, fractions = _within_reach(discover(settings), settings.seed, READ_FACTOR * size)
     copies = iter(_copies(chosen, fractions, settings, size, advance).tolist())
     for part in chosen:
@@ -93,7 +92,7 @@ def sample(
 
 
 def _head(document: Document, size: int) -> Document:
-    """The document as one text; one that is larger than the whole sample, up to the passage that goes beyond."""
+    """Join the document's passages; stop after the passage that exceeds `size`, the size of the whole sample."""
     passages, left = [], size
     for passage in document.passages:
         passages.append(passage)
@@ -106,11 +105,11 @@ def _head(document: Document, size: int) -> Document:
 def _within_reach(
     parts: Iterable[SourceFile], seed: int, most: int
 ) -> tuple[list[SourceFile], dict[int, float]]:
-    """Parts of which no more than about `most` bytes on disk are read, and which fraction of each source they are.
-    Of files whose records are shared out, every n-th record; of other parts, every n-th."""
+    """Choose parts with about `most` bytes on disk at most, and return the fraction of each source that they are. Of
+    files split by records, every n-th record is chosen; of other parts, every n-th part."""
     listed = list(parts)
     shared = {part.uri for part in listed if part.stripes > 1}
-    # Such a file, read by one process, needs to be decompressed once only.
+    # Read by one process, such a file needs to be decompressed only once.
     whole = [replace(part, stripes=1) for part in listed if part.stripe == 0]
     every = -(-sum(part.size for part in whole) // most) or 1
     chosen: list[SourceFile] = []
@@ -139,7 +138,7 @@ def _copies(
     size: int,
     advance: Callable[[int], None],
 ) -> NDArray[np.int64]:
-    """How often each document of the parts is taken, in their order."""
+    """Compute how often each document of the parts is taken, in their order."""
     ids, lengths, sources = array("Q"), array("q"), array("H")
     for part in parts:
         for document in read(part, settings, Counts()):

@@ -1,1 +1,1 @@
-"""Read one file format each: a part of a source into its records."""
+"""Read the records of a part of a source, one module per file format."""

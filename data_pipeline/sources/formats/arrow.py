@@ -1,6 +1,4 @@
-"""Read the rows of an Arrow file in batches: the stream format, in which Hugging Face `datasets` saves, and the file
-format.
-"""
+"""Read the rows of an Arrow file in batches: the stream format, used by Hugging Face `datasets`, or the file format."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,8 +16,8 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 def batches(
     file: SourceFile, stream: BufferedReader, fields: list[str], stack: ExitStack
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The columns `fields` of the part's batches: rows of the file before a batch, and the batch. Of a file that
-    parts share, each takes its batches. Memory: a batch; `datasets` writes a thousand rows in one."""
+    """Yield the columns `fields` of the part's batches: rows of the file before a batch, and the batch. Parts that
+    share a file take different batches. Memory: one batch; `datasets` writes a thousand rows per batch."""
     if stream.peek(len(_FILE_MAGIC)).startswith(_FILE_MAGIC):
         if file.compression:
             raise UserError(
@@ -38,12 +36,12 @@ def batches(
 
 def _stream_batches(stream: "_Watched") -> Iterator[pa.RecordBatch]:
     yield from pa.ipc.open_stream(stream)
-    if stream.tail != _STREAM_END:  # pyarrow takes a stream that is cut between two batches for one that ends
+    if stream.tail != _STREAM_END:  # pyarrow accepts a stream that is truncated between two batches
         raise pa.ArrowInvalid("it does not end as the format demands")
 
 
 class _Watched:
-    """A stream, as pyarrow reads it, that remembers the last bytes read."""
+    """A stream for pyarrow that remembers the last bytes read."""
 
     closed = False
 
@@ -57,4 +55,4 @@ class _Watched:
         return data
 
     def close(self) -> None:
-        """Left to whoever opened the stream."""
+        """Do nothing: the caller that opened the stream closes it."""

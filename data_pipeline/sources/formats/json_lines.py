@@ -15,14 +15,14 @@ from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import Record, SourceFile
 
 LONG_LINE = 4 << 20
-"""Bytes of a line that is still decoded in one piece."""
+"""Maximum bytes of a line that is decoded in one piece."""
 
-_JSON = json.JSONDecoder(strict=False)  # control characters are hygiene's business
+_JSON = json.JSONDecoder(strict=False)  # cleaning.py removes control characters
 
 
 def json_records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """The records of one part. Raises UserError, with file and line, for a line that is no JSON object or lacks the
-    fields that the settings name."""
+    """Yield the records of one part. Raises UserError, with file and line, for a line that is not a JSON object or
+    lacks the fields that the settings name."""
     with open_bytes(file.uri, file.compression) as stream:
         yield from _records(file, lines_of(file, stream, LONG_LINE), settings, counts)
 
@@ -66,7 +66,7 @@ def _record(record: Any, where: str, number: int, settings: DataSettings) -> Rec
 
 
 def _whole_line(part: bytes, lines: Iterator[Line]) -> Iterator[bytes]:
-    """The line that begins with `part`."""
+    """Yield all pieces of the line that begins with `part`."""
     yield part
     while not part.endswith(b"\n") and (following := next(lines, None)):
         part = following[2]

@@ -14,11 +14,11 @@ Line = tuple[int, int, bytes]
 
 
 def first_line(file: SourceFile, stream: BufferedReader) -> tuple[int, int]:
-    """Lines before the first one that starts in this part, and its first byte, from which the stream continues."""
+    """Seek to the first line that starts in this part; return the number of lines before it and its first byte."""
     number, position = file.before, file.start
     if position:
         stream.seek(position - 1)
-        # Usually a line that began in the part before ends here; a lone line feed means that none was cut.
+        # Usually a line from the previous part ends here; a lone line feed means that no line was cut.
         while (part := stream.readline(READ_BYTES)) and not part.endswith(b"\n"):
             position += len(part)
         number += part != b"\n" or position > file.start
@@ -29,8 +29,8 @@ def first_line(file: SourceFile, stream: BufferedReader) -> tuple[int, int]:
 
 
 def lines_of(file: SourceFile, stream: BufferedReader, longest: int) -> Iterator[Line]:
-    """Number (from 1), first byte and content of each line that starts in this part or after it. A line of more
-    than `longest` bytes comes in parts with one number."""
+    """Yield number (from 1), first byte and content of each line that starts in this part or after it. A line of more
+    than `longest` bytes comes in several parts with the same number."""
     number, position = first_line(file, stream)
     ended, start = True, position
     for part in iter(partial(stream.readline, longest), b""):

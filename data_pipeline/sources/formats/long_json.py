@@ -1,7 +1,7 @@
-"""Read the fields of one JSON object that is too long for memory; long strings come as streams.
+"""Read the fields of one JSON object that is too long for memory, with long strings as streams.
 
-Strings longer than SHORT go to a spool on disk, as they stand; what is left of the object goes through `json`,
-which so judges its form and its fields as it does any other's. A long string is decoded when it is read.
+Strings longer than SHORT are copied unchanged to a spool on disk; the rest of the object is parsed by `json`, with the
+same checks as any other object. A long string is decoded when it is read.
 """
 
 import json
@@ -13,12 +13,12 @@ from data_pipeline.sources.cleaning import decode, decoded
 from data_pipeline.sources.read_counts import Counts
 
 SHORT = 1 << 16
-"""Bytes of a string that is still held in memory."""
+"""Maximum bytes of a string held in memory."""
 MOST_BESIDE = 8 << 20
-"""Bytes of an object, its long strings left out, that are accepted: `json` may need forty times as much memory."""
+"""Maximum bytes of an object without its long strings: `json` may need forty times as much memory."""
 PIECE = 1 << 20
 
-_MARK = "-Infinity"  # in the place of a long string: `json` hands over every one, in their order
+_MARK = "-Infinity"  # replaces a long string: `json` passes each one to a callback, in order
 _STRING_END = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _ESCAPE = re.compile(
     r"[^\\]|\\u[dD][89abAB]..(?:\\u....|(?!\\u)(?=..))|\\u(?![dD][89abAB])....|\\[^u]", re.DOTALL
@@ -26,8 +26,7 @@ _ESCAPE = re.compile(
 
 
 class LongString:
-    """A string of the object, to be read piece by piece. Raises ValueError, while it is read, for an escape that
-    JSON does not know."""
+    """A string of the object, read piece by piece. Iteration raises ValueError for an invalid JSON escape."""
 
     def __init__(self, spool: BinaryIO, start: int, size: int, counts: Counts) -> None:
         self._spool, self._start, self._size, self._counts = spool, start, size, counts
@@ -48,16 +47,16 @@ class LongString:
 
 
 def read_object(parts: Iterable[bytes], spool: BinaryIO, counts: Counts) -> Any:
-    """What the JSON text in `parts` holds, with LongString in the place of long strings, which are read from `spool`,
-    an empty file, as long as it is open. Raises ValueError where it
-    is no JSON, or holds more than MOST_BESIDE bytes beside its long strings."""
+    """Parse the JSON text in `parts`, with a LongString for each long string. These are read from `spool`, an empty
+    file that must stay open. Raises ValueError for text that is not JSON, or that holds more than MOST_BESIDE bytes
+    besides its long strings."""
     strings: list[LongString] = []
     skeleton = decode(bytes(_skeleton(parts, spool, strings, counts)), counts)
     left = iter(strings)
 
     def constant(name: str) -> Any:
         value = next(left, None) if name == _MARK else float(name)
-        if value is None:  # the text has one of its own
+        if value is None:  # the text itself contains the mark
             raise ValueError(f"{_MARK} is no value")
         return value
 
@@ -67,7 +66,7 @@ def read_object(parts: Iterable[bytes], spool: BinaryIO, counts: Counts) -> Any:
 def _skeleton(
     parts: Iterable[bytes], spool: BinaryIO, strings: list[LongString], counts: Counts
 ) -> bytearray:
-    """The text with a mark for each long string, whose bytes are added to the spool and to `strings`."""
+    """Return the text with a mark for each long string; its bytes go to the spool, its LongString to `strings`."""
     skeleton = bytearray()
     string = bytearray()  # the beginning of the string that is open
     inside, spooled, start = False, False, 0
@@ -109,8 +108,8 @@ def _skeleton(
 
 
 def _whole_characters(text: str) -> int:
-    """Where the last character of a JSON string's inside ends that is not cut in two: neither an escape, nor the
-    two escapes of a surrogate pair."""
+    """Return the end of the last complete character in a piece of a JSON string: neither an escape nor the two escapes
+    of a surrogate pair may be cut."""
     at = max(0, len(text) - 12)
     while at and text[at - 1] == "\\":
         at -= 1

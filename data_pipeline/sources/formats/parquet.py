@@ -1,4 +1,4 @@
-"""Read the rows of a Parquet file in batches; workers share it by row groups."""
+"""Read the rows of a Parquet file in batches, and split it among workers by row groups."""
 
 import shutil
 import tempfile
@@ -13,14 +13,14 @@ from data_pipeline.sources.source_file import SourceFile
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 << 20
-"""A batch is of fewer rows where a row is large: about so many bytes on the average of its file."""
+"""Target size of a batch in bytes, from the file's average row size: large rows make batches of fewer rows."""
 
 
 def batches(
     file: SourceFile, stream: BufferedReader, fields: list[str], stack: ExitStack
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The columns `fields` of the part's row groups: rows of the part before a batch, and the batch. Memory: a
-    batch, and what pyarrow holds to read one: a page and its decompressed content."""
+    """Yield the columns `fields` of the part's row groups: rows of the part before a batch, and the batch. Memory: a
+    batch, and a page with its decompressed content, which pyarrow holds to read one."""
     if file.compression:  # the footer is read first, and a compressed stream cannot seek
         spool = tempfile.TemporaryFile()  # noqa: SIM115
         stack.callback(spool.close)
@@ -31,7 +31,7 @@ def batches(
         table = _opened(stream)
     groups = range(file.start, table.num_row_groups if file.stop < 0 else file.stop)
     known = [name for name in fields if name in table.schema_arrow.names]
-    if len(known) < len(fields):  # an empty batch tells the reader what there is
+    if len(known) < len(fields):  # an empty batch tells the caller which columns exist
         yield 0, pa.RecordBatch.from_pylist([], schema=table.schema_arrow)
         return
     size = sum(table.metadata.row_group(group).total_byte_size for group in groups)
@@ -44,7 +44,7 @@ def batches(
 
 
 def parts(stream: BufferedReader, part_bytes: int) -> Iterator[tuple[int, int, int, int]]:
-    """Runs of row groups of about `part_bytes` each: first group, group after the last, rows before, bytes."""
+    """Yield runs of row groups of about `part_bytes` each: first group, group after the last, rows before, bytes."""
     metadata = _opened(stream).metadata
     start, rows_before, rows, size = 0, 0, 0, 0
     for i in range(metadata.num_row_groups):
@@ -56,5 +56,5 @@ def parts(stream: BufferedReader, part_bytes: int) -> Iterator[tuple[int, int, i
 
 
 def _opened(stream) -> pq.ParquetFile:  # type: ignore[no-untyped-def]
-    """In small reads and without reading ahead, so that no column of a row group is held whole."""
+    """Open with small reads and without read-ahead, so that no column of a row group is held whole."""
     return pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)

@@ -13,8 +13,8 @@ from data_pipeline.sources.formats.lines import Line, first_line
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import PASSAGE_BYTES, Record, SourceFile, in_passages
 
-# Lines of nothing but Unicode's white space, the last of a file perhaps without its line feed. A line of more than
-# PASSAGE_BYTES is none, whatever it holds.
+# Lines of nothing but Unicode white space; the last line of a file may lack its line feed. A line of more than
+# PASSAGE_BYTES never counts as blank.
 _WIDE = rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 _SPACE = rb"(?:[ \t\r\x0b\x0c]|" + _WIDE + rb")"
 _BLANK_LINES = rb"((?:%b*+\n)++(?:%b++\Z)?|%b++\Z)" % (_SPACE, _SPACE, _SPACE)
@@ -23,7 +23,7 @@ _GAP = re.compile(rb"\n" + _BLANK_LINES)  # with a literal first byte: far faste
 
 
 def texts(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """The documents of one part by `settings.documents`: number of the first line, and text."""
+    """Yield the documents of one part by `settings.documents`: number of the first line, and text."""
     with open_bytes(file.uri, file.compression) as stream:
         if settings.documents != "file":
             yield from _paragraph_runs(file, _runs(file, stream), counts)
@@ -35,9 +35,9 @@ def texts(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[
 
 
 def _runs(file: SourceFile, stream: BufferedReader) -> Iterator[Line]:
-    """The text between blank lines, in parts of at most some PASSAGE_BYTES, from the first line that starts in this
-    part on: number of its first line, first byte, content. Between two texts: where the last blank line begins, and
-    nothing."""
+    """Yield the text between blank lines, from the first line that starts in this part on, in pieces of about
+    PASSAGE_BYTES at most: number of the first line, first byte, content. Between two texts, yield the position of the
+    last blank line with empty content."""
     number, position = first_line(file, stream)
     number += 1
     for block, is_line in _blocks(stream):
@@ -57,7 +57,7 @@ def _runs(file: SourceFile, stream: BufferedReader) -> Iterator[Line]:
 
 
 def _gaps(block: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Where runs of blank lines begin and end, in a block that begins with a line at `at`."""
+    """Yield the start and end of each run of blank lines in a block; a line begins at `at`."""
     found = chain(filter(None, [_FIRST_GAP.match(block, at)]), _GAP.finditer(block, at))
     for begin, end in (gap.span(1) for gap in found):
         if end - begin < PASSAGE_BYTES or max(map(len, block[begin:end].split(b"\n"))) < PASSAGE_BYTES - 1:
@@ -65,8 +65,8 @@ def _gaps(block: bytes, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(stream: BufferedReader) -> Iterator[tuple[bytes, bool]]:
-    """The stream in blocks of some PASSAGE_BYTES that end where a line ends, or of a line that is longer; and
-    whether a block begins where a line does and no line in it continues in the next."""
+    """Read the stream in blocks of about PASSAGE_BYTES that end at a line end, or pieces of a longer line; also yield
+    whether the block consists of whole lines."""
     rest, whole = b"", True
     while more := stream.read(PASSAGE_BYTES):
         data = rest + more
@@ -82,14 +82,14 @@ def _blocks(stream: BufferedReader) -> Iterator[tuple[bytes, bool]]:
 
 
 def _paragraph_runs(file: SourceFile, runs: Iterator[Line], counts: Counts) -> Iterator[Record]:
-    """Documents separated by blank lines: first line and text. A document belongs to the part that owns the blank line
-    before it (the first one of a file: to the first part), so that every part finds its own without the others."""
+    """Yield documents separated by blank lines: first line and text. A document belongs to the part that owns the blank
+    line before it (the first of a file: to the first part), so each part finds its own without reading the others."""
     first = found = size = 0
     parts: list[bytes] = []
     inside, ours, past, owned = False, False, False, file.start == 0
 
     def rest() -> Iterator[bytes]:
-        """What follows of a long document; the blank lines after it are read too."""
+        """Yield the rest of a long document, and read the blank lines after it."""
         nonlocal past
         for _, position, text in runs:
             past = 0 <= file.stop <= position

@@ -1,6 +1,6 @@
-"""Read the records of a part of a Parquet or Arrow file, number or id field and text, a batch of rows at a time.
+"""Read the records of a part of a Parquet or Arrow file in batches of rows: number or id field, and text.
 
-Apart from sources/read.py, so that only who reads tables imports pyarrow.
+Separate from sources/read.py, so that pyarrow is imported only to read tables.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,15 +19,15 @@ from data_pipeline.sources.formats import arrow, parquet
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import PASSAGE_BYTES, Record, SourceFile
 
-# A few large buffers, soon freed: the default pool would keep them, and with them the peak of a worker.
+# A few large buffers, soon freed: the default pool would keep them, and keep a worker's memory at its peak.
 pa.set_memory_pool(pa.system_memory_pool())
 
 SLICE_BYTES = 8 << 20
-"""Rows are made Python's in slices of about this size."""
+"""Rows are converted to Python objects in slices of about this size."""
 
 
 def table_records(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Record]:
-    """The rows of one part: number (from 1) or id field, and text. Raises UserError for a damaged file, and for a
+    """Yield the rows of one part: number (from 1) or id field, and text. Raises UserError for a damaged file, and for a
     column that is missing or of another type."""
     fields = [settings.text_field, *([settings.id_field] if settings.id_field else [])]
     with ExitStack() as stack:
@@ -60,13 +60,13 @@ def _columns(
 
 
 def parquet_parts(file: SourceFile, part_bytes: int) -> list[tuple[int, int, int, int]]:
-    """See parquet.parts. Raises UserError for a damaged file."""
+    """Return the list of `parquet.parts`. Raises UserError for a damaged file."""
     with open_bytes(file.uri, "") as stream:
         return list(damaged_named(parquet.parts(stream, part_bytes), file.uri))
 
 
 def damaged_named(batches: Iterator, uri: str) -> Iterator:
-    """`batches`, with pyarrow's errors as one line that names the file."""
+    """Yield from `batches`, turning pyarrow's errors into one-line UserErrors that name the file."""
     try:
         yield from batches
     except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -75,7 +75,7 @@ def damaged_named(batches: Iterator, uri: str) -> Iterator:
 
 
 def _rows(columns: list[pa.Array], first: int) -> Iterator[tuple]:
-    """(number, text, id) of every row, as bytes, or as memory of the batch where a text is long."""
+    """Yield (number, text, id) of every row, as bytes; long texts as views of the batch's memory."""
     text = columns[0]
     rows = max(1, len(text) * SLICE_BYTES // max(text.nbytes, 1))
     for start in range(0, len(text), rows):
@@ -88,7 +88,7 @@ def _rows(columns: list[pa.Array], first: int) -> Iterator[tuple]:
 
 
 def _memory(column: pa.Array) -> Iterator[memoryview | None]:
-    """The values where they lie: a scalar of pyarrow's would be a copy."""
+    """Yield views of the values in place: a pyarrow scalar would be a copy."""
     wide = pa.types.is_large_binary(column.type)
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int64 if wide else np.int32)[
@@ -104,8 +104,8 @@ def _slices(text: memoryview) -> Iterator[bytes]:
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """A column of text or integers as bytes, not as text: pyarrow would raise at what is not UTF-8. Raises
-    ArrowInvalid where it points outside of itself, as a damaged file's may: pyarrow would follow."""
+    """Cast a column of text or integers to bytes; casting to text would raise on invalid UTF-8. Raises ArrowInvalid if
+    offsets point outside the column, as in a damaged file: pyarrow would follow them."""
     kind = column.type
     if pa.types.is_integer(kind):
         column.validate(full=True)

@@ -1,4 +1,4 @@
-"""Read the pages of a part of WikiExtractor's output: what is between `<doc id=...>` and `</doc>`."""
+"""Read the pages of a part of WikiExtractor's output: the text between `<doc id=...>` and `</doc>`."""
 
 import html
 import re
@@ -15,8 +15,8 @@ _DOC = re.compile(rb'<doc id="([^"]*)"[^>]*>\s*$')
 
 
 def extracted_pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
-    """The pages of one part: id of the page, and text. Raises UserError for text outside of them, and where the last
-    one has no end."""
+    """Yield the pages of one part: page id and text. Raises UserError for text outside of pages, and if the last page
+    has no end."""
     with open_bytes(file.uri, file.compression) as stream:
         yield from _pages(file, lines_of(file, stream, READ_BYTES), counts)
 
@@ -52,7 +52,7 @@ def _until_doc_ends(lines: Iterator[Line], where: str) -> Iterator[bytes]:
 
 
 def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines in passages of PASSAGE_BYTES, about."""
+    """Join lines into passages of about PASSAGE_BYTES."""
     parts: list[bytes] = []
     size = 0
     for line in lines:

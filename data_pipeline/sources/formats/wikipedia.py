@@ -1,9 +1,9 @@
-"""Read the running text of the articles of a Wikipedia dump (pages-articles, MediaWiki's XML).
+"""Read the running text of articles from a Wikipedia dump (pages-articles, MediaWiki XML).
 
-A page is cut out of the stream at `<page>` and `</page>`, which cannot occur within text, and parsed by itself: so
-memory is one page's, a damaged page is named by its place, and no document type can declare an entity, neither
-one that grows nor one that names a file. Redirects, and pages of other namespaces than the articles', are left
-out and counted. The id is the page's.
+Each page is cut out of the stream at `<page>` and `</page>`, which cannot occur within text, and parsed separately.
+So memory holds one page, errors give the offset of a damaged page, and no document type can declare entities, neither
+expanding ones nor ones that name a file. Redirects and pages outside the article namespace are skipped and counted.
+The record id is the page id.
 """
 
 import re
@@ -19,7 +19,7 @@ from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import Record, SourceFile
 
 LONGEST_PAGE = 16 << 20
-"""Bytes of XML of a page that are accepted; MediaWiki lets an article have 2 MiB."""
+"""Maximum bytes of XML per page; MediaWiki limits an article to 2 MiB."""
 BZIP2_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 _READ = 1 << 20
 _HEAD = 1 << 18
@@ -29,8 +29,8 @@ _NAMESPACE = re.compile(r'<namespace key="(?:6|14)"[^>]*>([^<]+)<')
 
 
 def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
-    """The articles of one part: page id and text. Raises UserError for a page that cannot be read, and where the
-    dump is cut off."""
+    """Yield the articles of one part: page id and text. Raises UserError for an unreadable page and a truncated
+    dump."""
     with ExitStack() as stack:
         stream = stack.enter_context(open_bytes(file.uri, file.compression))
         hidden = _hidden_namespaces(stream.peek(_HEAD))
@@ -54,7 +54,7 @@ def pages(file: SourceFile, counts: Counts) -> Iterator[Record]:
 def _cut(
     stream: BufferedReader, place: int, stop: int, last: bool, where: str
 ) -> Iterator[tuple[int, bytes]]:
-    """Place and bytes of each page that begins before `stop` (-1: the end). `last`: the dump's end has to follow."""
+    """Yield offset and bytes of each page that begins before `stop` (-1: the end). `last`: the dump must end here."""
     data, at, ended = b"", 0, False
     while True:
         begin = data.find(_BEGIN, at)
@@ -98,13 +98,13 @@ def _article(page: bytes, where: str, hidden: frozenset[str]) -> tuple[str, str]
 
 
 def _hidden_namespaces(head: bytes) -> frozenset[str]:
-    """The namespaces of files and categories by the names that the wiki gives them."""
+    """Return the wiki's own names of the file and category namespaces, and the English ones."""
     text = head.partition(b"</siteinfo>")[0].decode("utf-8", "replace")
     return _HIDDEN | {name.strip().lower() for name in _NAMESPACE.findall(text)}
 
 
 def bzip2_borders(uri: str, part_bytes: int) -> list[int]:
-    """Where a dump of many bzip2 streams may be cut: about every `part_bytes`, at streams that begin with a page."""
+    """Find where to cut a dump of many bzip2 streams: about every `part_bytes`, at streams that begin with a page."""
     borders = []
     fs, path = filesystem(uri)
     with fs.open(path, "rb") as stream:
@@ -116,7 +116,7 @@ def bzip2_borders(uri: str, part_bytes: int) -> list[int]:
                 if at >= wanted and _begins_with_page(uri, at):
                     borders.append(at)
                     wanted = at + part_bytes
-            keep = min(len(data), 9)  # a stream's beginning may lie across two reads
+            keep = min(len(data), 9)  # the start of a stream may span two reads
             base, data = base + len(data) - keep, data[len(data) - keep :]
     return borders
 

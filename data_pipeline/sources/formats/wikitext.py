@@ -1,11 +1,11 @@
-"""Extract the running text of an article from its wikitext: paragraphs, headings and list items separated by blank
-lines.
+"""Extract the running text of an article from its wikitext.
 
-Templates, tables, references, formulae, files and categories go; links, styles and other tags leave their text.
+Paragraphs, headings and list items are separated by blank lines. Templates, tables, references, formulae, files and
+categories are removed; links, styles and other tags keep their text.
 
-Our own, since it has to bear any text: every step is one pass over the text with a pattern that never looks back far.
-mwparserfromhell, the library for this, takes 18 seconds for 40 KB of `{|` and a hundred times as long for an article
-of that; on ordinary articles it does 0.5 MB of wikitext a second on one core, this module 8.
+Not done with a library, since it must cope with any text: every step is one pass over the text with a pattern that
+never backtracks far. mwparserfromhell takes 18 seconds for 40 KB of `{|`, and a hundred times as long for a whole
+article of it; on ordinary articles it processes 0.5 MB of wikitext per second on one core, this module 8 MB.
 """
 
 import html
@@ -38,7 +38,7 @@ _WITHOUT_TEXT = (
         "script",
     ),
 )
-"""Tags whose content is no running text."""
+"""Tags whose content is not running text."""
 
 _COMMENT, _COMMENT_END = re.compile(r"<!--"), re.compile(r"-->")
 _TEMPLATE = re.compile(r"(?P<open>\{\{)|\}\}")
@@ -63,8 +63,8 @@ _BLANK = re.compile(r"\n\s*\n")
 
 
 def plain_text(wikitext: str, hidden: frozenset[str]) -> str:
-    """The text of an article. `hidden`: lower-cased names of the namespaces to which a link shows nothing: files
-    and categories, in the wiki's language and in English."""
+    """Return the text of an article. `hidden`: lower-cased names of the namespaces whose links show no text: files and
+    categories, in the wiki's language and in English."""
     text = _without_spans(wikitext, _COMMENT, _COMMENT_END)
     text = _without_nested(text, _TEMPLATE)
     text = _without_nested(text, _TABLE)
@@ -84,7 +84,7 @@ def plain_text(wikitext: str, hidden: frozenset[str]) -> str:
 
 
 def _without_spans(text: str, opening: re.Pattern[str], closing: re.Pattern[str]) -> str:
-    """`text` without what lies between the two, which do not nest; what is never closed stays."""
+    """Remove everything from `opening` to `closing`, which do not nest; an opening that is never closed stays."""
     parts, at = [], 0
     while (begin := opening.search(text, at)) and (end := closing.search(text, begin.end())):
         parts.append(text[at : begin.start()])
@@ -93,8 +93,8 @@ def _without_spans(text: str, opening: re.Pattern[str], closing: re.Pattern[str]
 
 
 def _without_nested(text: str, bracket: re.Pattern[str], goes: Callable[[str], bool] = lambda _: True) -> str:
-    """`text` without what lies between nested brackets, where `goes` says so of what follows the opening one;
-    brackets without a partner stay."""
+    """Remove nested brackets and their content if `goes` is true for the text after the opening one; unmatched
+    brackets stay."""
     opened: list[re.Match[str]] = []
     spans: list[tuple[int, int]] = []
     for found in bracket.finditer(text):
