@@ -9,7 +9,7 @@ MAX_CHARACTERS = 2000
 
 
 class UserError(Exception):
-    """What is wrong, where, what was expected and what to do, in one line.
+    """A user error in one line: what is wrong, where, what was expected and what to do.
 
     >>> str(UserError("no such file", where="books.txt", expected="a text file", remedy="check data.sources"))
     'books.txt: no such file (expected a text file; check data.sources)'

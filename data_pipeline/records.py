@@ -103,7 +103,7 @@ class Segments:
     offsets: NDArray[np.int64]  # sequences + 1
     first_lengths: NDArray[np.uint16]  # tokens of segment 0: [CLS], A and the first [SEP]; or all of them
     labels: NDArray[np.int8]  # 1: B does not follow A, 0: it does, -1: no second segment
-    keys: NDArray[np.uint64]  # keys of the draws that corrupt each sequence: unique, whatever the batching
+    keys: NDArray[np.uint64]  # keys of the draws that corrupt each sequence: unique, independent of batching
     first_sources: NDArray[np.uint16] = field(default_factory=_no_sources)  # index in data.sources of the
     last_sources: NDArray[np.uint16] = field(
         default_factory=_no_sources

@@ -1,1 +1,1 @@
-"""Mask sequences: which tokens are predicted, and what replaces them."""
+"""Mask sequences: choose which tokens are predicted, and what replaces them."""

@@ -1,4 +1,4 @@
-"""Choose how sequences are corrupted into the examples that an objective learns from: masked, or not at all."""
+"""Turn sequences into training examples: masked, or unchanged."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class Corruption(Protocol):
-    """What makes examples of sequences. It holds plain arrays and numbers: it can be sent to any worker."""
+    """Makes examples from sequences. It holds plain arrays and numbers, so it can be sent to any worker."""
 
     def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
         """Corrupt every sequence of `segments`, in order; the draws are keyed by (seed, segments.keys, purpose)."""
 
     def expected(self, mean_length: float) -> float:
-        """Compute how many tokens are masked, on average at most, in sequences of this mean length."""
+        """Compute an upper bound of the mean number of masked tokens in sequences of this mean length."""
 
     def max_rows(self, length: int) -> int:
-        """Compute the most tokens that are masked in a sequence of this length."""
+        """Compute the maximum number of masked tokens in a sequence of this length."""
 
 
 @dataclass(frozen=True)
 class Unmasked:
-    """Leaves the text as it is and masks nothing, for objectives that predict without masks."""
+    """Leave the text unchanged and mask nothing, for objectives that predict without masks."""
 
     def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
-        """Take every sequence as it is."""
+        """Make an unmasked example of every sequence."""
         return Examples.of(
             segments,
             masked_positions=np.zeros(0, np.uint16),
@@ -41,15 +41,15 @@ class Unmasked:
         )
 
     def expected(self, mean_length: float) -> float:
-        """0."""
+        """Return 0: nothing is masked."""
         return 0.0
 
     def max_rows(self, length: int) -> int:
-        """0."""
+        """Return 0: nothing is masked."""
         return 0
 
 
 def corruption_of(settings: DataSettings, vocabulary: "Vocabulary") -> Corruption:
-    """Make the corruption that data.masking names. Raises UserError where a setting is out of its range, or the lexicon
-    cannot be used."""
+    """Make the corruption that data.masking names. Raises UserError for a setting out of range or an unusable
+    lexicon."""
     return Unmasked() if settings.masking == UNMASKED else Masker.from_settings(settings, vocabulary)

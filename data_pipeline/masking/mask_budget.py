@@ -1,8 +1,8 @@
-"""Compute how many tokens of an example are predicted, and say where a cap makes it fewer than the rate asks for.
+"""Compute how many tokens of an example are predicted, and report if a cap reduces that number.
 
-An example of n tokens, [CLS] and [SEP] counted, has max(1, round(rate * n)) tokens predicted, and no more than
-data.max_predictions where that is above 0 (google-research/bert, create_pretraining_data.py). In exact mode 0 stands
-for 20, the default of that script's flag max_predictions_per_seq.
+An example of n tokens, including [CLS] and [SEP], has max(1, round(rate * n)) predicted tokens, at most
+data.max_predictions if that is above 0 (google-research/bert, create_pretraining_data.py). In exact mode 0 means 20,
+the default of that script's flag max_predictions_per_seq.
 """
 
 from collections.abc import Mapping
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 MAX_PREDICTIONS = 2**16 - 1
-"""Masked positions of an example: positions are stored in 16 bits."""
+"""Maximum masked positions per example: positions are stored in 16 bits."""
 
 
 class MaskBudget(NamedTuple):
-    """How many tokens of an example are predicted."""
+    """The number of predicted tokens per example: a rate and a cap."""
 
     rate: float
-    """Share of the tokens; 0: none is predicted."""
+    """Share of the tokens; 0: no predictions."""
     cap: int
-    """At most so many; 0: no cap."""
+    """Maximum per example; 0: no cap."""
 
     @classmethod
     def of(cls, settings: DataSettings) -> "MaskBudget":
-        """What these settings ask for. Raises UserError where one is out of its range."""
+        """Make the budget of these settings. Raises UserError for a setting out of range."""
         rate, cap = settings.masked_lm_prob, predictions_cap(settings)
         if settings.masking == UNMASKED:
             return cls(0.0, 0)
@@ -44,7 +44,7 @@ class MaskBudget(NamedTuple):
 
     @classmethod
     def stored(cls, settings: Mapping[str, Any]) -> "MaskBudget | None":
-        """What the settings in an index.json, which others may write, asked for; None where they do not say."""
+        """Make the budget of the settings in an index.json, perhaps of another writer; None if missing or invalid."""
         if settings.get("masking") == UNMASKED:
             return cls(0.0, 0)
         rate, cap = settings.get("masked_lm_prob"), settings.get("max_predictions")
@@ -53,30 +53,29 @@ class MaskBudget(NamedTuple):
         return cls(float(rate), cap)
 
     def uncapped(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Tokens that the rate alone asks for in examples of these lengths; halves are rounded to even, as Python
-        does."""
+        """Compute the predicted tokens without the cap for these lengths; halves are rounded to even, as in Python."""
         return np.maximum(np.rint(lengths * self.rate).astype(np.int64), self.rate > 0)
 
     def counts(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The most tokens that are predicted in examples of these lengths."""
+        """Compute the maximum number of predicted tokens in examples of these lengths."""
         wanted = self.uncapped(lengths)
         return np.minimum(wanted, self.cap) if self.cap else wanted
 
     def count(self, length: int) -> int:
-        """The most tokens that are predicted in an example of this length."""
+        """Compute the maximum number of predicted tokens in an example of this length."""
         return int(self.counts(np.array([length]))[0])
 
     def mean_count(self, mean_length: float) -> float:
-        """How many tokens are predicted, on average at most, in examples of this mean length."""
+        """Compute an upper bound of the mean number of predicted tokens in examples of this mean length."""
         wanted = max(self.rate * mean_length, float(self.rate > 0))
         return min(wanted, self.cap) if self.cap else wanted
 
     def binds(self, longest: int) -> bool:
-        """Whether the cap takes tokens from examples of so many tokens."""
+        """Return whether the cap reduces the predictions in examples of `longest` tokens."""
         return 0 < self.cap < int(self.uncapped(np.array([longest]))[0])
 
     def note(self, length: int) -> str:
-        """What the cap does to examples of `length` tokens, for people; empty where it does nothing."""
+        """Describe the effect of the cap on examples of `length` tokens; empty if it has none."""
         if not self.binds(length):
             return ""
         return (
@@ -86,7 +85,7 @@ class MaskBudget(NamedTuple):
 
 
 def measured_note(index: "Index") -> str:
-    """What the cap did to the training examples of these shards, for people; empty where it did nothing."""
+    """Describe the effect of the cap on the training examples of these shards; empty if it had none."""
     budget, split = MaskBudget.stored(index.settings), index.train
     if budget is None or not budget.binds(split.max_tokens):
         return ""

@@ -1,10 +1,10 @@
-"""Choose which tokens of a sequence are masked and what replaces them: the compiled loop behind all kinds of masking.
+"""Choose which tokens of a sequence are masked and what replaces them, in a compiled loop for all kinds of masking.
 
-    group_tokens         tokens, words or units (phrases.py joins these)
-    ngram_end, span_end  how many of them are covered as one (spans.py)
+    group_tokens         tokens, words or phrases (joined in phrases.py)
+    ngram_end, span_end  how many of them are masked as one (spans.py)
     draw_replacement, replace   [MASK], itself, or a random token
 
-The kinds differ in the first two; they are told apart by a MaskRule, and masker.py has their names.
+The kinds differ in the first two, which a MaskRule selects; masker.py has their names.
 """
 
 from typing import NamedTuple
@@ -23,29 +23,29 @@ _MASKED, _KEPT, _RANDOM = range(3)
 
 
 class MaskRule(NamedTuple):
-    """What compiled code needs to know to mask a sequence."""
+    """The parameters of masking for compiled code."""
 
     grouping: int  # TOKENS, WORDS or PHRASES: what a group is
-    span_kind: int  # ALONE, NGRAM or SPAN: how many groups are covered as one
-    across: bool  # a word whose head truncation cut off goes with the word before the [SEP]
-    continuation: NDArray[np.bool_]  # (vocabulary,) True for a piece that goes on a word ('##...')
+    span_kind: int  # ALONE, NGRAM or SPAN: how many groups are masked as one
+    across: bool  # a word whose head was truncated joins the word before the [SEP]
+    continuation: NDArray[np.bool_]  # (vocabulary,) True for a piece that continues a word ('##...')
     cls: int
     sep: int
     mask: int
     mask_prob: float
     keep_prob: float  # of the tokens that do not become [MASK]
-    together: bool  # one draw decides what becomes of all that is covered as one
+    together: bool  # one draw of the replacement for all tokens masked as one
     lengths: NDArray[np.float64]  # cumulative weights of 1, 2, ... groups
     units: PhraseTable
 
 
 @jit
 def group_tokens(sequence, specials, by_word, across, continuation, members, starts):
-    """Lists the positions of `sequence` that do not hold one of the two `specials` in `members`; group g is
-    members[starts[g]:starts[g + 1]], a token or, with `by_word`, a word. Returns the number of groups.
+    """List the positions of `sequence` that do not hold one of the two `specials` in `members`; group g is
+    members[starts[g]:starts[g + 1]], a token or, with `by_word`, a word. Return the number of groups.
 
-    With `across` a continuation joins the last word that there is, even across a [SEP]: where truncation cut the
-    head off a word, its rest goes with the word before, as in BERT's script."""
+    With `across` a continuation joins the previous word even across a [SEP]: if truncation removed the head of a word,
+    its rest joins the word before, as in BERT's script."""
     groups, used = 0, 0
     for i in range(len(sequence)):
         token = sequence[i]
@@ -63,8 +63,8 @@ def group_tokens(sequence, specials, by_word, across, continuation, members, sta
 
 @jit
 def list_candidates(span_kind, starts, groups, order):
-    """Fills `order` with the groups that masking may begin at; returns how many. A span begins at a random token's
-    word, so that a word is listed once for each of its tokens."""
+    """Fill `order` with the groups that masking may begin at; return how many. A span begins at the word of a random
+    token, so a word is listed once per token."""
     if span_kind != SPAN:
         for g in range(groups):
             order[g] = g
@@ -77,7 +77,7 @@ def list_candidates(span_kind, starts, groups, order):
 
 @jit
 def draw_replacement(stream, shares):
-    """What becomes of a covered token: shares = (of all that become [MASK], of the others that stay)."""
+    """Draw the replacement of a masked token: shares = (of all that become [MASK], of the others that stay)."""
     if unit(stream) < shares[0]:
         return _MASKED
     return _RANDOM if unit(stream) >= shares[1] else _KEPT
@@ -85,7 +85,7 @@ def draw_replacement(stream, shares):
 
 @jit
 def replace(stream, replacement, ids, corrupted, position):
-    """Replaces the token at `position` by what was drawn for it; ids = (of [MASK], how many there are)."""
+    """Apply the drawn replacement to the token at `position`; ids = (id of [MASK], size of the vocabulary)."""
     if replacement == _MASKED:
         corrupted[position] = ids[0]
     elif replacement == _RANDOM:
@@ -94,7 +94,7 @@ def replace(stream, replacement, ids, corrupted, position):
 
 @jit
 def replace_runs(stream, shares, together, ids, corrupted, covered):
-    """Replaces the covered tokens once all are known: spans that touch or overlap are one span."""
+    """Replace the masked tokens once all are known: spans that touch or overlap are one span."""
     replacement = _KEPT
     for i in range(len(covered)):
         if covered[i]:
@@ -105,13 +105,13 @@ def replace_runs(stream, shares, together, ids, corrupted, covered):
 
 @jit
 def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
-    """Writes the corrupted tokens of `sequence` into its copy `corrupted` and marks them in `covered` (all
-    False before). `scratch`: three int64 rows, each longer than the sequence. Returns how many it covered.
+    """Mask at most `k` tokens of `sequence`: write them into its copy `corrupted` and mark them in `covered` (all
+    False before). `scratch`: three int64 rows, each longer than the sequence. Return the number of masked tokens.
 
     A stream of Python's draws (compiled/mersenne_twister.py) shuffles all candidates first, as the script does; a
-    Philox stream draws them one by one, no more than it needs: the same distribution for fewer draws."""
+    Philox stream draws them one by one, only as many as needed: the same distribution with fewer draws."""
     members, starts, order = scratch[0], scratch[1], scratch[2]
-    # a rule is many arrays: what a loop needs of it is taken out, since handing all of it on costs more than a draw
+    # unpack what the loop needs of the rule: passing all its arrays on costs more than a draw
     shares, ids = (rule.mask_prob, rule.keep_prob), (rule.mask, len(rule.continuation))
     span_kind, together, lengths = rule.span_kind, rule.together, rule.lengths
     by_word, specials = rule.grouping != TOKENS, (rule.cls, rule.sep)
@@ -155,17 +155,17 @@ def mask_sequence(stream, k, rule, sequence, corrupted, covered, scratch):
 
 @jit
 def emit_masked(sequence, covered, done, positions, ids):
-    """Lists the `done` marked positions, ascending, with their original ids, and clears the marks."""
+    """List the `done` marked positions, ascending, with their original ids, and clear the marks."""
     found, i = 0, 0
     while found < done:
-        positions[found], ids[found] = i, sequence[i]  # overwritten, unless i is covered: a branch costs more
+        positions[found], ids[found] = i, sequence[i]  # overwritten unless i is masked: a branch costs more
         found += covered[i]
         covered[i] = False
         i += 1
 
 
 def scratch_for(longest: int) -> tuple[NDArray, ...]:
-    """What `mask_all` works in, for sequences of at most so many tokens."""
+    """Allocate the scratch memory of `mask_all`, for sequences of at most `longest` tokens."""
     return (
         np.zeros(PHILOX_WORDS, np.uint64),
         np.empty((3, longest + 1), np.int64),
@@ -175,8 +175,8 @@ def scratch_for(longest: int) -> tuple[NDArray, ...]:
 
 @jit
 def mask_all(key, sequences, counts, rule, scratch, out):
-    """Masks all sequences; the draws of each are keyed by key = (seed, purpose) and its own. Fills `out` (tokens,
-    already a copy; positions; ids; masked_offsets); returns the masked rows used. scratch: `scratch_for` the
+    """Mask all sequences; the draws of each are keyed by key = (seed, purpose) and its own key. Fill `out` (tokens,
+    already a copy; positions; ids; masked_offsets); return the number of masked rows. scratch: `scratch_for` the
     longest sequence."""
     source, offsets, keys = sequences
     seed, purpose = key

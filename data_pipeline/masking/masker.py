@@ -1,23 +1,23 @@
-"""Mask Segments into Examples as a pure function of the segments and a seed.
+"""Mask Segments into Examples, as a pure function of the segments and a seed.
 
-A sequence is parted into candidates; they are taken in random order until
-k = max(1, round(masked_lm_prob * length)) tokens, at most max_predictions where that is above 0, are covered, the
-length counting [CLS] and [SEP]; each covered token becomes [MASK] (80 %), stays (10 %) or becomes any id of the
-vocabulary (10 %). [CLS] and [SEP] are never covered. What is covered as one is the kind of masking:
+A sequence is divided into candidates, taken in random order until k = max(1, round(masked_lm_prob * length)) tokens
+are masked, at most max_predictions if that is above 0; the length includes [CLS] and [SEP]. Each masked token becomes
+[MASK] (80 %), stays (10 %) or becomes a random id of the vocabulary (10 %). [CLS] and [SEP] are never masked. The kind
+of masking decides what is masked as one:
 
-    token     a token, or with whole_word a word: BERT's algorithm (Devlin et al. 2019, section 3.1), as
-              google-research/bert's create_pretraining_data.py has it
-    span      words from a random token's on, their number geometric (Joshi et al. 2020, SpanBERT, section 3.1)
+    token     a token, or with whole_word a word: BERT's algorithm (Devlin et al. 2019, section 3.1), as in
+              google-research/bert's create_pretraining_data.py
+    span      words from that of a random token on, their number geometric (Joshi et al. 2020, SpanBERT, section 3.1)
     ngram     words from a random one on, n with probability proportional to 1/n (Lan et al. 2020, ALBERT)
     phrase    a phrase of the lexicon or the chunker, or a word (Sun et al. 2019, ERNIE, section 3)
     entity    a name of the lexicon, or a word (the same)
 
-k is one rule for all kinds, so that they differ in nothing else: SpanBERT's script covers ceil(0.15 n) tokens, [CLS]
-and [SEP] not counted, and cuts the last word for it; ERNIE's draws for each unit whether it is covered, with no upper
-bound. What would exceed k is passed over (a span or n-gram: shortened), so fewer than k may be covered. Random tokens
-are uniform over the vocabulary in all kinds (SpanBERT's script: drawn from the text).
+k follows the same rule for all kinds, so that they differ in nothing else: SpanBERT's script masks ceil(0.15 n) tokens,
+without counting [CLS] and [SEP], and cuts the last word to fit; ERNIE's draws for each phrase whether it is masked,
+with no upper bound. A candidate that would exceed k is skipped (a span or n-gram: shortened), so fewer than k tokens
+may be masked. Random tokens are uniform over the vocabulary in all kinds (SpanBERT's script: drawn from the text).
 
-The draws of sequence i come from (seed, keys[i], purpose) alone: how sequences are batched or ordered changes nothing.
+The draws of sequence i depend only on (seed, keys[i], purpose), not on how sequences are batched or ordered.
 """
 
 from dataclasses import dataclass
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Masker:
-    """One kind of masking with its settings. Plain arrays and numbers: it can be sent to any worker."""
+    """One kind of masking with its settings. It holds plain arrays and numbers, so it can be sent to any worker."""
 
     masked_lm_prob: float
     max_predictions: int
-    """Most tokens of an example; 0: no cap."""
+    """Maximum masked tokens per example; 0: no cap."""
     rule: MaskRule
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> "Masker":
-        """Raises UserError where a setting is out of its range, or the lexicon cannot be used."""
+        """Make the masker for these settings. Raises UserError for a setting out of range or an unusable lexicon."""
         return cls(*MaskBudget.of(settings), _rule(settings, vocabulary))
 
     def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
-        """Masks every sequence of `segments`; the draws are keyed by (seed, segments.keys, purpose)."""
+        """Mask every sequence of `segments`; the draws are keyed by (seed, segments.keys, purpose)."""
         lengths = np.diff(segments.offsets)
         counts = self.counts(lengths)
         tokens = segments.tokens.copy()
@@ -84,19 +84,19 @@ class Masker:
 
     @property
     def budget(self) -> MaskBudget:
-        """How many tokens of an example are covered at most."""
+        """Maximum masked tokens per example."""
         return MaskBudget(self.masked_lm_prob, self.max_predictions)
 
     def counts(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The most tokens to cover in sequences of these lengths."""
+        """Compute the maximum number of masked tokens in sequences of these lengths."""
         return self.budget.counts(lengths)
 
     def max_rows(self, length: int) -> int:
-        """The most tokens to cover in a sequence of this length."""
+        """Compute the maximum number of masked tokens in a sequence of this length."""
         return self.budget.count(length)
 
     def expected(self, mean_length: float) -> float:
-        """How many tokens are covered, on average at most, in sequences of this mean length."""
+        """Compute an upper bound of the mean number of masked tokens in sequences of this mean length."""
         return self.budget.mean_count(mean_length)
 
 
@@ -112,7 +112,7 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
     continuation = np.array(vocabulary.continuation, np.bool_)
     if (
         by_phrases
-    ):  # where words are parted by white space alone, a comma goes on a word: it is no part of a name
+    ):  # with words separated only by white space, a comma continues a word, but is not part of a name
         continuation &= ~units.punctuation
     return MaskRule(
         grouping=PHRASES if by_phrases else TOKENS if kind == "token" and not settings.whole_word else WORDS,
@@ -123,7 +123,7 @@ def _rule(settings: DataSettings, vocabulary: "Vocabulary") -> MaskRule:
         sep=vocabulary.sep,
         mask=vocabulary.mask,
         mask_prob=float(settings.mask_prob),
-        # rounded: 0.1 of 0.2 is to be just one half, as in BERT's script
+        # rounded: 0.1 of 0.2 must be exactly one half, as in BERT's script
         keep_prob=round(1.0 - settings.random_prob / rest, 12) if rest > 0 else 0.0,
         together=settings.replace_together,
         lengths=harmonic(settings.max_ngram)

@@ -1,13 +1,12 @@
-"""Join the words of a sequence to phrases and names that are masked as one (Sun et al. 2019, ERNIE, section 3), by a
-table from a lexicon and a list of closed-class words.
+"""Join the words of a sequence into phrases and names that are masked as one, by a lexicon and a chunker.
 
-A unit is, in this order: the longest entry of the lexicon that begins with a word and ends with one; in English text,
-for masking=phrase, a chunk: up to CHUNK_WORDS words in a row that are neither closed-class words (articles,
-prepositions, pronouns, auxiliaries, ...) nor punctuation; else a single word. All of it is found in token ids, so that
-it works on shards as on text.
+(Sun et al. 2019, ERNIE, section 3.) A phrase is, in this order: the longest lexicon entry that starts and ends at word
+boundaries; in English text, for masking=phrase, a chunk: up to CHUNK_WORDS consecutive words that are neither
+closed-class words (articles, prepositions, pronouns, auxiliaries, ...) nor punctuation; else a single word. All are
+found in token ids, so this works on shards as well as on text.
 
-The lexicon is UTF-8 text with a phrase or name a line, cut into ids as all text is. A line with a word that the
-vocabulary does not know is passed over: [UNK] would match any such word.
+The lexicon is UTF-8 text with one phrase or name per line, tokenized like any text. A line with a word unknown to the
+vocabulary is skipped: [UNK] would match any such word.
 """
 
 from importlib.resources import files
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
     from data_pipeline.vocabulary.files import Vocabulary
 
 CHUNK_WORDS = 4
-"""Words of a chunk, at most; a longer run is cut after so many."""
+"""Maximum words of a chunk; a longer run is cut after this many."""
 CLOSED_CLASS = "closed_class_words.en.txt"
-"""The English closed-class words, a file of this package."""
+"""File in this package with the English closed-class words."""
 
 _LEXICON, _CLOSED, _INNER = (
     np.uint8(1),
@@ -44,26 +43,26 @@ _NOWHERE = -1
 
 
 class PhraseTable(NamedTuple):
-    """A trie over ids as a hash table: the edge (node, id) leads to a node. Node 0 is the root."""
+    """A trie over ids, stored as a hash table: the edge (node, id) leads to a node. Node 0 is the root."""
 
     edges: NDArray[np.uint64]  # (slots,) node * 2**32 + id + 1; 0: free
     nodes: NDArray[np.int32]  # (slots,) where the edge leads
-    heads: NDArray[np.int32]  # (vocabulary,) where the edges of the root lead; -1: there is none
+    heads: NDArray[np.int32]  # (vocabulary,) where the edges of the root lead; -1: no edge
     ends: NDArray[
         np.uint8
     ]  # (nodes,) bits: an entry of the lexicon ends there, a closed-class word does, edges leave
     punctuation: NDArray[np.bool_]  # (vocabulary,) pieces without a letter or digit
-    chunk_words: int  # words of a chunk, at most; 0: no chunks
+    chunk_words: int  # maximum words of a chunk; 0: no chunks
 
 
 def no_phrases() -> PhraseTable:
-    """The table for kinds of masking that know no units."""
+    """Return the empty table, for kinds of masking without phrases."""
     return _table(np.zeros(0, np.uint32), np.zeros(1, np.int64), np.zeros(0, np.uint8), np.zeros(0, bool), 0)
 
 
 def phrase_table(settings: DataSettings, vocabulary: "Vocabulary", chunks: bool) -> PhraseTable:
-    """The units of `settings.lexicon` and, with `chunks` and text in English alone, of the chunker. Raises UserError
-    for a lexicon that cannot be read or holds nothing, and where there are neither lexicon nor chunks."""
+    """Build the table of `settings.lexicon` and, with `chunks` and only English text, of the chunker. Raises UserError
+    for an unreadable or empty lexicon, and if there are neither lexicon nor chunks."""
     chunks = chunks and set(settings.languages or ["en"]) == {"en"}
     lexicon = read_lexicon(settings.lexicon) if settings.lexicon else []
     if not lexicon and not chunks:
@@ -90,8 +89,7 @@ def phrase_table(settings: DataSettings, vocabulary: "Vocabulary", chunks: bool)
 
 
 def read_lexicon(path: str) -> list[str]:
-    """The lines of a lexicon without white space at their ends, no empty ones. Raises UserError where it is missing,
-    no UTF-8, or empty."""
+    """Read the stripped, non-empty lines of a lexicon. Raises UserError if it is missing, not UTF-8, or empty."""
     expected = "a UTF-8 text file, a phrase or name a line"
     try:
         lines = read_bytes(path).decode("utf-8-sig").split("\n")
@@ -106,14 +104,13 @@ def read_lexicon(path: str) -> list[str]:
 
 
 def closed_class_words() -> list[str]:
-    """The English closed-class words of this package, each as it stands within, at the beginning of, and as a
-    sentence in capitals."""
+    """Read the English closed-class words of this package, each as listed, capitalised and in upper case."""
     words = files("data_pipeline.masking").joinpath(CLOSED_CLASS).read_text(encoding="utf-8").split()
     return sorted({form for word in words for form in (word, word.capitalize(), word.upper())})
 
 
 def _punctuation(vocabulary: "Vocabulary") -> NDArray[np.bool_]:
-    """(vocabulary,) which pieces have no letter or digit; a part of a character of several bytes may be one."""
+    """Return (vocabulary,): which pieces have no letter or digit; part of a multi-byte character counts as a letter."""
     pieces = vocabulary.tokenizer.decode_batch(
         [[i] for i in range(vocabulary.size)], skip_special_tokens=False
     )
@@ -126,7 +123,7 @@ def _table(
     slots = 1 << int(2 * len(ids) + 1).bit_length()  # at most half of them are used
     edges, nodes = np.zeros(slots, np.uint64), np.zeros(slots, np.int32)
     ends = np.zeros(len(ids) + 1, np.uint8)
-    # most kinds of masking have none: not worth loading compiled code, which takes a third of a second
+    # most kinds of masking have no phrases: skip loading compiled code, which takes a third of a second
     count = _build(ids.astype(np.uint32), offsets, marks, edges, nodes, ends) if len(ids) else 1
     heads = np.full(len(punctuation), _NOWHERE, np.int32)
     for piece in np.unique(ids[offsets[:-1][marks > 0]]).tolist():
@@ -136,7 +133,7 @@ def _table(
 
 @jit
 def _slot(edges, edge):
-    """Where `edge` is in the table, or would be entered."""
+    """Return the slot of `edge` in the table, or the one where it would be entered."""
     mask = np.uint64(len(edges) - 1)
     slot = ((edge * _GOLDEN) >> _S29) & mask
     while edges[slot] != edge and edges[slot] != np.uint64(0):
@@ -151,7 +148,7 @@ def _edge(node, piece):
 
 @jit
 def _build(ids, offsets, marks, edges, nodes, ends):
-    """Enters every sequence of ids that has a mark; returns the number of nodes."""
+    """Enter every sequence of ids that has a mark; return the number of nodes."""
     count = 1
     for entry in range(len(marks)):
         if not marks[entry]:
@@ -170,9 +167,9 @@ def _build(ids, offsets, marks, edges, nodes, ends):
 
 @jit
 def join_words(sequence, units, members, starts, words):
-    """Joins the words members[starts[w]:starts[w + 1]] to units, in place; returns the number of units."""
+    """Join the words members[starts[w]:starts[w + 1]] into phrases, in place; return the number of phrases."""
     heads, edges, nodes, ends = units.heads, units.edges, units.nodes, units.ends
-    made, open_words, word = 0, 0, 0  # open_words: of the chunk that the last unit is, if it is one
+    made, open_words, word = 0, 0, 0  # open_words: words of the last phrase, if it is a chunk
     while word < words:
         begins, after, content = starts[word], word, units.chunk_words > 0
         node, walked, m = heads[sequence[members[begins]]], word, begins + 1
@@ -197,7 +194,7 @@ def join_words(sequence, units, members, starts, words):
         else:
             content = False
         joins = content and 0 < open_words < units.chunk_words and follows(members, starts, word)
-        starts[made] = begins  # to no effect where the word joins the unit before: a branch would cost more
+        starts[made] = begins  # no effect if the word joins the phrase before: a branch would cost more
         made += 1 - joins
         open_words = open_words * joins + content
         word = max(after, word + 1)

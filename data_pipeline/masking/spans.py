@@ -1,11 +1,11 @@
-"""Draw how many words are masked together from a word on: spans and n-grams.
+"""Draw how many consecutive words are masked together: spans and n-grams.
 
-    ALONE    the one word or unit itself
+    ALONE    one word or phrase
     NGRAM    n words, n with probability proportional to 1/n (Lan et al. 2020, ALBERT, section 3.1)
-    SPAN     n words, n geometric and cut off at the longest (Joshi et al. 2020, SpanBERT, section 3.1)
+    SPAN     n words, n geometric and truncated at the maximum (Joshi et al. 2020, SpanBERT, section 3.1)
 
-Neither runs on past the end of its segment: what stands beyond a [SEP] is no part of one phrase. (ALBERT's script
-goes on there.)
+Neither extends past the end of its segment: text on both sides of a [SEP] is not one phrase. (ALBERT's script
+continues there.)
 """
 
 import numpy as np
@@ -18,19 +18,19 @@ ALONE, NGRAM, SPAN = range(3)
 
 
 def geometric(p: float, longest: int) -> NDArray[np.float64]:
-    """(longest,): n or fewer words have a share of [n - 1] / [longest - 1]. The tail of the geometric distribution
-    is cut off and its mass goes to all lengths alike, as in SpanBERT's script; it is not put on the longest."""
+    """Compute cumulative weights (longest,): the probability of at most n words is [n - 1] / [longest - 1]. The tail of
+    the geometric distribution is cut off and the rest renormalised, as in SpanBERT's script, not put on the longest."""
     return np.cumsum((1.0 - p) ** np.arange(longest))
 
 
 def harmonic(longest: int) -> NDArray[np.float64]:
-    """The same for n with probability proportional to 1/n."""
+    """Compute the same for n with probability proportional to 1/n."""
     return np.cumsum(1.0 / np.arange(1, longest + 1))
 
 
 @jit
 def draw_length(stream, lengths, most):
-    """How many words, at most `most`, from the cumulative weights `lengths`."""
+    """Draw a number of words, at most `most`, from the cumulative weights `lengths`."""
     place = unit(stream) * lengths[most - 1]
     n = 1
     while n < most and lengths[n - 1] <= place:
@@ -40,16 +40,16 @@ def draw_length(stream, lengths, most):
 
 @jit
 def follows(members, starts, group):
-    """Whether group `group` stands directly behind the one before it, in the same segment."""
+    """Return whether group `group` directly follows the one before it, in the same segment."""
     return members[starts[group]] == members[starts[group] - 1] + 1
 
 
 @jit
 def ngram_end(stream, lengths, room, groups, members, starts, covered, first):
-    """The group behind the n-gram that begins with group `first`; `first` itself where none fits.
+    """Return the group after the n-gram that begins with group `first`; `first` itself if none fits.
 
-    As ALBERT's script: the length is drawn from those that the segment still has room for; an n-gram beyond the
-    `room` tokens that are left to cover is shortened; one that meets a covered word is given up."""
+    As in ALBERT's script: the length is drawn from those that fit into the segment; an n-gram of more than `room`
+    tokens, the number left to mask, is shortened; one that contains a masked word is dropped."""
     most = 1
     while most < len(lengths) and first + most < groups and follows(members, starts, first + most):
         most += 1
@@ -64,10 +64,10 @@ def ngram_end(stream, lengths, room, groups, members, starts, covered, first):
 
 @jit
 def span_end(stream, lengths, room, groups, members, starts, covered, first):
-    """The group behind the span that begins with group `first`; `first` itself where that is covered or too long.
+    """Return the group after the span that begins with group `first`; `first` itself if it is masked or too long.
 
-    Words that are covered already count towards its length and cost no room. SpanBERT's script cuts the last word
-    where the budget ends; here a span ends before a word that would not fit, so that no word is masked in part."""
+    Words already masked count towards its length but use no budget. SpanBERT's script cuts the last word where the
+    budget ends; here a span ends before a word that would not fit, so that no word is partly masked."""
     if covered[members[starts[first]]]:
         return first
     stop = first + draw_length(stream, lengths, len(lengths))

@@ -1,8 +1,7 @@
-"""Mask the tokens of sequences one by one: the commonest kind of masking, draw for draw what the general loop does, in
-a third of its time.
+"""Mask single tokens, the most common kind of masking, with the draws of the general loop in a third of its time.
 
-A group is a single token here, so that a candidate is a position, what is covered fits in a set of bits, and listing
-it in order is to walk over these bits.
+A group is a single token here, so a candidate is a position, the masked positions fit into a bit set, and listing them
+in order is a scan over its bits.
 """
 
 import numpy as np
@@ -18,7 +17,8 @@ _UNIT = 1.0 / 9007199254740992.0  # 53 random bits to [0, 1), as draws.unit
 
 @jit
 def nth_word(block, key, number):
-    """Word `number` of the stream key = (seed, key, purpose); `block` holds the four around the one before it."""
+    """Return word `number` of the stream key = (seed, key, purpose); `block` holds the four words around the previous
+    one."""
     if number & 3 == 0:
         philox(key[0], key[1], np.uint64(number >> 2), key[2], block)
     return block[number & 3]
@@ -26,7 +26,7 @@ def nth_word(block, key, number):
 
 @jit
 def list_candidates(sequence, cls, sep, members):
-    """The positions of all tokens but [CLS] and [SEP], into `members`; returns how many."""
+    """List the positions of all tokens except [CLS] and [SEP] in `members`; return how many."""
     found = 0
     for i in range(len(sequence)):
         members[found] = i
@@ -36,7 +36,7 @@ def list_candidates(sequence, cls, sep, members):
 
 @jit
 def cover(key, k, candidates, rule, corrupted, block, bits):
-    """Draws k of the candidates, one by one, replaces each in `corrupted` and sets its bit."""
+    """Draw k of the candidates one by one, replace each in `corrupted` and set its bit."""
     _, _, mask, vocabulary_size, mask_prob, keep_prob = rule
     drawn = 0
     for c in range(k):
@@ -58,7 +58,7 @@ def cover(key, k, candidates, rule, corrupted, block, bits):
 
 @jit
 def list_masked(sequence, bits, positions, ids):
-    """The positions whose bits are set, ascending, with the ids there; clears the bits. Returns how many."""
+    """List the positions whose bits are set, ascending, with the ids there; clear the bits and return how many."""
     found = 0
     for b in range((len(sequence) + 63) >> 6):
         word = bits[b]
@@ -72,16 +72,16 @@ def list_masked(sequence, bits, positions, ids):
 
 
 def scratch_for(longest: int) -> tuple[NDArray, ...]:
-    """What `mask_tokens` works in, for sequences of at most so many tokens."""
+    """Allocate the scratch memory of `mask_tokens`, for sequences of at most `longest` tokens."""
     return np.empty(longest + 1, np.uint16), np.zeros((longest >> 6) + 1, np.uint64), np.zeros(4, np.uint64)
 
 
 @jit
 def mask_tokens(key, sequences, counts, rule, scratch, out):
-    """Masks at most counts[s] tokens of every sequence; the draws of each are keyed by key = (seed, purpose) and its
-    own. rule: ids of [CLS], [SEP] and [MASK], size of the vocabulary, share of the covered tokens that become
-    [MASK], share of the others that stay; scratch: `scratch_for` the longest sequence. Fills `out` (tokens, already a
-    copy; positions; ids; masked_offsets); returns the masked rows used."""
+    """Mask at most counts[s] tokens of every sequence s; the draws of each are keyed by key = (seed, purpose) and its
+    own key. rule: ids of [CLS], [SEP] and [MASK], size of the vocabulary, share of the masked tokens that become
+    [MASK], share of the others that stay; scratch: `scratch_for` the longest sequence. Fill `out` (tokens, already a
+    copy; positions; ids; masked_offsets); return the number of masked rows."""
     source, offsets, keys = sequences
     tokens, positions, ids, masked_offsets = out
     candidates, bits, block = scratch

@@ -1,1 +1,1 @@
-"""Build sequences from documents: pairs and single sequences."""
+"""Build sequences, pairs or single, from documents."""

@@ -1,13 +1,12 @@
-"""Define what all sequence builders share: documents start..stop-1 of a Corpus become Segments, pairs or single
-sequences.
+"""Define the base class of the sequence builders, which turn documents of a Corpus into Segments.
 
-A document is walked once a pass. The draws of (document, pass) come from a stream of its own, keyed by the
-seed and derive_key(document key, pass), so that a document yields the same sequences whatever its range holds
-beside it. The draws that mask its sequence number `ordinal` are keyed by derive_key(derive_key(document key, pass),
-ordinal): no two sequences of a walk share them; across walks the keys are 64-bit hashes, and two sequences
-that happened to agree would merely share the randomness of their masks.
+A document is walked once per pass. The draws of (document, pass) come from a separate stream, keyed by the seed and
+derive_key(document key, pass), so a document yields the same sequences regardless of the other documents in its range.
+The draws that mask its sequence number `ordinal` are keyed by derive_key(derive_key(document key, pass), ordinal): no
+two sequences of a walk share them; across walks the keys are 64-bit hashes, and a collision would only make two
+sequences share the randomness of their masks.
 
-The recipes themselves are in pairs.py and single.py, by name in registry.py.
+The builders are in pairs.py and single.py, registered by name in registry.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,15 +29,15 @@ if TYPE_CHECKING:
     from data_pipeline.vocabulary.files import Vocabulary
 
 BUFFER_TOKENS = 1 << 20
-"""Tokens that compiled code writes before they are handed over."""
+"""Tokens that compiled code writes per buffer."""
 
 Passes = int | NDArray[np.int64]
-"""Passes over every document, or over each of a range; none is 0."""
+"""Passes over every document, or over each document of a range; 0: none."""
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceBuilder:
-    """What builds the sequences of an objective from documents, sent to workers."""
+    """Builds the sequences of an objective from documents; it is sent to workers."""
 
     sequence_length: int
     short_seq_prob: float
@@ -49,7 +48,7 @@ class SequenceBuilder:
     separators: bool = True
     """[SEP] after each segment."""
     segment_ids: bool = True
-    """The segments of a pair are told apart; else first_lengths are whole lengths."""
+    """Whether the segments of a pair have different ids; else first_lengths are whole lengths."""
 
     parts: ClassVar[int]
     """Segments of a sequence."""
@@ -66,7 +65,7 @@ class SequenceBuilder:
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> Self:
-        """The builder of these settings. Raises UserError where one is out of its range."""
+        """Make the builder for these settings. Raises UserError for a setting out of range."""
         return cls(
             settings.sequence_length,
             settings.short_seq_prob,
@@ -87,15 +86,15 @@ class SequenceBuilder:
         return self.sequence_length - self.specials
 
     def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
-        """The sequences of documents start..stop-1 of `corpus`: `passes` passes over each of them, or passes[i] over
-        document start + i. The first passes over a document yield the same sequences however many follow. They come
-        about BUFFER_TOKENS tokens at a time: a document is never too large. At least one piece, which may be empty."""
+        """Yield the sequences of documents start..stop-1 of `corpus`: `passes` passes over each, or passes[i] over
+        document start + i. A pass yields the same sequences regardless of how many follow. Pieces hold about
+        BUFFER_TOKENS tokens, so a document is never too large. There is at least one piece, which may be empty."""
         raise NotImplementedError
 
     def _walk(
         self, fill: Callable[..., int], corpus: Corpus, start: int, stop: int, seed: int, passes: Passes
     ) -> Iterator[Segments]:
-        """Runs the compiled loop `fill` over the documents, a buffer at a time."""
+        """Run the compiled loop `fill` over the documents, a buffer at a time."""
         numbers = (np.uint64(seed % 2**64), start, stop, self.room, float(self.short_seq_prob))
         each = passes_of_each(passes, start, stop)
         frame = (self.cls, self.sep, int(self.separators))
@@ -117,7 +116,7 @@ class SequenceBuilder:
 
 
 def passes_of_each(passes: Passes, start: int, stop: int) -> NDArray[np.int64]:
-    """The passes over each of the documents start..stop-1."""
+    """Return the number of passes over each of the documents start..stop-1."""
     if np.ndim(passes) == 0:
         return np.full(stop - start, passes, np.int64)
     each = np.ascontiguousarray(passes, np.int64)
@@ -127,15 +126,15 @@ def passes_of_each(passes: Passes, start: int, stop: int) -> NDArray[np.int64]:
 
 
 def flat_columns(corpus: Corpus) -> tuple[NDArray, ...]:
-    """The corpus for compiled code: tokens, sentence starts, each document's first and last + 1 sentence, its key and
-    its source."""
+    """Return the corpus for compiled code: tokens, sentence starts, and each document's first sentence, last + 1
+    sentence, key and source."""
     starts = read_only(corpus.document_starts)
     tokens, sentences, keys = map(read_only, (corpus.tokens, corpus.sentence_starts, corpus.keys))
     return tokens, sentences, starts[:-1], starts[1:], keys, read_only(corpus.sources)
 
 
 def _buffers(dtype: np.dtype) -> tuple[NDArray, ...]:
-    """Room for the columns of Segments; pages that stay unused cost no memory."""
+    """Allocate the columns of Segments; unused pages cost no memory."""
     sequences = BUFFER_TOKENS // 16
     return (
         np.empty(BUFFER_TOKENS, dtype),

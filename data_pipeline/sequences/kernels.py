@@ -1,7 +1,7 @@
-"""Share what every compiled loop over documents needs: its draws, its memory, and how a sequence is written.
+"""Draw targets, step through documents and write sequences: the code shared by all compiled loops over documents.
 
-A walk goes from sequence to sequence through the flat columns of a Corpus (`flat_columns`); a range of tokens is a
-pair of numbers, nothing is copied until a sequence is written into the buffers. The walks themselves are in
+A walk steps from sequence to sequence through the flat columns of a Corpus (`flat_columns`); a range of tokens is a
+pair of numbers, and nothing is copied until a sequence is written into the buffers. The walks themselves are in
 pair_kernels.py and single_kernels.py.
 """
 
@@ -14,14 +14,14 @@ from data_pipeline.compiled.philox import SEGMENTS, start
 from data_pipeline.compiled.splitmix import derive_key
 from data_pipeline.sequences.random_reads import copy_tokens
 
-# What a walk remembers from one buffer to the next, by its place in an array of int64.
+# The state of a walk between buffers: indices into an array of int64.
 DOCUMENT, PASS, POSITION, TOKEN, TARGET, ORDINAL = range(6)
 AT_START = -1  # as POSITION: this pass over the document has not begun
 
 
 @jit
 def draw_target(stream, room, short_seq_prob):
-    """The length that one pass over a document aims at."""
+    """Draw the target length of one pass over a document."""
     if unit(stream) < short_seq_prob:
         return 2 + below(stream, room - 1)
     return room
@@ -29,7 +29,7 @@ def draw_target(stream, room, short_seq_prob):
 
 @jit
 def begin(walk, stream, numbers, columns):
-    """Starts the pass at hand over the document at hand if that is still to do; returns the pass's key."""
+    """Start the current pass over the current document unless it has begun; return the pass's key."""
     seed, _, _, room, short_seq_prob = numbers
     starts, firsts, keys = columns[1], columns[2], columns[4]
     key = derive_key(keys[walk[DOCUMENT]], walk[PASS])
@@ -43,7 +43,7 @@ def begin(walk, stream, numbers, columns):
 
 @jit
 def go_on(walk, position, token, numbers, passes, last):
-    """Moves to where the next sequence begins: in this pass, the next pass, or the next document that has one.
+    """Move to the start of the next sequence: in this pass, the next pass, or the next document that has one.
     `passes`: of documents first..stop-1."""
     _, first, stop, _, _ = numbers
     walk[POSITION], walk[TOKEN] = position, token
@@ -57,8 +57,8 @@ def go_on(walk, position, token, numbers, passes, last):
 
 @jit
 def write_pair(tokens, files, pair, frame, out, at):
-    """Writes [CLS] A [SEP] B [SEP] to out[at:], or [CLS] A B; returns the tokens of segment 0 and of both.
-    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without. `files`: where B is read (random_reads.py)."""
+    """Write [CLS] A [SEP] B [SEP] to out[at:], or [CLS] A B; return the token counts of segment 0 and of the whole.
+    `frame`: ids of [CLS] and [SEP], and 1 with separators, 0 without. `files`: source of B (random_reads.py)."""
     a0, a1, b0, b1 = pair
     cls, sep, separators = frame
     first = 1 + a1 - a0 + separators
@@ -74,7 +74,7 @@ def write_pair(tokens, files, pair, frame, out, at):
 
 @jit
 def write_stream(tokens, begins, ends, frame, out, at):
-    """Writes [CLS] text [SEP] to out[at:], or [CLS] text; returns its tokens."""
+    """Write [CLS] text [SEP] to out[at:], or [CLS] text; return its number of tokens."""
     cls, sep, separators = frame
     whole = 1 + ends - begins + separators
     out[at] = cls

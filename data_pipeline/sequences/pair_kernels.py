@@ -1,7 +1,7 @@
 """Build pairs from the flat columns of a Corpus in compiled loops.
 
-Where a pair of BERT's begins and ends is decided here, once for the fast and the exact mode: the order of the draws is
-that of google-research/bert's create_pretraining_data.py, and the golden files hold it fast.
+The boundaries of BERT's pairs are computed here for both the fast and the exact mode: the order of the draws is that
+of google-research/bert's create_pretraining_data.py, and the golden files test it.
 """
 
 import numpy as np
@@ -26,13 +26,13 @@ DONOR_TRIES = 10
 """Draws of a donor document before Google's script lets a document be its own donor."""
 
 SEGMENT_PAIR, SENTENCE_PAIR, SENTENCE_ORDER = range(3)
-"""What `fill_pairs` makes."""
+"""The kinds of pairs that `fill_pairs` makes."""
 
 
 @jit
 def draw_donor(stream, keys, document):
-    """A document other than `document`. As the script draws (a stream of Python's draws), it may after
-    DONOR_TRIES tries be the same one."""
+    """Draw a document other than `document`. With a stream of Python's draws, as in Google's script, it may be the same
+    one after DONOR_TRIES tries."""
     donor = below(stream, len(keys))
     if len(stream) == PHILOX_WORDS:
         while keys[donor] == keys[document]:
@@ -47,10 +47,10 @@ def draw_donor(stream, keys, document):
 
 @jit
 def truncated(stream, pair, room):
-    """The token ranges of A and B, the longer one shortened at random ends (a tie shortens B) until both fit."""
+    """Shorten the longer of the token ranges A and B at random ends (a tie shortens B) until both fit."""
     a0, a1, b0, b1 = pair
     while (a1 - a0) + (b1 - b0) > room:
-        # without branches: no processor foresees the tosses of a coin
+        # without branches: coin tosses cannot be predicted
         front, of_a = np.int64(unit(stream) < 0.5), np.int64(a1 - a0 > b1 - b0)
         a0 += of_a & front
         a1 -= of_a & ~front
@@ -61,8 +61,8 @@ def truncated(stream, pair, room):
 
 @jit
 def next_pair(stream, columns, document, position, target, room):
-    """The pair of segments that begins at sentence `position` of `document`: the token ranges of A and of B, the
-    label, the document of B, and the sentence where the next pair begins. The order of the draws is the script's."""
+    """Make the pair of segments that begins at sentence `position` of `document`; return the token ranges of A and B,
+    the label, the document of B, and the sentence where the next pair begins. The draws are in the script's order."""
     _, starts, firsts, lasts, keys, _, files = columns
     stop = position + 1
     while stop < lasts[document] and starts[stop] - starts[position] < target:
@@ -89,7 +89,7 @@ def next_pair(stream, columns, document, position, target, room):
 
 @jit
 def next_sentence_pair(stream, columns, document, position, room):
-    """The pair of single sentences that begins at sentence `position`; as next_pair."""
+    """Make the pair of single sentences that begins at sentence `position`; returns as next_pair."""
     _, starts, firsts, lasts, keys, _, files = columns
     a0, a1 = starts[position], starts[position + 1]
     random_next = position + 1 == lasts[document] or unit(stream) < 0.5
@@ -104,11 +104,11 @@ def next_sentence_pair(stream, columns, document, position, room):
 
 @jit
 def next_ordered_pair(stream, columns, document, position, target, room):
-    """The two parts of the chunk that begins at sentence `position`, perhaps swapped; as next_pair. Where the whole
-    document is one token, B is empty and there is no label."""
+    """Make a pair of the two parts, perhaps swapped, of the chunk that begins at sentence `position`; returns as
+    next_pair. If the whole document is one token, B is empty and there is no label."""
     _, starts, _, lasts, _, _, _ = columns
     stop, end = position + 1, starts[lasts[document]]
-    # a single token left over could not be parted
+    # a single remaining token could not be split
     while stop < lasts[document] and (starts[stop] - starts[position] < target or end - starts[stop] == 1):
         stop += 1
     a0, b1 = starts[position], starts[stop]
@@ -125,7 +125,7 @@ def next_ordered_pair(stream, columns, document, position, target, room):
 
 @jit
 def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
-    """Writes pairs of `kind` into the buffers `out` until the documents are done or a buffer is full; returns how
+    """Write pairs of `kind` into the buffers `out` until the documents are done or a buffer is full; return how
     many. `numbers`: seed, first and last + 1 document, room, short_seq_prob; `passes`: of each of these documents."""
     _, _, stop, room, _ = numbers
     lasts, sources = columns[3], columns[5]

@@ -1,4 +1,4 @@
-"""Build pairs from documents: [CLS] A [SEP] B [SEP] and a label."""
+"""Build labelled pairs, [CLS] A [SEP] B [SEP], from documents."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,25 +10,25 @@ from data_pipeline.sequences.base import Passes, SequenceBuilder
 from data_pipeline.sequences.pair_kernels import SEGMENT_PAIR, SENTENCE_ORDER, SENTENCE_PAIR, fill_pairs
 
 ALONE = "add text, part it by blank lines, or train without pairs: objective.name=mlm"
-"""What to do where there is no other document to draw a random next segment from."""
+"""Remedy if there is no other document to draw a random next segment from."""
 
 
 class NextSentencePairs(SequenceBuilder):
     """BERT's [CLS] A [SEP] B [SEP] (Devlin et al. 2019, section 3.1 and appendix A.2).
 
-    A pass over a document draws one target length: usually all the room, with `short_seq_prob` a random
-    shorter one. Sentences are gathered until they reach it and cut in two at random: A and its true next B
-    (label 0), or, half the time and whenever there is only one sentence, A and a random B (label 1) from
-    a random sentence on of another document, every other document as likely as the next; the sentences not
-    used then are put back. The longer of A and B loses tokens at random ends until both fit.
+    A pass over a document draws one target length: usually the maximum, with probability `short_seq_prob` a random
+    shorter one. Sentences are gathered until they reach it and split in two at random: A and its true next B
+    (label 0), or, half the time and whenever there is only one sentence, A and a random B (label 1), which starts at
+    a random sentence of another document, chosen uniformly; the unused sentences are put back. The longer of A and B
+    loses tokens at random ends until both fit.
     """
 
     parts: ClassVar[int] = 2
     kind: ClassVar[int] = SEGMENT_PAIR
 
     def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
-        """The pairs of documents start..stop-1, so many passes over each; donors come from all of `corpus`,
-        which may be memory-mapped. Raises UserError where there is no other document to draw from."""
+        """Yield the pairs of documents start..stop-1, with `passes` over each; donors come from all of `corpus`,
+        which may be memory-mapped. Raises UserError if there is no other document to draw from."""
         if start < stop and corpus.keys[0] == corpus.keys[-1] and (corpus.keys == corpus.keys[0]).all():
             raise UserError(
                 "a random next segment needs another document, and there is only one",
@@ -42,9 +42,9 @@ class NextSentencePairs(SequenceBuilder):
 class SentencePairs(NextSentencePairs):
     """Pairs of single natural sentences (SENTENCE-PAIR+NSP of Liu et al. 2019, RoBERTa, section 4.2).
 
-    A is a sentence, B the one after it (label 0), which is then used up, or, half the time and for the last one of a
-    document, a random sentence of another document (label 1). Each sentence is once A or true B in a pass. Sentences
-    have their natural lengths: `short_seq_prob` has no effect, and a pair beyond the room is cut as BERT's are.
+    A is a sentence. B is the next one (label 0), which is then used up, or, half the time and after a document's last
+    sentence, a random sentence of another document (label 1). Each sentence is A or true B once per pass. Sentences
+    keep their natural lengths: `short_seq_prob` has no effect, and a pair that is too long is truncated as in BERT.
     """
 
     kind: ClassVar[int] = SENTENCE_PAIR
@@ -52,16 +52,16 @@ class SentencePairs(NextSentencePairs):
 
 class OrderedPairs(SequenceBuilder):
     """ALBERT's sentence order (Lan et al. 2020, section 3.1): [CLS] A [SEP] B [SEP], both consecutive text of one
-    document, half the time swapped (label 1). Segment ids go by place: 0, then 1, swapped or not.
+    document, half the time swapped (label 1). Segment ids follow position: 0, then 1, swapped or not.
 
-    Chunks are gathered, cut in two and truncated as BERT's pairs are. Where ALBERT's script falls back to a random B
-    of another document, for a chunk of one sentence, this recipe cuts the sentence itself in two at a random token,
-    so that a label always means the order. The last sentence of a document, were it a single token and alone, joins
-    the chunk before; a document of one token in all becomes [CLS] text [SEP] without a label (-1).
+    Chunks are gathered, split and truncated like BERT's pairs. For a chunk of one sentence, ALBERT's script falls back
+    to a random B from another document; this builder splits the sentence at a random token instead, so that a label
+    always means the order. If the last chunk of a document would be a single token, it joins the previous chunk; a
+    document of one token becomes [CLS] text [SEP] without a label (-1).
     """
 
     parts: ClassVar[int] = 2
 
     def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
-        """The pairs of documents start..stop-1, so many passes over each."""
+        """Yield the pairs of documents start..stop-1, with `passes` over each."""
         return self._walk(partial(fill_pairs, SENTENCE_ORDER), corpus, start, stop, seed, passes)

@@ -1,8 +1,8 @@
-"""Read a few sentences or tokens anywhere in a Corpus on disk, from compiled code.
+"""Read a few sentences or tokens at random positions of a Corpus on disk, from compiled code.
 
-A random next segment may come from anywhere in a partition. Through a map, each would bring at least 64 KB into the
-memory of the process, on some kernels 2 MB: soon all of a partition. One that is too large for that is read instead,
-some hundred bytes at a time: a few microseconds for each segment, and no memory.
+A random next segment may come from anywhere in a partition. With memory mapping, each would load at least 64 KB, on
+some kernels 2 MB, into the process's memory: soon the whole partition. A partition too large for that is read with
+pread instead, a few hundred bytes at a time: a few microseconds per segment, and no memory.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from data_pipeline.records import Corpus
 MAPPED_BYTES = 640 << 20
 """Tokens and sentence starts of a larger partition are read, not mapped."""
 AHEAD = 64
-"""Sentence starts read at once: more than a segment usually holds sentences."""
+"""Sentence starts read at once: more than the sentences of a typical segment."""
 
 Files = tuple[int, int, int, int, NDArray[np.int64]]
-"""Descriptor and first byte of the tokens, the same of the sentence starts (descriptors -1: look into the arrays),
-and what was last read of the starts: the number of the first, how many, and they themselves."""
+"""Descriptor and first byte of the tokens, the same for the sentence starts (descriptors -1: use the arrays), and the
+sentence starts read last: the number of the first, their count, and their values."""
 
 _pread: Any = types.ExternalFunction(
     "pread", types.intp(types.int32, types.voidptr, types.uintp, types.int64)
@@ -32,19 +32,19 @@ _pread: Any = types.ExternalFunction(
 
 
 def no_files() -> Files:
-    """For a corpus that is small enough for its map, or in memory."""
+    """Return the Files of a corpus that is in memory, or small enough to be mapped."""
     return -1, 0, -1, 0, np.zeros(2 + AHEAD, np.int64)
 
 
 def is_large(corpus: Corpus) -> bool:
-    """Whether it is memory-mapped, and too large for that to be random access."""
+    """Return whether the corpus is memory-mapped and too large for random access to the map."""
     columns = (corpus.tokens, corpus.sentence_starts)
     return all(isinstance(c, np.memmap) for c in columns) and sum(c.nbytes for c in columns) > MAPPED_BYTES
 
 
 @contextmanager
 def opened(corpus: Corpus) -> Iterator[Files]:
-    """The files to read donors from while the block runs."""
+    """Open the files to read donors from for the duration of the block."""
     if not is_large(corpus):
         yield no_files()
         return
@@ -55,7 +55,7 @@ def opened(corpus: Corpus) -> Iterator[Files]:
 
 @jit
 def sentence_start(starts, files, sentence):
-    """The first token of a sentence."""
+    """Return the index of the first token of a sentence."""
     _, _, descriptor, origin, window = files
     if descriptor < 0:
         return starts[sentence]
@@ -74,7 +74,7 @@ def sentence_start(starts, files, sentence):
 
 @jit
 def copy_tokens(tokens, files, first, last, out):
-    """Writes the tokens first..last-1 to the beginning of `out`."""
+    """Copy the tokens first..last-1 to the beginning of `out`."""
     descriptor, origin, _, _, _ = files
     if descriptor < 0:
         copy_run(out, 0, tokens, first, last)

@@ -1,6 +1,6 @@
-"""Register the sequence builders by the name of the sequences they make; one line registers one.
+"""Register the sequence builders by the value of `data.sequences`, one line each.
 
-Nothing here imports numba: who only asks which sequences there are, and what their labels mean, need not wait for it.
+Nothing here imports numba, so looking up sequences and their labels is fast.
 """
 
 from importlib import import_module
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class PairTask(NamedTuple):
-    """What there is to judge about a pair of segments. Label n of an example is labels[n]; -1: it has none."""
+    """The classification task of a pair of segments. Label n of an example is labels[n]; -1: it has none."""
 
     name: str
-    """Of its term in the loss, and the first word of its metrics."""
+    """Name of its term in the loss, and the first word of its metrics."""
     labels: tuple[str, ...]
     meanings: tuple[str, ...]
-    """Of each label, for people."""
+    """Description of each label."""
     random_next: bool
-    """Whether a second segment may come from another document, so that there has to be one."""
+    """Whether a second segment may come from another document, so that at least two are needed."""
 
 
 NEXT_SENTENCE = PairTask(
@@ -35,7 +35,7 @@ SENTENCE_ORDER = PairTask(
 
 
 class Registered(NamedTuple):
-    """What is known of a sequence builder before its module, and numba with it, is imported."""
+    """Facts about a sequence builder that are available without importing its module, and numba with it."""
 
     place: str
     """module:class"""
@@ -57,21 +57,20 @@ SINGLES = tuple(name for name, builder in SEQUENCES.items() if not builder.pair_
 
 
 def pair_task(sequences: object) -> PairTask | None:
-    """The pair task of the sequences of this name; None for single sequences, and for an unknown name, as an
-    index.json of another writer may have."""
+    """Return the pair task of these sequences; None for single sequences, and for an unknown name, which the index.json
+    of another writer may have."""
     builder = SEQUENCES.get(sequences) if isinstance(sequences, str) else None
     return builder.pair_task if builder else None
 
 
 def label_names(sequences: object) -> tuple[str, ...]:
-    """The names of the labels 0, 1, ... of these sequences; where nothing is known of them, the numbers 0 and 1."""
+    """Return the names of the labels 0, 1, ... of these sequences; "0" and "1" if they have no pair task."""
     task = pair_task(sequences)
     return task.labels if task else ("0", "1")
 
 
 def load(name: str) -> "type[SequenceBuilder]":
-    """The builder of the sequences of this name; its module is imported only now. Raises UserError for an unknown
-    name."""
+    """Import the builder class of the sequences of this name. Raises UserError for an unknown name."""
     if name not in SEQUENCES:
         raise UserError(f"unknown {name!r}", where="data.sequences", expected=" or ".join(SEQUENCES))
     module, _, attribute = SEQUENCES[name].place.partition(":")
@@ -79,5 +78,5 @@ def load(name: str) -> "type[SequenceBuilder]":
 
 
 def builder_of(settings: "DataSettings", vocabulary: "Vocabulary") -> "SequenceBuilder":
-    """The sequence builder of these settings. Raises UserError for an unknown name, or a setting out of its range."""
+    """Make the sequence builder for these settings. Raises UserError for an unknown name or a setting out of range."""
     return load(settings.sequences).from_settings(settings, vocabulary)

@@ -1,4 +1,4 @@
-"""Build single sequences, runs of whole sentences, from the flat columns of a Corpus in compiled loops."""
+"""Build single sequences of whole sentences from the flat columns of a Corpus in compiled loops."""
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from data_pipeline.sequences.kernels import (
 
 @jit
 def next_stream(starts, last, position, token, target, room):
-    """The token where the sequence ends that begins at `token` of sentence `position`, and the sentence
-    where the next one begins."""
+    """Return the end token of the sequence that begins at `token` of sentence `position`, and the sentence where the
+    next sequence begins."""
     end = starts[position + 1]
     onward = position + 1
     while onward < last and starts[onward + 1] - token <= target:
@@ -38,8 +38,8 @@ def next_stream(starts, last, position, token, target, room):
 
 @jit
 def fill_streams(walk, stream, numbers, passes, columns, frame, out):
-    """Writes single streams, each of one document, into the buffers `out` until the documents are done or a buffer is
-    full; returns how many. `numbers`: seed, first and last + 1 document, room, short_seq_prob."""
+    """Write single sequences, each from one document, into the buffers `out` until the documents are done or a buffer
+    is full; return how many. `numbers`: seed, first and last + 1 document, room, short_seq_prob."""
     _, _, stop, room, _ = numbers
     starts, lasts, sources = columns[1], columns[3], columns[5]
     tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out
@@ -59,8 +59,8 @@ def fill_streams(walk, stream, numbers, passes, columns, frame, out):
 
 @jit
 def _begin_sequence(walk, stream, numbers, columns):
-    """The key of the sequence that begins here; its number and target length are those of the document and pass in
-    which it begins, whose target is drawn when the first one does."""
+    """Return the key of the sequence that begins here. Its number and target length belong to the document and pass in
+    which it begins; the target is drawn when their first sequence begins."""
     seed, _, _, room, short_seq_prob = numbers
     starts, firsts, keys = columns[1], columns[2], columns[4]
     key = derive_key(keys[walk[DOCUMENT]], walk[PASS])
@@ -76,8 +76,8 @@ def _begin_sequence(walk, stream, numbers, columns):
 
 @jit
 def _next_document(walk, numbers, passes, most):
-    """Moves to the next document of this pass, or to the first one of the next pass; True if it is the same pass.
-    `most`: passes over the document that has most."""
+    """Move to the next document of this pass, or to the first one of the next pass; return True if the pass is the
+    same. `most`: maximum passes over a document."""
     _, first, stop, _, _ = numbers
     walk[POSITION], walk[TARGET] = AT_START, 0
     number = walk[PASS]
@@ -95,8 +95,8 @@ def _next_document(walk, numbers, passes, most):
 
 @jit
 def _take_text(walk, taken, target, columns, numbers, passes, most, frame, out, at):
-    """Writes the sentences of one document that go into the sequence at out[at:], of which `taken` tokens are
-    written; moves on. Returns the tokens written, and whether the sequence goes on with another document."""
+    """Add sentences of one document to the sequence at out[at:], which has `taken` tokens so far, and advance the walk.
+    Return the new number of tokens (0: nothing added), and whether the sequence continues with another document."""
     room = numbers[3]
     tokens, starts, firsts, lasts = columns[0], columns[1], columns[2], columns[3]
     last = lasts[walk[DOCUMENT]]
@@ -119,8 +119,8 @@ def _take_text(walk, taken, target, columns, numbers, passes, most, frame, out, 
 
 @jit
 def fill_full(walk, stream, numbers, passes, columns, frame, out):
-    """Writes sequences that go on from one document to the next, one pass over all documents after the other; as
-    fill_streams otherwise."""
+    """Write sequences that continue from one document to the next, one pass over all documents after another; otherwise
+    as fill_streams."""
     _, _, stop, room, _ = numbers
     sources = columns[5]
     tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out

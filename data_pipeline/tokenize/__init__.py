@@ -1,1 +1,1 @@
-"""Split documents into sentences, and sentences into token ids."""
+"""Split documents into sentences, and tokenize sentences into ids."""

@@ -1,8 +1,8 @@
 """Encode words with the tokenizers library in a few long calls instead of many short ones.
 
-A call costs the library more than the word in it. Words of ASCII letters go as one text, separated by spaces: no
-normaliser and no pre-tokenizer joins or splits them. All others go as pre-tokenized input, which the library takes one
-by one through its whole pipeline. Both ways it says which word each id is of.
+A call costs more than encoding a word. Words of ASCII letters are passed as one text, separated by spaces: no
+normaliser or pre-tokenizer joins or splits them. All others are passed as pre-tokenized input, which the library
+processes one by one. In both cases it reports the word of each id.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from tokenizers import Tokenizer
 
 from data_pipeline.io.npy import offsets_of
 
-_GROUP = 512  # words a call
+_GROUP = 512  # words per text
 
 
 def encode_words(
     tokenizer: Tokenizer, words: list[bytes], dtype: np.dtype, before: str = ""
 ) -> tuple[NDArray, NDArray[np.int64]]:
-    """The ids of words (UTF-8), each encoded behind `before` (nothing or a space) as if alone and without special
-    tokens: flat, and where each word's begin (words + 1)."""
+    """Return the ids of words (UTF-8), each encoded after `before` (nothing or a space) as if alone and without special
+    tokens: flat, and where the ids of each word begin (words + 1)."""
     plain = np.fromiter((word.isalpha() and word.isascii() for word in words), np.bool_, len(words))
     ids, lengths = np.empty(0, dtype), np.zeros(len(words), np.int64)
     places = [np.flatnonzero(plain), np.flatnonzero(~plain)]
@@ -33,7 +33,7 @@ def encode_words(
     starts = offsets_of(lengths)
     if not parts:
         return ids, starts
-    # the ids lie in the order of `places`: bring them into that of the words
+    # the ids are in the order of `places`: reorder them by word
     order = np.argsort(np.repeat(np.concatenate(places), lengths[np.concatenate(places)]), kind="stable")
     return np.concatenate(parts).astype(dtype)[order], starts
 
@@ -41,8 +41,8 @@ def encode_words(
 def _encoded(
     tokenizer: Tokenizer, texts: list[str], before: str, together: bool
 ) -> Iterator[tuple[int, NDArray, NDArray[np.int64]]]:
-    """For each group of texts: number of its first, ids, and how many each text has."""
-    # encode_batch_fast does not say which word an id is of
+    """Yield for each group of texts: index of its first text, ids, and the number of ids per text."""
+    # encode_batch_fast does not report the word of an id
     groups = [[before + text for text in texts[i : i + _GROUP]] for i in range(0, len(texts), _GROUP)]
     if together:
         separator = "" if before else " "

@@ -1,16 +1,15 @@
-"""Split a document into sentences as they are found; only some passages of it are in memory at a time.
+"""Split a document into a stream of sentences, with only some passages in memory at a time.
 
-`lines`: each line that holds more than white space is a sentence, as it stands, but for a line of more than
-LONGEST_LINE characters, which is cut as text without an end is.
+`lines`: each line that holds more than white space is a sentence, unchanged; a line of more than LONGEST_LINE
+characters is cut at the last space before that, or, without a space, there.
 `split`: sentencex (the Wikimedia foundation's splitter) finds the sentences of running text. A blank line ends a
-sentence; a single line feed within a paragraph is a space, and so is any white space beyond ASCII, as it is to
-BERT's tokenizer. No sentence is longer than LONGEST characters: text that goes on without an end is cut at the
-last space before that, or, without a space, there.
+sentence; a single line feed within a paragraph is a space, and so is non-ASCII white space, as in BERT's tokenizer.
+No sentence is longer than LONGEST characters; longer text without a sentence end is cut in the same way.
 
-Where a document is cut into passages changes nothing: sentences follow from its text alone.
+Sentences depend only on the document's text, not on how it is cut into passages.
 
-Chosen by measurement, on one core and 20 MB of novels: sentencex 99 MB/s, blingfire 20; both know the usual
-abbreviations, but blingfire parts '"Why?" asked Tom.' at the question mark and misses most ends after ' or ”.
+Chosen by measurement, on one core and 20 MB of novels: sentencex 99 MB/s, blingfire 20 MB/s; both know the usual
+abbreviations, but blingfire splits '"Why?" asked Tom.' at the question mark and misses most ends after ' or ”.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,20 +23,20 @@ from data_pipeline.sources.cleaning import BLANK_LINES
 from data_pipeline.sources.read_counts import Counts
 
 LONGEST = 4_000
-"""Most characters of one sentence, and of a paragraph that the splitter sees at once: its time grows with the square
-of a paragraph's quotation marks, and of its sentences in Chinese (10 MB/s in windows of this size)."""
+"""Maximum characters of a sentence, and of a paragraph passed to the splitter at once: its time is quadratic in a
+paragraph's quotation marks, and in its sentences in Chinese (10 MB/s in windows of this size)."""
 LONGEST_LINE = 1 << 20
-"""Most characters of one sentence where lines are sentences."""
+"""Maximum characters of a sentence if lines are sentences."""
 PASSAGE = 1 << 20
-"""Characters taken at a time, about: many paragraphs for one call of the splitter, little memory."""
+"""Approximate characters processed at a time: many paragraphs per call of the splitter, little memory."""
 
-# Beyond ASCII and its control characters, str.isspace knows these; sentencex panics at some of them.
+# White space by str.isspace beyond ASCII; sentencex panics at some of these characters.
 _WIDE_SPACES = [chr(c) for c in range(0x80, 0x3001) if chr(c).isspace()]
 
 
 def split(document: Document, settings: DataSettings, counts: Counts) -> Sentences:
-    """The document's sentences by `settings.sentences`; the language of its source chooses the abbreviations.
-    `counts` is added to as the sentences are read."""
+    """Split the document by `settings.sentences`; the language of its source selects the abbreviations. `counts` is
+    updated as the sentences are read."""
     find = _lines if settings.sentences == "lines" else _running_text
     found = find(document.passages, language_of(settings, document.source))
     return Sentences(document.id, chain.from_iterable(_counted(found, counts)), document.source)
@@ -62,7 +61,7 @@ def _lines(passages: Iterable[str], _language: str) -> Iterator[list[str]]:
 
 
 def _cut(line: str) -> Iterator[str]:
-    """`line` in pieces of at most LONGEST_LINE characters: one, nearly always."""
+    """Cut `line` into pieces of at most LONGEST_LINE characters: nearly always one."""
     while len(line) > LONGEST_LINE:
         end = line.rfind(" ", 0, LONGEST_LINE) + 1 or LONGEST_LINE
         yield line[:end]
@@ -72,8 +71,8 @@ def _cut(line: str) -> Iterator[str]:
 
 def _running_text(passages: Iterable[str], language: str) -> Iterator[list[str]]:
     passages = map(_plain_spaces, passages)
-    rest = next(passages, "")  # begins with a paragraph, or with what is left of a long one
-    in_gap = False  # the text so far ends in blank lines, which may go on
+    rest = next(passages, "")  # begins with a paragraph, or with the rest of a long one
+    in_gap = False  # the text so far ends in blank lines, which may continue
     for passage in passages:
         if in_gap:
             passage = passage.lstrip()
@@ -84,7 +83,7 @@ def _running_text(passages: Iterable[str], language: str) -> Iterator[list[str]]
         *paragraphs, rest = BLANK_LINES.split(rest)
         in_gap = not rest
         yield from _segments(paragraphs, language)
-        # White space at the end may prove to be a blank line, which is no part of the paragraph.
+        # White space at the end may turn out to be a blank line, which is not part of the paragraph.
         solid = len(rest.rstrip())
         sentences, done = _windows(rest[:solid].replace("\n", " "), language)
         yield sentences
@@ -101,14 +100,14 @@ def _plain_spaces(text: str) -> str:
 
 
 def _bounded(space: str) -> str:
-    """White space without a blank line that the windows go over in the same way, at most 3 x LONGEST long."""
+    """Shorten white space without a blank line to at most 3 x LONGEST, such that the windows cut it the same way."""
     if len(space) <= 3 * LONGEST:
         return space
     return ("\n" if "\n" in space else " ") + " " * (2 * LONGEST - 1 + len(space) % LONGEST)
 
 
 def _segments(paragraphs: list[str], language: str) -> Iterator[list[str]]:
-    """The sentences of whole paragraphs: of many in one call, of one that is too long through windows."""
+    """Yield the sentences of whole paragraphs: many in one call of the splitter, one that is too long in windows."""
     group: list[str] = []
     size = 0
     for paragraph in paragraphs:
@@ -126,8 +125,8 @@ def _segments(paragraphs: list[str], language: str) -> Iterator[list[str]]:
 
 
 def _windows(paragraph: str, language: str) -> tuple[list[str], int]:
-    """Sentences of a paragraph, seen through a window, and where the rest begins, LONGEST characters at most; the
-    last sentence of a window, perhaps cut, begins the next."""
+    """Split a long paragraph in windows; return the sentences, and where the rest, of at most LONGEST characters,
+    begins. The last sentence of a window, perhaps cut, begins the next window."""
     sentences: list[str] = []
     start = 0
     while len(paragraph) - start > LONGEST:

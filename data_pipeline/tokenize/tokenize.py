@@ -1,6 +1,6 @@
-"""Tokenize documents that are cut into sentences, batch by batch.
+"""Tokenize documents that are split into sentences, batch by batch.
 
-A batch is so many characters, whatever documents they are of: many small ones, or a part of a long one.
+A batch is a number of characters, of many small documents or a part of a long one.
 """
 
 from array import array
@@ -20,16 +20,16 @@ from data_pipeline.tokenize.word_cache import WordCache
 
 BATCH_CHARACTERS = 4 << 20
 STRING_BYTES = 64
-"""What a sentence takes in memory beside its characters: very short ones count for this much more."""
+"""Memory per sentence besides its characters, counted so that many short sentences do not exceed the batch size."""
 _SOME = 1024  # sentences taken from a document at a time
 
 
 def tokenize(
     documents: Iterable[Sentences], cache: WordCache, counts: Counts, spool: Path | None = None
 ) -> Corpus:
-    """The documents as token ids, in their order, keyed by the hash of their ids. Sentences that give no token
-    are dropped, and documents that give none; `counts` is added to. With the path `spool`, the tokens lie in that
-    new file, memory-mapped, and memory grows by some ten bytes a sentence and a document."""
+    """Tokenize the documents, in order, keyed by the hash of their ids. Sentences and documents without tokens are
+    dropped; `counts` is updated. With a path `spool`, the tokens are memory-mapped from that new file, and memory
+    grows by about ten bytes per sentence and per document."""
     columns = _Columns(cache, counts, spool)
     for document in documents:
         columns.begin(document)
@@ -42,13 +42,13 @@ def tokenize(
 
 
 class _Columns:
-    """The columns of a corpus in the making."""
+    """The columns of a corpus under construction."""
 
     def __init__(self, cache: WordCache, counts: Counts, spool: Path | None) -> None:
         self._cache, self._counts, self._spool = cache, counts, spool
         self._keys, self._sources = array("Q"), array("H")
         self._begins = array("q")  # number of each document's first sentence
-        self._seen = 0  # sentences so far, those without a token included
+        self._seen = 0  # sentences so far, including those without a token
         self._waiting: list[str] = []
         self._characters = 0
         self._lengths = [np.empty(0, np.int32)]
@@ -62,7 +62,7 @@ class _Columns:
         self._begins.append(self._seen)
 
     def add(self, sentences: list[str]) -> None:
-        """More sentences of the document begun last."""
+        """Add sentences of the document begun last."""
         self._seen += len(sentences)
         self._waiting += sentences
         self._characters += sum(map(len, sentences)) + STRING_BYTES * len(sentences)
@@ -79,12 +79,12 @@ class _Columns:
             with writing(self._spool), open(self._spool, "ab") as file:
                 file.write(
                     np.ascontiguousarray(ids).data
-                )  # tofile says of a full disk only that bytes are missing
+                )  # on a full disk, tofile only reports missing bytes
         else:
             self._tokens.append(ids)
 
     def corpus(self) -> Corpus:
-        """The corpus, once; no column is held twice for longer than it takes."""
+        """Return the corpus; call it only once. Copies of columns are freed as early as possible."""
         if self._waiting:
             self._encode()
         self._begins.append(self._seen)
@@ -114,5 +114,5 @@ class _Columns:
 
 
 def _all_or(chosen: NDArray[np.bool_]) -> slice | NDArray[np.bool_]:
-    """An index for the chosen ones that makes no copy where that is all."""
+    """Return an index for the chosen entries that makes no copy if all are chosen."""
     return slice(None) if chosen.all() else chosen

@@ -1,8 +1,8 @@
-"""Find where the words of UTF-8 text begin and end, 64 bytes at a time, in compiled code.
+"""Find the word boundaries of UTF-8 text, 64 bytes at a time, in compiled code.
 
-What counts as a word here is what BERT's pre-tokenizer can never join with its neighbours: text between white space,
-and single characters of punctuation or Chinese. Everything else (accents, case, other scripts' punctuation and white
-space) stays within a word and is the library's business, once for every distinct word.
+A word here is what BERT's pre-tokenizer can never join with its neighbours: text between white space, and single
+characters of punctuation or Chinese. Everything else (accents, case, other scripts' punctuation and white space)
+stays within a word and is left to the library, once per distinct word.
 """
 
 import numpy as np
@@ -12,22 +12,22 @@ from data_pipeline.compiled.intrinsics import trailing_zeros
 from data_pipeline.compiled.jit import inlined
 
 WINDOW = 64
-"""Bytes looked at together, one bit each; a text is followed by so many spaces, which are no part of it."""
+"""Bytes examined together, one bit each; a text is padded with this many spaces."""
 LONGEST_RUN = 1 << 20
-"""Text without any border for so many bytes is cut here, since the library needs some hundred bytes for each."""
+"""Text without a border is cut after this many bytes, since the library needs about a hundred bytes for each."""
 
-# What a byte means where a word may begin or end: one bit in each sixteen, so that sixteen bytes are looked up into one
-# number. A WIDE byte may begin a character that stands by itself.
+# The kind of a byte: one bit in each group of sixteen, so that the kinds of sixteen bytes fit into one number. A WIDE
+# byte may begin a character that is a word by itself.
 PLAIN, ALONE, END, WIDE = (1 << n for n in (0, 16, 32, 48))
 SPACE = 0
 _QUARTER = np.uint64(0xFFFF)
 
-# Places in the text are unsigned: of an int64 numba asks at every use whether it counts from the end.
+# Positions in the text are unsigned: for an int64, numba checks at every use whether it is negative.
 _ZERO, _ONE, _TWO, _THREE, _WINDOW = (np.uint64(n) for n in (0, 1, 2, 3, WINDOW))
 
 
 def byte_kinds(punctuation: bool, chinese: bool) -> NDArray[np.uint64]:
-    """(256,): the kind of every byte; whether characters of punctuation, and Chinese ones, always stand apart."""
+    """Return (256,): the kind of every byte. The flags: whether punctuation, and Chinese, characters are words."""
     kinds = np.full(256, PLAIN, np.uint64)
     kinds[[*b"\t\r "]] = SPACE
     kinds[ord("\n")] = END
@@ -41,7 +41,7 @@ def byte_kinds(punctuation: bool, chinese: bool) -> NDArray[np.uint64]:
 
 @inlined
 def stands_alone(data, position):
-    """Whether the WIDE byte at `position` begins a character that is a word by itself, in three bytes."""
+    """Return whether the WIDE byte at `position` begins a three-byte character that is a word by itself."""
     lead, second, third = data[position], data[position + _ONE], data[position + _TWO]
     if lead == 0xE2:
         return second == 0x80 and 0x90 <= third <= 0xA7
@@ -50,7 +50,7 @@ def stands_alone(data, position):
 
 @inlined
 def kind_bits(data, base, kinds):
-    """Bit i of four numbers: whether data[base + i] is PLAIN, ALONE, END and WIDE."""
+    """Return four numbers; their bits i: whether data[base + i] is PLAIN, ALONE, END and WIDE."""
     plain, alone, end, wide = _ZERO, _ZERO, _ZERO, _ZERO
     for quarter in range(4):
         first, found = np.uint64(16 * quarter), _ZERO
@@ -65,9 +65,9 @@ def kind_bits(data, base, kinds):
 
 @inlined
 def parted(data, base, bits, inside):
-    """What `kind_bits` found, with each WIDE byte counted as what it is: `plain`, or in `alone` and in `threes` where
-    its character stands by itself, whose other two bytes are then nothing. `inside`: how many such bytes the window
-    begins with, and what it becomes for the next one."""
+    """Resolve the WIDE bytes of `kind_bits`: each becomes `plain`, or, if its character is a word by itself, is set in
+    `alone` and `threes`, and the character's other two bytes in none. `inside`: the number of such bytes at the start
+    of the window; returned for the next window."""
     plain, alone, end, wide = bits
     plain &= ~((_ONE << inside) - _ONE)
     inside, threes = _ZERO, _ZERO
@@ -86,7 +86,7 @@ def parted(data, base, bits, inside):
 
 @inlined
 def character_end(data, position, size):
-    """`position`, or behind the character that it lies within."""
+    """Return `position`, or the end of the character that contains it."""
     while position < size and data[position] & 0xC0 == 0x80:
         position += _ONE
     return position

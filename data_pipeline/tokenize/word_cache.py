@@ -1,9 +1,9 @@
-"""Tokenize sentences: the tokenizers library's ids, at many times its speed.
+"""Tokenize sentences into the tokenizers library's ids, at many times its speed.
 
-`WordCache` asks the library once for every distinct word and remembers. That gives equal ids because nothing that
-BERT's pipeline does crosses the borders at which it cuts, ASCII white space and characters that always stand alone:
+`WordCache` asks the library once for each distinct word and caches the ids. The ids are equal because nothing in
+BERT's pipeline crosses the borders used here, ASCII white space and characters that are always words by themselves:
 
-- clean_text, the spacing of Chinese characters and lower-casing act on each character by itself (the library
+- clean_text, the spacing of Chinese characters and lower-casing act on each character independently (the library
   lower-cases by `char::to_lowercase`, which knows no final sigma);
 - the accent stripper's NFD reorders only runs of combining marks, and every border is a character of combining class 0
   that no decomposition changes;
@@ -30,7 +30,7 @@ from data_pipeline.tokenize.word_table import (
 from data_pipeline.vocabulary.base import Vocabulary
 
 MOST_WORDS = 1 << 20
-"""Words remembered; when so many are known all are forgotten. They take 130 MB at most, usually less than half."""
+"""Maximum words in the cache; when it is full it is emptied. It takes 130 MB at most, usually less than half."""
 _GROUP = 1 << 14  # sentences encoded together, however long their document
 _BUFFER_WORDS = 1 << 18
 _LONG_WORDS = 1 << 12
@@ -38,7 +38,7 @@ _FIRST_SLOTS = 1 << 12
 
 
 class WordCache:
-    """Ids of sentences, equal to `vocabulary.tokenizer`'s without special tokens. Not thread-safe."""
+    """Encodes sentences into the ids that `vocabulary.tokenizer` gives without special tokens. Not thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, most_words: int = MOST_WORDS) -> None:
         if most_words < ROOM:
@@ -53,7 +53,7 @@ class WordCache:
         self._forget()
 
     def encode(self, sentences: list[str]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.int64]]:
-        """The ids of all sentences, flat, of `vocabulary.dtype`, and how many each sentence has."""
+        """Return the ids of all sentences, flat, of `vocabulary.dtype`, and the number of ids per sentence."""
         parts, ends, total = [np.empty(0, self.vocabulary.dtype)], [np.zeros(1, np.int64)], 0
         for first in range(0, len(sentences), _GROUP):
             data, position = _joined(sentences[first : first + _GROUP]), 0
@@ -66,7 +66,8 @@ class WordCache:
         return np.concatenate(parts), borders[1:] - borders[:-1]
 
     def _next(self, data: NDArray[np.uint8], position: int) -> tuple[int, NDArray, NDArray[np.int64]]:
-        """As much from `position` on as the buffers hold: the new position, ids, ids before each sentence's end."""
+        """Encode as much from `position` on as the buffers hold; return the new position, the ids, and the number of
+        ids before each sentence's end."""
         self._make_room()
         table = (self._slots, self._arena, self._starts)
         position, known, words, sentences, longs = find_words(
@@ -84,13 +85,13 @@ class WordCache:
         self._known = 0
         self._ids = np.empty(0, self.vocabulary.dtype)
         self._id_starts = np.zeros(self._most_words + 1, np.int64)
-        # Bytes of the words, and where each word's begin; untouched pages cost no memory.
+        # Bytes of the words, and the start of each word; untouched pages cost no memory.
         self._arena = np.empty(self._most_words * LONGEST_CACHED + WINDOW, np.uint8)
         self._starts = np.zeros(self._most_words + 1, np.int64)
         self._slots = np.full((_FIRST_SLOTS, 2), EMPTY)
 
     def _make_room(self) -> None:
-        """Slots for more words: small as long as it can be, since it is read at random."""
+        """Make room for more words; the table is kept as small as possible, since access to it is random."""
         if self._known + ROOM > self._most_words:
             self._forget()
         elif 2 * (self._known + ROOM) > len(self._slots):
@@ -98,7 +99,7 @@ class WordCache:
             fill_slots(self._slots, fewer)
 
     def _learn(self, known: int) -> None:
-        """Asks the library for the words entered since the last time."""
+        """Ask the library for the ids of the words entered since the last call."""
         if known == self._known:
             return
         borders = self._starts[self._known : known + 1].tolist()
@@ -111,13 +112,13 @@ class WordCache:
         self._known = known
 
     def _encode(self, words: list[bytes]) -> tuple[NDArray, NDArray[np.int64]]:
-        """The library's ids of words, flat, and where each word's begin."""
+        """Return the library's ids of words, flat, and where the ids of each word begin."""
         tokenizer, before = self.vocabulary.tokenizer, self.vocabulary.cuts.before
         return encode_words(tokenizer, words, self.vocabulary.dtype, before)
 
 
 def _joined(sentences: list[str]) -> NDArray[np.uint8]:
-    """The sentences as UTF-8, each ended by a line feed, and spaces behind the last."""
+    """Join the sentences as UTF-8, each ended by a line feed, with WINDOW spaces at the end."""
     end = "\n" + WINDOW * " "
     text = "\n".join(sentences) + end
     if text.count("\n") > len(sentences):  # to BERT a line feed within a sentence is white space

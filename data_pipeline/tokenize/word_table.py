@@ -7,14 +7,14 @@ from data_pipeline.compiled.jit import inlined, jit
 from data_pipeline.tokenize.word_boundaries import LONGEST_RUN, WINDOW, character_end, kind_bits, parted
 
 LONGEST_CACHED = 64
-"""Longer words, in bytes, are looked up each time: they are rare, and would fill the table."""
+"""Maximum bytes of a cached word; longer ones are encoded each time: they are rare, and would fill the table."""
 TOGETHER = 256
-"""Words found before they are looked up: the processor then waits for the memory of many at once."""
+"""Words found before they are looked up, so that their memory accesses overlap."""
 ROOM = TOGETHER + WINDOW + 1
-"""Words that may be found, and be new, before a check whether there is space for more."""
+"""Maximum words that may be found, and be new, before the next check for free space."""
 
-# A slot of the table is a word's hash and, in one number, where its bytes begin, how many they are, and its number: one
-# line of the processor's cache decides over nearly every word.
+# A slot of the table is a word's hash and, packed in one number, the start and size of its bytes and the word's number:
+# one cache line is enough for nearly every word.
 EMPTY = np.uint64(2**64 - 1)
 _SIZE_AT, _START_AT = np.uint64(24), np.uint64(32)
 _NUMBER_BITS, _SIZE_BITS = np.uint64(2**24 - 1), np.uint64(255)
@@ -26,8 +26,8 @@ _NONE = _ALL_BITS
 
 @inlined
 def hash_of(data, position, size):
-    """The hash of `size` bytes, at least one. Two words of one length of at most 8 bytes have different hashes, since
-    every step from the bytes to the hash can be undone."""
+    """Return the hash of `size` bytes, at least one. Different words of the same length of at most 8 bytes have
+    different hashes, since every step from the bytes to the hash is invertible."""
     if size <= _EIGHT:
         return mixed(load_word(data, position) & (_ALL_BITS >> (_EIGHT * (_EIGHT - size))))
     value, at, last = mixed(load_word(data, position)), position + _EIGHT, position + size - _EIGHT
@@ -39,14 +39,14 @@ def hash_of(data, position, size):
 
 @inlined
 def mixed(value):
-    """A one-to-one scrambling of 64 bits."""
+    """Mix 64 bits, one to one."""
     value = (value ^ (value >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(29))
 
 
 @inlined
 def same_bytes(data, position, arena, start, size):
-    """Whether data[position:] and arena[start:] agree in `size` bytes, more than 8."""
+    """Return whether data[position:] and arena[start:] agree in `size` bytes, more than 8."""
     at, last = np.uint64(0), size - _EIGHT
     same = load_word(data, position + last) == load_word(arena, start + last)
     while same and at < last:
@@ -57,8 +57,8 @@ def same_bytes(data, position, arena, start, size):
 
 @inlined
 def number_of(data, position, size, value, slots, arena, starts, known):
-    """Number of the word of `size` bytes at `position` with the hash `value`: as it was given, or `known`, with which
-    it is entered now."""
+    """Return the number of the word of `size` bytes at `position` with the hash `value`; a new word is entered with
+    the number `known`."""
     mask = np.uint64(len(slots) - 1)
     slot = value & mask
     while slots[slot, 1] != EMPTY:
@@ -81,7 +81,7 @@ def number_of(data, position, size, value, slots, arena, starts, known):
 
 @jit
 def fill_slots(slots, old):
-    """Enters the words of the `old` slots into the empty `slots`, of which there are more."""
+    """Enter the words of the `old` slots into the empty, larger table `slots`."""
     mask = np.uint64(len(slots) - 1)
     for i in range(len(old)):
         if old[i, 1] != EMPTY:
@@ -93,8 +93,8 @@ def fill_slots(slots, old):
 
 @inlined
 def note(data, start, stop, places, sizes, hashes, count, long, longs):
-    """Adds the word data[start:stop] to `words`, of which there are `count`: where it is, its size and hash. A long
-    one goes into `long`, and its number there stands in place of the hash."""
+    """Record word number `count`, data[start:stop]: its position, size and hash. A long word is added to `long`, with
+    size 0 and its number there, from 1, in place of the hash. Return the number of long words."""
     size = stop - start
     if size > np.uint64(LONGEST_CACHED):
         long[longs, 0], long[longs, 1] = start, stop
@@ -107,14 +107,17 @@ def note(data, start, stop, places, sizes, hashes, count, long, longs):
 
 @jit
 def find_words(data, position, kinds, table, known, found, ends, long, batch):
-    """Numbers the words of `data`, which ends with WINDOW spaces, from `position` on, until it ends, or a buffer, the
-    table or half of its slots might become too full.
+    """Number the words of `data`, which ends with WINDOW spaces, from `position` on, until it ends, or a buffer, the
+    table or half of its slots might overflow.
 
     found[w]: number of word w, or -1 - k for the k-th long one, which is data[long[k, 0]:long[k, 1]];
     ends[s]: words before the end of sentence s; batch: three arrays (ROOM,) to work in. Returns the new position, words
     in the table, words found, sentences ended and long words."""
     base, size = np.uint64(position), np.uint64(len(data) - WINDOW)
-    start, inside = _NONE, _ZERO  # of a word that goes on, and the bytes of a character that does
+    start, inside = (
+        _NONE,
+        _ZERO,
+    )  # of a word that continues from the window before, and the bytes of such a character
     words, sentences, longs = _ZERO, _ZERO, _ZERO
     places, sizes, hashes = batch
     slots, arena, starts = table
@@ -151,7 +154,7 @@ def find_words(data, position, kinds, table, known, found, ends, long, batch):
                     ends[sentences] = words + count
                     sentences += _ONE
                     continue
-                # one of the three is not zero: a run of PLAIN bytes, or a character that stands alone
+                # either a run of PLAIN bytes, or a character that is a word by itself
                 stop = (
                     i + trailing_zeros(~(plain >> i)) + ((alone >> i) & _ONE) + _TWO * ((threes >> i) & _ONE)
                 )
@@ -178,7 +181,7 @@ def find_words(data, position, kinds, table, known, found, ends, long, batch):
 
 @jit
 def count_ids(found, ends, id_starts, long_starts, out):
-    """out[s]: ids before the end of sentence s; returns the ids of all words."""
+    """Count ids. out[s]: ids before the end of sentence s; returns the ids of all words."""
     total, sentence = 0, 0
     for w in range(len(found)):
         while sentence < len(ends) and ends[sentence] == w:
@@ -195,7 +198,7 @@ def count_ids(found, ends, id_starts, long_starts, out):
 
 @jit
 def write_ids(found, ids, id_starts, long_ids, long_starts, out):
-    """The ids of all words, one after another, into `out`."""
+    """Write the ids of all words, in order, into `out`."""
     at = 0
     for number in found:
         if number >= 0:

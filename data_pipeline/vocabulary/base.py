@@ -1,10 +1,10 @@
-"""Define what every kind of vocabulary has: pieces with ids, five of them special, and one canonical tokenizer.json.
+"""Define the base class of vocabularies: pieces with ids, five of them special, and one canonical tokenizer.json.
 
-Whatever file a vocabulary came from, its tokenizer.json is written here and not by the library; its bytes and their
-hash are the vocabulary's identity. Two things hold for each kind (wordpiece.py, byte_bpe.py, unigram.py):
+The tokenizer.json is always written here, not by the library, for every source format; its bytes and their hash are
+the vocabulary's identity. Two rules hold for each kind (wordpiece.py, byte_bpe.py, unigram.py):
 
-- special tokens that stand in the text are text: a book that says "[MASK]" gets no mask;
-- where words begin follows from ids alone: `continuation`. So whoever masks whole words needs no text.
+- special tokens in the text are text: a book that contains "[MASK]" gets no mask;
+- where words begin follows from the ids alone (`continuation`), so whole-word masking needs no text.
 """
 
 import hashlib
@@ -35,10 +35,10 @@ class Specials(NamedTuple):
 
 
 class Cuts(NamedTuple):
-    """Where text can be cut without a change of ids, beside at white space, and what a word is encoded behind."""
+    """Where text can be cut without changing ids, besides white space, and what precedes a word when it is encoded."""
 
-    punctuation: bool = False  # its characters are words by themselves wherever they stand
-    chinese: bool = False  # so are Chinese ones
+    punctuation: bool = False  # each punctuation character is a word by itself
+    chinese: bool = False  # so is each Chinese character
     before: str = " "
 
 
@@ -94,14 +94,14 @@ class Vocabulary(ABC):
     @property
     @abstractmethod
     def cuts(self) -> Cuts:
-        """Where a word ends besides at white space, for whoever remembers the ids of words."""
+        """Where a word ends besides white space; used to cache the ids of words."""
 
     @abstractmethod
     def definition(self) -> dict[str, Any]:
-        """What the canonical tokenizer.json says."""
+        """Return the content of the canonical tokenizer.json."""
 
     def files(self) -> dict[str, str]:
-        """The files that hold the vocabulary, by name: tokenizer.json, and what older programs read."""
+        """Return the text of the vocabulary's files by name: tokenizer.json, and those that older programs read."""
         return {"tokenizer.json": self.json}
 
     @cached_property
@@ -116,13 +116,13 @@ class Vocabulary(ABC):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The library's tokenizer, which takes special tokens in the text for text."""
+        """The library's tokenizer, set to treat special tokens in the text as text."""
         tokenizer = Tokenizer.from_str(self.json)
         tokenizer.encode_special_tokens = True
         return tokenizer
 
     def added_tokens(self, *more: str) -> list[dict[str, Any]]:
-        """The special tokens, and `more`, as a tokenizer.json lists them."""
+        """List the special tokens and `more` in the form of a tokenizer.json."""
         flags = {
             "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True,
         }  # fmt: skip
@@ -130,7 +130,7 @@ class Vocabulary(ABC):
         return [{"id": i, "content": token, **flags} for i, token in listed]
 
     def sequence_template(self) -> dict[str, Any]:
-        """The post-processor that frames text as the shards do: cls A sep, or cls A sep B sep in two segments."""
+        """Return the post-processor that frames text as in shards: cls A sep, or cls A sep B sep in two segments."""
         _, _, cls, sep, _ = self.specials
 
         def part(kind: str, name: str, segment: int) -> dict[str, Any]:
@@ -146,9 +146,9 @@ class Vocabulary(ABC):
 
 
 def bare(decomposed: str, composed: str) -> list[dict[str, Any]]:
-    """The parts of a normaliser that lower-cases and strips accents, between two of Unicode's forms. The second one
-    puts Hangul's letters together again."""
-    # A mark that vanished from a text's beginning would hide from the library that it is the beginning.
+    """Return the parts of a normaliser that lower-cases and strips accents, between two Unicode normalisation forms.
+    The second recomposes Hangul."""
+    # If a mark at the start of a text were removed, the library would not recognise the start.
     at_first = {"type": "Replace", "pattern": {"Regex": r"^\p{M}+"}, "content": " "}
     return [
         {"type": decomposed},
@@ -160,13 +160,13 @@ def bare(decomposed: str, composed: str) -> list[dict[str, Any]]:
 
 
 def json_text(definition: dict[str, Any]) -> str:
-    """The text of a tokenizer.json."""
+    """Format a tokenizer.json."""
     return json.dumps(definition, ensure_ascii=False, separators=(",", ":"))
 
 
 def numbered(ids: dict[str, Any], where: object) -> list[str]:
-    """The pieces of a JSON object piece -> id in the order of their ids; "" for an id without a piece. Raises
-    UserError where the ids are no numbers from 0 on, each given once, with some gaps at most."""
+    """Return the pieces of a JSON object piece -> id in the order of their ids; "" for an id without a piece. Raises
+    UserError unless the ids are distinct integers from 0 on; gaps are allowed, up to twice the number of pieces."""
     numbers = set(ids.values()) if all(isinstance(i, int) for i in ids.values()) else set()
     if not ids or len(numbers) < len(ids) or min(numbers) < 0 or max(numbers) >= 2 * len(ids):
         raise UserError(
@@ -179,8 +179,7 @@ def numbered(ids: dict[str, Any], where: object) -> list[str]:
 
 
 def refuse_others(parts: dict[str, tuple[Any, Any]], kind: str, where: object) -> None:
-    """Raises UserError for the first part of a tokenizer.json, name -> (value, expected), that is not as
-    expected."""
+    """Raise UserError for the first part of a tokenizer.json, name -> (value, expected), with an unexpected value."""
     for part, (value, expected) in parts.items():
         if value != expected:
             raise UserError(
@@ -192,8 +191,8 @@ def refuse_others(parts: dict[str, tuple[Any, Any]], kind: str, where: object) -
 
 
 def named_parts(value: object, key: str) -> list[dict[str, Any]]:
-    """The parts, in order, of a normalizer or pre-tokenizer of a tokenizer.json: of a Sequence those that it lists
-    under `key`, however deep."""
+    """Return the parts, in order, of a normalizer or pre-tokenizer of a tokenizer.json; a Sequence is flattened, with
+    its parts under `key`, to any depth."""
     if not isinstance(value, dict):
         return []
     if value.get("type") != "Sequence":
@@ -205,18 +204,18 @@ def named_parts(value: object, key: str) -> list[dict[str, Any]]:
 
 
 def types(parts: Iterable[dict[str, Any]]) -> str:
-    """The types of `parts`, as one text."""
+    """Return the types of `parts` as one string."""
     return ", ".join(str(part.get("type")) for part in parts)
 
 
 def part_of(found: dict[str, Any], name: str) -> dict[str, Any]:
-    """The object under `name`; an empty one where there is none."""
+    """Return the object under `name`; {} if there is none."""
     value = found.get(name)
     return value if isinstance(value, dict) else {}
 
 
 def require_specials(tokens: list[str], specials: Specials, kind: str, where: object) -> None:
-    """Raises UserError unless all special tokens are among `tokens`."""
+    """Raise UserError unless all special tokens are among `tokens`."""
     missing = sorted(set(specials) - set(tokens), key=specials.index)
     if missing:
         raise UserError(
@@ -228,5 +227,5 @@ def require_specials(tokens: list[str], specials: Specials, kind: str, where: ob
 
 
 def unreachable(i: int) -> str:
-    """Name of an id that no text can reach."""
+    """Return the name of an id that no text can produce."""
     return f"[unreachable {i}]"

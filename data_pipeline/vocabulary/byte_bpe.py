@@ -1,10 +1,10 @@
-"""Build a byte-level BPE vocabulary, as RoBERTa's (Radford et al. 2019), from pieces, merges and letter case.
+"""Build a byte-level BPE vocabulary like RoBERTa's (Radford et al. 2019) from pieces, merges and a lower-casing flag.
 
-Three steps make words: lower case and no accents, if wanted; every run of white space (Unicode's) becomes one space,
-and there is always one in front of a sentence; GPT-2's pattern then cuts, and a space stays with what follows it.
-So each word begins with a piece that is marked Ġ and no other piece is, wherever the word stands: the ids of
-sentences one after another are those of the running text with a space between them. RoBERTa's own tokenizer differs
-in this where text begins (no space) and in runs of white space (pieces of their own).
+Text is cut into words in three steps: lower-casing and accent stripping, if set; every run of Unicode white space
+becomes one space, and a sentence always starts with one; GPT-2's pattern then cuts, and a space stays with what follows
+it. So a piece is marked Ġ if and only if it begins a word, at any position: the concatenated ids of sentences equal
+those of the running text with a space between sentences. RoBERTa's own tokenizer differs at the start of text (no
+space) and in runs of white space (separate pieces).
 """
 
 import json
@@ -34,7 +34,7 @@ from data_pipeline.vocabulary.base import (
 
 SPECIAL_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", mask="<mask>")
 FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
-"""Where RoBERTa has them; <mask> is its last entry."""
+"""In RoBERTa's order; <mask> is its last entry."""
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 """A printable character for each of the 256 bytes, in GPT-2's order."""
 WORD = "Ġ"
@@ -44,14 +44,14 @@ _ONE_SPACE = [
     {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
     {"type": "Strip", "strip_left": False, "strip_right": True},
 ]
-# The library's Metaspace puts a space before a text's first word, but not behind a <mask> in it, as ByteLevel would.
+# The library's Metaspace puts a space before a text's first word but, unlike ByteLevel, not after a <mask> in it.
 _SPACE_BEFORE = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 @dataclass(frozen=True, eq=False)
 class ByteBPE(Vocabulary):
-    """RoBERTa's kind of vocabulary: no text is unknown to it."""
+    """A byte-level BPE vocabulary, as in RoBERTa; no text is unknown to it."""
 
     kind: ClassVar[str] = "bpe"
     merges: list[tuple[str, str]]
@@ -59,7 +59,7 @@ class ByteBPE(Vocabulary):
 
     @cached_property
     def continuation(self) -> NDArray[np.bool_]:
-        """(size,): whether each piece continues a word: whether it has no Ġ in front."""
+        """(size,): whether each piece continues a word, that is, does not start with Ġ."""
         special = {*self.specials}
         return np.array([not t.startswith(WORD) and t not in special for t in self.tokens], np.bool_)
 
@@ -69,13 +69,13 @@ class ByteBPE(Vocabulary):
         return Cuts()
 
     def files(self) -> dict[str, str]:
-        """tokenizer.json, RoBERTa's vocab.json and merges.txt."""
+        """Return the text of tokenizer.json and of RoBERTa's vocab.json and merges.txt."""
         merges = "".join(f"{a} {b}\n" for a, b in self.merges)
         ids = json.dumps(self.ids, ensure_ascii=False)
         return {"vocab.json": ids + "\n", "merges.txt": "#version: 0.2\n" + merges, **super().files()}
 
     def definition(self) -> dict[str, Any]:
-        """What the canonical tokenizer.json says."""
+        """Return the content of the canonical tokenizer.json."""
         return {
             "version": "1.0",
             "truncation": None,
@@ -105,7 +105,7 @@ def _normalizer(lowercase: bool) -> dict[str, Any]:
 
 
 def make_vocabulary(tokens: list[str], merges: list[tuple[str, str]], lowercase: bool, where: str) -> ByteBPE:
-    """A checked vocabulary of `tokens` in the order of their ids; "" stands for an id that no text can reach."""
+    """Make a checked vocabulary of `tokens` in the order of their ids; "" marks an id that no text can produce."""
     require_specials(tokens, SPECIAL_TOKENS, "byte-level BPE", where)
     known = set(tokens)
     if missing := len(set(ALPHABET) - known):
@@ -118,7 +118,7 @@ def make_vocabulary(tokens: list[str], merges: list[tuple[str, str]], lowercase:
 
 
 def from_tokenizer_json(found: dict[str, Any], where: str) -> ByteBPE:
-    """The vocabulary of a tokenizer.json with a BPE model. Raises UserError for one that is not RoBERTa's."""
+    """Load the vocabulary of a tokenizer.json with a BPE model. Raises UserError unless it is of RoBERTa's kind."""
     model = part_of(found, "model")
     normalizer = named_parts(found.get("normalizer"), "normalizers")
     lowercase = normalizer == named_parts(_normalizer(True), "normalizers")
@@ -144,13 +144,13 @@ def from_tokenizer_json(found: dict[str, Any], where: str) -> ByteBPE:
 
 
 def from_vocab_and_merges(ids: dict[str, Any], merges: str, where: str) -> ByteBPE:
-    """The vocabulary of RoBERTa's two files: vocab.json, parsed, and the text of merges.txt."""
+    """Load the vocabulary of RoBERTa's two files: the parsed vocab.json, and the text of merges.txt."""
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
     return make_vocabulary(numbered(ids, where), _merges(lines, where), False, where)
 
 
 def _merges(listed: object, where: str) -> list[tuple[str, str]]:
-    """Merges as pairs, from pairs or from lines of two pieces with a space between."""
+    """Return merges as pairs, from pairs or from lines of two pieces separated by a space."""
     lines = listed if isinstance(listed, list) else []
     pairs = [line.rstrip("\r").split(" ") if isinstance(line, str) else line for line in lines]
     for number, pair in enumerate(pairs):

@@ -1,4 +1,4 @@
-"""Load a Vocabulary (base.py) from a tokenizer.json, a vocab.txt or vocab.json with merges.txt, and write it back."""
+"""Load a Vocabulary (base.py) from a tokenizer.json, a vocab.txt or vocab.json with merges.txt, and save it."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,12 @@ _EXPECTED = "a tokenizer.json, a vocab.txt, a vocab.json with its merges.txt, or
 
 
 def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabulary:
-    """The vocabulary in `path`: a tokenizer.json, BERT's vocab.txt, RoBERTa's vocab.json (with merges.txt beside it),
-    or a folder that holds one (the first of these).
+    """Load the vocabulary in `path`: a tokenizer.json, BERT's vocab.txt, RoBERTa's vocab.json (with merges.txt next to
+    it), or a folder that holds one (the first of these).
 
-    A vocab.txt does not say whether text is lower-cased. In this order decide: `lowercase`, which concerns WordPiece
-    only; a tokenizer_config.json beside it; whether no piece of it has an upper-case letter. Raises UserError for
-    anything that is no vocabulary of these three kinds: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or
-    XLNet's unigram."""
+    A vocab.txt does not record whether text is lower-cased. That is decided, in this order, by `lowercase` (WordPiece
+    only), by a tokenizer_config.json next to it, and by whether no piece has an upper-case letter. Raises UserError
+    for anything but these three kinds: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's unigram."""
     if not str(path):
         raise UserError(
             "no vocabulary is named", where="data.vocab", remedy="name one, or run maskmill vocab"
@@ -50,7 +49,7 @@ def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabula
 
 
 def parse_tokenizer_json(text: str, where: str, lowercase: bool | None = None) -> Vocabulary:
-    """The vocabulary that the text of a tokenizer.json describes; `lowercase` and errors as in `load_vocabulary`."""
+    """Parse the text of a tokenizer.json into a vocabulary; `lowercase` and errors as in `load_vocabulary`."""
     found = _json(text, where)
     kind = part_of(found, "model").get("type")
     if kind == "WordPiece":
@@ -63,7 +62,7 @@ def parse_tokenizer_json(text: str, where: str, lowercase: bool | None = None) -
 
 
 def save_vocabulary(vocabulary: Vocabulary, folder: str | Path) -> None:
-    """Writes tokenizer.json, and what older programs read, into `folder`; each appears whole or not at all."""
+    """Write tokenizer.json and the files that older programs read into `folder`, each atomically."""
     folder = Path(folder)
     try:
         with writing(folder):
@@ -75,7 +74,7 @@ def save_vocabulary(vocabulary: Vocabulary, folder: str | Path) -> None:
 
 
 def holds_vocabulary(folder: Path) -> bool:
-    """Whether `load_vocabulary` would find a file in this folder."""
+    """Return whether `load_vocabulary` would find a file in this folder."""
     return any((folder / name).is_file() for name in FILES)
 
 

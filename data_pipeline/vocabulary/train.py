@@ -1,13 +1,13 @@
-"""Train a vocabulary of the kind that the settings name; the text of its documents is held once, as UTF-8.
+"""Train a vocabulary of the kind that the settings name; the text is held in memory once, as UTF-8.
 
-A trained vocabulary is the same for the same text on any number of threads, which no library promises:
+The same text gives the same vocabulary on any number of threads, which no library guarantees:
 
-- the tokenizers library's trainer of WordPiece and BPE numbers the single-character pieces in the order of a randomly
-  seeded hash map, and breaks ties between merges by these numbers. So the alphabet is numbered here and handed to it;
-  everything that follows is a function of these numbers and the word counts.
-- its trainer of unigrams adds up floating-point numbers in the order of such a map, and in as many parts as there are
-  threads. SentencePiece's own, used instead, sorts its words and adds up in as many parts as it is told: always
-  THREADS, however many cores there are.
+- the tokenizers library's WordPiece and BPE trainers number the single-character pieces in the order of a randomly
+  seeded hash map, and break ties between merges by these numbers. So the alphabet is numbered here and passed in; the
+  rest is a function of these numbers and the word counts.
+- its unigram trainer sums floating-point numbers in the order of such a map, in one part per thread. SentencePiece's
+  own trainer, used instead, sorts its words and sums in a given number of parts: always THREADS, on any number of
+  cores.
 
 Memory beyond the text, measured: for 200 MB of English 0.2 GB as wordpiece or bpe, 0.6 as unigram. Scripts without
 spaces have words as long as sentences, and few of them twice: 6.7 MB of Chinese and Japanese took 0.05 GB as
@@ -32,28 +32,28 @@ from data_pipeline.vocabulary import byte_bpe, unigram, wordpiece
 from data_pipeline.vocabulary.base import Vocabulary
 
 ALPHABET_SHARE = 8
-"""Single characters are at most one in so many entries of the vocabulary; rarer ones become unknown."""
+"""At most one in this many vocabulary entries is a single character; rarer characters become unknown."""
 PIECE = 1 << 16
-"""Characters handed to a library at a time, about: it needs some hundred bytes for each."""
+"""Approximate characters passed to a library at a time: it needs about a hundred bytes for each."""
 THREADS = 4
-"""Of SentencePiece's trainer; part of what decides its result."""
+"""Threads of SentencePiece's trainer; they affect its result."""
 MOST_32_BIT = 1 << 29
-"""Characters of distinct words beyond which SentencePiece's trainer has to count in 64 bits."""
+"""Maximum characters of distinct words for which SentencePiece's trainer can count in 32 bits."""
 
 _SPACE = re.compile(r"[ \t\n\r]")
-_RESERVED = "\0\u2585"  # what SentencePiece's trainer keeps for itself
+_RESERVED = "\0\u2585"  # reserved by SentencePiece's trainer
 
 
 def train_vocabulary(documents: Iterable[Document], settings: VocabularySettings) -> Vocabulary:
-    """A vocabulary of the documents' words, of the kind `settings.kind`.
+    """Train a vocabulary of the kind `settings.kind` on the documents' words.
 
     wordpiece: the special tokens ([PAD] is 0), the alphabet (the most frequent characters), then the merges.
     bpe: RoBERTa's first four special tokens, the 256 bytes, the merges, <mask>.
-    unigram: the special tokens (<pad> is 0; with `settings.specials` as XLM-R has them), then pieces from the likeliest
-    to the least likely one, among them the alphabet.
+    unigram: the special tokens (<pad> is 0; `settings.specials` can choose XLM-R's), then pieces by descending
+    probability, including the alphabet.
 
-    Fewer than `settings.size` entries if the text has no more pairs that are frequent enough. Raises UserError if
-    there is no text, or no entry left beside the special tokens and bytes."""
+    Has fewer than `settings.size` entries if the text has no more pairs that are frequent enough. Raises UserError if
+    there is no text, or no entry left besides the special tokens and bytes."""
     train, least = _KINDS[settings.kind]
     if settings.size < least:
         raise UserError(
@@ -63,14 +63,14 @@ def train_vocabulary(documents: Iterable[Document], settings: VocabularySettings
 
 
 def lower_cases(settings: VocabularySettings) -> bool:
-    """`settings.lowercase`, or what the kind is used to: BERT and ALBERT lower-case, RoBERTa does not."""
+    """Return `settings.lowercase`, or the kind's default: BERT and ALBERT lower-case, RoBERTa does not."""
     return settings.kind != "bpe" if settings.lowercase is None else settings.lowercase
 
 
 def _wordpiece(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     normalizer = normalizers.BertNormalizer(lowercase=lower_cases(settings))
     words = pre_tokenizers.BertPreTokenizer()
-    # BERT's normaliser changes each character by itself, so it is enough to normalise every distinct one.
+    # BERT's normaliser changes each character independently, so normalising each distinct one is enough.
     raw: Counter[str] = Counter()
     for piece in _pieces(texts):
         raw.update(piece)
@@ -80,7 +80,7 @@ def _wordpiece(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
             counts[c] += count
     alphabet = _alphabet(counts, settings)
     joined = (words.pre_tokenize_str(normalizer.normalize_str("a" + c))[0][0] for c in alphabet)
-    # Punctuation and Chinese characters never continue a word: no piece for that.
+    # Punctuation and Chinese characters never continue a word, so they get no continuation piece.
     inner = [wordpiece.CONTINUATION + word[1:] for word in joined if len(word) > 1]
     tokenizer = Tokenizer(models.WordPiece(unk_token=wordpiece.SPECIAL_TOKENS.unk))
     tokenizer.normalizer = normalizer
@@ -171,8 +171,8 @@ def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
 
 
 def _counted(words: Counter[str], alphabet: set[str]) -> Counter[str]:
-    """The words, a space in front, with their counts. Characters beyond the alphabet part a word: pieces of the rest
-    are learnt, and none that holds them."""
+    """Return the words, each with a leading space, and their counts. Characters outside the alphabet split a word, so
+    that no learnt piece contains them."""
     counts: Counter[str] = Counter()
     beyond = re.compile(f"[^{re.escape(''.join(sorted(alphabet)))}]")
     for word, count in words.items():
@@ -185,7 +185,7 @@ def _counted(words: Counter[str], alphabet: set[str]) -> Counter[str]:
 
 
 def _alphabet(counts: Counter[str], settings: VocabularySettings) -> list[str]:
-    """The most frequent characters, sorted. Raises UserError where there is none."""
+    """Return the most frequent characters, sorted. Raises UserError if there are none."""
     frequent = [(-n, c) for c, n in counts.items() if n >= settings.min_frequency and not c.isspace()]
     if not frequent:
         raise _nothing()
@@ -193,7 +193,7 @@ def _alphabet(counts: Counter[str], settings: VocabularySettings) -> list[str]:
 
 
 def _pieces(texts: list[bytes]) -> Iterator[str]:
-    """The texts cut at white space into pieces of about PIECE characters, none of which a word spans."""
+    """Cut the texts at white space into pieces of about PIECE characters, so that no word spans two pieces."""
     for text in map(bytes.decode, texts):
         start = 0
         while found := _SPACE.search(text, start + PIECE):

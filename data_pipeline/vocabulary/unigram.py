@@ -1,11 +1,11 @@
-"""Build a unigram vocabulary, SentencePiece's as ALBERT and XLNet have it, from pieces, their scores and a normaliser.
+"""Build a SentencePiece unigram vocabulary, as in ALBERT and XLNet, from pieces, their scores and a normaliser.
 
-(Kudo 2018; its marks and its escape of spaces: Kudo and Richardson 2018.) The normaliser is the vocabulary's own; after
-it every run of white space (Unicode's, and the mark ▁ itself) becomes one space, and there is always one in front of
-a sentence; text is cut at spaces, and ▁ stands for the space. So each word begins with a piece that is marked ▁ and
-no other piece is, wherever the word stands: the ids of sentences one after another are those of the running text with
-a space between them. Where nothing parts words by white space (Chinese, Japanese, Thai), a word is as long as what
-stands between two spaces. A character that no piece holds is <unk>, never a word's beginning: ▁ is a piece of its own.
+(Kudo 2018; its marks and its escape of spaces: Kudo and Richardson 2018.) After the vocabulary's own normaliser, every
+run of white space (Unicode's, and the mark ▁ itself) becomes one space, and a sentence always starts with one; text is
+cut at spaces, and ▁ represents the space. So a piece is marked ▁ if and only if it begins a word, at any position: the
+concatenated ids of sentences equal those of the running text with a space between sentences. In scripts without
+spaces between words (Chinese, Japanese, Thai), a word is the text between two spaces. A character that no piece holds
+is <unk> and never begins a word: ▁ is a separate piece.
 """
 
 import base64
@@ -37,7 +37,7 @@ SPECIAL_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", ma
 
 
 class Layout(NamedTuple):
-    """Names of the special tokens, and where a trained vocabulary has them."""
+    """Names of the special tokens, and their positions in a trained vocabulary."""
 
     specials: Specials
     first: tuple[str, ...]
@@ -49,11 +49,11 @@ LAYOUTS = {
     "": Layout(SPECIAL_TOKENS, first=SPECIAL_TOKENS),
     "roberta": Layout(byte_bpe.SPECIAL_TOKENS, byte_bpe.FIRST_TOKENS, (byte_bpe.SPECIAL_TOKENS.mask,)),
 }
-"""By the value of vocabulary.specials: ALBERT's, and XLM-R's, which are RoBERTa's."""
+"""By the value of vocabulary.specials: ALBERT's, and XLM-R's, which equal RoBERTa's."""
 WORD = "▁"
 KIND = "ALBERT's, XLNet's or T5's unigram"
 
-_NAMES = {  # what the specials are called elsewhere; the first one found counts
+_NAMES = {  # names of the specials in other vocabularies; the first one present is used
     "pad": ("<pad>", "[PAD]"),
     "cls": ("[CLS]", "<cls>", "<s>"),
     "sep": ("[SEP]", "<sep>", "</s>"),
@@ -68,22 +68,22 @@ _BY_CHARACTER = ("NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Lowercase", "Nmt
 
 
 def trained_normalizer(lowercase: bool) -> list[dict[str, Any]]:
-    """The normaliser of vocabularies that are trained here: NFKC; with `lowercase` without accents, as ALBERT's."""
+    """Return the normaliser of vocabularies trained here: NFKC; `lowercase` also strips accents, as in ALBERT."""
     return bare("NFKD", "NFKC") if lowercase else [{"type": "NFKC"}]
 
 
 @dataclass(frozen=True, eq=False)
 class Unigram(Vocabulary):
-    """ALBERT's and XLNet's kind of vocabulary."""
+    """A unigram vocabulary, as in ALBERT and XLNet."""
 
     kind: ClassVar[str] = "unigram"
-    scores: list[float]  # logarithm of each piece's probability
-    normalizer: list[dict[str, Any]]  # as tokenizer.json names its parts, white space apart
-    controls: tuple[str, ...] = ()  # further tokens that no text reaches
+    scores: list[float]  # log probability of each piece
+    normalizer: list[dict[str, Any]]  # parts in the form of tokenizer.json, without those for white space
+    controls: tuple[str, ...] = ()  # further tokens that no text can produce
 
     @cached_property
     def continuation(self) -> NDArray[np.bool_]:
-        """(size,): whether each piece continues a word: whether it has no ▁ in front."""
+        """(size,): whether each piece continues a word, that is, does not start with ▁."""
         special = {*self.specials, *self.controls} - {self.specials.unk}
         return np.array([not t.startswith(WORD) and t not in special for t in self.tokens], np.bool_)
 
@@ -94,8 +94,8 @@ class Unigram(Vocabulary):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The library's tokenizer, which takes special tokens in the text for text. To the model they are pieces like
-        others, which it would find in the text: here they have a space in front, which no word holds."""
+        """The library's tokenizer, set to treat special tokens in the text as text. The model would find them in the
+        text like any other piece, so here they start with a space, which no word contains."""
         definition = self.definition()
         hidden = {*self.specials, *self.controls}
         definition["model"]["vocab"] = [
@@ -107,7 +107,7 @@ class Unigram(Vocabulary):
         return Tokenizer.from_str(json_text(definition))
 
     def definition(self) -> dict[str, Any]:
-        """What the canonical tokenizer.json says."""
+        """Return the content of the canonical tokenizer.json."""
         spaces = {"type": "Metaspace", "replacement": WORD, "prepend_scheme": "first", "split": True}
         return {
             "version": "1.0",
@@ -115,7 +115,7 @@ class Unigram(Vocabulary):
             "padding": None,
             "added_tokens": self.added_tokens(*self.controls),
             "normalizer": {"type": "Sequence", "normalizers": [*self.normalizer, *_ONE_SPACE]},
-            "pre_tokenizer": spaces,  # first, not always: behind a [MASK] in the text no word begins by itself
+            "pre_tokenizer": spaces,  # first, not always: a [MASK] in the text does not start a new word
             "post_processor": self.sequence_template(),
             "decoder": {**spaces, "prepend_scheme": "always"},
             "model": {
@@ -128,8 +128,8 @@ class Unigram(Vocabulary):
 
 
 def from_tokenizer_json(found: dict[str, Any], where: str) -> Unigram:
-    """The vocabulary of a tokenizer.json with a unigram model. Special tokens that it lacks (T5 has no [CLS] and no
-    [MASK]) are added at the end. Raises UserError for one of another structure."""
+    """Load the vocabulary of a tokenizer.json with a unigram model. Missing special tokens (T5 has no [CLS] and no
+    [MASK]) are added at the end. Raises UserError for any other structure."""
     model = part_of(found, "model")
     pieces, scores = _entries(model.get("vocab"), where)
     cuts = named_parts(found.get("pre_tokenizer"), "pretokenizers")
@@ -156,7 +156,7 @@ def from_tokenizer_json(found: dict[str, Any], where: str) -> Unigram:
 
 
 def _roles(pieces: list[str], scores: list[float], unk: str) -> Specials:
-    """The special tokens among the pieces; those that are missing are added to them."""
+    """Find the special tokens among the pieces; append missing ones to `pieces` and `scores`."""
     names = {role: next((name for name in known if name in pieces), "") for role, known in _NAMES.items()}
     for role, name in names.items():
         if not name:
@@ -167,7 +167,7 @@ def _roles(pieces: list[str], scores: list[float], unk: str) -> Specials:
 
 
 def _entries(listed: object, where: str) -> tuple[list[str], list[float]]:
-    """Pieces and scores of model.vocab."""
+    """Return the pieces and scores of model.vocab."""
     entries = listed if isinstance(listed, list) else []
     for entry in entries:
         if not (
@@ -181,8 +181,8 @@ def _entries(listed: object, where: str) -> tuple[list[str], list[float]]:
 
 
 def _added(listed: object, pieces: list[str], scores: list[float], where: str) -> tuple[str, ...]:
-    """The special tokens that the file lists beside its model; those that follow the model's pieces are added to
-    them."""
+    """Return the special tokens that the file lists outside its model; append those that follow the model's pieces to
+    `pieces` and `scores`."""
     added = [token for token in (listed if isinstance(listed, list) else []) if isinstance(token, dict)]
     numbers = {piece: i for i, piece in enumerate(pieces)}
     for token in sorted(added, key=lambda token: int(token.get("id", -1))):
@@ -201,8 +201,8 @@ def _added(listed: object, pieces: list[str], scores: list[float], where: str) -
 
 
 def _normalizer(found: object, where: str) -> list[dict[str, Any]]:
-    """The parts of a normaliser, without those for white space. Raises UserError for a part that could join or change
-    what white space parts: words could not be remembered."""
+    """Return the parts of a normaliser without those for white space. Raises UserError for a part that could join or
+    change what white space separates: words could not be cached."""
     kept = []
     for part in named_parts(found, "normalizers"):
         kind, pattern = part.get("type"), part_of(part, "pattern")
@@ -218,16 +218,16 @@ def _normalizer(found: object, where: str) -> list[dict[str, Any]]:
 
 
 def _is_space(pattern: dict[str, Any]) -> bool:
-    """Whether a pattern matches white space, or its mark, alone."""
+    """Return whether a pattern matches only white space or its mark."""
     return pattern in ({"Regex": " {2,}"}, {"Regex": r"\s+"}, {"String": WORD})
 
 
 def _keeps_spaces(part: dict[str, Any]) -> bool:
-    """Whether SentencePiece's table of replacements leaves a space alone. The library looks up what a reader takes for
-    one character, and that may be a space with combining marks or invisible characters beside it."""
+    """Return whether SentencePiece's replacement table leaves spaces unchanged. The library looks up grapheme clusters,
+    which may be a space with combining marks or invisible characters."""
     try:
         table = normalizers.Precompiled(base64.b64decode(part.get("precompiled_charsmap") or ""))
-    except Exception:  # the library raises nothing more special
+    except Exception:  # the library raises nothing more specific
         return False
     joined = (
         chr(c)

@@ -1,7 +1,7 @@
-"""Build a WordPiece vocabulary, as BERT's, from pieces and the way text is normalised.
+"""Build a WordPiece vocabulary like BERT's from pieces and normalisation flags.
 
 Text is normalised and split into words exactly as BERT does it (`BertNormalizer` with clean_text,
-`BertPreTokenizer`); a piece that continues a word begins with ##. BERT's [UNK] is a whole word.
+`BertPreTokenizer`); a piece that continues a word begins with ##. An [UNK] replaces a whole word.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from data_pipeline.vocabulary.base import (
 SPECIAL_TOKENS = Specials(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 CONTINUATION = "##"
 WORD_CHARACTERS = 100
-"""A longer word is one [UNK], as in BERT."""
+"""Maximum characters of a word; a longer one is one [UNK], as in BERT."""
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """How text is changed before it is cut, beyond BERT's clean_text: the flags of the library's BertNormalizer."""
+    """Normalisation before text is cut, beyond BERT's clean_text: the flags of the library's BertNormalizer."""
 
     lowercase: bool
     strip_accents: bool | None = None  # None: as lowercase says
@@ -39,7 +39,7 @@ class Normalization:
 
 @dataclass(frozen=True, eq=False)
 class WordPiece(Vocabulary):
-    """BERT's kind of vocabulary."""
+    """A WordPiece vocabulary, as in BERT."""
 
     kind: ClassVar[str] = "wordpiece"
     normalization: Normalization
@@ -56,11 +56,11 @@ class WordPiece(Vocabulary):
         return Cuts(punctuation=True, chinese=self.normalization.handle_chinese_chars, before="")
 
     def files(self) -> dict[str, str]:
-        """tokenizer.json and BERT's vocab.txt."""
+        """Return the text of tokenizer.json and of BERT's vocab.txt."""
         return {"vocab.txt": "\n".join(self.tokens) + "\n", **super().files()}
 
     def definition(self) -> dict[str, Any]:
-        """What the canonical tokenizer.json says."""
+        """Return the content of the canonical tokenizer.json."""
         return {
             "version": "1.0",
             "truncation": None,
@@ -89,8 +89,8 @@ class WordPiece(Vocabulary):
 def make_vocabulary(
     tokens: list[str], normalization: Normalization, where: str, word_characters: int = WORD_CHARACTERS
 ) -> WordPiece:
-    """A checked vocabulary of `tokens` in the order of their ids. Entries that no text can reach (empty ones, all but
-    the last of equal ones, as in BERT's own loader, and those with a line break) keep their id under another name."""
+    """Make a checked vocabulary of `tokens` in the order of their ids. Entries that no text can produce (empty, with a
+    line break, or equal to a later one, as in BERT's own loader) keep their id under another name."""
     require_specials(tokens, SPECIAL_TOKENS, "WordPiece", where)
     last = {token: i for i, token in enumerate(tokens)}
     reachable = [
@@ -101,8 +101,8 @@ def make_vocabulary(
 
 
 def from_tokenizer_json(found: dict[str, Any], where: str, lowercase: bool | None = None) -> WordPiece:
-    """The vocabulary of a tokenizer.json with a WordPiece model; `lowercase` overrides what it says. Raises
-    UserError for one that is not BERT's."""
+    """Load the vocabulary of a tokenizer.json with a WordPiece model; `lowercase` overrides the file's flag. Raises
+    UserError unless it is of BERT's kind."""
     model, normalizer, words = (part_of(found, name) for name in ("model", "normalizer", "pre_tokenizer"))
     ids: dict[str, int] = part_of(model, "vocab")
     added = [token for token in found.get("added_tokens") or [] if isinstance(token, dict)]
