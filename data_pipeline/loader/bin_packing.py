@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 GAP = 20
-"""A packed micro-batch leaves about this part of a sequence empty, since examples are no sand."""
+"""Fraction of a sequence that a packed micro-batch leaves empty, about."""
 
 
 class Caps(NamedTuple):
-    """The most that a micro-batch may hold."""
+    """Maximum tokens, examples and masked rows of a micro-batch."""
 
     tokens: int
     examples: int
@@ -36,14 +36,14 @@ def caps_for(
     corruption: "Corruption | None" = None,
     most_tokens: int | None = None,
 ) -> Caps:
-    """Compute the caps of a micro-batch of `micro_batch` x `sequence_length` tokens; `corruption`: what re-masks the
-    split's examples; `most_tokens`: fewer tokens than that, as `fitting_tokens` has them.
+    """Compute the caps of a micro-batch of `micro_batch` x `sequence_length` tokens. `corruption`: what re-masks the
+    split's examples; `most_tokens`: a lower token cap, as `fitting_tokens` returns it.
 
-    Tokens: exactly that. Examples: twice as many as would fill it at the split's mean length, and 8. Masked rows: 4 %
-    more than so many tokens have at the split's mean rate, and the most that one example has; packing spreads long and
-    short examples evenly, so that these two rarely bind. Both are rounded up to a multiple of 8, also where nothing is
-    masked: a micro-batch of weight 0 has a spare row. Where examples are re-masked, those counts take the place of what
-    the shards have. Raises UserError where an example would not fit."""
+    Tokens: exactly that product. Examples: twice as many as would fill it at the split's mean length, plus 8. Masked
+    rows: 4 % more than that many tokens have at the split's mean rate, plus the maximum of one example; packing
+    spreads long and short examples evenly, so these two caps rarely bind. Both are rounded up to a multiple of 8,
+    even if nothing is masked: a micro-batch of weight 0 has a spare row. If examples are re-masked, the masker's
+    counts replace those of the shards. Raises UserError if an example would not fit."""
     tokens = min(micro_batch * sequence_length, most_tokens or micro_batch * sequence_length)
     if split.max_tokens > tokens:
         raise UserError(
@@ -62,12 +62,12 @@ def caps_for(
 
 
 def fitting_tokens(histogram: Sequence[int], sequence_length: int, share: int, most: int) -> int:
-    """Tokens of a micro-batch, at most `most`, that leave micro-batches of one shape full: so many that `share`
-    examples, and twice the standard deviation of their sum, fill whole ones. `histogram`: lengths in even bins up to
+    """Return the token cap, at most `most`, that leaves micro-batches of one shape full: whole micro-batches hold
+    `share` examples plus twice the standard deviation of their sum. `histogram`: lengths in equal bins up to
     `sequence_length`.
 
-    With `most` tokens a share of 7.5 micro-batches takes 8, a sixteenth of them empty. One share in forty is larger,
-    and takes a micro-batch more."""
+    With a cap of `most`, a share of 7.5 micro-batches takes 8, so a sixteenth of them is empty. One share in forty
+    is larger and takes one more micro-batch."""
     counts = np.asarray(histogram, np.float64)
     lengths = (np.arange(len(counts)) + 0.5) * (sequence_length / len(counts))
     mean = float(counts @ lengths / counts.sum())
@@ -80,11 +80,12 @@ def fitting_tokens(histogram: Sequence[int], sequence_length: int, share: int, m
 def assign(
     lengths: NDArray[np.int64], masked: NDArray[np.int64], caps: Caps
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(members, bins): micro-batch m holds examples members[bins[m]:bins[m + 1]], longest first.
+    """Return (members, bins): micro-batch m holds examples members[bins[m]:bins[m + 1]], longest first.
 
-    Each example, longest first, goes to the micro-batch with the fewest tokens, so that all end with an equal mix
-    of lengths and the short ones close the gaps; the last is given only what the others cannot hold. Where
-    first fit decreasing needs fewer, its answer is taken. Raises UserError for an example beyond the caps."""
+    Each example, longest first, is assigned to the micro-batch with the fewest tokens, so that all end with an equal
+    mix of lengths and short examples fill the gaps; the last micro-batch only takes what the others cannot hold. If
+    first-fit decreasing needs fewer micro-batches, its result is used. Raises UserError for an example beyond the
+    caps."""
     if not len(lengths):
         return np.zeros(0, np.int64), np.zeros(1, np.int64)
     if lengths.max() > caps.tokens or masked.max() > caps.masked:
@@ -110,18 +111,18 @@ def _round_up(value: int) -> int:
 
 @allocating
 def _spread(lengths, masked, order, most_tokens, most_examples, most_masked, least):
-    """The micro-batch of each example. A binary heap keeps tokens * limit + micro-batch, the emptiest on top."""
+    """Return the micro-batch of each example. A binary heap keeps tokens * limit + micro-batch, the emptiest on top."""
     limit = len(lengths) + least + 1
     tokens, counts, rows = np.zeros(limit, np.int64), np.zeros(limit, np.int64), np.zeros(limit, np.int64)
     heap = np.arange(least)
-    # the last one starts as full as it will stay, the others empty: then all fill up at one pace
+    # the last one starts as full as it will stay, the others empty: then all fill at the same rate
     spare = least * most_tokens - lengths.sum()
     heap[least - 1] += spare * limit
     place = least - 1
     while place > 0 and heap[(place - 1) // 2] > heap[place]:
         heap[place], heap[(place - 1) // 2] = heap[(place - 1) // 2], heap[place]
         place = (place - 1) // 2
-    extra = least - 1  # where an example goes that no other micro-batch has room for
+    extra = least - 1  # takes examples that fit in no other micro-batch
     chosen = np.empty(len(lengths), np.int64)
     for i in order:
         to = heap[0] % limit
@@ -162,7 +163,7 @@ def _spread(lengths, masked, order, most_tokens, most_examples, most_masked, lea
 
 @allocating
 def _first_fit(lengths, masked, order, most_tokens, most_examples, most_masked):
-    """First fit decreasing, a micro-batch at a time: of each length in turn, as many as still fit."""
+    """Assign by first-fit decreasing, one micro-batch at a time: of each length in turn, as many as still fit."""
     longest = lengths[order[0]]
     starts = np.zeros(longest + 2, np.int64)  # where the examples of each length begin in `order`
     for i in order:

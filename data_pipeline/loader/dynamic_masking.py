@@ -1,8 +1,7 @@
-"""Re-mask the examples of a shard in the loader: RoBERTa's dynamic masking (Liu et al. 2019, section 4.1), and ERNIE's
-stages of it.
+"""Re-mask examples in the loader: RoBERTa's dynamic masking (Liu et al. 2019, section 4.1) and ERNIE's stages.
 
-A mask is a function of (seed, epoch, number of the example) and of the stage, which the number of the global batch
-tells: so it is the same at every world size and after every resume. Held-out examples are never masked anew.
+A mask is a function of (seed, epoch, number of the example) and of the stage, which follows from the number of the
+global batch. So it is the same at every world size and after every resume. Held-out examples are never re-masked.
 """
 
 from collections.abc import Mapping
@@ -34,18 +33,18 @@ _SEGMENTS = {column.name for column in fields(Segments)}
 
 @dataclass(frozen=True, eq=False)
 class DynamicMasking:
-    """Masks examples anew, by the masker of the stage that their global batch belongs to."""
+    """Re-mask examples with the masker of the stage that their global batch belongs to."""
 
     seed: int
     firsts: tuple[int, ...]
     """First global batch of each stage."""
     maskers: tuple[Corruption, ...]
     identity: Mapping[str, Any]
-    """The settings that decide the masks, by name; of the lexicon, its SHA-256."""
+    """The settings that affect the masks, by name; for the lexicon, its SHA-256."""
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: Vocabulary, seed: int) -> Self:
-        """The masking of data.mask_stages, or of data.masking. Raises UserError where a setting is out of its range,
+        """Build the masking of data.mask_stages, or of data.masking. Raises UserError if a setting is out of range
         or the lexicon cannot be used."""
         found = mask_stages(settings)
         kinds = {kind: corruption_of(replace(settings, masking=kind), vocabulary) for _, kind in found}
@@ -58,13 +57,13 @@ class DynamicMasking:
         )
 
     def masker(self, batch: int) -> Corruption:
-        """The masker of global batch number `batch`."""
+        """Return the masker of global batch number `batch`."""
         return self.maskers[int(np.searchsorted(self.firsts, batch, "right")) - 1]
 
     def __call__(
         self, examples: Examples, batch: int, epochs: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Examples:
-        """The examples of global batch `batch`, of these epochs and numbers in their split, with new masks."""
+        """Return the examples of global batch `batch`, of these epochs and numbers in their split, with new masks."""
         given = {name: column for name, column in examples.columns.items() if name in _SEGMENTS}
         drawn = {"tokens": original_tokens(examples), "keys": example_keys(epochs, numbers)}
         segments = Segments(**given | drawn)
@@ -72,7 +71,7 @@ class DynamicMasking:
 
 
 def shards_vocabulary(index: Index) -> Vocabulary:
-    """The vocabulary whose copy lies beside the shards. Raises UserError where it is missing or another one."""
+    """Load the vocabulary whose copy is next to the shards. Raises UserError if it is missing or differs."""
     where = index.path(TOKENIZER)
     with TemporaryDirectory() as folder:  # the shards may be in an object store
         path = Path(folder) / TOKENIZER

@@ -1,4 +1,4 @@
-"""Load what one rank reads in each step as packed batches, made ahead by a thread and resumable at any step.
+"""Load each rank's examples per step as packed batches, prefetched by a thread and resumable at any step.
 
     Order (who reads what) -> Windows (blocks, checked and shuffled) -> [DynamicMasking] -> pack (micro-batches)
     -> StepShare
@@ -30,8 +30,8 @@ from data_pipeline.shards.writer import BlockReader
 def order_of(
     index: Index, *, seed: int, global_batch: int, streams: int = 0, sequential: bool = False
 ) -> Order:
-    """The order of the index's training examples; streams=0 chooses their number. Raises UserError where there
-    are no examples or the streams do not divide the batch, and for a sequential order of shuffled shards."""
+    """Return the order of the index's training examples; streams=0 chooses the number of streams. Raises UserError
+    if there are no examples, if the streams do not divide the batch, or for a sequential order of shuffled shards."""
     if sequential and index.settings.get("order") != SEQUENTIAL:
         raise UserError(
             "the shards hold their examples shuffled: no document could be read in order",
@@ -44,20 +44,20 @@ def order_of(
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a rank keeps open."""
+    """What a rank keeps in memory."""
 
     streams: int
     open_blocks: int
     """Blocks in the windows of all its streams."""
     window_examples: int
-    """Examples that are shuffled as one."""
+    """Examples that are shuffled together."""
     bytes: int
-    """Memory of the windows, about."""
+    """Approximate memory of the windows."""
 
 
 class Shares:
-    """Step numbers in, the rank's shares out. Cheapest in ascending order, right in any. `masking` masks all
-    examples anew; with `skip_damaged` those of blocks that are missing or changed are left out."""
+    """Map step numbers to the rank's shares. Cheapest in ascending order, correct in any. `masking` re-masks all
+    examples; with `skip_damaged`, examples of missing or changed blocks are left out."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Shares:
         self._streams = len(streams)
 
     def read(self, batch: int) -> StepShare:
-        """This rank's examples of global batch number `batch`, packed. Raises UserError for shards that cannot
+        """Read this rank's examples of global batch number `batch`, packed. Raises UserError for shards that cannot
         be read or, unless skip_damaged, have changed."""
         ranges = self.order.stream_ranges(batch, self._start, self._stop)
         examples, epochs, numbers = self._windows.take(ranges)
@@ -96,7 +96,7 @@ class Shares:
 
     @property
     def footprint(self) -> Footprint:
-        """What is kept open, for the summary before a run."""
+        """Return what is kept in memory, for the summary before a run."""
         order = self.order
         items = min(order.window * order.block, order.examples)
         blocks = self._streams * min(order.window, -(-order.examples // order.block))
@@ -104,7 +104,7 @@ class Shares:
 
 
 class Loader:
-    """Iterates over this rank's shares of batch start_batch, start_batch + 1, ... without end."""
+    """Iterate over this rank's shares of batch start_batch, start_batch + 1, ... without end."""
 
     def __init__(
         self,
@@ -119,9 +119,8 @@ class Loader:
         masking: DynamicMasking | None = None,
         skip_damaged: bool = False,
     ) -> None:
-        """Reads `ahead` shares before they are asked for; call `close`, or use it as a context manager. With
-        `skip_damaged` shares lack the examples of blocks that are missing or changed.
-        Raises UserError for more ranks than examples in a batch."""
+        """Prefetch `ahead` shares; call `close`, or use it as a context manager. With `skip_damaged`, shares lack
+        the examples of missing or changed blocks. Raises UserError for more ranks than examples in a batch."""
         self.batch = start_batch
         """Number of the next batch."""
         self.index, self.order = index, order
@@ -133,7 +132,7 @@ class Loader:
         return self
 
     def __next__(self) -> StepShare:
-        """The share of batch `self.batch`. Raises what reading it raised."""
+        """Return the share of batch `self.batch`. Raises the error that reading it raised."""
         share = next(self._ahead)
         self.batch = share.batch + 1
         return share
@@ -145,14 +144,14 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Ends the thread that reads ahead."""
+        """Stop the prefetch thread."""
         self._ahead.close()
 
 
 def loader_state(
     index: Index, order: Order, batch: int, masking: DynamicMasking | None = None
 ) -> dict[str, Any]:
-    """What a checkpoint keeps so that training goes on with batch number `batch`."""
+    """Return what a checkpoint keeps so that training resumes at batch number `batch`."""
     masks = dict(masking.identity) if masking else None
     return {"batch": batch, "data": index.identity, "order": asdict(order), "masking": masks}
 
@@ -160,10 +159,9 @@ def loader_state(
 def resumed_batch(
     state: dict[str, Any], index: Index, order: Order, masking: DynamicMasking | None = None
 ) -> int:
-    """The batch at which `state` goes on. Raises UserError where other data, another order or other masks would
-    follow."""
+    """Return the batch at which `state` resumes. Raises UserError if the data, the order or the masks differ."""
     now = loader_state(index, order, state["batch"], masking)
-    before = {"sequential": False} | state["order"]  # states written when there was no other order lack it
+    before = {"sequential": False} | state["order"]  # older states lack it: there was only one order
     differing = [name for name in now["order"] if before.get(name) != now["order"][name]]
     then, masks = state.get("masking"), now["masking"]
     if then is None or masks is None:
@@ -183,8 +181,8 @@ def resumed_batch(
 
 
 def held_out(index: Index, limit: int, caps: Caps, rank: int = 0, world: int = 1) -> StepShare:
-    """This rank's part of the first `limit` held-out examples (of all, where there are fewer), packed like a
-    step; it is empty where there are more ranks than examples. Always the same ones, whatever the seed."""
+    """Return this rank's part of the first `limit` held-out examples (or all, if there are fewer), packed like a
+    step; empty if there are more ranks than examples. Always the same examples, independent of the seed."""
     split = index.held_out
     total = min(limit, split.examples)
     start, stop = rank * total // world, (rank + 1) * total // world
@@ -196,8 +194,8 @@ def held_out(index: Index, limit: int, caps: Caps, rank: int = 0, world: int = 1
 def held_out_steps(
     index: Index, limit: int, caps: Caps, streams: int, rank: int = 0, world: int = 1
 ) -> list[StepShare]:
-    """Read this rank's part of the same examples as `held_out`, as a model with a memory meets them: cut into `streams`
-    stretches, of which each step has the next example of each."""
+    """Read this rank's part of the same examples as `held_out`, for a model with memory: cut into `streams`
+    contiguous ranges; each step has the next example of each range."""
     total = min(limit, index.held_out.examples)
     streams = min(streams, total)
     starts = np.arange(streams + 1) * total // streams

@@ -1,14 +1,15 @@
-"""Compute which rank reads which example when, as pure functions of integers; no file is opened here, and no table
-grows with the data.
+"""Compute which rank reads which example when, as pure functions of integers.
 
-The N examples of a split are numbered: first those of all full blocks, shard after shard, then those of the
-shards' last, shorter blocks, again in a row. Every `block` numbers are a virtual block; all are full but,
-where N is no multiple, the last.
+No file is opened here, and no table grows with the data.
+
+The N examples of a split are numbered: first those of all full blocks, shard after shard, then those of the shards'
+last, shorter blocks, also in shard order. Every `block` numbers form a virtual block; all are full except the last, if
+N is not a multiple.
 
     epoch     the virtual blocks in the order of a permutation keyed by (seed, epoch); a short one stays last
     streams   K readers. Item n of stream k is number g = n K + k of the whole sequence and belongs to epoch g // N:
-              the first N numbers are exactly epoch 0, the next N epoch 1, whatever K and N. A stream's items of an
-              epoch lie side by side in the epoch, so that it reads whole blocks
+              the first N numbers are exactly epoch 0, the next N epoch 1, for any K and N. A stream's items of an
+              epoch are contiguous in the epoch, so that it reads whole blocks
     windows   every `window` virtual blocks of an epoch, cut at the streams' borders, are shuffled by a permutation
               keyed by (seed, epoch, place)
     steps     step t takes items t b .. (t + 1) b - 1 of every stream, b = B / K; its B examples are numbered
@@ -16,10 +17,10 @@ where N is no multiple, the last.
 
 So a global batch is the same set of examples at every W, and any step is found in constant time.
 
-A sequential order permutes nothing, and numbers the examples as they lie in the shards, last blocks in their place.
-A stream's items of an epoch then are a stretch of the split, in order; what follows the stretch's last example is
-the first one of the same stretch in the next epoch. By default every row of the global batch is a stream (K = B),
-so that what comes next in a document comes next in the same row, as memory across steps needs.
+A sequential order permutes nothing and numbers the examples in shard order, each shard's last block included. A
+stream's items of an epoch are then a contiguous range of the split, in order; the last example of the range is
+followed by its first one in the next epoch. By default every row of the global batch is a stream (K = B), so that
+the next part of a document comes next in the same row, as memory across steps needs.
 """
 
 from collections.abc import Iterator
@@ -53,8 +54,8 @@ class StreamRanges(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A part of a stream's items that is shuffled as one: items first..first+items-1 of the stream are
-    positions start..start+items-1 of the epoch, shuffled."""
+    """A part of a stream's items that is shuffled together: items first..first+items-1 of the stream are positions
+    start..start+items-1 of the epoch, shuffled."""
 
     epoch: int
     first: int
@@ -63,15 +64,15 @@ class Window(NamedTuple):
 
 
 def default_streams(global_batch: int, sequential: bool = False) -> int:
-    """The largest divisor of `global_batch` that is at most 256; in a sequential order a stream for every row."""
+    """Return the largest divisor of `global_batch` that is at most 256; in a sequential order, one stream per row."""
     if sequential:
         return global_batch
     return next(k for k in range(min(MOST_STREAMS, global_batch), 0, -1) if global_batch % k == 0)
 
 
 def rank_range(global_batch: int, rank: int, world: int) -> tuple[int, int]:
-    """First and last + 1 of the numbers 0..global_batch-1 that are this rank's. Raises UserError for more ranks
-    than examples."""
+    """Return the range (first, last + 1) of the numbers 0..global_batch-1 that this rank reads. Raises UserError for
+    more ranks than examples."""
     if world > global_batch:
         raise UserError(
             f"{world} ranks for a global batch of {global_batch}",
@@ -84,7 +85,7 @@ def rank_range(global_batch: int, rank: int, world: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Order:
-    """The sequence of the examples of one split, for all time."""
+    """The order of the examples of one split over all epochs."""
 
     examples: int
     """N, examples in the split."""
@@ -96,9 +97,9 @@ class Order:
     streams: int
     """K, a divisor of B."""
     window: int
-    """Virtual blocks that are shuffled as one; in a sequential order, that are read as one."""
+    """Virtual blocks that are shuffled together; in a sequential order, read together."""
     sequential: bool = False
-    """Streams walk their stretches of the split in order."""
+    """Each stream reads its range of the split in order."""
 
     def __post_init__(self) -> None:
         if self.examples < 1:
@@ -123,23 +124,23 @@ class Order:
         streams: int = 0,
         sequential: bool = False,
     ) -> "Order":
-        """The order with the default number of streams (where `streams` is 0) and the default window."""
+        """Build the order with the default number of streams (if `streams` is 0) and the default window."""
         streams = streams or default_streams(global_batch, sequential)
         window = max(1, WINDOW_BLOCKS // streams)
         return cls(examples, block, seed, global_batch, streams, window, sequential)
 
     @property
     def items(self) -> int:
-        """b, the examples that a step takes of each stream."""
+        """b, the examples that a step takes from each stream."""
         return self.global_batch // self.streams
 
     def epochs(self, step: int) -> tuple[int, int]:
-        """The epochs of the first and of the last example of a step."""
+        """Return the epochs of the first and of the last example of a step."""
         first = step * self.global_batch
         return first // self.examples, (first + self.global_batch - 1) // self.examples
 
     def window_at(self, stream: int, item: int) -> Window:
-        """The window in which item number `item` of a stream lies."""
+        """Return the window that contains item number `item` of a stream."""
         total, streams = self.examples, self.streams
         epoch = (item * streams + stream) // total
         first_item = -(-(epoch * total - stream) // streams)  # numbers g < epoch N of this stream: ceil
@@ -152,7 +153,7 @@ class Order:
         return Window(epoch, first_item + start - stream_start, start, stop - start)
 
     def window_numbers(self, window: Window) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(numbers, places), each of `window.items`: the examples in the epoch's order, which a reader finds
+        """Return (numbers, places), each of `window.items`: the examples in the epoch's order, which a reader finds
         block by block, and for each its place among the window's items."""
         starts, counts = zip(*self.window_blocks(window), strict=True)
         numbers = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
@@ -162,7 +163,7 @@ class Order:
         return numbers, philox.permutation(self.seed % 2**64, key, WINDOW_ORDER, window.items)
 
     def window_blocks(self, window: Window) -> Iterator[tuple[int, int]]:
-        """(first number, count) of the examples that the window has of each virtual block, in the epoch's order."""
+        """Yield (first number, count) of the window's examples in each virtual block, in the epoch's order."""
         position, end = window.start, window.start + window.items
         while position < end:
             place, offset = divmod(position, self.block)
@@ -171,14 +172,14 @@ class Order:
             position += count
 
     def virtual_block(self, epoch: int, place: int) -> int:
-        """The virtual block at a place of an epoch."""
+        """Return the virtual block at a place of an epoch."""
         full = self.examples // self.block
         if self.sequential or place >= full:
-            return place  # the short one: were it not last, positions would be no arithmetic
+            return place  # the short block stays last, so that positions can be computed
         return permuted(place, full, _round_keys(self.seed, epoch))
 
     def share(self, step: int, rank: int, world: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(epochs, example numbers) of what a rank reads in a step, in the step's numbering."""
+        """Return (epochs, example numbers) of what a rank reads in a step, in the step's numbering."""
         epochs, numbers = [], []
         ranges = self.stream_ranges(step, *rank_range(self.global_batch, rank, world))
         for stream, first, last in zip(*(column.tolist() for column in ranges), strict=True):
@@ -194,22 +195,24 @@ class Order:
         return np.concatenate(epochs), np.concatenate(numbers)
 
     def stream_ranges(self, step: int, start: int, stop: int) -> StreamRanges:
-        """What numbers start..stop-1 of a step are, stream by stream."""
+        """Return what numbers start..stop-1 of a step are, stream by stream."""
         streams = np.arange(start // self.items, (stop - 1) // self.items + 1)
         low = np.maximum(start - streams * self.items, 0)
         high = np.minimum(stop - streams * self.items, self.items)
         return StreamRanges(streams, step * self.items + low, step * self.items + high)
 
     def _before(self, stream: int, number: int) -> int:
-        """How many numbers below `number` belong to streams before `stream`."""
+        """Count the numbers below `number` that belong to streams before `stream`."""
         rounds, rest = divmod(number, self.streams)
         return rounds * stream + min(stream, rest)
 
 
 def permuted(x: int, n: int, keys: NDArray[np.uint64]) -> int:
-    """Where a keyed permutation of 0..n-1 puts x, without a table: the swap-or-not shuffle (Hoang, Morris and
-    Rogaway 2012, "An enciphering scheme based on a card shuffle"), which works for any n. In each round x and
-    its mirror image trade places if a hash of the pair says so; `keys` holds two words a round."""
+    """Return where a keyed permutation of 0..n-1 puts x, without a table.
+
+    The swap-or-not shuffle (Hoang, Morris and Rogaway 2012, "An enciphering scheme based on a card shuffle") works
+    for any n. In each round x and its mirror image are swapped if a hash of the pair says so; `keys` holds two words
+    per round."""
     return int(_permuted(np.uint64(x), np.uint64(n), keys))
 
 

@@ -1,7 +1,7 @@
-"""Pack examples into micro-batches: runs of tokens without padding, each within three caps.
+"""Pack examples into micro-batches without padding, each within three caps.
 
-A micro-batch holds whole examples, longest first, one behind the other. The caps (tokens, examples, masked rows)
-let compiled code pad to one shape; the token cap is the one that fills up.
+A micro-batch holds whole examples, concatenated, longest first. The caps (tokens, examples, masked rows) let
+compiled code pad to one shape; the token cap is the one that fills up.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class PackedMicroBatch(NamedTuple):
     positions: NDArray[np.int64]  # (T,) within the example
     cu_seqlens: NDArray[np.int32]  # (E + 1,) example e is rows cu_seqlens[e] .. cu_seqlens[e + 1] - 1
     lengths: NDArray[np.int32]  # (E,) descending
-    masked_index: NDArray[np.int64]  # (R,) rows that are to be predicted, ascending
+    masked_index: NDArray[np.int64]  # (R,) rows to predict, ascending
     masked_ids: NDArray[np.int64]  # (R,) the original ids there
     labels: NDArray[np.int64]  # (E,) of the pair; -1: none
     members: NDArray[np.int64]  # (E,) which examples of the share these are
-    keys: NDArray[np.int64]  # (E,) as example_keys makes them: what draws for an example are keyed by
-    streams: NDArray[np.int64]  # (E,) number of the stream that each example is the next one of
+    keys: NDArray[np.int64]  # (E,) keys of the examples' random draws (example_keys)
+    streams: NDArray[np.int64]  # (E,) number of the stream that each example comes from
 
     @property
     def max_length(self) -> int:
@@ -60,7 +60,7 @@ class StepShare:
     streams: NDArray[np.int64]
     """(examples,) number of the logical stream that each example comes from (loader/order.py)."""
     damage: tuple[str, ...] = ()
-    """Lines about blocks that were found missing or changed for this share, and that it goes without."""
+    """Warnings about missing or changed blocks that this share leaves out."""
 
 
 def pack(
@@ -72,8 +72,8 @@ def pack(
     numbers: NDArray[np.int64],
     streams: NDArray[np.int64] | None = None,
 ) -> StepShare:
-    """Pack the examples of a share into as few micro-batches as can be; the same examples give the same ones. Without
-    `streams` each example is one of its own, of its number."""
+    """Pack the examples of a share into as few micro-batches as possible; the same examples give the same ones.
+    Without `streams`, each example is its own stream, with its own number."""
     lengths, masked = examples.lengths, np.diff(examples.masked_offsets)
     members, bins = assign(lengths, masked, caps)
     streams = numbers if streams is None else streams
@@ -92,13 +92,12 @@ def pack(
 
 
 def example_keys(epochs: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Make the keys of the draws that examples get in their epochs: different for all of 2**24 epochs of 2**40
-    examples."""
+    """Compute the keys of the examples' random draws: unique for 2**24 epochs of 2**40 examples."""
     return (epochs.astype(np.uint64) << _NUMBER_BITS) | numbers.astype(np.uint64)
 
 
 def original_tokens(examples: Examples) -> NDArray[np.unsignedinteger]:
-    """The tokens before masking, at the same offsets as examples.tokens: what a dynamic masker starts from."""
+    """Return the tokens before masking, at the same offsets as examples.tokens: the input of a dynamic masker."""
     tokens = examples.tokens.copy()
     starts = np.repeat(examples.offsets[:-1], np.diff(examples.masked_offsets))
     tokens[starts + examples.masked_positions] = examples.masked_ids
@@ -146,7 +145,7 @@ def _packed(
 
 
 def _columns(examples: Examples) -> tuple[NDArray, ...]:
-    """The columns that compiled code reads."""
+    """Return the columns that compiled code reads."""
     return (
         examples.tokens,
         examples.offsets,
@@ -159,7 +158,7 @@ def _columns(examples: Examples) -> tuple[NDArray, ...]:
 
 @jit
 def _fill(columns, members, starts, rows, bases, ids, segments, positions, index, originals):
-    """Writes example members[e] at rows starts[e].. and its masked rows, counted from bases[e], at rows[e].."""
+    """Write example members[e] at rows starts[e].. and its masked rows, counted from bases[e], at rows[e]."""
     tokens, offsets, first_lengths, masked_positions, masked_ids, masked_offsets = columns
     for e in range(len(members)):
         i = members[e]

@@ -1,17 +1,18 @@
-"""Draw prediction targets and a factorization order for each example, for permutation language modelling (Yang et al.
-2019, XLNet, sections 2.2 and 2.3; its data_utils.py).
+"""Draw prediction targets and factorization orders for permutation language modelling.
+
+Source: Yang et al. 2019, XLNet, sections 2.2 and 2.3; its data_utils.py.
 
     select   spans of pieces, spread over a part of an example, whose tokens are to be predicted
-    order    a permutation of each window of a part: token i is predicted from what stands before it in this order
+    order    a permutation of each window of a part: token i is predicted from the tokens before it in this order
 
-A part is the example, or with `reuse` its first `reuse` tokens and the rest: each is selected from and ordered for
-itself, and the second sees all of the first. Of [SEP] and [CLS], which take part in the order, nothing is predicted.
-All tokens that are neither targets nor special are context, seen by everything in their part and after it.
+A part is the example, or with `reuse` its first `reuse` tokens and the rest: targets and orders are drawn for each
+separately, and the second sees all of the first. [SEP] and [CLS] take part in the order but are never targets. All
+tokens that are neither targets nor special are context, visible to everything in their part and after it.
 
-The draws of an example come from (seed, epoch, number in its split) alone, as a StepShare has them: equal at every
+The draws of an example depend only on (seed, epoch, number in its split), as a StepShare has them: equal at every
 world size and after every resume. The training step of the objective `xlnet` is to call `draw_orders` with the
-originals of its micro-batches and to compare the two columns: query i does not see key j where
-queries[i] <= keys[j].
+originals of its micro-batches and to compare the two columns: query i does not see key j where queries[i] <=
+keys[j].
 """
 
 from typing import NamedTuple
@@ -32,18 +33,18 @@ class OrderRule(NamedTuple):
 
     continuation: NDArray[
         np.bool_
-    ]  # (vocabulary,) True for a piece that goes on a word: no span begins with one
+    ]  # (vocabulary,) True for a piece that continues a word: no span begins with one
     cls: int
     sep: int
-    share: int = 6  # of `share` tokens one is a target (K in the paper)
+    share: int = 6  # one token in `share` is a target (K in the paper)
     longest: int = 5  # pieces of a span; n has probability proportional to 1/n
     context: int = 6  # tokens around a span for each of its pieces
     reuse: int = 0  # tokens of the first part; 0: an example is one part
-    window: int = 0  # tokens that are permuted as one, windows staying in their order; 0: all of a part
+    window: int = 0  # tokens permuted together; windows keep their order; 0: all of a part
 
 
 class Orders(NamedTuple):
-    """What was drawn for E examples of T tokens in all, the examples as `offsets` parted them."""
+    """Draws for E examples of T tokens in all, separated by `offsets`."""
 
     targets: NDArray[np.bool_]  # (T,) tokens to predict
     queries: NDArray[np.int32]  # (T,) row i of the attention does not see
@@ -58,7 +59,7 @@ def draw_orders(
     rule: OrderRule,
     seed: int,
 ) -> Orders:
-    """Targets and orders of the examples tokens[offsets[e]:offsets[e + 1]], of these epochs and numbers."""
+    """Draw targets and orders of the examples tokens[offsets[e]:offsets[e + 1]], of these epochs and numbers."""
     total = len(tokens)
     out = Orders(np.zeros(total, np.bool_), np.empty(total, np.int32), np.empty(total, np.int32))
     key = (np.uint64(seed % 2**64), np.uint64(FACTORIZATION))
@@ -69,18 +70,18 @@ def draw_orders(
 
 @jit
 def goal(first, last, share):
-    """Targets of tokens first..last-1 of an example, one at least. Those of two parts add up to the whole's: of 512
-    tokens and a share of 6, 42 and 43 are 85, as in XLNet's script (there 43 and 42)."""
+    """Return the number of targets among tokens first..last-1 of an example, at least one. Those of two parts add up
+    to the whole's: for 512 tokens and a share of 6, 42 and 43 are 85, as in XLNet's script (there 43 and 42)."""
     return max(1, last // share - first // share)
 
 
 @jit
 def select(stream, sequence, rule, lengths, wanted, targets):
-    """Marks `wanted` tokens of `sequence` in `targets`, fewer where it has fewer that are not special.
+    """Mark `wanted` tokens of `sequence` in `targets`, fewer if fewer tokens are not special.
 
-    As `_sample_mask` of XLNet's script: n pieces from the beginning of a word on, between them context * n tokens
-    that are left alone, divided at random into those before and those behind; then single tokens at random until
-    there are enough. A span that would reach a special token ends before it (the script drops the token later)."""
+    As `_sample_mask` of XLNet's script: spans of n pieces that start at a word, between them context * n tokens that
+    are left alone, divided at random into those before and those after; then single tokens at random until there are
+    enough. A span that would reach a special token ends before it (the script drops the token later)."""
     size, place, done = len(sequence), 0, 0
     while place < size and done < wanted:
         n = min(draw_length(stream, lengths, len(lengths)), wanted - done)
@@ -113,7 +114,7 @@ def _special(token, rule):
 
 @jit
 def rank_tokens(stream, window, ranks):
-    """Writes the place of every token in the factorization order: a permutation of each window of `window` tokens,
+    """Write the place of every token in the factorization order: a permutation of each window of `window` tokens,
     windows in their order. (XLNet's script uses one permutation for all windows; here each has its own.)"""
     for first in range(0, len(ranks), window):
         last = min(first + window, len(ranks))
@@ -125,10 +126,11 @@ def rank_tokens(stream, window, ranks):
 
 @jit
 def write_visibility(ranks, targets, special, base, queries, keys):
-    """The two columns by which a part's attention is told, from ranks 0.. (XLNet's `_local_perm`).
+    """Write the two columns that describe a part's attention, from ranks 0.. (XLNet's `_local_perm`).
 
-    A key that is neither target nor special is below every query; a target's query is its own rank, so that it does
-    not see itself, and all others' is one more. `base` puts a part behind the one before: it sees all of that."""
+    A key that is neither target nor special is below every query. A target's query is its own rank, so that it does
+    not see itself; every other query is its rank plus one. `base` places a part after the previous one, all of which
+    it sees."""
     for i in range(len(ranks)):
         ordered = targets[i] or special[i]
         rank = ranks[i] if ordered else -1

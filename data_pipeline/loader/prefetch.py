@@ -1,4 +1,4 @@
-"""Make the items of an iterator ahead of time in one background thread."""
+"""Prefetch the items of an iterator in one background thread."""
 
 import queue
 import threading
@@ -10,24 +10,24 @@ Item = TypeVar("Item")
 
 
 class _End:
-    """What the thread puts last: the error that stopped it, or None where the source ended."""
+    """The last item of the thread: the error that stopped it, or None if the source ended."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class Prefetch(Generic[Item]):
-    """Iterates over `source` in a thread, at most `ahead` items before the consumer.
+    """Iterate over `source` in a thread, at most `ahead` items before the consumer.
 
-    An error of the source is raised where its item would have come, and at every call after that. `close` ends
-    the thread and waits for it; the end of a `with` block, the end of the object and that of the process do too.
+    An error of the source is raised in place of its item, and at every call after that. `close` stops the thread and
+    waits for it; so do the end of a `with` block, garbage collection of the object and process exit.
     """
 
     def __init__(self, source: Iterator[Item], ahead: int) -> None:
         self._items: queue.Queue[Item | _End] = queue.Queue(max(1, ahead))
         self._end: _End | None = None
         stop = threading.Event()
-        # the thread must know neither self nor its methods, or self would never be collected
+        # the thread must not reference self or its methods, or self would never be collected
         thread = threading.Thread(
             target=_produce, args=(source, self._items, stop), name="maskmill-loader", daemon=True
         )
@@ -54,7 +54,7 @@ class Prefetch(Generic[Item]):
         self.close()
 
     def close(self) -> None:
-        """Ends the thread; nothing can be taken afterwards."""
+        """Stop the thread; no items can be taken afterwards."""
         self._finalize()
 
 

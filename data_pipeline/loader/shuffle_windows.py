@@ -1,9 +1,9 @@
-"""Shuffle the examples of blocks within windows: those of a rank's streams, in one arena of flat columns.
+"""Shuffle the examples of a rank's streams within windows of blocks, in one arena of flat columns.
 
-A stream has one slot. When it walks out of its window the slot is filled anew: the window's blocks are read, all
-waiting streams' together, and their examples are written in shuffled order, so that a step takes runs of
-neighbours. Memory: streams x window x block examples in their types on disk (some 250 bytes each at 128
-tokens), and the blocks of the window being filled.
+Each stream has one slot. When it leaves its window, the slot is refilled: the window's blocks are read, together
+with those of all waiting streams, and their examples are written in shuffled order, so that a step takes runs of
+neighbours. Memory: streams x window x block examples in their types on disk (some 250 bytes each at 128 tokens), and
+the blocks of the window being filled.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ from data_pipeline.shards.placement import Layout, Run
 from data_pipeline.shards.writer import BlockReader
 
 SLACK = 1.05
-"""Room in a slot beyond what is expected of, or was needed by, the fullest window."""
+"""Spare capacity of a slot beyond the expected, or so far observed, size of the fullest window."""
 
 
 class Windows:
-    """The windows of streams first_stream..last_stream (the last included), each where it was last asked for."""
+    """The windows of streams first_stream..last_stream (inclusive), each at the item last asked for."""
 
     def __init__(self, reader: BlockReader, order: Order, first_stream: int, last_stream: int) -> None:
         slots = last_stream - first_stream + 1
@@ -36,7 +36,7 @@ class Windows:
         self._first, self._stop, self._epoch = np.zeros((3, slots), np.int64)  # items of each slot's window
         self._numbers = np.zeros((slots, items), np.int64)
         ids = np.uint16 if reader.index.vocabulary.size <= 2**16 else np.uint32
-        self._arena = {  # a row a slot; ragged columns get their width when they are filled
+        self._arena = {  # one row per slot; ragged columns get their width when they are filled
             name: np.zeros((slots, items + 1), np.int64)
             if name in OFFSETS
             else np.zeros(
@@ -50,15 +50,15 @@ class Windows:
 
     @property
     def bytes(self) -> int:
-        """Memory of the open windows."""
+        """Memory of the open windows, in bytes."""
         return self._numbers.nbytes + sum(column.nbytes for column in self._arena.values())
 
     def take(self, ranges: StreamRanges) -> tuple[Examples, NDArray[np.int64], NDArray[np.int64]]:
-        """The items of all ranges, stream by stream, with their epochs and their numbers in the split."""
+        """Return the items of all ranges, stream by stream, with their epochs and their numbers in the split."""
         slots, first, last = ranges.streams - self.first_stream, ranges.first, ranges.last
         places = offsets_of(last - first)[:-1]
         parts, epochs, numbers, where = [], [], [], []
-        while len(slots):  # once round, unless a step is so large that it walks through a window's end
+        while len(slots):  # one pass, unless a step is so large that it crosses a window's end
             self._open(slots, first)
             counts = np.minimum(last, self._stop[slots]) - first
             rows = first - self._first[slots]
@@ -77,7 +77,7 @@ class Windows:
     def _collected(
         self, slots: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64]
     ) -> Examples:
-        """Collect rows first[s]..stop[s]-1 of each slot in `slots`: in each column, one run of entries a slot."""
+        """Collect rows first[s]..stop[s]-1 of each slot in `slots`: in each column, one run of entries per slot."""
         columns: dict[str, Any] = {}
         for name, column in self._arena.items():
             if name in OFFSETS:
@@ -92,7 +92,7 @@ class Windows:
         return Examples(**columns)
 
     def _open(self, slots: NDArray[np.int64], items: NDArray[np.int64]) -> None:
-        """Fills every slot whose window does not hold its item."""
+        """Fill every slot whose window does not hold its item."""
         closed = (items < self._first[slots]) | (items >= self._stop[slots])
         tasks: list[tuple[int, Window, NDArray[np.int64], list[Run]]] = []
         for slot, item in zip(slots[closed].tolist(), items[closed].tolist(), strict=True):
@@ -108,7 +108,7 @@ class Windows:
             self._epoch[slot] = window.epoch
 
     def _fill(self, slot: int, places: NDArray[np.int64], parts: list[tuple[Run, Examples]]) -> None:
-        """Writes the rows of `parts`, of which the n-th goes to place places[n] of the window."""
+        """Write the rows of `parts`; row n goes to place places[n] of the window."""
         bounds = np.cumsum([0, *(run.rows for run, _ in parts)])
         cuts = [
             (run.first, block, places[start:stop])
@@ -131,7 +131,7 @@ class Windows:
                     column[slot, to] = source[first : first + len(to)]
 
     def _reserve(self, rows: str, entries: int) -> None:
-        """Make room for so many entries in every slot of the columns that the offsets `rows` cut."""
+        """Make room for `entries` entries per slot in the columns that the offsets `rows` cut."""
         for name, column in self._arena.items():
             if COLUMNS[name].rows == rows and entries > column.shape[1]:
                 self._arena[name] = _widened(column, int(entries * SLACK))
@@ -144,7 +144,7 @@ def _widened(column: NDArray, width: int) -> NDArray:
 
 
 def _counted(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0..counts[0]-1, 0..counts[1]-1, ..."""
+    """Return 0..counts[0]-1, 0..counts[1]-1, ..."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1]) - np.repeat(ends - counts, counts)
 
@@ -164,7 +164,7 @@ def _scatter(source, starts, places, slot_offsets, slot):
 
 @jit
 def _collect_runs(slots, low, high, column, out):
-    """Write the entries low[s]..high[s]-1 of each slot in `slots` one behind the other."""
+    """Write the entries low[s]..high[s]-1 of each slot in `slots` back to back."""
     at = 0
     for s in range(len(slots)):
         copy_run(out, at, column[slots[s]], low[s], high[s])
@@ -173,7 +173,7 @@ def _collect_runs(slots, low, high, column, out):
 
 @jit
 def _collect_offsets(slots, first, stop, offsets, out):
-    """Write the offsets of rows first[s]..stop[s]-1 of each slot in `slots`, as they are behind each other."""
+    """Write the offsets of rows first[s]..stop[s]-1 of each slot in `slots`, for rows stored back to back."""
     n = 0
     out[0] = 0
     for s in range(len(slots)):

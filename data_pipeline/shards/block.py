@@ -1,9 +1,8 @@
-"""Encode examples as the bytes of one block, tar members that are plain .npy columns, and decode them; what is read is
-checked before it is used.
+"""Encode examples as the bytes of one block, and decode them with every value checked before use.
 
-Block 7 of a shard holds the members `000007.tokens.npy`, `000007.offsets.npy` and so on in the order of COLUMNS.
-Written by hand, 512 bytes of ustar header and 128 of .npy header, so that no release of a library
-changes a byte. Read strictly: no pickle, no size or offset is believed before it is compared.
+A block is tar members that are plain .npy columns: block 7 of a shard holds `000007.tokens.npy`,
+`000007.offsets.npy` and so on in the order of COLUMNS. Written by hand, 512 bytes of ustar header and 128 of .npy
+header, so that no library release changes a byte. Read strictly: no pickle, and every size and offset is checked.
 """
 
 import re
@@ -28,11 +27,11 @@ _NPY_HEADER = re.compile(
 
 
 class BlockError(ValueError):
-    """Why the bytes of a block are not examples; the reader adds which block it was."""
+    """Raised when the bytes of a block are not examples; the reader adds which block it was."""
 
 
 def encode_block(number: int, examples: Examples) -> bytes:
-    """The tar members of block `number`. Raises ValueError where a column does not fit its type on disk."""
+    """Encode block `number` as tar members. Raises ValueError if a column does not fit its type on disk."""
     return b"".join(
         _member(f"{number:06d}.{name}.npy", _npy(_narrow(name, column)))
         for name, column in examples.columns.items()
@@ -40,9 +39,8 @@ def encode_block(number: int, examples: Examples) -> bytes:
 
 
 def decode_block(number: int, data: NDArray[np.uint8], further: Container[str] = ()) -> Examples:
-    """The examples in `data`, with the columns that are required and `further` ones, as views of it where the types
-    allow. Raises BlockError for any other bytes than encode_block's format; call `check_examples` before anything is
-    indexed with what they say."""
+    """Decode the examples in `data`, with the required columns and the `further` ones, as views if the types allow.
+    Raises BlockError for bytes not in encode_block's format; call `check_examples` before indexing with the values."""
     view, place = data.data, 0
     columns: dict[str, NDArray] = {}
     for name, known in COLUMNS.items():
@@ -67,11 +65,11 @@ def check_examples(
     labels: int = 2,
     further: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Raises BlockError unless every offset, position and id lies within what it points into, every label is
-    -1 or below `labels`, every value of a further column below what `further` says of it, and no example is empty or
-    longer than `longest` tokens."""
+    """Raise BlockError unless all columns are consistent: every offset, position and id is within what it points
+    into, every label is -1 or below `labels`, every value of a further column is below its count in `further`, and
+    no example is empty or longer than `longest` tokens."""
     rows, columns = len(examples.labels), examples.columns
-    first: dict[str, str] = {}  # of the columns that are cut by the same offsets
+    first: dict[str, str] = {}  # among the columns that are cut by the same offsets
     for name, column in columns.items():
         if COLUMNS[name].rows:
             other = first.setdefault(COLUMNS[name].rows, name)
@@ -107,7 +105,7 @@ _FAULTS = (
 def _first_fault(
     tokens, offsets, first_lengths, labels, masked_positions, masked_ids, masked_offsets, size, longest, kinds
 ):
-    """The number in _FAULTS of the first thing wrong, 0 for nothing."""
+    """Return the number in _FAULTS of the first fault, 0 for none."""
     rows = len(labels)
     if offsets[0] != 0 or offsets[rows] != len(tokens):
         return 1
@@ -117,7 +115,7 @@ def _first_fault(
         length = offsets[i + 1] - offsets[i]
         if length < 1 or length > longest:
             return 2
-        # checked before use: with the ends right and no step backwards, every offset is within
+        # checked before use: if the ends are right and no offset decreases, every offset is in range
         if masked_offsets[i + 1] < masked_offsets[i] or masked_offsets[i + 1] > len(masked_positions):
             return 3
         if first_lengths[i] > length:
@@ -167,7 +165,7 @@ def _npy_column(data: memoryview, name: str, types: tuple[str, ...]) -> NDArray:
     if len(data) - start != count * int(kind[-1]):
         raise BlockError(f"column {name} does not hold the {count} entries that it states")
     column = np.frombuffer(data, kind, count, start)
-    return column if column.flags.aligned else column.copy()  # a foreign writer may pad headers otherwise
+    return column if column.flags.aligned else column.copy()  # other writers may pad headers differently
 
 
 def _member(name: str, data: bytes) -> bytes:
@@ -175,7 +173,7 @@ def _member(name: str, data: bytes) -> bytes:
 
 
 def _header(name: bytes, size: int) -> bytes:
-    """The ustar header that tarfile writes, in a tenth of its time; there are seven and more for each block."""
+    """Build the ustar header that tarfile writes, in a tenth of its time; each block has at least seven."""
     header = bytearray(_HEADER)
     header[: len(name)] = name
     header[124:135] = b"%011o" % size

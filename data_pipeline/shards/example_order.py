@@ -1,4 +1,4 @@
-"""Order the examples of a shard: as their documents come, shuffled, or in blocks of near-equal lengths."""
+"""Order the examples of a shard: in document order, shuffled, or in blocks of near-equal lengths."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +8,10 @@ from data_pipeline.settings import SEQUENTIAL, DataSettings
 
 
 def arrangement(lengths: NDArray[np.int64], settings: DataSettings, number: int) -> NDArray[np.int64]:
-    """The examples (numbered in the order of their documents) in the order of the shard that is the `number`-th
-    to be written.
+    """Return the examples (numbered in document order) in the order of shard number `number`.
 
-    `data.order=sequential` leaves them as they are; else they are shuffled, which `data.bin_width` follows by
-    `binned`."""
+    `data.order=sequential` keeps document order; otherwise they are shuffled, then `binned` if `data.bin_width` is
+    set."""
     if settings.order == SEQUENTIAL:
         return np.arange(len(lengths))
     shuffled = philox.permutation(settings.seed, number, philox.SHUFFLE, len(lengths))
@@ -24,11 +23,11 @@ def arrangement(lengths: NDArray[np.int64], settings: DataSettings, number: int)
 
 
 def binned(bins: NDArray[np.int64], block: int, seed: int, number: int) -> NDArray[np.int64]:
-    """Places 0..n-1 rearranged so that blocks of `block` hold one bin each.
+    """Rearrange places 0..n-1 so that blocks of `block` hold one bin each.
 
-    As many full blocks are cut of each bin as it has examples for. What is left over, less than a block of each bin,
-    is put in the order of the bins and cut into blocks too, which hold neighbouring bins. The full blocks are
-    shuffled; a short one stays last."""
+    Each bin is cut into as many full blocks as it has examples for. The leftovers, less than a block per bin, are
+    put in bin order and cut into blocks too, which hold neighbouring bins. The full blocks are shuffled; a short one
+    stays last."""
     by_bin = np.argsort(bins, kind="stable")
     ends = np.cumsum(np.bincount(bins))
     rank = np.arange(len(bins)) - np.repeat(ends - np.bincount(bins), np.bincount(bins))

@@ -1,8 +1,8 @@
 """Write and load index.json: every shard of a folder with its counts and hashes, and how it was made.
 
-index.json holds one entry a shard. The block table of a shard (offset, bytes, counts and checksum of each block)
-lies beside it in `<shard>.json` and is read when the shard is first needed, so that opening a hundred thousand
-shards stays a matter of a second. All of it is canonical JSON: the same data gives the same bytes.
+index.json holds one entry per shard. The block table of a shard (offset, bytes, counts and checksum of each block)
+is next to it in `<shard>.json` and is read when the shard is first needed, so that opening a hundred thousand shards
+takes about a second. All of it is canonical JSON: the same data gives the same bytes.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from data_pipeline.vocabulary.files import Vocabulary
 
 FORMAT = 4
-"""Version of the shards' and index's format; another one is refused."""
+"""Format version of shards and index; other versions are refused."""
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
 TRAIN, HELD_OUT = "train", "held_out"
 SPLITS = (TRAIN, HELD_OUT)
@@ -76,18 +76,18 @@ class Split:
 
     @cached_property
     def max_masked(self) -> int:
-        """Most masked positions in one example; 0 without examples."""
+        """Maximum masked positions in one example; 0 without examples."""
         return max((shard.max_masked for shard in self.shards), default=0)
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """A folder of shards, opened."""
+    """An opened folder of shards."""
 
     folder: str
     block_examples: int
     settings: Mapping[str, Any]
-    """The settings that decided the bytes."""
+    """The settings that affect the bytes."""
     vocabulary: VocabularyStamp
     columns: Mapping[str, int]
     """The columns beyond the required ones, each with the number of its values."""
@@ -98,8 +98,7 @@ class Index:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Index":
-        """Opens a local folder or an fsspec URI. Raises UserError where it holds no shards or an index that is
-        not as it should be."""
+        """Open a local folder or an fsspec URI. Raises UserError if it holds no shards or an invalid index."""
         folder = os.fspath(folder)
         where = join(folder, INDEX)
         try:
@@ -148,11 +147,11 @@ class Index:
         return self.splits[HELD_OUT]
 
     def path(self, file: str) -> str:
-        """Path or URI of a file of the folder."""
+        """Return the path or URI of a file of the folder."""
         return join(self.folder, file)
 
     def block_table(self, shard: ShardEntry) -> BlockTable:
-        """Reads the block table of a shard. Raises DamagedError where it is missing or changed, UserError where it
+        """Read the block table of a shard. Raises DamagedError if it is missing or changed, UserError if it
         contradicts the index."""
         where = self.path(shard.table_file)
         try:
@@ -187,8 +186,8 @@ def write_index(
     statistics: Mapping[str, Any],
     columns: Mapping[str, int] = MappingProxyType({}),
 ) -> Index:
-    """Writes tokenizer.json and, last, index.json into the folder that already holds the shards; returns the
-    index as `Index.load` reads it. `columns`: as Index has them. What killed writers left behind is removed."""
+    """Write tokenizer.json and, last, index.json into the folder that already holds the shards; return the index as
+    `Index.load` reads it. `columns`: as in Index. Files left by killed writers are removed."""
     stamp = VocabularyStamp.of(vocabulary)
     listed = {name: [shard.as_dict() for shard in splits.get(name, ())] for name in SPLITS}
     document = {
@@ -202,7 +201,7 @@ def write_index(
     }
     where = join(folder, INDEX)
     _columns(columns, where)
-    _splits(listed, block_examples, where)  # what cannot be read back is not written
+    _splits(listed, block_examples, where)  # nothing is written that could not be read back
     write_whole(join(folder, TOKENIZER), vocabulary.json.encode("utf-8"))
     write_whole(where, canonical_json(document, indent=1))
     remove_partial_files(folder)
@@ -210,7 +209,7 @@ def write_index(
 
 
 def _columns(listed: Mapping[str, Any], where: str) -> Mapping[str, int]:
-    """The further columns that index.json lists, checked."""
+    """Return the further columns that index.json lists, checked."""
     known = [name for name, column in COLUMNS.items() if not column.required]
     for name, values in listed.items():
         if name not in known or type(values) is not int or values < 1:
@@ -221,7 +220,7 @@ def _columns(listed: Mapping[str, Any], where: str) -> Mapping[str, int]:
 
 
 def _splits(listed: Mapping[str, list[Any]], block_examples: int, where: str) -> dict[str, Split]:
-    """The splits that index.json lists, checked."""
+    """Return the splits that index.json lists, checked."""
     splits = {
         name: Split(name, tuple(ShardEntry.from_dict(entry, where) for entry in entries))
         for name, entries in listed.items()

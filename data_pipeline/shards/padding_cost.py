@@ -1,4 +1,4 @@
-"""Compute what batches of examples cost a reader that pads, bins or packs, from lengths in reading order."""
+"""Compute the tokens that padded, binned or packed batches cost a reader, from lengths in reading order."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from data_pipeline.compiled.jit import allocating, jit
 
 
 class Padding(NamedTuple):
-    """Tokens that a model would compute for the same examples, read in batches in three ways."""
+    """Tokens that a model would compute for the same examples, batched in three ways."""
 
     padded: int
     """Each batch padded to its longest example."""
@@ -20,7 +20,7 @@ class Padding(NamedTuple):
 
 
 class PaddingCounter:
-    """Adds up Padding over lengths that come in parts: batches go on from one part to the next."""
+    """Adds up Padding over lengths that arrive in parts; batches continue across parts."""
 
     def __init__(self, batch: int, bin_width: int, sequence_length: int) -> None:
         self.batch, self.bin_width, self.sequence_length = batch, bin_width, sequence_length
@@ -32,7 +32,7 @@ class PaddingCounter:
         self._left, self._rows = np.zeros(0, np.int64), 0
 
     def add(self, lengths: NDArray[np.int64]) -> None:
-        """The next examples' lengths, each from 1 to the sequence length."""
+        """Add the next examples' lengths, each from 1 to the sequence length."""
         _pad(lengths, self.batch, self.bin_width, self._open, self._done)
         waiting = np.concatenate([self._left, lengths])
         whole = len(waiting) // self.batch * self.batch
@@ -40,7 +40,7 @@ class PaddingCounter:
         self._left = waiting[whole:]
 
     def result(self) -> Padding:
-        """The sums so far, batches that are not full included."""
+        """Return the sums so far, including batches that are not full."""
         open_ones = self._open[:, 0] * self._open[:, 1]
         rows = self._rows + packed_rows(self._left, self.batch, self.sequence_length)
         return Padding(
@@ -51,7 +51,7 @@ class PaddingCounter:
 
 
 def padded_tokens(lengths: NDArray[np.int64], batch: int) -> int:
-    """Tokens of all batches of `batch` examples, each padded to its longest one."""
+    """Count the tokens of all batches of `batch` examples, each padded to its longest one."""
     if not len(lengths):
         return 0
     starts = np.arange(0, len(lengths), batch)
@@ -60,8 +60,8 @@ def padded_tokens(lengths: NDArray[np.int64], batch: int) -> int:
 
 
 def packed_rows(lengths: NDArray[np.int64], batch: int, room: int) -> int:
-    """Rows of `room` tokens that the examples of each batch of `batch` fill, packed by first fit: each goes into
-    the first row of its batch that has room for it."""
+    """Count the rows of `room` tokens that the examples of each batch of `batch` fill, packed by first fit: each
+    goes into the first row of its batch that has room for it."""
     return int(_first_fit(np.ascontiguousarray(lengths), batch, room))
 
 
@@ -79,7 +79,8 @@ def _pad(lengths, batch, bin_width, open_ones, done):
 
 @allocating
 def _first_fit(lengths, batch, room):
-    """A tree over the rows, each node with the most room below it, finds the first row in log2(batch) steps."""
+    """Find the first row with room in log2(batch) steps: a tree over the rows, each node with the maximum room below
+    it."""
     leaves = 1
     while leaves < min(batch, len(lengths)):
         leaves *= 2

@@ -1,6 +1,6 @@
-"""Compute where the examples of a split are: rows of blocks of shards from numbers of examples.
+"""Compute where the examples of a split are: map example numbers to rows of blocks of shards.
 
-Order says how they are numbered. Whole numbers only; no file is opened here.
+Order defines the numbering. Integers only; no file is opened here.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,7 @@ class Run(NamedTuple):
 
 
 class Layout:
-    """Where the examples of a split lie: example numbers in, rows of blocks out. `sequential`: numbered as in a
-    sequential order."""
+    """Maps example numbers of a split to rows of blocks. `sequential`: numbered as in a sequential order."""
 
     def __init__(self, shard_examples: NDArray[np.int64], block: int, sequential: bool = False) -> None:
         self.block, self.sequential = block, sequential
@@ -32,7 +31,7 @@ class Layout:
         self._in_full = int(self._full_ends[-1]) * block if len(shard_examples) else 0
 
     def runs(self, first: int, count: int) -> Iterator[Run]:
-        """The rows that hold examples first..first+count-1, in order."""
+        """Yield the rows that hold examples first..first+count-1, in order."""
         while count:
             run = self._run(first, count)
             yield run

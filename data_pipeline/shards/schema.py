@@ -1,6 +1,4 @@
-"""Convert the entries of index.json and of the block tables beside it between canonical JSON and typed, checked
-records.
-"""
+"""Convert entries of index.json and block tables between canonical JSON and checked records."""
 
 import json
 import re
@@ -23,13 +21,13 @@ REMEDY = "prepare the shards again, or copy the folder again if it was copied"
 
 
 MAX_TOKENS = 2**16 - 1
-"""Tokens of an example: positions are stored in 16 bits."""
+"""Maximum tokens of an example: positions are stored in 16 bits."""
 LARGEST_VOCABULARY = 2**24
-"""Entries; a reader may hold a count of each."""
+"""Maximum entries; a reader may hold a count of each."""
 
 
 class ShardEntry(NamedTuple):
-    """What index.json says of one shard."""
+    """The entry of one shard in index.json."""
 
     file: str
     """Name of the tar in the folder."""
@@ -40,7 +38,7 @@ class ShardEntry(NamedTuple):
     max_tokens: int
     """Tokens of its longest example."""
     max_masked: int
-    """Most masked positions in one example."""
+    """Maximum masked positions in one example."""
     bytes: int
     sha256: str
     blocks: int
@@ -48,12 +46,12 @@ class ShardEntry(NamedTuple):
     """Of the file with the block table."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry as it stands in index.json."""
+        """Return the entry as index.json stores it."""
         return self._asdict()
 
     @classmethod
     def from_dict(cls, value: object, where: object) -> Self:
-        """The entry that `value` (of JSON) describes. Raises UserError for anything that is none."""
+        """Parse the entry that the JSON `value` describes. Raises UserError if it is not a valid entry."""
         fields = checked(value, _ENTRY, where)
         if not _NAME.fullmatch(fields["file"]) or fields["file"] in ("index.tar", "tokenizer.tar"):
             raise bad(f"shard name {fields['file']!r}", where, "a plain file name that ends in .tar")
@@ -90,7 +88,7 @@ VOCABULARY_FIELDS: dict[str, type] = {
 
 
 class BlockTable(NamedTuple):
-    """Where the blocks of a shard lie; one entry a block."""
+    """Where the blocks of a shard are; one entry per block."""
 
     checksums: list[str]  # XXH3 of the block's bytes, 64 bits, in hexadecimal
     offsets: NDArray[np.int64]  # of its first tar header
@@ -119,18 +117,18 @@ class VocabularyStamp(NamedTuple):
 
     @classmethod
     def of_size(cls, size: int) -> Self:
-        """Describe a vocabulary of which nothing but its number of entries is known: for shapes alone."""
+        """Describe a vocabulary of which only the number of entries is known: for shapes alone."""
         return cls("", size, cls=-1, sep=-1, mask=-1, pad=-1, unk=-1)
 
 
 def block_table_json(table: BlockTable) -> bytes:
-    """The file with a block table, as `parsed_table` reads it."""
+    """Encode a block table as the file that `parsed_table` reads."""
     rows = zip(*(column.tolist() for column in table[1:]), table.checksums, strict=True)
     return canonical_json({"blocks": [dict(zip(BLOCK_FIELDS, row, strict=True)) for row in rows]})
 
 
 def parsed_table(data: bytes, shard: ShardEntry, block_examples: int, where: str) -> BlockTable:
-    """The block table in `data`. Raises UserError where it is none, or contradicts the shard's entry."""
+    """Parse the block table in `data`. Raises UserError if it is invalid or contradicts the shard's entry."""
     blocks = checked(parsed(data, where), {"blocks": list}, where)["blocks"]
     rows = [checked(block, BLOCK_FIELDS, where) for block in blocks]
     columns = [np.array([row[name] for row in rows], np.int64) for name in list(BLOCK_FIELDS)[:-1]]
@@ -152,7 +150,7 @@ def parsed_table(data: bytes, shard: ShardEntry, block_examples: int, where: str
 
 
 def parsed(data: bytes, where: str) -> object:
-    """The JSON value in `data`, or a UserError."""
+    """Parse the JSON value in `data`, or raise UserError."""
     try:
         return json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -164,12 +162,12 @@ def _no_number(text: str) -> None:
 
 
 def is_sha256(text: str) -> bool:
-    """Whether `text` is 64 hexadecimal digits."""
+    """Return whether `text` is 64 hexadecimal digits."""
     return _SHA256.fullmatch(text) is not None
 
 
 def checked(value: object, fields: Mapping[str, type], where: object) -> dict[str, Any]:
-    """`value`, if it is an object with just these fields, of these types, numbers from 0 to 2**62."""
+    """Return `value` if it is an object with exactly these fields, of these types, numbers from 0 to 2**62."""
     if not isinstance(value, dict) or value.keys() != fields.keys():
         found = ", ".join(sorted(map(str, value)))[:200] if isinstance(value, dict) else type(value).__name__
         raise bad(f"found {found or 'nothing'}", where, f"the fields {', '.join(sorted(fields))}")
@@ -183,5 +181,5 @@ _KINDS = {int: "a whole number from 0 on", str: "text", list: "a list", dict: "a
 
 
 def bad(what: str, where: object, expected: str) -> UserError:
-    """The error for a file that maskmill did not write so."""
+    """Return the error for a file that is not as maskmill writes it."""
     return UserError(what, where=where, expected=expected, remedy=REMEDY)

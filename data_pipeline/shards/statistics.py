@@ -1,4 +1,4 @@
-"""Count what examples hold, in figures that add up over shards."""
+"""Count what examples hold, as figures that add up over shards."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +20,8 @@ BINS = 16
 def shard_statistics(
     examples: Examples, originals: NDArray[np.unsignedinteger], settings: DataSettings, mask_id: int
 ) -> dict[str, Any]:
-    """Counts of some examples. `originals`: the tokens before masking, in the same places as examples.tokens."""
+    """Count the contents of some examples. `originals`: the tokens before masking, at the same places as
+    examples.tokens."""
     lengths, task = examples.lengths, pair_task(settings.sequences)
     width = settings.sequence_length / BINS
     histogram = np.bincount(np.minimum((lengths - 1) // width, BINS - 1).astype(int), minlength=BINS)
@@ -46,9 +47,9 @@ def shard_statistics(
 
 
 def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> dict[str, int]:
-    """Counts of a shard, or some blocks of it, whose examples have these lengths in this order: what a reader that
-    takes block after block would compute, in tokens. Each block padded to its longest example; the same were the
-    lengths mixed; and the examples of each block packed by first fit into rows of sequence_length."""
+    """Count the tokens that a reader of whole blocks would compute, for a shard or some of its blocks with these
+    lengths in this order: each block padded to its longest example; the same with the lengths mixed; and the
+    examples of each block packed by first fit into rows of sequence_length."""
     size = settings.block_examples
     mixed = philox.permutation(settings.seed, 0, philox.SHUFFLE, len(lengths)) if settings.bin_width else None
     return {
@@ -59,8 +60,8 @@ def padding_statistics(lengths: NDArray[np.int64], settings: DataSettings) -> di
 
 
 def language_statistics(segments: Segments, settings: DataSettings) -> dict[str, Any]:
-    """Counts of one shard by language: examples and tokens by the language in which they begin, and the pairs, and
-    single streams, whose two ends are of different ones."""
+    """Count one shard by language: examples and tokens by the language in which they begin, and the pairs, and
+    single streams, whose two ends differ in language."""
     languages, numbers = language_numbers(settings)
     firsts, lasts = numbers[segments.first_sources], numbers[segments.last_sources]
     tokens = np.bincount(firsts, weights=np.diff(segments.offsets), minlength=len(languages))
@@ -76,7 +77,7 @@ def language_statistics(segments: Segments, settings: DataSettings) -> dict[str,
 
 
 def add_up(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of counts, name by name, also within groups; histograms bin by bin."""
+    """Sum counts name by name, also within groups; histograms bin by bin."""
     total: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
@@ -90,8 +91,8 @@ def add_up(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def unigram_entropy(counts: NDArray[np.int64]) -> float:
-    """Entropy in nats a token of the distribution with these counts: what a model that knows the frequencies
-    of words, and nothing else, would score."""
+    """Compute the entropy, in nats per token, of the distribution with these counts: the loss of a model that only
+    knows the frequencies of words."""
     seen = counts[counts > 0].astype(np.float64)
     shares = seen / seen.sum()
     return float(-(shares * np.log(shares)).sum())

@@ -1,10 +1,9 @@
-"""Write Examples to WebDataset tars, and read them back, each block checked at every read. The only import of
-webdataset.
+"""Write Examples to WebDataset tars, and read them back, checking each block at every read.
 
-A shard is a plain tar that stock `webdataset.WebDataset(url).decode()` reads: one sample a block of many examples,
-keys 000000, 000001, ..., a .npy column each (data_pipeline/shards/block.py). Writing and reading need no
-webdataset: importing it imports torch, which costs a worker two seconds and 180 MB. `stock_samples` reads a
-shard through webdataset itself.
+A shard is a plain tar that stock `webdataset.WebDataset(url).decode()` reads: one sample per block of many examples,
+keys 000000, 000001, ..., one .npy per column (data_pipeline/shards/block.py). The only import of webdataset: writing
+and reading do not need it, and importing it imports torch, which costs a worker two seconds and 180 MB.
+`stock_samples` reads a shard through webdataset itself.
 """
 
 import hashlib
@@ -42,14 +41,14 @@ __all__ = [
 ]
 
 _REMEDY = "copy or prepare the shards again; `maskmill inspect` checks all of them"
-_TABLES = 4096  # block tables that a reader keeps: some 20 MB at 60 blocks a shard
+_TABLES = 4096  # block tables that a reader keeps: some 20 MB at 60 blocks per shard
 
 
 def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> ShardEntry:
-    """Writes the blocks as a tar with its block table beside it; the tar appears only when both are whole.
+    """Write the blocks as a tar with its block table next to it; the tar appears only when both are complete.
 
-    Every block must hold as many examples as the first, the last may hold fewer; none is empty. Raises
-    ValueError for other blocks, for examples that contradict themselves, and where there is none."""
+    Every block must hold as many examples as the first, the last may hold fewer; none is empty. Raises ValueError
+    for other blocks, for inconsistent examples, and if there is no block."""
     path = Path(path)
     rows: list[tuple[int, int, int, int, int]] = []
     checksums: list[str] = []
@@ -92,7 +91,8 @@ def write_shard(path: str | os.PathLike[str], blocks: Iterable[Examples]) -> Sha
 class BlockReader:
     """Reads blocks of one split by (shard number, block number); keeps block tables, never examples.
 
-    With `skip_damaged` a block that is missing or changed comes as as many examples without a token, and is told."""
+    With `skip_damaged`, a missing or changed block is returned as the same number of examples without tokens, and
+    reported by `found`."""
 
     def __init__(self, index: Index, split: Split, skip_damaged: bool = False) -> None:
         self.index, self.split, self._skip = index, split, skip_damaged
@@ -102,8 +102,8 @@ class BlockReader:
         self._tables: OrderedDict[int, BlockTable] = OrderedDict()
 
     def read(self, wanted: Sequence[tuple[int, int]]) -> Iterator[Examples]:
-        """The blocks, in order. Raises UserError that names shard and block where bytes changed, are missing,
-        or are no examples of this index's vocabulary."""
+        """Yield the blocks, in order. Raises UserError that names shard and block if bytes changed, are missing, or
+        are not examples of this index's vocabulary."""
         done = 0
         try:
             for examples in self._read(wanted):
@@ -112,16 +112,14 @@ class BlockReader:
         except DamagedError:
             if not self._skip:
                 raise
-            for shard, block in wanted[
-                done:
-            ]:  # one by one: requests side by side do not say whose fault it was
+            for shard, block in wanted[done:]:  # one by one: concurrent requests do not say which one failed
                 try:
                     yield from self._read([(shard, block)])
                 except DamagedError as error:
                     yield self._without(shard, block, error)
 
     def found(self) -> list[str]:
-        """A line about each block that was skipped since the last call, and never before."""
+        """Return a line about each block that was skipped since the last call; each is reported once."""
         lines, self._untold = self._untold, []
         return lines
 
@@ -144,7 +142,7 @@ class BlockReader:
             yield self._checked(shard, block, data)
 
     def all_blocks(self) -> Iterator[Examples]:
-        """Every block of the split, in order."""
+        """Yield every block of the split, in order."""
         for shard, entry in enumerate(self.split.shards):
             for block in range(entry.blocks):
                 yield from self.read([(shard, block)])
@@ -185,11 +183,11 @@ class BlockReader:
 
 
 def stock_samples(path: str) -> Iterator[dict[str, Any]]:
-    """A shard as `webdataset.WebDataset(path, shardshuffle=False).decode()` gives it: {"__key__": "000000",
+    """Yield a shard's samples as `webdataset.WebDataset(path, shardshuffle=False).decode()` does: {"__key__": "000000",
     "tokens.npy": array, ...}. `path` is local or an fsspec URI; `pipe:` is refused with a UserError.
 
-    webdataset runs with its `enforce_security` on from then on in this process: it opens no pipes, unpickles
-    nothing and rewrites no URL. It would open no local file either, so it is handed an open one."""
+    From then on, webdataset runs with `enforce_security` in this process: it opens no pipes, unpickles nothing and
+    rewrites no URL. It would not open local files either, so it is passed an open one."""
     is_uri(path)
     import fsspec
     import webdataset
@@ -204,14 +202,14 @@ def stock_samples(path: str) -> Iterator[dict[str, Any]]:
 
 
 def verify_full(index: Index, advance: Callable[[int], None] = lambda shards: None) -> None:
-    """Checks every byte: tokenizer.json, whole shards and block tables by SHA-256, then each block. Calls
+    """Check every byte: tokenizer.json, whole shards and block tables by SHA-256, then each block. Calls
     `advance(1)` after each shard. Raises UserError at the first that changed."""
     for line in problems(index, advance):
         raise line
 
 
 def problems(index: Index, advance: Callable[[int], None] = lambda shards: None) -> Iterator[UserError]:
-    """One error for each file of the folder that is missing, changed or wrong; none if all is well."""
+    """Yield one error for each file of the folder that is missing, changed or wrong; none if all is well."""
     if error := tokenizer_problem(index):
         yield error
     for split in index.splits.values():
@@ -226,7 +224,7 @@ def problems(index: Index, advance: Callable[[int], None] = lambda shards: None)
 
 
 def tokenizer_problem(index: Index) -> UserError | None:
-    """What is wrong with the folder's tokenizer.json, if anything is."""
+    """Return what is wrong with the folder's tokenizer.json, if anything."""
     where = index.path(TOKENIZER)
     try:
         if _sha256(where)[0] == index.vocabulary.sha256:
@@ -237,9 +235,9 @@ def tokenizer_problem(index: Index) -> UserError | None:
 
 
 def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
-    """The blocks of shard `number` of the reader's split, after a check of the whole file's hash. Raises UserError
-    where the shard, its block table or a block is not what was written, and behind the last block where index.json
-    says something else of the longest and the most masked example."""
+    """Yield the blocks of shard `number` of the reader's split, after checking the whole file's hash. Raises
+    UserError if the shard, its block table or a block is not what was written, and after the last block if
+    index.json disagrees about the longest and the most masked example."""
     shard = reader.split.shards[number]
     where = reader.index.path(shard.file)
     if _sha256(where) != (shard.sha256, shard.bytes):
@@ -260,8 +258,8 @@ def verified_blocks(reader: BlockReader, number: int) -> Iterator[Examples]:
 
 
 def _sha256(path: str) -> tuple[str, int]:
-    """Of the file's bytes, with their number; empty where there is no file. Raises UserError where it is there but
-    cannot be read."""
+    """Return the SHA-256 and size of the file's bytes; an empty hash if there is no file. Raises UserError if it
+    exists but cannot be read."""
     try:
         with open_as_it_is(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
@@ -272,6 +270,6 @@ def _sha256(path: str) -> tuple[str, int]:
 
 
 def _checksum(data: bytes | memoryview) -> str:
-    """Against damage; the SHA-256 of the whole shard is against more. BLAKE2b would take a fifth of writing and
-    half of reading a shard."""
+    """Compute the checksum that detects damage; the SHA-256 of the whole shard covers more. BLAKE2b would take a
+    fifth of writing and half of reading a shard."""
     return xxhash.xxh3_64_hexdigest(data)

@@ -1,15 +1,15 @@
-"""Count examples that repeat another one, from 64-bit hashes in parts, in bounded memory."""
+"""Count repeated examples from 64-bit hashes, added in parts, in bounded memory."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 KEPT = 1 << 24
-"""Hashes kept at most, 128 MB of them (twice that while they are sorted); beyond, a sample is kept."""
+"""Maximum hashes kept, 128 MB (twice that while they are sorted); beyond it, a sample is kept."""
 
 
 class Repeats:
-    """Counts repetitions exactly up to KEPT examples; beyond, among those whose hash ends in so many zero bits
-    that fewer remain. Equal examples have equal hashes, so a sample holds all copies of what it holds."""
+    """Counts repeats exactly up to KEPT examples; beyond, only among hashes that end in enough zero bits that at
+    most KEPT remain. Equal examples have equal hashes, so the sample holds all copies of every example in it."""
 
     def __init__(self, most: int = KEPT) -> None:
         self.most, self.zeros = most, 0
@@ -17,7 +17,7 @@ class Repeats:
         self._kept = 0
 
     def add(self, hashes: NDArray[np.uint64]) -> None:
-        """The next examples."""
+        """Add the hashes of more examples."""
         self._parts.append(self._sampled(hashes))
         self._kept += len(self._parts[-1])
         while self._kept > self.most:
@@ -26,8 +26,8 @@ class Repeats:
             self._kept = sum(map(len, self._parts))
 
     def result(self) -> dict[str, int | float]:
-        """`examined` examples, one in `one_in` of all; the `share` of them that repeat an earlier one; and the
-        `most_copies` of one example."""
+        """Return `examined` examples, one in `one_in` of all; the `share` of them that repeat an earlier one; and
+        `most_copies`, the maximum copies of one example."""
         hashes = np.sort(np.concatenate([np.zeros(0, np.uint64), *self._parts]))
         firsts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])) if len(hashes) else hashes
         copies = np.diff(np.append(firsts, len(hashes)))

@@ -1,7 +1,7 @@
-"""Judge the facts that the linter gathered: what a careful engineer would want to hear before spending money.
+"""Derive warnings from the facts that the linter gathered.
 
-Each rule takes the facts of one split, its name and all facts, and yields findings: what is so, and what to do. They
-are warnings: the shards can be read, and what is right for one study is a mistake in another.
+Each rule takes the facts of one split, its name and all facts, and yields findings: what the problem is, and what to
+do. They are warnings only: the shards can be read, and what is right for one study is a mistake in another.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,32 +14,32 @@ from data_pipeline.settings import UNMASKED
 SHORT = 0.3
 """Examples are short if they fill less than this share of the sequence length on average."""
 UNKNOWN = 0.01
-"""Most unknown tokens that a fitting vocabulary leaves."""
+"""Maximum share of unknown tokens with a fitting vocabulary."""
 UNSEEN = 0.5
 """Share of the vocabulary that may never occur."""
 FEWER_LABEL = 0.2
-"""The rarer label's least share: below, always giving the other answer is right too often."""
+"""Minimum share of the rarer label: below it, always predicting the other one is right too often."""
 CAPPED = 0.01
-"""Share of the tokens to predict that data.max_predictions may take without a word."""
+"""Share of the tokens to predict that data.max_predictions may drop without a warning."""
 RATE_OFF = 0.2
-"""How far, relatively, the mask rate may be from what the settings give."""
+"""Relative tolerance of the mask rate against the settings."""
 KIND_OFF = 0.02
-"""How far the share of a kind of mask may be from its setting, beyond four standard errors."""
+"""Tolerance of the share of each mask kind against its setting, beyond four standard errors."""
 MAX_UNMASKED_SHARE = 0.01
-"""Share of examples that may have no mask."""
+"""Maximum share of examples without a mask."""
 INVALID = 1e-4
 """Invalid characters per byte of text that suggest a wrong encoding."""
 SAME_MASKS = 10
-"""Times that training may see one example with the same masks; Liu et al. 2019 (RoBERTa, section 4.1) took 4."""
+"""Maximum times that training sees one example with the same masks; 4 in Liu et al. 2019 (RoBERTa, section 4.1)."""
 JUDGED = 20
-"""Examples from which on shares are judged."""
+"""Minimum examples for shares to be checked."""
 
 Facts = Mapping[str, Any]
 Finding = tuple[str, str]
 
 
 def findings(facts: Facts) -> list[dict[str, str]]:
-    """Every finding: the `split` it is about (empty: all), `what` is so, and the `remedy`."""
+    """Yield every finding: its `split` (empty: all), `what` is wrong, and the `remedy`."""
     found = [
         {"split": "", "what": what, "remedy": remedy} for what, remedy in (*_source(facts), *_plan(facts))
     ]
@@ -143,7 +143,7 @@ def _masks(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
     for kind, name in (("mask", "mask_prob"), ("random_token", "random_prob")):
         wanted = settings.get(name)
         if isinstance(wanted, int | float) and 0 <= wanted <= 1:
-            # units are replaced together at most within an example, so that examples are what is independent
+            # phrases are replaced together within an example, so examples are the independent samples
             error = KIND_OFF + 4 * sqrt(max(wanted * (1 - wanted), 0.01) / split["examples"])
             if abs(masks[kind] - wanted) > error:
                 yield (
@@ -187,7 +187,7 @@ def _repeats(split: Facts, _name: str, facts: Facts) -> Iterator[Finding]:
     repeats, passes = split["repeats"], facts["settings"].get("dupe_factor", 1)
     passes = passes if isinstance(passes, int) and passes > 0 else 1
     unique = 1 - repeats["share"]
-    # without short sequences each pass may cut the same ones: that many copies are meant
+    # without short sequences each pass may cut the same ones: that many copies are expected
     if repeats["examined"] >= JUDGED and unique * passes < 0.5:
         yield (
             f"{repeats['share']:.0%} of the examples repeat another one, masks aside; one occurs "

@@ -1,9 +1,9 @@
-"""Scan a folder of shards: facts about every example, with all hashes verified on the way.
+"""Scan a folder of shards for facts about every example, and verify all hashes.
 
     verified blocks -> one compiled pass over their columns -> counts by split -> facts, and what they mean
 
-Memory is bounded whatever the size: counts, one block, and at most repeats.KEPT hashes. rules.py judges the facts,
-text.py shows them.
+Memory is bounded at any size: counts, one block, and at most repeats.KEPT hashes. rules.py judges the facts, text.py
+shows them.
 """
 
 from collections.abc import Mapping
@@ -26,19 +26,19 @@ from data_pipeline.shards.schema import MAX_TOKENS
 from data_pipeline.shards.writer import BlockReader, tokenizer_problem, verified_blocks
 
 BATCH = 32
-"""Examples of a batch whose padding is counted, where none is given."""
+"""Default batch size, in examples, for counting padding."""
 HISTOGRAM_BINS = 16
 NAMED = 10
-"""Damaged files that an error names."""
+"""Maximum damaged files that an error names."""
 
 
 def lint(
     index: Index, stage: ShowProgress, batch: int = BATCH, plan: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Everything that `maskmill inspect` tells of shards, as JSON values. `plan`: `steps` and `global_batch` of a
-    training, `dynamic_masking` 0 or 1.
+    """Return everything that `maskmill inspect` reports about shards, as JSON values. `plan`: `steps` and
+    `global_batch` of a training, `dynamic_masking` 0 or 1.
 
-    Raises UserError, which names them, where files are missing or damaged."""
+    Raises UserError that names missing or damaged files."""
     if batch < 1:
         raise UserError(f"must be 1 example or more, got {batch}", where="--batch")
     splits = _scanned(index, stage, batch)
@@ -60,7 +60,7 @@ def lint(
 
 
 def documents(index: Index) -> int | None:
-    """Documents that the examples were made from; None where index.json does not say."""
+    """Return the number of documents that the examples were made from; None if index.json does not say."""
     reading = index.statistics.get("reading")
     if not isinstance(reading, dict) or not isinstance(reading.get("documents"), int):
         return None
@@ -69,7 +69,7 @@ def documents(index: Index) -> int | None:
 
 
 def _scanned(index: Index, stage: ShowProgress, batch: int) -> dict[str, Any]:
-    """Facts by split. All files are read before an error names the damaged ones."""
+    """Gather facts by split. All files are read before an error names the damaged ones."""
     damaged = [error for error in [tokenizer_problem(index)] if error]
     scans = {name: _Scan(index, index.splits[name], batch) for name in SPLITS}
     total = sum(len(split.shards) for split in index.splits.values())
@@ -108,7 +108,7 @@ class _Scan:
         self.lengths = np.zeros(self.room + 1, np.int64)  # examples of each length
         self.ids = np.zeros(index.vocabulary.size, np.int64)  # tokens of each id, before masking
         self.names = label_names(index.settings.get("sequences"))
-        self.labels = np.zeros(len(self.names) + 1, np.int64)  # examples of each label; last: of none
+        self.labels = np.zeros(len(self.names) + 1, np.int64)  # examples of each label; last: without one
         self.tally = np.zeros(len(_TALLY), np.int64)
 
     def add(self, block: Examples) -> None:
@@ -163,14 +163,14 @@ class _Scan:
 
 
 def _setting(index: Index, name: str) -> int:
-    """A setting that counts tokens; 0 where index.json, which others may write, has none such."""
+    """Return a setting that counts tokens; 0 if index.json, which others may write, lacks it."""
     value = index.settings.get(name)
     return value if isinstance(value, int) and 0 <= value <= MAX_TOKENS else 0
 
 
 def _asked(lengths: np.ndarray, settings: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """What the settings ask for in examples of these lengths: the share of `tokens` to predict by the rate alone, the
-    same under the cap, and how many examples the cap takes tokens from. Zeros where the settings do not say."""
+    """Compute what the settings ask for in examples of these lengths: the share of `tokens` to predict by the rate
+    alone, the same under the cap, and how many examples the cap takes tokens from. Zeros if the settings do not say."""
     budget = MaskBudget.stored(settings)
     if budget is None:
         return {"expected_share": 0.0, "capped_share": 0.0, "capped_examples": 0}
@@ -203,12 +203,12 @@ _TALLY = ("second_segments", "unmasked", "mask", "random_token", "kept")
 
 @jit
 def _count(columns, mask, lengths, ids, label_counts, tally, hashes):
-    """Adds a block to the counts, and writes a hash of each example's tokens before masking."""
+    """Add a block to the counts, and write a hash of each example's tokens before masking."""
     tokens, offsets, first_lengths, labels, positions, masked_ids, masked_offsets = columns
     for i in range(len(labels)):
         start, stop = offsets[i], offsets[i + 1]
         lengths[stop - start] += 1
-        label_counts[labels[i]] += 1  # of none, -1: the last one
+        label_counts[labels[i]] += 1  # -1, no label, is the last one
         tally[0] += np.int64(first_lengths[i]) < stop - start
         m, last = masked_offsets[i], masked_offsets[i + 1]
         tally[1] += m == last

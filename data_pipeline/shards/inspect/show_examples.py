@@ -14,15 +14,15 @@ from data_pipeline.shards.writer import BlockReader
 
 
 def label_meanings(sequences: object) -> dict[int, str]:
-    """What each label says of an example of these sequences, for people."""
+    """Return what each label means for these sequences, for people."""
     task = pair_task(sequences)
     meanings = task.meanings if task else [f"label {name}" for name in label_names(sequences)]
     return dict(enumerate(meanings)) | {NO_LABEL: "one segment"}
 
 
 def printed_examples(index: Index, split: str, count: str, as_json: bool) -> Iterator[str]:
-    """The first `count` (a number, or `all`) examples of a split, each as a text or as a line of JSON. Raises
-    UserError for another count or split."""
+    """Yield the first `count` (a number, or `all`) examples of a split, each as text or a line of JSON. Raises
+    UserError for an invalid count or split."""
     if split not in index.splits:
         raise UserError(f"no split {split!r}", where=index.folder, expected=", ".join(index.splits))
     if count != "all" and not (count.isascii() and count.isdecimal()):
@@ -37,7 +37,7 @@ def printed_examples(index: Index, split: str, count: str, as_json: bool) -> Ite
 
 
 def words_of(index: Index) -> list[str]:
-    """The pieces of the shards' vocabulary, by id; a number stands for one that tokenizer.json does not name."""
+    """Return the pieces of the shards' vocabulary, by id; a number for an id that tokenizer.json does not name."""
     words = [f"<{number}>" for number in range(index.vocabulary.size)]
     try:
         tokenizer = json.loads(read_bytes(index.path(TOKENIZER)))
@@ -49,12 +49,12 @@ def words_of(index: Index) -> list[str]:
             if 0 <= number < len(words):
                 words[number] = str(piece)
     except (ValueError, KeyError, TypeError, AttributeError):
-        pass  # written elsewhere: the hash is right, the model's layout is none that is known here
+        pass  # written elsewhere: the hash matches, but the model's layout is unknown here
     return words
 
 
 def rendered(examples: Examples, number: int, words: list[str], names: dict[int, str]) -> str:
-    """One example as text: what the encoder sees, and what it has to find."""
+    """Format one example as text: what the encoder sees, and what it has to predict."""
     span = slice(examples.offsets[number], examples.offsets[number + 1])
     masked = slice(examples.masked_offsets[number], examples.masked_offsets[number + 1])
     shown = " ".join(words[i] for i in examples.tokens[span])
@@ -63,7 +63,7 @@ def rendered(examples: Examples, number: int, words: list[str], names: dict[int,
 
 
 def as_instance(examples: Examples, number: int) -> dict[str, Any]:
-    """One example with the keys of google-research/bert's instances."""
+    """Return one example with the keys of google-research/bert's instances."""
     span = slice(examples.offsets[number], examples.offsets[number + 1])
     masked = slice(examples.masked_offsets[number], examples.masked_offsets[number + 1])
     length, first = span.stop - span.start, int(examples.first_lengths[number])

@@ -10,7 +10,7 @@ BAR = 40
 
 
 def report(facts: Mapping[str, Any]) -> str:
-    """What the linter found, for people."""
+    """Format the linter's facts and findings for people."""
     return "\n".join(_lines(facts))
 
 
@@ -81,7 +81,7 @@ def _split(name: str, split: Mapping[str, Any], facts: Mapping[str, Any]) -> Ite
 
 
 def bars(counts: list[int], up_to: list[int]) -> Iterator[str]:
-    """A histogram, a line a bin; `up_to`: the last value of each."""
+    """Yield a histogram, one line per bin; `up_to`: the last value of each."""
     most, total = max(counts) or 1, sum(counts) or 1
     for count, edge in zip(counts, up_to, strict=True):
         yield f"    <={edge:>5} {'█' * round(BAR * count / most):<{BAR}} {count / total:6.1%}"
