@@ -1,4 +1,4 @@
-"""Provide processor instructions that numba has no names for, and a copy that allocates nothing, to compiled code."""
+"""Provide processor instructions that numba lacks, and a copy that allocates nothing, to compiled code."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def _high_product(_context, _a, _b):
 
 
 trailing_zeros: Any = _trailing_zeros
-"""How many zeros are below the lowest set bit of a uint64; 64 if none is set."""
+"""Number of zeros below the lowest set bit of a uint64; 64 if none is set."""
 load_word: Any = _load_word
 """load_word(data, position): the eight bytes of the contiguous uint8 array from `position` on as a uint64. They must
 lie within it: nothing is checked."""
@@ -53,14 +53,14 @@ _product: Any = _high_product
 
 @inlined
 def multiply_high(a, b):
-    """Upper 64 bits of the 128-bit product of two uint64."""
+    """Return the upper 64 bits of the 128-bit product of two uint64."""
     return _product(a, b)
 
 
 @inlined
 def copy_run(out, at, data, first, last):
-    """Copies data[first:last] to out[at:]. An assignment of slices would ask whether they overlap, and allocate."""
-    # unsigned: numba then asks of no index whether it counts from the end, and the loop copies many at once
+    """Copy data[first:last] to out[at:]. A slice assignment would check for overlap, and allocate."""
+    # unsigned: numba then checks no index for being negative, and the loop is vectorized
     to, source = np.uint64(at), np.uint64(first)
     for i in range(last - first):
         out[to + np.uint64(i)] = data[source + np.uint64(i)]

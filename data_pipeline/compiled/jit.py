@@ -1,7 +1,6 @@
 """Compile loops over arrays and cache the result on disk. The only import of numba.
 
-`jit` is what nearly every loop wants; `inlined` is for the inside of the hottest ones, `allocating` for what makes
-arrays itself.
+Use `jit` for nearly every loop, `inlined` inside the hottest ones, `allocating` for functions that make arrays.
 """
 
 import hashlib
@@ -16,14 +15,14 @@ from numba.core.options import DefaultOptions
 
 
 def _package() -> Path:
-    """The folder of the package that this module belongs to, however deep in it this module is."""
+    """Return the folder of the package that this module belongs to, at any depth."""
     return Path(str(sys.modules[__name__.partition(".")[0]].__file__)).parent
 
 
 def _hash_sources(package: Path) -> str:
     """Hash every source file of `package`, subfolders included.
 
-    All, because any of them may take part: a compiled function keeps the constants of modules that hold no compiled
+    All files, because any of them may matter: a compiled function keeps constants of modules that hold no compiled
     code themselves. Reading some hundred files takes a few milliseconds."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(package.rglob("*.py")):
@@ -33,7 +32,7 @@ def _hash_sources(package: Path) -> str:
 
 
 def _writable(folders: Sequence[Path]) -> Path:
-    """The first of these that can be written, and is made if need be; the last if none can."""
+    """Return the first of these that is writable, created if needed; the last if none is."""
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -45,8 +44,8 @@ def _writable(folders: Sequence[Path]) -> Path:
 
 
 def _places() -> list[Path]:
-    """Where compiled code may be: what NUMBA_CACHE_DIR names, beside the modules, and, for a container or a package
-    that the system installed, the user's own cache."""
+    """List where compiled code may be cached: NUMBA_CACHE_DIR, next to the modules, and, for a container or a
+    package that the system installed, the user's own cache."""
     named = [Path(_config.CACHE_DIR)] if _config.CACHE_DIR else []
     own = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "")) / ".cache") / "maskmill"
     return [*named, Path(__file__).parent / "__pycache__", own]
@@ -56,26 +55,26 @@ _config: Any = numba.config
 _COMPILED = _writable(_places()) / _hash_sources(_package())
 
 
-# A function that allocates nothing need not count who holds its arrays. numba counts at every call of an inner function
-# all the same, in atomic operations that cost more than the work: finding words took 13.0 instead of 2.9 ns a byte.
+# A function that allocates nothing needs no reference counts for its arrays. numba still counts at every call of an
+# inner function, in atomic operations that cost more than the work: finding words took 13.0 instead of 2.9 ns per byte.
 _UNCOUNTED: dict[str, Any] = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compiles `function`, which allocates no array, at its first call and keeps the result on disk.
+    """Compile `function`, which allocates no array, at its first call and cache the result on disk.
 
     numba recompiles when the function's own file changes, but not when a function or a constant from another file
-    does: the old draws would live on. So the cache is a folder named after the source of the whole package."""
+    does: stale draws would survive. So the cache folder is named after a hash of the whole package's source."""
     return _compiled(function, **_UNCOUNTED)
 
 
 def allocating(function: Callable[..., Any]) -> Any:
-    """As `jit`, for a function that makes or returns arrays."""
+    """Compile like `jit` a function that makes or returns arrays."""
     return _compiled(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """As `jit`, and always a part of the code that calls it: for the inside of the hottest loops."""
+    """Compile like `jit`, always inlined into the caller: for the inside of the hottest loops."""
     return _compiled(function, forceinline=True, **_UNCOUNTED)
 
 

@@ -1,11 +1,11 @@
 """Reproduce the draws of Python's `random.Random(seed)` in compiled code, in the same order.
 
-The exact mode repeats a script that draws from Python's `random`. Its streams live beside those of philox.py:
-both are arrays of uint64, distinguished by their length, so that one compiled algorithm serves both modes, and
-what the golden files prove of the one holds for the other.
+The exact mode repeats a script that draws from Python's `random`. Its streams, like those of philox.py, are arrays of
+uint64; the length tells them apart. So one compiled algorithm serves both modes, and what the golden files prove for
+one holds for the other.
 
 Source of the words: MT19937, Matsumoto and Nishimura 1998, "Mersenne Twister". Source of the ranges: CPython's
-`random.randint` and `random.shuffle` (rejection of too large words of as many bits as the range needs).
+`random.randint` and `random.shuffle` (draw as many bits as the range needs, and reject words that are too large).
 """
 
 import random
@@ -24,7 +24,7 @@ _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 
 def python_stream(seed: int) -> NDArray[np.uint64]:
-    """The stream of `random.Random(seed)`: 624 words of state and the position in them."""
+    """Return the stream of `random.Random(seed)`: 624 words of state and the position in them."""
     return np.array(random.Random(seed).getstate()[1], np.uint64)
 
 
@@ -39,7 +39,7 @@ def _twist(stream):
 
 @jit
 def _word32(stream):
-    """The next 32 random bits."""
+    """Return the next 32 random bits."""
     if stream[_WORDS] >= np.uint64(_WORDS):
         _twist(stream)
     w = stream[np.int64(stream[_WORDS])]
@@ -52,7 +52,7 @@ def _word32(stream):
 
 @jit
 def _below32(stream, n):
-    """`Random.randrange(n)`, n < 2**32: even n = 1 draws, one bit at a time until it is 0."""
+    """Return `Random.randrange(n)`, n < 2**32. Even n = 1 draws, one bit at a time until it is 0."""
     shift, rest = np.uint64(32), np.uint64(n)
     while rest > _ZERO:
         rest >>= _ONE
@@ -65,7 +65,7 @@ def _below32(stream, n):
 
 @jit
 def below(stream, n):
-    """A draw from 0..n-1 of either kind of stream."""
+    """Draw from 0..n-1 with either kind of stream."""
     if len(stream) == PHILOX_WORDS:
         return philox.below(stream, n)
     return _below32(stream, n)
@@ -73,7 +73,7 @@ def below(stream, n):
 
 @jit
 def unit(stream):
-    """A float64 in [0, 1) with 53 random bits, of either kind of stream."""
+    """Draw a float64 in [0, 1) with 53 random bits from either kind of stream."""
     if len(stream) == PHILOX_WORDS:
         return philox.unit(stream)
     high, low = _word32(stream) >> np.uint64(5), _word32(stream) >> np.uint64(6)
@@ -82,7 +82,7 @@ def unit(stream):
 
 @jit
 def shuffle(stream, items):
-    """`Random.shuffle` of `items`, in place."""
+    """Shuffle `items` in place, like `Random.shuffle`."""
     for i in range(len(items) - 1, 0, -1):
         j = below(stream, i + 1)
         items[i], items[j] = items[j], items[i]

@@ -1,8 +1,8 @@
-"""Draw random 64-bit words that depend on nothing but their key: (seed, key, purpose).
+"""Draw random 64-bit words that depend only on (seed, key, purpose).
 
-Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), written out so that the
-bytes of a shard never change with a library's release. Two ways to the same words: compiled scalar draws
-for the kernels (`Stream`-style: `start`, `word`, `below`, `unit`), and `words` for whole arrays.
+Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), written out so that no library
+release changes the bytes of a shard. Two ways to the same words: compiled scalar draws for the kernels (`start`,
+`word`, `below`, `unit`), and `words` for whole arrays.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from data_pipeline.compiled.jit import jit
 SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE = range(6)
 PASSES = 16  # passes over a document
 DYNAMIC_MASK, FACTORIZATION = 17, 18  # by epoch and number of an example
-VOCABULARY = 32  # which documents a vocabulary is learnt from
+VOCABULARY = 32  # which documents a vocabulary is trained on
 BIN_ORDER = 48  # blocks of one length bin within a shard
 
 _M0, _M1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
@@ -25,7 +25,7 @@ _W0, _W1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 
 
 def text_key(text: str) -> int:
-    """A 64-bit hash of `text` (BLAKE2b), the same on every machine."""
+    """Return a 64-bit hash of `text` (BLAKE2b), the same on every machine."""
     return int.from_bytes(
         hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
     )
@@ -33,7 +33,7 @@ def text_key(text: str) -> int:
 
 @jit
 def philox(seed, key, counter, purpose, out):
-    """Fills `out` (4 uint64) with block `counter` of the stream (seed, key, purpose)."""
+    """Fill `out` (4 uint64) with block `counter` of the stream (seed, key, purpose)."""
     c0, c1, c2, c3 = np.uint64(counter), np.uint64(purpose), np.uint64(0), np.uint64(0)
     k0, k1 = np.uint64(seed), np.uint64(key)
     for _ in range(10):
@@ -50,13 +50,13 @@ def philox(seed, key, counter, purpose, out):
 
 @jit
 def start(stream, seed, key, purpose):
-    """Points `stream` (8 uint64) at the first word of (seed, key, purpose)."""
+    """Set `stream` (8 uint64) to the first word of (seed, key, purpose)."""
     stream[4], stream[5], stream[6], stream[7] = seed, key, purpose, np.uint64(0)
 
 
 @jit
 def word(stream):
-    """The next 64-bit word of `stream`."""
+    """Return the next 64-bit word of `stream`."""
     position = stream[7] & np.uint64(3)
     if position == np.uint64(0):
         philox(stream[4], stream[5], stream[7] >> np.uint64(2), stream[6], stream)
@@ -66,13 +66,13 @@ def word(stream):
 
 @jit
 def below(stream, n):
-    """A draw from 0..n-1. The product's upper half: off uniform by less than n / 2**64."""
+    """Draw from 0..n-1: the upper half of the product, less than n / 2**64 off uniform."""
     return np.int64(multiply_high(word(stream), np.uint64(n)))
 
 
 @jit
 def unit(stream):
-    """A float64 in [0, 1) with 53 random bits."""
+    """Draw a float64 in [0, 1) with 53 random bits."""
     return np.float64(word(stream) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
@@ -84,7 +84,7 @@ def _fill(seed, key, purpose, stream, out):
 
 
 def words(seed: int, key: int, purpose: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` words of the stream (seed, key, purpose)."""
+    """Return the first `count` words of the stream (seed, key, purpose)."""
     out = np.empty(count, np.uint64)
     stream = np.zeros(8, np.uint64)
     _fill(np.uint64(seed), np.uint64(key), np.uint64(purpose), stream, out)
@@ -99,7 +99,7 @@ def _first(seed, keys, purpose, block, out):
 
 
 def first_words(seed: int, keys: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
-    """The first word of the stream of each of many keys."""
+    """Return the first word of the stream of each of many keys."""
     out = np.empty(len(keys), np.uint64)
     block = np.zeros(4, np.uint64)
     _first(np.uint64(seed), np.ascontiguousarray(keys), np.uint64(purpose), block, out)
@@ -107,5 +107,6 @@ def first_words(seed: int, keys: NDArray[np.uint64], purpose: int) -> NDArray[np
 
 
 def permutation(seed: int, key: int, purpose: int, n: int) -> NDArray[np.int64]:
-    """A permutation of 0..n-1 drawn uniformly (ties of the 64-bit sort keys, at most n**2 / 2**65, go by index)."""
+    """Draw a uniform permutation of 0..n-1 (ties of the 64-bit sort keys, at most n**2 / 2**65, are broken by
+    index)."""
     return np.argsort(words(seed, key, purpose, n), kind="stable")

@@ -1,4 +1,4 @@
-"""Take rows of ragged arrays: rows of different lengths, one behind the other in a flat array."""
+"""Take rows of ragged arrays: rows of different lengths, concatenated in a flat array."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,8 @@ from data_pipeline.compiled.jit import jit
 def take_ragged(
     order: NDArray[np.integer], offsets: NDArray[np.int64], flat: NDArray
 ) -> tuple[NDArray, NDArray[np.int64]]:
-    """Rows `order` of a ragged array (flat, offsets), as a new (flat, offsets). Raises IndexError for rows that do
-    not lie within `flat`."""
+    """Return rows `order` of a ragged array (flat, offsets), as a new (flat, offsets). Raises IndexError for rows
+    outside `flat`."""
     starts, stops = offsets[:-1][order], offsets[1:][order]
     if len(order) and (starts.min() < 0 or stops.max() > len(flat) or (stops < starts).any()):
         raise IndexError(f"a row lies outside of the {len(flat)} entries")
@@ -29,7 +29,7 @@ def _copy_rows(starts, new_offsets, flat, taken):
 
 
 def read_only(array: NDArray) -> NDArray:
-    """A read-only view, also of a memory map: compiled code then meets one type of array, not four."""
+    """Return a read-only view, also of a memory map: compiled code then sees one array type instead of four."""
     view = np.ascontiguousarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view

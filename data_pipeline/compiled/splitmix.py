@@ -17,7 +17,7 @@ _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 
 @inlined
 def finalize(x):
-    """Hashes a uint64: a bijection in which every bit of the result depends on every bit of `x`."""
+    """Hash a uint64: a bijection in which every bit of the result depends on every bit of `x`."""
     x = (x ^ (x >> np.uint64(30))) * MULTIPLIER
     x = (x ^ (x >> np.uint64(27))) * _MULTIPLIER_2
     return x ^ (x >> np.uint64(31))
@@ -25,6 +25,6 @@ def finalize(x):
 
 @inlined
 def derive_key(key, number):
-    """A 64-bit key from a key and a number from 0: state `number + 1` of SplitMix64 seeded with `key`. For one key all
-    numbers, and for one number all keys, give different results."""
+    """Derive a 64-bit key from a key and a number >= 0: state `number + 1` of SplitMix64 seeded with `key`. For a
+    fixed key all numbers, and for a fixed number all keys, give different results."""
     return finalize(key + GOLDEN_GAMMA * np.uint64(number + 1))

@@ -1,1 +1,1 @@
-"""Read and write files, object stores and columns; nothing here knows what they hold."""
+"""Read and write files, object stores and columns, independent of their contents."""

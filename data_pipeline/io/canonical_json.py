@@ -1,10 +1,10 @@
-"""Write JSON so that one value has one text."""
+"""Encode JSON canonically: one value, one text."""
 
 import json
 
 
 def canonical_json(value: object, indent: int | None = None) -> bytes:
-    """JSON with sorted keys and the shortest digits that give each number back; one value, one text."""
+    """Encode JSON with sorted keys and the shortest digits that round-trip each number."""
     separators = (",", ": ") if indent else (",", ":")
     text = json.dumps(
         value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators

@@ -24,7 +24,7 @@ from data_pipeline.io.object_store import protocol_of, retried
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 BUFFER = 1 << 20
 LARGEST_WINDOW = 1 << 29
-"""Longest Zstandard window accepted, and most memory for xz: decompressing takes as much as its file asks for, and a
+"""Maximum Zstandard window, and maximum memory for xz: decompressing takes as much as the file asks for, and a
 worker has 1 GiB. `zstd --ultra -22` asks for 2**27; `--long=30` and 31 are refused."""
 
 _MAGIC = {  # a Zstandard file may begin with a skippable frame, as pzstd's do
@@ -39,8 +39,8 @@ _OUTPUT = 1 << 20
 
 
 def filesystem(uri: str) -> tuple[Any, str]:
-    """The fsspec file system of `uri` and the path within it (absolute, for a local one). Raises UserError for a URI
-    of a kind that is not read."""
+    """Return the fsspec file system of `uri` and the path within it (absolute, for a local one). Raises UserError
+    for an unsupported kind of URI."""
     if not protocol_of(uri):
         uri = os.path.abspath(os.path.expanduser(uri))
     try:
@@ -50,13 +50,13 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
 
 def is_local(fs: Any) -> bool:
-    """Whether `fs` is this machine's own file system, where reading at any offset is cheap."""
+    """Return whether `fs` is this machine's own file system, where reading at any offset is cheap."""
     return isinstance(fs, LocalFileSystem)
 
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turns what can go wrong while `where` is read into one line that names it."""
+    """Convert errors while `where` is read into one line that names it."""
     try:
         yield
     except EOFError as error:
@@ -83,8 +83,8 @@ def reading(where: str) -> Iterator[None]:
 
 @contextmanager
 def open_as_it_is(uri: str) -> Iterator[io.BufferedReader]:
-    """The bytes of `uri`, whatever they are; reads of a remote one that fail for a moment are tried again. Raises
-    OSError, FileNotFoundError where there is none."""
+    """Open the raw bytes of `uri`; transient read errors of a remote one are retried. Raises OSError;
+    FileNotFoundError if there is none."""
     fs, path = filesystem(uri)
     with _opened(fs, path) as opened, io.BufferedReader(opened, BUFFER) as raw:
         yield raw
@@ -92,9 +92,9 @@ def open_as_it_is(uri: str) -> Iterator[io.BufferedReader]:
 
 @contextmanager
 def open_bytes(uri: str, compression: str, start: int = 0, stop: int = -1) -> Iterator[io.BufferedReader]:
-    """The bytes of `uri`, decompressed (`compression`: "" or a value of COMPRESSIONS), as a buffered
-    stream. Seekable if the file is and there is nothing to decompress. `start` and `stop`: of a compressed file, bytes
-    between which whole frames lie; the others are not read."""
+    """Open `uri` decompressed (`compression`: "" or a value of COMPRESSIONS), as a buffered stream. Seekable if the
+    file is and there is nothing to decompress. `start` and `stop`: of a compressed file, the range of bytes, made of
+    whole frames, to read."""
     with open_as_it_is(uri) as raw:
         if start:
             raw.seek(start)
@@ -120,8 +120,8 @@ def _opened(fs: Any, path: str) -> Any:
 
 
 def patiently(ask: Callable[[], Any]) -> Any:
-    """What a remote `ask` answers, tried again where it fails for a reason that may pass. Raises OSError or
-    UserError: the stores' clients have errors of their own."""
+    """Return the answer of a remote `ask`, retried after transient errors. Raises OSError or UserError: the stores'
+    clients have their own errors."""
     try:
         return retried(ask)
     except (UserError, OSError):
@@ -131,7 +131,7 @@ def patiently(ask: Callable[[], Any]) -> Any:
 
 
 class _Remote(io.RawIOBase):
-    """A file of an object store or a web server. A read that fails is tried again, from where it was."""
+    """A file of an object store or a web server. A failed read is retried from its position."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._open = lambda: fs.open(path, "rb")
@@ -162,16 +162,14 @@ class _Remote(io.RawIOBase):
         try:
             return bytes(self._there().read(size))
         except Exception as error:
-            self._file = None  # half of an answer may have been read
+            self._file = None  # part of a response may have been read
             if isinstance(error, ValueError) and "range requests" in str(error):
-                self._open = (
-                    self._open_stream
-                )  # fsspec's http: the server sends files from the beginning only
+                self._open = self._open_stream  # fsspec's http: the server does not support range requests
                 return self._read(size)
             raise
 
     def _there(self) -> Any:
-        """The file, opened again where it has failed."""
+        """Return the file, reopened if it has failed."""
         if self._file is None:
             self._file = self._reopened()
         return self._file
@@ -193,7 +191,7 @@ class _Remote(io.RawIOBase):
 
 
 class _Zstandard:
-    """A frame of Zstandard with the methods of the standard library's decompressors."""
+    """A Zstandard frame with the methods of the standard library's decompressors."""
 
     needs_input = True
 
@@ -220,14 +218,14 @@ _FRAMES: dict[str, Callable[[], Any]] = {
 
 
 class _Frames(io.RawIOBase):
-    """The frames (streams) of a compressed file, one after another. The libraries' own readers take a file that is
-    cut off, or whose later frames are damaged, for one that ends; this one raises EOFError or the library's error."""
+    """The frames (streams) of a compressed file, in sequence. The libraries' own readers treat a truncated file, or
+    one whose later frames are damaged, as ended; this one raises EOFError or the library's error."""
 
     def __init__(self, raw: BinaryIO, new_frame: Callable[[], Any], most: int) -> None:
         self._raw, self._new_frame = raw, new_frame
-        self._left = most  # compressed bytes still to read; -1: all that there are
+        self._left = most  # compressed bytes still to read; -1: all
         self._frame: Any = None
-        self._data = b""  # compressed, not yet given to a frame
+        self._data = b""  # compressed, not yet passed to a frame
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:

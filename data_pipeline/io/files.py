@@ -1,4 +1,4 @@
-"""Read bytes from paths and fsspec URIs, and write files that appear under their name only when whole."""
+"""Read bytes from paths and fsspec URIs, and write files atomically."""
 
 import errno
 import hashlib
@@ -28,18 +28,18 @@ _PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, er
 
 
 def is_uri(path: str) -> bool:
-    """Whether `path` is for fsspec. Raises UserError for a URI of a kind that is not read (remote.PROTOCOLS)."""
+    """Return whether `path` is for fsspec. Raises UserError for an unsupported kind of URI (object_store.PROTOCOLS)."""
     return bool(protocol_of(path))
 
 
 def join(folder: str | os.PathLike[str], file: str) -> str:
-    """The path or URI of `file` in `folder`."""
+    """Return the path or URI of `file` in `folder`."""
     folder = os.fspath(folder)
     return f"{folder.rstrip('/')}/{file}" if is_uri(folder) else os.path.join(folder, file)
 
 
 def read_bytes(path: str) -> bytes:
-    """The whole file. Raises FileNotFoundError, or UserError where it is there but cannot be read."""
+    """Read the whole file. Raises FileNotFoundError, or UserError if it exists but cannot be read."""
     try:
         return read_object(path) if is_uri(path) else Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -49,13 +49,13 @@ def read_bytes(path: str) -> bytes:
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a local file's bytes, as 64 hexadecimal digits. Raises OSError."""
+    """Compute the SHA-256 of a local file, as 64 hexadecimal digits. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def exists(path: str) -> bool:
-    """Whether there is such a file."""
+    """Return whether the file exists."""
     if not is_uri(path):
         return Path(path).is_file()
     folder, _, name = path.rpartition("/")
@@ -63,11 +63,11 @@ def exists(path: str) -> bool:
 
 
 def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of each (path, offset, size), in order; fewer where a file ends early. Local files one by one,
-    remote ones (all of one store) in requests side by side.
+    """Read the bytes of each (path, offset, size), in order; fewer if a file ends early. Local files one by one, remote
+    ones (all of one store) in concurrent requests.
 
-    Raises UserError, of its kind DamagedError where a file is missing.
-    Local files are read, not mapped: a mapped file that shrinks kills the process, a read comes back short."""
+    Raises UserError; its subclass DamagedError if a file is missing. Local files are read, not mapped: a mapped file
+    that shrinks kills the process, a read returns less."""
     if not ranges or not is_uri(ranges[0][0]):
         yield from (_read_local(*one) for one in ranges)
         return
@@ -79,7 +79,7 @@ def _read_local(path: str, offset: int, size: int) -> NDArray[np.uint8]:
     try:
         file = os.open(path, os.O_RDONLY)
         try:
-            # a size may be wrong: no more is read than the file has
+            # a size may be wrong: never read past the end of the file
             size = max(0, min(size, os.fstat(file).st_size - offset))
             data, filled = np.empty(size, np.uint8), 0
             while filled < size:
@@ -97,7 +97,7 @@ def _read_local(path: str, offset: int, size: int) -> NDArray[np.uint8]:
 
 @contextmanager
 def writing(where: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns what can go wrong while `where` is written into one line that names it."""
+    """Convert errors while `where` is written into one line that names it."""
     try:
         yield
     except OSError as error:
@@ -112,9 +112,9 @@ def writing(where: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A local file to write that gets its name when the block ends well, its bytes by then on the disk. Where two
-    processes write the same file, the later one replaces the earlier one's. Raises UserError where the disk is full
-    or may not be written to."""
+    """Open a local file that gets its name when the block ends without error, its bytes then synced to disk. If two
+    processes write the same file, the later one replaces the earlier one's. Raises UserError if the disk is full or
+    not writable."""
     final = Path(path)
     partial = partial_name(final)
     with writing(final):
@@ -132,8 +132,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A new local folder to fill that gets its name when the block ends well. Where another process made the same
-    one meanwhile, that one stays: someone may be reading it."""
+    """Create a local folder that gets its name when the block ends without error. If another process created the
+    same one meanwhile, that one stays: someone may be reading it."""
     final = Path(path)
     with writing(final), temporary_folder(final) as partial:
         yield partial
@@ -150,7 +150,7 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(beside: Path) -> Iterator[Path]:
-    """A new local folder, named after `beside` and next to it, that goes when the block ends."""
+    """Create a local folder, named after `beside` and next to it, that is removed when the block ends."""
     partial = partial_name(beside)
     with writing(partial):
         partial.mkdir(parents=True)
@@ -161,12 +161,12 @@ def temporary_folder(beside: Path) -> Iterator[Path]:
 
 
 def partial_name(final: Path) -> Path:
-    """A name beside `final` that no other writer uses, on this machine or another that sees the folder."""
+    """Return a name next to `final` that no other writer uses, on this machine or another that sees the folder."""
     return final.with_name(f".{final.name}.{secrets.token_hex(8)}{_PARTIAL}")
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> None:
-    """Writes a local file through `whole_file`, or an object of a store."""
+    """Write a local file through `whole_file`, or an object of a store."""
     if is_uri(os.fspath(path)):
         write_object(os.fspath(path), data if isinstance(data, bytes) else b"".join(data))
         return
@@ -175,14 +175,14 @@ def write_whole(path: str | os.PathLike[str], data: bytes | Iterable[bytes]) -> 
 
 
 def write_once(path: str | os.PathLike[str], data: bytes) -> bytes:
-    """Writes a local file unless there is one; returns what it holds, whoever of several writers was first."""
+    """Write a local file unless it exists; return its contents, whichever of several writers was first."""
     final = Path(path)
     if not final.is_file():
         partial = partial_name(final)
         try:
             write_whole(partial, data)
             try:
-                os.link(partial, final)  # fails where there is one already, on network folders as well
+                os.link(partial, final)  # fails if the file exists, on network folders as well
             except FileExistsError:
                 pass
             except OSError:  # a file system without links
@@ -193,7 +193,7 @@ def write_once(path: str | os.PathLike[str], data: bytes) -> bytes:
 
 
 def remove_partial_files(folder: str | os.PathLike[str]) -> None:
-    """Removes what writers that were killed left in a local folder; stores keep nothing of them."""
+    """Remove what killed writers left in a local folder; object stores keep no partial objects."""
     if is_uri(os.fspath(folder)):
         return
     for path in Path(folder).glob(f".*{_PARTIAL}"):
@@ -204,7 +204,7 @@ def remove_partial_files(folder: str | os.PathLike[str]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Has a file's bytes, or the names in a folder, survive a power cut."""
+    """Flush a file's bytes, or the names in a folder, to disk so that they survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

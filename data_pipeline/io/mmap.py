@@ -1,7 +1,7 @@
 """Memory-map columns in files, and release the memory of what was read.
 
-What is touched of a map counts as memory of the process. The kernel maps more than that: sixteen pages around one, or
-two megabytes where the file lies in huge pages, so that random places would soon have mapped everything.
+Touched pages of a map count as memory of the process. The kernel maps more than that: sixteen pages around each, or
+two megabytes if the file is in huge pages, so random reads would soon map the whole file.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def mapped_npy(path: Path) -> NDArray:
-    """The column in an .npy file."""
+    """Map the column in an .npy file."""
     try:
         return _in_small_pages(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError:  # an empty column cannot be mapped
@@ -26,14 +26,14 @@ def mapped_npy(path: Path) -> NDArray:
 
 
 def mapped(path: Path, dtype: np.dtype) -> NDArray:
-    """The values of a type that a file holds and nothing else."""
+    """Map a file that holds only values of one type."""
     if not path.stat().st_size:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
     return _in_small_pages(np.memmap(path, dtype, "r"))
 
 
 def release(columns: "Corpus | Examples") -> None:
-    """Gives back the memory of all that was touched of these columns, as far as they are mapped."""
+    """Release the memory of all that was touched of these columns, as far as they are mapped."""
     for column in fields(columns):
         if (whole := getattr(getattr(columns, column.name), "_mmap", None)) is not None:
             whole.madvise(mmap.MADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Write one column as an .npy file, read its header, and turn lengths into offsets."""
+"""Write a column as an .npy file, read its header, and turn lengths into offsets."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +11,14 @@ from data_pipeline.io.files import writing
 
 
 def offsets_of(lengths: Sequence[int] | NDArray) -> NDArray[np.int64]:
-    """(n + 1,): where each of n runs with these lengths begins, and where the last one ends."""
+    """Return (n + 1,): where each of n runs with these lengths begins, and where the last one ends."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def save_column(path: Path, column: NDArray) -> None:
-    """As numpy.save, whose own way to write says of a full disk only that fewer bytes were written."""
+    """Save like numpy.save, whose own error for a full disk only says that fewer bytes were written."""
     with writing(path), open(path, "wb") as file:
         write_header(file, column.dtype, len(column))
         file.write(np.ascontiguousarray(column).data)
@@ -30,7 +30,7 @@ def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
 
 
 def opened(file: BinaryIO) -> tuple[np.dtype, int]:
-    """The type of the values in an .npy file, and where the first one lies."""
+    """Read the dtype of an .npy file and the offset of its first value."""
     np.lib.format.read_magic(file)
     _, _, dtype = np.lib.format.read_array_header_1_0(file)
     return dtype, file.tell()

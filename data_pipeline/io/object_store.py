@@ -1,7 +1,7 @@
-"""Read and write whole objects of object stores through fsspec, with retries for what fails for a moment.
+"""Read and write whole objects of object stores through fsspec, with retries for transient errors.
 
-An object appears under its name only when all of its bytes are there: that is what these stores promise, and why only
-they are written to. Credentials and endpoints come from where fsspec's packages look for them (AWS_ENDPOINT_URL, ...).
+An object appears under its name only when all of its bytes are there: these stores guarantee it, so only they are
+written to. Credentials and endpoints come from where fsspec's packages look for them (AWS_ENDPOINT_URL, ...).
 """
 
 import os
@@ -22,11 +22,11 @@ PROTOCOLS = (
 )
 """Protocols that are read."""
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds to wait before each new try."""
+"""Seconds to wait before each retry."""
 
 _LASTING = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
 _MOMENTARY = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError"}
-"""Names of classes of botocore and aiohttp, which need not be installed."""
+"""Class names of botocore and aiohttp, which need not be installed."""
 
 _PROTOCOL = re.compile(r"([A-Za-z][\w+.-]*)://")
 _CHAIN = re.compile(r"::|^pipe:", re.IGNORECASE)
@@ -35,9 +35,9 @@ Result = TypeVar("Result")
 
 
 def protocol_of(path: str) -> str:
-    """The protocol of a URI; empty: a local path. Every path and URI from outside comes through here. Raises UserError
-    for a protocol that is not in PROTOCOLS, a chain (`a::b`) and a command (`pipe:`): before fsspec, or anyone else,
-    acts on it."""
+    """Return the protocol of a URI; empty: a local path. Every path and URI from outside is checked here. Raises
+    UserError for a protocol that is not in PROTOCOLS, a chain (`a::b`) and a command (`pipe:`), before fsspec or
+    anything else acts on it."""
     found = _PROTOCOL.match(path)
     if _CHAIN.search(path) or (found and found[1] not in PROTOCOLS):
         raise UserError(
@@ -49,12 +49,12 @@ def protocol_of(path: str) -> str:
 
 
 def read_object(uri: str) -> bytes:
-    """The whole object. Raises FileNotFoundError, or UserError where it cannot be read."""
+    """Read the whole object. Raises FileNotFoundError, or UserError if it cannot be read."""
     return _tried(uri, "read", lambda store, path: store.cat_file(path))
 
 
 def read_object_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-    """The bytes of each (uri, offset, size), all of one store, in requests side by side. Raises UserError."""
+    """Read the bytes of each (uri, offset, size), all of one store, in concurrent requests. Raises UserError."""
     found: list[Any] = [None] * len(ranges)
     left = list(range(len(ranges)))
     store, _ = _opened(ranges[0][0], "read")
@@ -81,13 +81,13 @@ def read_object_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
 
 
 def write_object(uri: str, data: bytes) -> None:
-    """Writes a whole object. Raises UserError."""
+    """Write a whole object. Raises UserError."""
     writable(uri)
     _tried(uri, "written", lambda store, path: store.pipe_file(path, data))
 
 
 def upload(file: Path, uri: str) -> None:
-    """Copies a local file to a whole object, and checks its size there. Raises UserError."""
+    """Copy a local file to a whole object, and check its size there. Raises UserError."""
     writable(uri)
 
     def sent(store: Any, path: str) -> None:
@@ -100,12 +100,12 @@ def upload(file: Path, uri: str) -> None:
 
 
 def download(uri: str, file: Path) -> None:
-    """Copies an object to a new local file. Raises FileNotFoundError, or UserError."""
+    """Copy an object to a new local file. Raises FileNotFoundError, or UserError."""
     _tried(uri, "read", lambda store, path: store.get_file(path, os.fspath(file)))
 
 
 def object_names(folder: str) -> list[str]:
-    """The names of what is in a folder; none where it does not exist. Raises UserError."""
+    """List the names in a folder; empty if it does not exist. Raises UserError."""
 
     def listed(store: Any, path: str) -> list[str]:
         store.invalidate_cache()
@@ -118,7 +118,7 @@ def object_names(folder: str) -> list[str]:
 
 
 def remove_object(uri: str) -> None:
-    """Removes an object, if it is there. Raises UserError."""
+    """Remove an object, if it exists. Raises UserError."""
     try:
         _tried(uri, "removed", lambda store, path: store.rm_file(path))
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def remove_object(uri: str) -> None:
 
 
 def writable(uri: str) -> None:
-    """Raises UserError unless the URI is one of an object store."""
+    """Raise UserError unless the URI is one of an object store."""
     if uri.partition("://")[0] not in STORES:
         raise UserError(
             "this kind of URI is not written to",
@@ -136,7 +136,7 @@ def writable(uri: str) -> None:
 
 
 def is_momentary(error: object) -> bool:
-    """Whether to try again may help: a connection that broke, a server that was busy."""
+    """Return whether a retry may help: the connection broke, or the server was busy."""
     if not isinstance(error, Exception) or isinstance(error, _LASTING):
         return False
     status = getattr(error, "status", None)
@@ -146,8 +146,7 @@ def is_momentary(error: object) -> bool:
 
 
 def retried(ask: Callable[[], Result]) -> Result:
-    """What `ask` answers; where it fails for a moment, it is asked again after each of DELAYS. Raises what it raised
-    last."""
+    """Return the result of `ask`, retried after each of DELAYS on transient errors. Raises the last error."""
     for delay in (*DELAYS, None):
         try:
             return ask()
@@ -162,8 +161,8 @@ def retried(ask: Callable[[], Result]) -> Result:
 
 
 def _cause(error: Exception) -> Exception:
-    """fsspec's web files are not found whatever the server answered when they were opened; the answer is what they
-    say that from."""
+    """Return the underlying error: fsspec's web files raise "not found" for any answer of the server when opened,
+    and chain the actual answer."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and getattr(cause, "status", 404) not in (404, 410):
         assert isinstance(cause, Exception)

@@ -1,20 +1,20 @@
 """Redact credentials in text and settings.
 
-Everything that is written or shown passes through here: run folders are copied, reports are passed on.
+Everything that is written or shown is redacted here: run folders are copied, reports are shared.
 """
 
 import re
 from typing import Any
 
 _USER = re.compile(r"([A-Za-z0-9+.-]*://)([^/@\s]*)@")
-_CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")  # Azure's CONTAINER@ACCOUNT is no user
+_CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")  # Azure's CONTAINER@ACCOUNT is not a user
 _SIGNED = re.compile(
     r"(?i)([?&;][\w.-]*(?:sig|signature|token|key|secret|password|credential)[\w.-]*=)[^&;\s\"']+"
 )
 
 
 def redact(text: str) -> str:
-    """`text` without user names and passwords in URIs, nor signatures and keys in their queries."""
+    """Return `text` without user names and passwords in URIs, or signatures and keys in their queries."""
     return _SIGNED.sub(r"\1***", _USER.sub(_without_user, text))
 
 
@@ -25,7 +25,7 @@ def _without_user(found: re.Match[str]) -> str:
 
 
 def redact_settings(settings: Any) -> Any:
-    """A dict or list of settings, of any depth, with every text in it redacted."""
+    """Return a dict or list of settings, nested to any depth, with all text redacted."""
     if isinstance(settings, dict):
         return {key: redact_settings(value) for key, value in settings.items()}
     if isinstance(settings, list | tuple):

@@ -1,4 +1,4 @@
-"""Save a Corpus as a folder of .npy columns in the order of its keys, and memory-map it again."""
+"""Save a Corpus as a folder of .npy columns in key order, and memory-map it."""
 
 import mmap
 from dataclasses import fields
@@ -19,13 +19,13 @@ BLOCK_TOKENS = 1 << 20
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """The corpus in `folder`, memory-mapped: only what is touched is read."""
+    """Open the corpus in `folder`, memory-mapped: only what is touched is read."""
     return Corpus(**{c.name: mapped_npy(folder / f"{c.name}.npy") for c in fields(Corpus)})
 
 
 def outline(folder: Path) -> Corpus:
-    """The documents of the corpus in `folder` without their tokens, in memory, each as one sentence: what a plan
-    needs, and no file stays open."""
+    """Load the documents of the corpus in `folder` without their tokens, each as one sentence: enough for a plan,
+    and no file stays open."""
     corpus = open_corpus(folder)
     starts = np.array(corpus.sentence_starts[corpus.document_starts])
     return Corpus(
@@ -38,18 +38,18 @@ def outline(folder: Path) -> Corpus:
 
 
 def document_tokens(corpus: Corpus) -> NDArray[np.int64]:
-    """Tokens of each document."""
+    """Return the tokens of each document."""
     return token_counts(corpus, slice(0, len(corpus)))
 
 
 def token_counts(corpus: Corpus, chosen: slice) -> NDArray[np.int64]:
-    """Tokens of each document of a run."""
+    """Return the tokens of each document of a run."""
     return np.diff(corpus.sentence_starts[corpus.document_starts[chosen.start : chosen.stop + 1]])
 
 
 def save_sorted(corpus: Corpus, folder: Path) -> None:
-    """Writes the documents into `folder` in the order of their keys, so that a range of keys is a range of documents.
-    Memory-mapped tokens are copied block by block: memory does not grow with them."""
+    """Write the documents into `folder` in key order, so that a range of keys is a range of documents. Memory-mapped
+    tokens are copied block by block: memory does not grow with them."""
     order = np.argsort(corpus.keys, kind="stable")
     save_column(folder / "keys.npy", corpus.keys[order])
     save_column(folder / "sources.npy", corpus.sources[order])
@@ -75,7 +75,7 @@ def save_sorted(corpus: Corpus, folder: Path) -> None:
 
 
 def _fresh(column: NDArray) -> NDArray:
-    """The column, if it is memory-mapped in a new mapping: what was read through the old one stays out of memory."""
+    """Return the column, in a new mapping if it is memory-mapped: pages read through the old one stay out of memory."""
     if not isinstance(column, np.memmap) or column.filename is None:
         return column
     mapped = np.memmap(column.filename, column.dtype, "r", column.offset, column.shape)
@@ -85,7 +85,7 @@ def _fresh(column: NDArray) -> NDArray:
 
 @jit
 def _sort_starts(documents, document_starts, sentence_starts, out):
-    """Where sentences start once the documents stand in this order."""
+    """Compute where sentences start once the documents are in this order."""
     at = 0
     for d in documents:
         for s in range(document_starts[d], document_starts[d + 1]):

@@ -1,11 +1,11 @@
 """Start workers on a Dask cluster as a `concurrent.futures` executor. The only import of dask.
 
-`data.scheduler` names a cluster that runs (the address of its scheduler, or the path of its scheduler file), or
-`slurm`: then dask-jobqueue submits a Slurm job for every worker and ends them at the end. Queue, account, walltime,
-log folder and further directives of these jobs come from dask-jobqueue's own configuration
-(~/.config/dask/jobqueue.yaml, or the environment: DASK_JOBQUEUE__SLURM__QUEUE=long); `data.workers` says how many jobs.
-What the configuration leaves out is filled in: one core, two gigabytes, and a process for each core of a job.
-All folders of the preparation have to be ones that every worker sees.
+`data.scheduler` names a running cluster (the address of its scheduler, or the path of its scheduler file), or
+`slurm`: dask-jobqueue then submits a Slurm job per worker and cancels them at the end. Queue, account, walltime, log
+folder and further directives of these jobs come from dask-jobqueue's own configuration
+(~/.config/dask/jobqueue.yaml, or the environment: DASK_JOBQUEUE__SLURM__QUEUE=long); `data.workers` sets how many
+jobs. Defaults for what the configuration leaves out: one core, two gigabytes, and a process per core of a job. Every
+worker must see all folders of the preparation.
 """
 
 import math
@@ -21,18 +21,18 @@ from data_pipeline.settings import DataSettings
 
 SLURM = "slurm"
 DEFAULT_MEMORY = "2GiB"
-"""What a worker may use where the configuration does not say: twice what it needs."""
+"""Default memory limit of a worker: twice what it needs."""
 CONNECT_TIMEOUT_SECONDS = 60
-"""Seconds to wait for a scheduler that runs, and for its first worker. A Slurm job may wait in its queue for ever."""
+"""Seconds to wait for a running scheduler, and for its first worker. A Slurm job may queue indefinitely."""
 
 _ADDRESS = re.compile(r"[a-z]+://|[\w.-]+:\d+$")
 
 
 class DaskWorkers:
-    """Workers of a Dask cluster."""
+    """Workers on a Dask cluster."""
 
     def __init__(self, settings: DataSettings) -> None:
-        """Raises UserError for settings that name no cluster, or where dask is not installed."""
+        """Check the settings. Raises UserError if they name no cluster, or if dask is not installed."""
         self.scheduler = settings.scheduler
         self.count = settings.workers
         self._client: Any = None
@@ -55,7 +55,7 @@ class DaskWorkers:
         self.deaths: tuple[type[BaseException], ...] = (KilledWorker, CommClosedError, CancelledError)
 
     def start(self) -> Executor:
-        """Raises UserError where no scheduler answers, it has no worker, or there is no Slurm."""
+        """Start the workers. Raises UserError if no scheduler answers, it has no worker, or there is no Slurm."""
         if self.scheduler == SLURM:
             self._cluster = _slurm_cluster(self.count)
             self._client = self._cluster.get_client()
@@ -79,7 +79,7 @@ def _connected(scheduler: str) -> Any:
     from distributed import Client
 
     is_address = _ADDRESS.match(scheduler)
-    if not is_address and not Path(scheduler).is_file():  # distributed would wait for it for ever
+    if not is_address and not Path(scheduler).is_file():  # distributed would wait for it forever
         raise UserError(
             "there is no such scheduler file",
             where=f"data.scheduler={scheduler}",
@@ -116,7 +116,7 @@ def _slurm_cluster(jobs: int) -> Any:
     cores = given.get("cores") or 1
     cluster = SLURMCluster(
         cores=cores,
-        processes=cores,  # one thread a worker: the stages are not made to share a process
+        processes=cores,  # one thread per worker: the stages are not designed to share a process
         memory=given.get("memory") or DEFAULT_MEMORY,
         python=given.get("python") or sys.executable,
     )

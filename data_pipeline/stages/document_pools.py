@@ -1,8 +1,7 @@
-"""Divide the tokenized documents into pools for random-next segments and into shards.
+"""Divide the tokenized documents into shards and pools of random-next documents.
 
 Both are ranges of documents in the order of their keys, which are hashes: every range is a uniform sample of the
-corpus, or with data.across_languages=false of one language. The plan follows from the documents and the settings
-alone.
+corpus, or with data.across_languages=false of one language. The plan depends only on the documents and the settings.
 """
 
 import json
@@ -24,9 +23,9 @@ from data_pipeline.sources.source_weights import document_passes, language_numbe
 from data_pipeline.stages.corpus_store import document_tokens
 
 POOL_TOKENS = 256_000_000
-"""Tokens of a pool, about, where that leaves it enough documents to draw from: half a gigabyte on disk."""
+"""Approximate tokens of a pool, if that leaves enough documents to draw from: half a gigabyte on disk."""
 POOL_DOCUMENTS = 2_000_000
-"""Documents of a pool, about: gathering them takes a hundred bytes of memory for each."""
+"""Approximate documents of a pool: gathering takes a hundred bytes of memory per document."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class DocumentPool:
-    """The documents of one split with first_key <= key <= last_key: random next segments come from among them."""
+    """The documents of one split with first_key <= key <= last_key, from which random next segments are drawn."""
 
     split: str
     first_key: int
@@ -50,12 +49,12 @@ class DocumentPool:
     sources: tuple[int, ...] = ()
     """Only documents of the sources with these numbers; empty: of all."""
     takes_held_out: bool = False
-    """Also the document of these sources that is set aside: alone, it would have no random next segment."""
+    """Also the held-out document of these sources: on its own, it would have no random next segment."""
 
 
 @dataclass(frozen=True)
 class _Documents:
-    """What the plan follows from: a row a document, in the order of the keys."""
+    """The inputs of the plan: one row per document, in key order."""
 
     keys: NDArray[np.uint64]
     tokens: NDArray[np.int64]
@@ -66,7 +65,7 @@ class _Documents:
 
 
 def plan_pools(parts: list[Corpus], settings: DataSettings) -> list[DocumentPool]:
-    """The pools of both splits, training first. Raises UserError where a split has no document."""
+    """Plan the pools of both splits, training first. Raises UserError if a split has no document."""
     documents = _Documents(
         np.concatenate([np.asarray(part.keys) for part in parts]),
         np.concatenate([document_tokens(part) for part in parts]),
@@ -107,7 +106,7 @@ def plan_pools(parts: list[Corpus], settings: DataSettings) -> list[DocumentPool
 
 
 def members(part: Corpus, pool: DocumentPool, settings: DataSettings) -> NDArray[np.int64]:
-    """The numbers of the documents of `part`, which lie in the order of their keys, that are of the pool."""
+    """Return the numbers of the documents of `part`, sorted by key, that are in the pool."""
     first = int(np.searchsorted(part.keys, np.uint64(pool.first_key), "left"))
     last = int(np.searchsorted(part.keys, np.uint64(pool.last_key), "right"))
     mine = is_held_out(np.asarray(part.keys[first:last]), settings) == (pool.split == HELD_OUT)
@@ -119,7 +118,7 @@ def members(part: Corpus, pool: DocumentPool, settings: DataSettings) -> NDArray
 
 
 def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.bool_]:
-    """Whether each document is set aside: drawn from its key alone, so the same in every run and part."""
+    """Return whether each document is held out: drawn from its key alone, so the same in every run and part."""
     if settings.held_out <= 0:
         return np.zeros(len(keys), np.bool_)
     limit = np.uint64(min(int(settings.held_out * 2.0**64), 2**64 - 1))
@@ -129,7 +128,7 @@ def is_held_out(keys: NDArray[np.uint64], settings: DataSettings) -> NDArray[np.
 def _alone_aside(
     documents: _Documents, aside: NDArray[np.bool_], settings: DataSettings
 ) -> NDArray[np.int64]:
-    """The documents set aside that are the only ones of their language there, where pairs must not mix languages."""
+    """Return the held-out documents that are the only ones of their language there, if pairs must not mix languages."""
     languages, numbers = language_numbers(settings)
     if not (_apart(languages, settings) and _draws_donors(settings)):
         return np.empty(0, np.int64)
@@ -148,7 +147,7 @@ def _draws_donors(settings: DataSettings) -> bool:
 
 
 def _rates(documents: _Documents, settings: DataSettings) -> tuple[float, ...]:
-    """`ShardRange.source_rates`, by the tokens of each source."""
+    """Compute `ShardRange.source_rates` from the tokens of each source."""
     amounts = np.bincount(documents.sources, weights=documents.tokens, minlength=len(settings.sources))
     rates = repeats(amounts, settings)
     return () if (rates == 1.0).all() else tuple(rates.tolist())
@@ -157,8 +156,8 @@ def _rates(documents: _Documents, settings: DataSettings) -> tuple[float, ...]:
 def _pools_of_split(
     split: str, documents: _Documents, rates: tuple[float, ...], settings: DataSettings
 ) -> list[DocumentPool]:
-    """The pools of one split in which a document has a pass; with data.across_languages=false, of one
-    language after the other. Raises UserError where there is none."""
+    """Plan the pools of one split in which a document has a pass; with data.across_languages=false, one language
+    after the other. Raises UserError if there is none."""
     languages, numbers = language_numbers(settings)
     if not _apart(languages, settings):
         pools = _pools_of_language(split, "", (), documents, rates, settings)
@@ -207,7 +206,7 @@ def _pools_of_language(
 
 
 def _alone(split: str, language: str) -> UserError:
-    """The error where a random next segment has nowhere to come from."""
+    """Return the error for a random next segment that has no document to come from."""
     remedy = "add text, or data.across_languages=true" if language else ALONE
     return UserError(
         f"a random next segment needs another document{' in ' * bool(language)}{language}, and there is only one"
@@ -221,8 +220,8 @@ def _alone(split: str, language: str) -> UserError:
 def _shard_ranges(
     tokens: NDArray[np.int64], passes: NDArray[np.int64], rates: tuple[float, ...], settings: DataSettings
 ) -> tuple[ShardRange, ...]:
-    """Runs of documents of about shard_tokens over all passes: a new run begins with the document that crosses
-    a multiple of it. Documents without a pass begin none; there is no run without another document."""
+    """Cut runs of documents of about shard_tokens over all passes: a new run begins with the document that crosses a
+    multiple of it. Documents without a pass begin none; every run has another document."""
     each = max(1, settings.shard_tokens // settings.dupe_factor) * settings.dupe_factor
     passed = np.flatnonzero(passes)
     work = tokens[passed] * passes[passed]
@@ -234,12 +233,12 @@ def _shard_ranges(
 
 
 def pools_json(pools: list[DocumentPool]) -> bytes:
-    """The plan as a file, as `parsed_pools` reads it."""
+    """Encode the plan as the file that `parsed_pools` reads."""
     return canonical_json([asdict(pool) for pool in pools])
 
 
 def parsed_pools(data: bytes) -> list[DocumentPool]:
-    """The plan that `pools_json` wrote."""
+    """Parse the plan that `pools_json` wrote."""
     return [
         DocumentPool(
             row["split"],

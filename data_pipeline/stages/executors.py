@@ -1,8 +1,8 @@
 """Run a function over its tasks on any `concurrent.futures` executor, each task once.
 
-A result is a JSON file, the task's marker: a killed run finds it there and does not do the task again, and any process
-that sees the folder can do any share of the tasks. A worker that dies is replaced and its tasks are tried again; an
-error in a task ends the run with that error.
+A result is a JSON file, the task's marker: after a kill, tasks with a marker are not repeated, and any process that
+sees the folder can run any share of the tasks. A worker that dies is replaced and its tasks are retried; an error in
+a task ends the run with that error.
 """
 
 import json
@@ -20,18 +20,18 @@ from data_pipeline.io.files import write_whole, writing
 from data_pipeline.settings import DataSettings
 
 MAX_DEATHS_IN_A_ROW = 3
-"""Times in a row that workers may die, without a task done in between, before the run gives up."""
+"""Maximum consecutive worker deaths, without a finished task in between, before the run gives up."""
 
 
 class Share(NamedTuple):
-    """Of the tasks of a stage, those whose number leaves the remainder `number` when divided by `of`."""
+    """The tasks of a stage whose number modulo `of` is `number`."""
 
     number: int
     of: int
 
     @classmethod
     def parsed(cls, text: str) -> "Share":
-        """From `3/16`. Raises UserError for anything else."""
+        """Parse a share such as `3/16`. Raises UserError for anything else."""
         number, slash, of = text.partition("/")
         if slash and number.isdecimal() and of.isdecimal() and int(number) < int(of):
             return cls(int(number), int(of))
@@ -42,7 +42,7 @@ class Share(NamedTuple):
         )
 
     def tasks(self, count: int) -> range:
-        """The numbers of its tasks, of `count` in all."""
+        """Return the numbers of its tasks, out of `count`."""
         return range(self.number, count, self.of)
 
 
@@ -50,18 +50,18 @@ ALL = Share(0, 1)
 
 
 class Backend(Protocol):
-    """Workers somewhere: started when first needed, and restarted after they died."""
+    """A place that runs workers: they start when first needed, and restart after they die."""
 
     deaths: tuple[type[BaseException], ...]
-    """What a future raises whose worker died."""
+    """The exception of a future whose worker died."""
 
     def start(self) -> Executor: ...
 
     def stop(self) -> None:
-        """Ends the workers; tasks that have not begun are dropped."""
+        """Stop the workers; tasks that have not begun are dropped."""
 
     def __str__(self) -> str:
-        """The setting that says where they are."""
+        """Return the setting that selects this backend."""
 
 
 class LocalProcesses:
@@ -87,12 +87,12 @@ class LocalProcesses:
 
 
 def local_workers(settings: DataSettings) -> int:
-    """data.workers; 0: one for each core that this process may use."""
+    """Return data.workers; for 0, one per core that this process may use."""
     return settings.workers or len(os.sched_getaffinity(0))
 
 
 def backend_of(settings: DataSettings) -> Backend:
-    """The workers that the settings name. Raises UserError for an unknown kind."""
+    """Create the workers that the settings name. Raises UserError for an unknown kind."""
     if settings.executor == "local":
         return LocalProcesses(local_workers(settings))
     if settings.executor == "dask":
@@ -103,7 +103,7 @@ def backend_of(settings: DataSettings) -> Backend:
 
 
 class Workers:
-    """Workers of a pool, kept from one stage to the next."""
+    """A pool of workers, kept from one stage to the next."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -119,7 +119,7 @@ class Workers:
             self.backend.stop()
 
     def warm_up(self, function: Callable[[], None]) -> None:
-        """Starts local workers, each of which calls `function`, while this process continues."""
+        """Start local workers, each of which calls `function`, while this process continues."""
         if isinstance(self.backend, LocalProcesses):
             self._executor = self._executor or self.backend.start()
             for _ in range(self.backend.count):
@@ -134,9 +134,9 @@ class Workers:
         share: Share = ALL,
         in_process: bool = False,
     ) -> list[dict[str, Any]]:
-        """function(*task) for every task of the share, in the tasks' order, by the workers, or one after the other
-        `in_process`. Results are kept in the folder `done`, and `advance(n)` is called as n more are there. Raises
-        UserError where workers keep dying."""
+        """Run function(*task) for every task of the share, in order, on the workers or, with `in_process`, here one
+        by one. Results are kept in the folder `done`, and `advance(n)` is called as n more finish. Raises UserError
+        if workers keep dying."""
         with writing(done):
             done.mkdir(parents=True, exist_ok=True)
         mine = share.tasks(len(tasks))
@@ -170,26 +170,26 @@ class Workers:
 
 
 def marker(done: Path, number: int) -> Path:
-    """The file with the result of task `number`, once there is one."""
+    """Return the path of the result of task `number`, which exists once it is done."""
     return done / f"{number:06d}.json"
 
 
 def keep(done: Path, number: int, result: dict[str, Any]) -> None:
-    """Marks task `number` as done. Where two processes did it, their results are the same."""
+    """Mark task `number` as done. If two processes ran it, their results are the same."""
     write_whole(marker(done, number), json.dumps(result).encode())
 
 
 def results(done: Path, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """The results of these tasks."""
+    """Load the results of these tasks."""
     return [json.loads(marker(done, number).read_bytes()) for number in numbers]
 
 
 def missing(done: Path, count: int) -> list[int]:
-    """The tasks, of `count` in all, that are not done."""
-    there = {entry.name for entry in os.scandir(done)} if done.is_dir() else set()  # one look for all of them
+    """List the tasks, out of `count`, that are not done."""
+    there = {entry.name for entry in os.scandir(done)} if done.is_dir() else set()  # one scan for all of them
     return [number for number in range(count) if marker(done, number).name not in there]
 
 
 def _single_threaded(function: Callable[..., Any], *task: Any) -> Any:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library would start a thread a core in every worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # or the library starts a thread per core in every worker
     return function(*task)

@@ -1,15 +1,14 @@
-"""Reproduce the instances of google-research/bert's create_pretraining_data.py from text files, id for id and in its
-order, in blocks.
+"""Reproduce the instances of google-research/bert's create_pretraining_data.py, id for id and in its order.
 
-The text holds one sentence a line; a blank line parts documents, the end of a file does not. Every draw
-comes from Python's `random.Random(seed)` in the script's order: documents shuffled once; in each pass and
-document the pairs, each masked as soon as it is made; at last all instances shuffled. One process does it
-all: this mode answers "is it the same?", the fast mode is the one that scales.
+The text holds one sentence per line; a blank line separates documents, the end of a file does not. Every draw comes
+from Python's `random.Random(seed)` in the script's order: documents shuffled once; in each pass and document the pairs,
+each masked as soon as it is made; at last all instances shuffled. All in one process: this mode answers "is it the
+same?", the fast mode is the one that scales.
 
-Memory grows with sentences and instances, not with bytes: 24 bytes a sentence at the end of reading, then 8;
-40 a document; 60 an instance at the peak; and some 150 MB for buffers and the word cache. Token ids and
-instances lie in a spool on disk, memory-mapped, 2 bytes a token of the text and 2.6 a token of the instances
-(dupe_factor times as many), or twice that where the vocabulary exceeds 65,536; it is deleted at the end.
+Memory grows with sentences and instances, not with bytes: 24 bytes per sentence at the end of reading, then 8; 40
+per document; 60 per instance at the peak; and some 150 MB for buffers and the word cache. Token ids and instances
+are spilled to disk, memory-mapped, 2 bytes per token of the text and 2.6 per token of the instances (dupe_factor
+times as many), or twice that if the vocabulary exceeds 65,536; the spill is deleted at the end.
 """
 
 import shutil
@@ -43,24 +42,24 @@ from data_pipeline.vocabulary.files import Vocabulary
 from data_pipeline.vocabulary.wordpiece import WordPiece
 
 WORD_CHARACTERS = 200
-"""The script takes a longer word for unknown; most vocabularies say 100."""
+"""The script maps longer words to unknown; most vocabularies say 100."""
 READ_CHARACTERS = 1 << 22
 """Text tokenized at a time."""
 BUFFER_TOKENS = 1 << 22
-"""Tokens of instances that compiled code writes before they go to the spool."""
+"""Tokens of instances that compiled code buffers before they are spilled."""
 
-DOCUMENT, POSITION, TARGET = range(3)  # what a pass remembers from one buffer to the next
+DOCUMENT, POSITION, TARGET = range(3)  # what a pass keeps from one buffer to the next
 
 
 def exact_examples(
     files: Sequence[SourceFile], vocabulary: Vocabulary, settings: DataSettings, spool_folder: str | Path
 ) -> Iterator[Examples]:
-    """The script's instances in blocks of `settings.block_examples`.
+    """Yield the script's instances in blocks of `settings.block_examples`.
 
-    `files` in the order in which the script reads them: its patterns as given, each expanded in sorted
-    order, as `discover` lists them; of a file cut in pieces, the whole is read once. The spool is a folder
-    `exact.partial` in `spool_folder`; what a killed run left there is removed. Raises UserError for settings
-    that this mode cannot honour, a file that is no text or cannot be read, or files without a sentence."""
+    `files` in the order in which the script reads them: its patterns as given, each expanded in sorted order, as
+    `discover` lists them; a file cut into pieces is read once, as a whole. The spool is a folder `exact.partial` in
+    `spool_folder`; leftovers of a killed run are removed. Raises UserError for settings that this mode cannot
+    honour, a file that is not text or cannot be read, or files without a sentence."""
     _check(files, settings)
     builder = NextSentencePairs.from_settings(settings, vocabulary)
     masker = Masker.from_settings(settings, vocabulary)
@@ -106,7 +105,7 @@ def _check(files: Sequence[SourceFile], settings: DataSettings) -> None:
 
 
 def read_corpus(files: Sequence[SourceFile], vocabulary: Vocabulary, spool: Path) -> Corpus:
-    """Tokenizes the files into `spool`. Lines without a token are dropped, and documents without a line."""
+    """Tokenize the files into `spool`. Lines without a token and documents without a line are dropped."""
     if not isinstance(vocabulary, WordPiece):
         raise UserError(
             "exact mode repeats BERT's script, which knows WordPiece only",
@@ -152,9 +151,9 @@ def _batches(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
 
 
 def _lines(files: Iterable[SourceFile], lowercase: bool) -> Iterator[tuple[int, str]]:
-    """(document number, line) of the lines that are not blank. As the script reads: a line ends at a line
-    feed only, bytes that are not UTF-8 vanish, white space at both ends goes. Python, unlike the tokenizers
-    library, lower-cases a Greek sigma by its place in the word."""
+    """Yield (document number, line) of the lines that are not blank. As in the script, a line ends at a line feed
+    only, bytes that are not UTF-8 are dropped, and white space at both ends is stripped. Python, unlike the
+    tokenizers library, lower-cases a Greek sigma by its place in the word."""
     document = 0
     for uri, compression in dict.fromkeys((file.uri, file.compression) for file in files):
         with reading(uri), open_bytes(uri, compression) as raw_lines:
@@ -168,8 +167,8 @@ def _lines(files: Iterable[SourceFile], lowercase: bool) -> Iterator[tuple[int, 
 def script_instances(
     corpus: Corpus, builder: NextSentencePairs, masker: Masker, stream: NDArray[np.uint64], passes: int
 ) -> Iterator[Examples]:
-    """All instances in the order in which the script makes them, before it shuffles them; `stream` goes on.
-    What is yielded is overwritten by the next."""
+    """Yield all instances in the order in which the script makes them, before it shuffles them; `stream` advances.
+    Each yielded value is overwritten by the next."""
     tokens, starts, firsts, lasts, keys, sources = flat_columns(corpus)
     order = np.arange(len(corpus))
     shuffle(stream, order)
@@ -192,7 +191,7 @@ def script_instances(
 
 
 def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
-    """Room for the columns of Examples; pages that stay unused cost no memory."""
+    """Allocate buffers for the columns of Examples; unused pages cost no memory."""
     sequences = BUFFER_TOKENS // 64
     masked = min(sequences * most_masked, BUFFER_TOKENS)
     return (
@@ -208,8 +207,8 @@ def _buffers(most_masked: int, dtype: np.dtype) -> tuple[NDArray, ...]:
 
 @jit
 def _fill_exact(walk, stream, numbers, columns, rule, scratch, out):
-    """Writes masked pairs into the buffers `out` until the pass is done or a buffer is full; returns how many. scratch:
-    a sequence, and what `mask_sequence` works in."""
+    """Write masked pairs into the buffers `out` until the pass is done or a buffer is full; return how many.
+    scratch: a sequence, and the work arrays of `mask_sequence`."""
     room, short_seq_prob, counts = numbers
     _, _, firsts, lasts, _, _, files = columns
     tokens, offsets, first_lengths, labels, positions, ids, masked_offsets = out

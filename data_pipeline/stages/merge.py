@@ -1,4 +1,4 @@
-"""Merge the documents of many tokenized parts into one corpus in the order of their keys, whatever their size."""
+"""Merge the documents of many tokenized parts into one corpus in key order, at any size."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from data_pipeline.records import Corpus
 from data_pipeline.stages.corpus_store import open_corpus
 
 CHUNK_TOKENS = 1 << 25
-"""Tokens that `merge` holds in memory at a time, about; a longer document is held whole."""
+"""Approximate tokens that `merge` holds in memory at a time; a longer document is held whole."""
 SENTENCE_TOKENS = 8
-"""What a sentence counts in a chunk, in tokens: its start takes so much more memory."""
+"""Weight of a sentence in a chunk, in tokens: its start takes that much more memory."""
 MAX_GAP_TOKENS = 1 << 14
-"""Tokens of others between two documents up to which both are read at once."""
+"""Maximum gap between two documents, in tokens, for one read to cover both."""
 
 
 class DocumentRows(NamedTuple):
-    """Where documents lie: a row each."""
+    """Where documents are; one row per document."""
 
     parts: NDArray[np.int32]  # number of the part
     keys: NDArray[np.uint64]
@@ -37,7 +37,7 @@ class DocumentRows(NamedTuple):
 
 
 def locate(number: int, corpus: Corpus, chosen: NDArray[np.int64]) -> DocumentRows:
-    """The documents numbered by `chosen` (ascending) of part `number`, copied: the part can be closed."""
+    """Return the rows of the documents `chosen` (ascending) of part `number`, copied so that the part can be closed."""
     first, last = corpus.document_starts[chosen], corpus.document_starts[chosen + 1]
     start, stop = corpus.sentence_starts[first], corpus.sentence_starts[last]
     keys, sources = np.array(corpus.keys[chosen]), np.array(corpus.sources[chosen])
@@ -46,12 +46,12 @@ def locate(number: int, corpus: Corpus, chosen: NDArray[np.int64]) -> DocumentRo
 
 
 def merge(parts: list[Path], found: list[DocumentRows], folder: Path, threads: int = 1) -> None:
-    """Writes the documents `found` in the folders `parts` into `folder`, in the order of their keys.
+    """Write the documents `found` in the folders `parts` into `folder`, in key order.
 
-    Each part is sorted: what a chunk of the result takes of it lies close together, and is read from its file in
-    few pieces, `threads` chunks at a time. So memory stays small, and nothing stays mapped or open, however large and
-    many the parts are.
-    The result is written from front to back: a full disk is an error, where a map would kill the process."""
+    Each part is sorted: what a chunk of the result takes from it is nearly contiguous, and is read from its file in
+    few pieces, `threads` chunks at a time. So memory stays small, and nothing stays mapped or open, for any size and
+    number of parts. The result is written sequentially: a full disk raises an error, where a map would kill the
+    process."""
     rows = DocumentRows._make(np.concatenate(column) for column in zip(*found, strict=True))
     order = np.argsort(rows.keys, kind="stable")
     rows = DocumentRows._make(column[order] for column in rows)
@@ -77,7 +77,7 @@ def merge(parts: list[Path], found: list[DocumentRows], folder: Path, threads: i
 
 
 def _ahead(function: Callable[..., Any], tasks: Iterator[tuple], threads: int) -> Iterator[Any]:
-    """function(*task) for each task in order, so many at a time."""
+    """Yield function(*task) for each task in order, `threads` at a time."""
     with ThreadPoolExecutor(threads) as pool:
         under_way = deque(pool.submit(function, *task) for task in islice(tasks, threads))
         while under_way:
@@ -87,7 +87,7 @@ def _ahead(function: Callable[..., Any], tasks: Iterator[tuple], threads: int) -
 
 
 def _chunks(rows: DocumentRows) -> Iterator[tuple[int, int]]:
-    """Runs of documents that are held in memory together."""
+    """Yield the runs of documents that are held in memory together."""
     cost = rows.token_counts + SENTENCE_TOKENS * rows.sentence_counts
     number = (np.cumsum(cost) - cost) // CHUNK_TOKENS
     borders = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
@@ -97,13 +97,13 @@ def _chunks(rows: DocumentRows) -> Iterator[tuple[int, int]]:
 def _collected(
     parts: list[Path], rows: DocumentRows, column: str, first: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> NDArray:
-    """The values `first` to first + counts of a column of the rows' parts, row after row."""
+    """Return the values `first` to first + counts of a column of the rows' parts, row after row."""
     out = np.empty(0)
     places = np.cumsum(counts) - counts
     by_part = np.argsort(rows.parts, kind="stable")
     borders = np.flatnonzero(np.diff(rows.parts[by_part], prepend=-1, append=-1))
     for a, b in pairwise(borders):
-        mine = by_part[a:b]  # in the order of their keys, so ascending in the part too
+        mine = by_part[a:b]  # in key order, so ascending in the part too
         starts, lengths = first[mine], counts[mine]
         with open(parts[rows.parts[mine[0]]] / f"{column}.npy", "rb") as file:
             dtype, origin = opened(file)

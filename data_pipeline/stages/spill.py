@@ -1,4 +1,4 @@
-"""Collect examples part by part, in columns that move to disk when they are too many for memory."""
+"""Collect examples part by part, in columns that spill to disk when they exceed memory."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -15,8 +15,8 @@ from data_pipeline.records import OFFSETS, Examples
 
 
 def spill(parts: Iterable[Examples], folder: Path) -> Examples:
-    """All examples of `parts`, one after the other; there has to be a part. The columns are written to `folder` and
-    memory-mapped, but for the offsets: 16 bytes an example. Raises UserError where the disk is full."""
+    """Concatenate the examples of `parts`, at least one. The columns are written to `folder` and memory-mapped,
+    except the offsets: 16 bytes per example. Raises UserError if the disk is full."""
     dtypes: dict[str, np.dtype] = {}
     lengths: dict[str, list[NDArray]] = {name: [] for name in OFFSETS}
     with writing(folder), ExitStack() as stack:

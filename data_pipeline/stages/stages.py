@@ -1,4 +1,4 @@
-"""List the tasks of each stage of a preparation; they follow from its folders alone."""
+"""List the tasks of each stage of a preparation, from its folders alone."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,32 +12,32 @@ from data_pipeline.stages.tasks import gather_pool, plan_shards, read_source, wr
 from data_pipeline.stages.workspace import PLAN, Workspace
 
 MAX_GATHER_THREADS = 4
-"""Of one gathering: each holds some 100 MB."""
+"""Per gathering task: each holds some 100 MB."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Tasks that may be done in any order, once all tasks of the stage before are done."""
+    """A set of tasks that may run in any order, once all tasks of the previous stage are done."""
 
     name: str
     doing: str
     function: Callable[..., dict[str, Any]]
     tasks: Callable[[Workspace], list[tuple]]
     folder: Callable[[Workspace], Path]
-    """Where its results are kept."""
+    """Folder of its results."""
     in_process: bool = False
-    """Done by the process that asks instead of by workers."""
+    """Run by the calling process instead of workers."""
 
     def done(self, workspace: Workspace) -> Path:
-        """The folder of its results."""
+        """Return the folder of its results."""
         return self.folder(workspace) / f"{self.name}-done"
 
     def missing(self, workspace: Workspace) -> list[int]:
-        """The tasks still to do."""
+        """List the tasks still to do."""
         return executors.missing(self.done(workspace), len(self.tasks(workspace)))
 
     def results(self, workspace: Workspace) -> list[dict[str, Any]]:
-        """What its tasks returned."""
+        """Return the results of its tasks."""
         return executors.results(self.done(workspace), range(len(self.tasks(workspace))))
 
 
@@ -71,7 +71,7 @@ def _plans(workspace: Workspace) -> list[tuple]:
 
 
 def _gathers(workspace: Workspace) -> list[tuple]:
-    # a pool is one task, however large: the other workers' cores are free for it
+    # a pool is one task at any size: the other workers' cores are free for it
     idle = executors.local_workers(workspace.settings) // max(1, len(workspace.pools))
     threads = min(max(1, idle), MAX_GATHER_THREADS) if workspace.settings.executor == "local" else 1
     pools = zip(workspace.pools, workspace.gathered, strict=True)
@@ -96,7 +96,7 @@ def _writes(workspace: Workspace) -> list[tuple]:
 
 
 def _shards(workspace: Workspace) -> Iterator[tuple[str, Any, str]]:
-    """Folder of the pool, range of its documents, and name of every shard."""
+    """Yield the folder of the pool, the range of its documents, and the name of every shard."""
     count = dict.fromkeys((TRAIN, HELD_OUT), 0)
     for pool, folder in zip(workspace.pools, workspace.gathered, strict=True):
         for chosen in pool.shards:

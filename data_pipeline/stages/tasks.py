@@ -1,9 +1,10 @@
-"""Define the kinds of task that workers do; each reads files, writes files under a final name once whole, and returns
-counts as JSON.
+"""Define the tasks that workers run.
 
-    fingerprint     one part of a source -> hashes of its text     (deduplicate.py; where repetitions are dropped)
+Each reads files, writes files that get their final name once complete, and returns counts as JSON.
+
+    fingerprint     one part of a source -> hashes of its text     (deduplicate.py; only if repeats are dropped)
     find_repeats    a range of hashes of all parts -> what repeats (the same)
-    read_source     one part of a source -> tokenized documents, in the order of their keys
+    read_source     one part of a source -> tokenized documents, in key order
     plan_shards     all parts -> the ranges of keys that form pools of random-next documents, and the shards
     gather_pool     a range of keys of all parts -> one memory-mapped corpus, the pool
     write_range     a range of documents of a pool -> one shard
@@ -44,13 +45,13 @@ from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary
 
 MAX_TOKENS_IN_MEMORY = 1 << 25
-"""A shard of more tokens, as of a huge document, is put together on disk."""
+"""A shard of more tokens, such as one with a huge document, is assembled on disk."""
 
 
 def read_source(
     source: SourceFile, settings: DataSettings, vocabulary: str, out: str, repeats: Repeats | None = None
 ) -> dict[str, Any]:
-    """Tokenizes one part of a source, without what `repeats`, into the folder `out`."""
+    """Tokenize one part of a source, without what `repeats`, into the folder `out`."""
     counts = Counts()
     kept = without_repeats(read(source, settings, counts), repeats, counts)
     documents = (split(document, settings, counts) for document in kept)
@@ -63,12 +64,12 @@ def read_source(
 
 
 def ready() -> None:
-    """Has this process load what every stage needs, the compiler's tables among it: most of a second."""
+    """Load what every stage needs, including the compiler's tables: most of a second."""
     words(0, 0, 0, 1)
 
 
 def plan_shards(parts: list[str], settings: DataSettings, out: str) -> dict[str, Any]:
-    """Writes the pools of the documents in the folders `parts`, and their shards, to the file `out`."""
+    """Write the pools of the documents in the folders `parts`, and their shards, to the file `out`."""
     pools = plan_pools([outline(Path(part)) for part in parts], settings)
     write_whole(out, pools_json(pools))
     return {"pools": len(pools), "shards": sum(len(pool.shards) for pool in pools)}
@@ -77,7 +78,7 @@ def plan_shards(parts: list[str], settings: DataSettings, out: str) -> dict[str,
 def gather_pool(
     parts: list[str], settings: DataSettings, pool: DocumentPool, out: str, threads: int = 1
 ) -> dict[str, Any]:
-    """Merges the pool's documents, wherever they were read, into the folder `out`."""
+    """Merge the pool's documents from all parts into the folder `out`."""
     folders = [Path(part) for part in parts]
     found = []
     for number, folder in enumerate(folders):
@@ -99,8 +100,8 @@ def write_range(
     shard: str,
     deliver_to: str = "",
 ) -> dict[str, Any]:
-    """Cuts, masks and arranges the examples of a range of documents and writes them as the shard with the path `shard`,
-    which goes to the URI `deliver_to` if there is one."""
+    """Cut, mask and order the examples of a range of documents, and write them as the shard at the path `shard`,
+    which is moved to the URI `deliver_to` if there is one."""
     corpus = open_corpus(Path(pool))
     documents = slice(chosen.start, chosen.stop)
     passes = document_passes(
@@ -128,22 +129,23 @@ def write_range(
 
 
 def deliver(shard: Path, uri: str) -> None:
-    """Moves a shard and its block table into a folder of an object store, each whole, the table first; nothing where
-    `uri` is empty. Another process may do the same at once: who takes a file away has sent the very bytes."""
+    """Move a shard and its block table into a folder of an object store, each atomically, the table first; do
+    nothing if `uri` is empty. Another process may do the same concurrently: whoever removes a file has sent the same
+    bytes."""
     if uri:
         for file in (shard.with_suffix(".json"), shard):
             there = join(uri, file.name)
             try:
                 upload(file, there)
             except FileNotFoundError:
-                if file.exists() or not exists(there):  # what is missing is the bucket
+                if file.exists() or not exists(there):  # the bucket is missing
                     raise
             file.unlink(missing_ok=True)
 
 
 @contextmanager
 def _gathered_examples(parts: Iterator[Examples], tokens: int, shard: Path) -> Iterator[Examples]:
-    """All of `parts`, in memory or, where `tokens` are too many for it, in files beside the shard."""
+    """Concatenate `parts`, in memory or, if there are too many `tokens` for it, in files next to the shard."""
     if tokens <= MAX_TOKENS_IN_MEMORY:
         yield concatenate(list(parts))
         return

@@ -1,10 +1,10 @@
 """Open the folders of a preparation: check that they belong to it, and find what its stages wrote.
 
     WORK        unfinished work: OUT/.work, or a folder of its own in data.work; removed at the end
-    OUT/.work   finished shards, until all of them are there; an OUT on an object store gets each when it is whole
-    TEXT        tokenized text: WORK, or a folder of its own in data.tokens, which stays for other preparations
+    OUT/.work   finished shards, until all are there; an OUT on an object store gets each as soon as it is complete
+    TEXT        tokenized text: WORK, or a folder of its own in data.tokens, which is kept for other preparations
 
-Everything that a stage needs is there, so that any process that sees the folders can do any share of a stage.
+The folders hold everything that a stage needs, so any process that sees them can run any share of a stage.
 """
 
 import hashlib
@@ -40,13 +40,13 @@ from data_pipeline.stages.document_pools import DocumentPool, parsed_pools
 from data_pipeline.vocabulary.files import Vocabulary
 
 FORMAT = 2
-"""Version of the files in these folders; unfinished work of another one is refused."""
+"""Version of the files in these folders; unfinished work of other versions is refused."""
 WORK, SHARDS, NOTE, PARTS, PLAN = ".work", "shards", "identity.json", "parts.json", "plan.json"
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """One preparation."""
+    """The folders and sources of one preparation."""
 
     settings: DataSettings
     builder: SequenceBuilder
@@ -55,7 +55,7 @@ class Workspace:
     sources: list[list[Any]]
     """Name, size and time of each source file."""
     passed_over: dict[str, Any]
-    """How many files of the sources' folders are of other kinds, and the first of them."""
+    """How many files in the sources' folders are of other kinds, and the first of them."""
     work: Path
     text: Path
 
@@ -66,12 +66,12 @@ class Workspace:
 
     @property
     def shards(self) -> Path:
-        """Where finished shards wait."""
+        """Folder of finished shards that are not delivered yet."""
         return (self.work if is_uri(self.settings.out) else Path(self.settings.out) / WORK) / SHARDS
 
     @property
     def deliver_to(self) -> str:
-        """The URI that whoever wrote a shard sends it to; empty: it waits."""
+        """The URI to which each writer moves its shard; empty: shards stay in `shards`."""
         return self.settings.out if is_uri(self.settings.out) else ""
 
     @cached_property
@@ -100,7 +100,7 @@ class Workspace:
 
     @cached_property
     def gathered_folder(self) -> Path:
-        """The folder of the gathered pools: of one name for preparations that gather the same documents."""
+        """The folder of the gathered pools, shared by preparations that gather the same documents."""
         borders = [[p.split, p.first_key, p.last_key, p.sources, p.takes_held_out] for p in self.pools]
         drawn = [self.settings.held_out, self.settings.seed] if self.settings.held_out else []
         return self.text / f"gathered-{_short_hash([drawn, borders])}"
@@ -112,7 +112,7 @@ class Workspace:
 
 
 def close_workspace(workspace: Workspace) -> None:
-    """Removes what is not needed once index.json is there."""
+    """Remove what is not needed once index.json is written."""
     shutil.rmtree(workspace.work, ignore_errors=True)
     if is_uri(workspace.settings.out):
         remove_object(join(join(workspace.settings.out, WORK), NOTE))
@@ -126,9 +126,9 @@ def close_workspace(workspace: Workspace) -> None:
 def open_workspace(
     settings: DataSettings, vocabulary: Vocabulary, *, together: bool, afresh: bool = False
 ) -> Workspace:
-    """The preparation that the settings describe, its folders made or found. Alone, it removes unfinished work of
-    other settings; together with other processes, that is a UserError. So is an `out` that holds anything else.
-    Together, the sources are those that the first process found, unless they are to be looked up `afresh`."""
+    """Open the preparation that the settings describe; create or reuse its folders. Alone, it removes unfinished
+    work of other settings; together with other processes, that is a UserError. So is an `out` that holds anything
+    else. Together, the sources are those that the first process found, unless they are to be looked up `afresh`."""
     builder, corruption = builder_of(settings, vocabulary), corruption_of(settings, vocabulary)
     if settings.tokens and settings.mode == "exact":
         raise UserError("cannot be kept in exact mode", where="data.tokens", remedy="data.tokens=")
@@ -169,8 +169,8 @@ def open_workspace(
 def _found_sources(
     work: Path, settings: DataSettings, *, afresh: bool
 ) -> tuple[list[list[Any]], dict[str, Any]]:
-    """The source files and what is skipped; unless `afresh`, what the first of several processes found, so that
-    not every one has to look."""
+    """Return the source files and what is skipped; unless `afresh`, what the first of several processes found, so
+    that only one has to look."""
     note = None if afresh else _note(work)
     if note and note["data_sources"] == settings.sources:
         return note["identity"]["sources"], note["skipped_files"]
@@ -200,8 +200,8 @@ def _claim_folder(out: Path, identity: dict[str, Any], note: bytes, *, together:
 
 
 def _claim_store(out: str, identity: dict[str, Any], note: bytes) -> None:
-    """As for a folder. Objects are never removed for other settings: a store has no lock, and remaking them is
-    expensive."""
+    """Claim an object store folder, like a local one. Objects are never removed for other settings: a store has no
+    lock, and remaking them is expensive."""
     where = join(join(out, WORK), NOTE)
     try:
         there = _parsed(read_bytes(where), out)
@@ -242,7 +242,7 @@ def _note(folder: Path) -> dict[str, Any] | None:
 
 
 def _parsed(data: bytes, where: object) -> dict[str, Any]:
-    """What identity.json says. Raises UserError where another version of this program wrote it."""
+    """Parse identity.json. Raises UserError if another version of this program wrote it."""
     note = json.loads(data)
     if note.get("format") != FORMAT:
         raise UserError(
