@@ -1,4 +1,4 @@
-"""Print what `maskmill inspect` shows: of shards the linter's report or examples, of anything else what it is."""
+"""Print what `maskmill inspect` shows: the linter's report or examples of shards, or the type of anything else."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def inspect_path(
     batch: int,
     config: RunConfig | None,
 ) -> None:
-    """Prints what is in `path`, a folder or the URI of shards. Raises UserError for damaged files."""
+    """Print what is in `path`, a folder or the URI of shards. Raises UserError for damaged files."""
     if is_uri(path) or (Path(path) / INDEX).is_file():
         index = Index.load(path)
         if examples:

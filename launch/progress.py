@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from data_pipeline.records import ShowProgress
 
 SHOW_AFTER_SECONDS = 2.0
-"""Seconds from which a wait is shown."""
+"""Seconds after which a wait is shown."""
 LINE_INTERVAL_SECONDS = 30.0
-"""Seconds between two lines about one thing in a batch log."""
+"""Seconds between two lines of the same stage in a batch log."""
 
 
 def stages(console: Console) -> "ShowProgress":
-    """Shows how far each stage is, on whatever `console` writes to."""
+    """Show the progress of each stage on `console`."""
     return _bars(console) if console.is_terminal else _lines(console)
 
 
 def late_stages(console: Console, seconds: float | None = None) -> "ShowProgress":
-    """As `stages`, for what is mostly quick: nothing is shown of a stage that ends within so many seconds (two on a
-    terminal; in a batch log as many as there are between two lines)."""
+    """Show progress like `stages`, but only of stages that take longer than `seconds` (default: two on a terminal,
+    the interval between two lines in a batch log)."""
     shown, patience = stages(console), SHOW_AFTER_SECONDS if console.is_terminal else LINE_INTERVAL_SECONDS
     patience = patience if seconds is None else seconds
 
@@ -49,8 +49,8 @@ def late_stages(console: Console, seconds: float | None = None) -> "ShowProgress
 
 @contextmanager
 def waiting(console: Console, doing: str) -> Iterator[None]:
-    """Shows that something is being done that cannot say how far it is: a turning sign from two seconds on, or in a
-    batch log a line now and then."""
+    """Show that work without measurable progress is running: a spinner after two seconds, or in a batch log an
+    occasional line."""
     started = time.monotonic()
     if not console.is_terminal:
         with _ticking(
@@ -68,7 +68,7 @@ def waiting(console: Console, doing: str) -> Iterator[None]:
 
 @contextmanager
 def _ticking(first: float, apart: float, call: Callable[[], None]) -> Iterator[None]:
-    """Calls `call` from another thread after `first` seconds, and every `apart` seconds from then on."""
+    """Call `call` from another thread after `first` seconds, and then every `apart` seconds."""
     over = threading.Event()
 
     def tick() -> None:

@@ -1,6 +1,6 @@
-"""Start a command as that many local processes, supervise them, and restart them after a fault.
+"""Start a command as several local processes, supervise them, and restart them after a fault.
 
-Where torchrun, the deepspeed launcher or Slurm's srun has started the ranks already, nothing is started here.
+If torchrun, the deepspeed launcher or Slurm's srun has already started the ranks, nothing is started here.
 """
 
 import ctypes
@@ -18,34 +18,34 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 GLIBC_ENVIRONMENT = {
-    # glibc hands large blocks back to the system and clears them anew at each use; a training step allocates the
-    # same ones over and over
+    # glibc returns large blocks to the system, which clears them again at each use; a training step allocates the
+    # same ones repeatedly
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
-    # idle OpenMP threads that spin for long take the cores from the loader's and the other ranks' threads
+    # idle OpenMP threads that spin for long take cores from the loader's and the other ranks' threads
     "GOMP_SPINCOUNT": "1000",
 }
-"""Environment of ranks, where the user has not set it."""
+"""Environment of ranks, unless the user has set it."""
 ALLOCATOR = "tcmalloc_minimal"
-"""Takes glibc's place where it is installed: glibc's heap grows for as long as micro-batches differ in length, this one
-stays as it is (docs/benchmarks.md)."""
+"""Replaces glibc's allocator if installed: glibc's heap keeps growing while micro-batches differ in length, this one
+does not (docs/benchmarks.md)."""
 ALLOCATOR_ENVIRONMENT = {"TCMALLOC_RELEASE_RATE": "0", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
 
 STOPPED = 3
-"""Exit code of a run that a signal ended: saved, and the same command resumes it."""
+"""Exit code of a run that a signal ended: it has saved, and the same command resumes it."""
 REFUSED = 2
-"""Exit code of a mistake of the user, told in one line by the first rank."""
+"""Exit code of a user error, which the first rank reports in one line."""
 QUIET_CODES = (REFUSED, STOPPED)
-"""Exit codes of ranks that ended as they should: a mistake of the user told in one line; saved after a signal. They
-would come again, or are wanted: nothing is started anew after them."""
+"""Exit codes of ranks that ended as designed: a user error reported in one line; saved after a signal. The first
+would recur and the second is wanted: nothing is restarted after them."""
 KILL_AFTER_FAILURE_SECONDS = 15.0
-"""Seconds that the other ranks get to end by themselves after one has failed."""
+"""Seconds that the other ranks get to exit on their own after one has failed."""
 KILL_AFTER_END_SECONDS = 300.0
-"""Seconds that they get after one has come to its end, saved or refused. All ranks save, and refuse, together, so that
-what may still be done is the first rank's: its line, the report, and what W&B is sent, which takes two minutes at most,
-and one for each artifact."""
+"""Seconds that they get after one has finished, saved or refused. All ranks save, and refuse, together, so that
+only the first rank has work left: its line, the report, and what is sent to W&B, which takes two minutes at most,
+plus one per artifact."""
 SUPERVISOR = "MASKMILL_SUPERVISOR"
-"""Environment of a rank: the process without which it is not to live."""
+"""Environment variable of a rank: the process that it must not outlive."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -53,12 +53,12 @@ _PR_SET_PDEATHSIG = 1
 def start_ranks(
     arguments: list[str], ranks: int, logs: Path, restarts: int = 0, restart_delay: float = 0.0
 ) -> int:
-    """Runs `maskmill ARGUMENTS` in `ranks` processes and returns the exit code of the first that failed, or 0.
+    """Run `maskmill ARGUMENTS` in `ranks` processes; return the exit code of the first that failed, or 0.
 
-    Rank 0 shows its progress in this terminal; all else goes to rank-N.log in `logs`. SIGTERM, SIGINT and SIGUSR1
-    go on to all ranks, which decide together where to stop. What made the first rank fail is said at the end. After
-    a crash, a kill or a hang all ranks are started again, `restarts` times in all, `restart_delay` seconds later:
-    they go on from the newest checkpoint."""
+    Rank 0 shows its progress in this terminal; all other output goes to rank-N.log in `logs`. SIGTERM, SIGINT and
+    SIGUSR1 are forwarded to all ranks, which decide together where to stop. The cause of the first failure is
+    printed at the end. After a crash, a kill or a hang all ranks are restarted, up to `restarts` times,
+    `restart_delay` seconds later: they resume from the newest checkpoint."""
     logs.mkdir(parents=True, exist_ok=True)
     with _Signals() as signals:
         for attempt in range(restarts + 1):
@@ -81,24 +81,24 @@ def start_ranks(
 
 @cache
 def tuning() -> dict[str, str]:
-    """Environment that tunes the heap of a rank: glibc's, or the allocator where this machine has it."""
+    """Return the environment that tunes the heap of a rank: glibc's, or the other allocator if this machine has it."""
     found = find_library(ALLOCATOR) if sys.platform == "linux" else None
     return GLIBC_ENVIRONMENT | ({"LD_PRELOAD": found, **ALLOCATOR_ENVIRONMENT} if found else {})
 
 
 def end_with_supervisor(environment: Mapping[str, str]) -> None:
-    """Has the kernel kill this process when the one that `start_ranks` runs in ends, even by SIGKILL: ranks without
-    a supervisor would hold the run folder, and the GPUs, for ever. Nothing for other processes, and but on Linux."""
+    """Have the kernel kill this process when the one that runs `start_ranks` ends, even by SIGKILL: ranks without a
+    supervisor would hold the run folder, and the GPUs, forever. Does nothing in other processes, or outside Linux."""
     if SUPERVISOR not in environment or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(environment[SUPERVISOR]):  # it ended before this could be asked for
+    if os.getppid() != int(environment[SUPERVISOR]):  # it ended before this took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Signals:
-    """Passes signals on to the ranks, also to those that are only being started: none is lost, none ends a rank
-    that is not ready for it. Ranks start with these signals blocked, and take them once they can handle them
+    """Forwards signals to the ranks, also during their start: none is lost, and none kills a rank that is not ready.
+    Ranks start with these signals blocked, and unblock them once they can handle them
     (pretrain/training/batch_counts.py)."""
 
     PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -118,7 +118,7 @@ class _Signals:
             signal.signal(number, handler)
 
     def start(self, arguments: list[str], ranks: int, logs: Path) -> list["_Rank"]:
-        """Starts the ranks; a signal that comes meanwhile reaches all of them."""
+        """Start the ranks; a signal that arrives meanwhile reaches all of them."""
         port, self._ranks = free_port(), []
         signal.pthread_sigmask(signal.SIG_BLOCK, self.PASSED_ON)  # the ranks inherit this
         try:
@@ -132,7 +132,7 @@ class _Signals:
         return self._ranks
 
     def wait(self, seconds: float) -> bool:
-        """Whether a signal has come, or comes within these seconds."""
+        """Return whether a signal has arrived, or arrives within this many seconds."""
         limit = time.monotonic() + seconds
         while not self.received and time.monotonic() < limit:
             time.sleep(0.05)
@@ -145,7 +145,7 @@ class _Signals:
 
 
 def _one_attempt(arguments: list[str], ranks: int, logs: Path, signals: _Signals) -> "_Rank | None":
-    """Starts the ranks and waits for their end; the one whose failure was the cause, or None."""
+    """Start the ranks and wait for their end; return the one whose failure was the cause, or None."""
     started = signals.start(arguments, ranks, logs)
     try:
         return _supervise(started)
@@ -155,20 +155,20 @@ def _one_attempt(arguments: list[str], ranks: int, logs: Path, signals: _Signals
 
 
 def _mend_terminal() -> None:
-    """Shows the cursor again, which the live panel of a rank that was killed has left hidden."""
+    """Show the cursor again, which the live panel of a killed rank has left hidden."""
     if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
         print("\033[?25h", end="", flush=True)
 
 
 def end_all(ranks: list["_Rank"]) -> None:
-    """Kills what still runs, and waits."""
+    """Kill the ranks that still run, and wait."""
     for rank in ranks:
         rank.signal(signal.SIGKILL)
         rank.process.wait()
 
 
 class _Rank:
-    """One process of the run, and what it wrote to its log in this attempt."""
+    """A process of the run, and what it wrote to its log in this attempt."""
 
     def __init__(self, arguments: list[str], number: int, ranks: int, port: int, log: Path) -> None:
         self.number, self._log = number, log
@@ -194,12 +194,12 @@ class _Rank:
         return self.process.poll() or 0
 
     def signal(self, number: int) -> None:
-        """Sends a signal, unless the process has ended."""
+        """Send a signal, unless the process has ended."""
         if self.process.poll() is None:
             self.process.send_signal(number)
 
     def said(self) -> str:
-        """For people: the one line of an error of theirs, or the end of what the rank wrote before it died."""
+        """Return for people the one line of a user error, or the end of what the rank wrote before it died."""
         with self._log.open("rb") as file:
             file.seek(self._before)
             lines = file.read().decode(errors="replace").strip().splitlines()
@@ -212,9 +212,9 @@ class _Rank:
 
 
 def _supervise(ranks: list[_Rank]) -> _Rank | None:
-    """Waits for all ranks; returns the one that failed first. Once one has failed, or come to its end, the others,
-    which may wait for it for ever, get a grace period. A mistake of the user (exit code 2) is a cause, never a
-    consequence. To outstay the others is a failure as well, unless they were stopped: then the run is saved."""
+    """Wait for all ranks; return the one that failed first. Once one has failed or finished, the others, which may
+    wait for it forever, get a grace period. A user error (exit code 2) is a cause, never a consequence. Exceeding
+    the grace period is a failure as well, unless the ranks were stopped: then the run is saved."""
     failed: _Rank | None = None
     deadline = math.inf
     while running := [rank for rank in ranks if rank.process.poll() is None]:
@@ -242,7 +242,7 @@ def _first_failed(ranks: list[_Rank], but: int = 0) -> _Rank | None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at just now."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

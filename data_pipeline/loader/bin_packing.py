@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 GAP = 20
-"""Fraction of a sequence that a packed micro-batch leaves empty, about."""
+"""A packed micro-batch leaves about 1/GAP of a sequence empty."""
 
 
 class Caps(NamedTuple):

@@ -1,1 +1,1 @@
-"""Turn a recipe into Slurm jobs."""
+"""Plan a recipe as Slurm jobs and submit them."""

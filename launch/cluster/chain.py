@@ -1,4 +1,4 @@
-"""Compute which jobs of a request are left to do, each behind the one before."""
+"""Compute which jobs of a request are left to do, each after the previous one."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from pretrain.report.status import read_status
 
 
 class Chain(NamedTuple):
-    """What is left to do."""
+    """The jobs that are left to do."""
 
     jobs: list[Job]
     skipped: dict[str, str]
@@ -17,8 +17,8 @@ class Chain(NamedTuple):
 
 
 def chain(request: Request, stages: list[str]) -> Chain:
-    """The jobs of these stages, each after the one before, without what is done already. Raises UserError for
-    stages that do not exist and for a request that does not add up."""
+    """Return the jobs of these stages, each after the previous one, without those already done. Raises UserError for
+    unknown stages and for an inconsistent request."""
     _check_ranks(request)
     unknown = [name for name in stages if name not in STAGES]
     if unknown or not stages:
@@ -60,7 +60,7 @@ def _check_ranks(request: Request) -> None:
 
 
 def _check_ground(request: Request, jobs: list[Job]) -> None:
-    """What the first job starts from has to be there: no job before it makes it."""
+    """Check that the inputs of the first job exist: no earlier job makes them."""
     first = jobs[0].stage if jobs else ""
     if first == "prepare" and not with_vocabulary(request):
         raise UserError(

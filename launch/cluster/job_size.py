@@ -1,4 +1,4 @@
-"""Size Slurm jobs: cores and host memory of a training's ranks and of jobs of one process, tasks of a preparation."""
+"""Size Slurm jobs: cores and host memory of training ranks and single-process jobs, tasks of a preparation."""
 
 import math
 from pathlib import PurePosixPath
@@ -12,14 +12,14 @@ from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 
 GPU_RANK_CORES = 6
-"""Threads of a rank with a GPU that work at the same time: the training loop, autograd's backward pass, the loader, the
-writer of checkpoints and NCCL's proxy; and one for what mostly waits, as watchdogs and W&B."""
+"""Busy threads of a rank with a GPU: the training loop, autograd's backward pass, the loader, the
+checkpoint writer and NCCL's proxy; and one for threads that mostly wait, such as watchdogs and W&B."""
 TASKS_PER_ARRAY = 16
-"""Tasks of each array of a preparation that has arrays."""
+"""Default tasks of each array of a preparation with arrays."""
 MAX_BYTES_WITHOUT_ARRAYS = 4 << 30
-"""Text, over all passes, that one process prepares without arrays: a few minutes on four cores."""
+"""Maximum text, over all passes, that one process prepares without arrays: a few minutes on four cores."""
 TEXT_PER_COMPRESSED_BYTE = 4
-"""Bytes of text in a byte of a compressed file, about."""
+"""Approximate bytes of text per byte of a compressed file."""
 WORKER_GIB = 2
 """Memory of a worker of the preparation, and of the process that starts them."""
 
@@ -33,20 +33,21 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
 
 
 def rank_cores(config: RunConfig, gpus: int, cores: int) -> int:
-    """Cores of a rank; on CPUs as many as run.threads, or else `cores`, compute with."""
+    """Return the cores of a rank; on CPUs as many as run.threads, or else `cores`, compute with."""
     return GPU_RANK_CORES if gpus else config.run.threads or cores
 
 
 def node_gib(config: RunConfig, gpus: int, ranks: int, local_ranks: int) -> int:
-    """GiB of host memory of a node with `local_ranks` of the `ranks`: the phase that needs most of it."""
+    """Compute the GiB of host memory of a node with `local_ranks` of the `ranks`, for the phase that needs the most."""
     return math.ceil(
         local_ranks * max(_rank_bytes(phase.config, gpus, ranks) for phase in phases_of(config)) / _GIB
     )
 
 
 def _rank_bytes(config: RunConfig, gpus: int, ranks: int) -> float:
-    """The model as each rank makes it before it is shared out; the copies of masters and moments that a checkpoint is
-    written from; with zero.offload the optimizer; on CPUs everything that a GPU would hold."""
+    """Estimate the host memory of a rank: the model as each rank makes it before it is sharded; the copies of
+    masters and moments that a checkpoint is written from; with zero.offload the optimizer; on CPUs everything that a
+    GPU would hold."""
     from pretrain.preflight.memory import meta_model, pass_peak, states
 
     model = meta_model(config, max(config.vocabulary.size, _VOCABULARY))
@@ -64,13 +65,14 @@ def _rank_bytes(config: RunConfig, gpus: int, ranks: int) -> float:
 
 
 def vocabulary_gib(config: RunConfig) -> int:
-    """GiB of host memory for `maskmill vocab`: the sample, and what is made of it (data.sample_mb says how much)."""
+    """Estimate the GiB of host memory for `maskmill vocab`: the sample and its derived data (data.sample_mb sets its
+    size)."""
     times = 4 if config.vocabulary.kind == "wordpiece" else 50
     return math.ceil((2e9 + times * config.vocabulary.sample_mb * 1e6) / _GIB)
 
 
 def export_gib(config: RunConfig) -> int:
-    """GiB of host memory for `maskmill export`: masters, both models and what is written, in fp32."""
+    """Estimate the GiB of host memory for `maskmill export`: masters, both models and the output, in fp32."""
     from pretrain.preflight.memory import meta_model
 
     model = meta_model(config, max(config.vocabulary.size, _VOCABULARY))
@@ -78,12 +80,12 @@ def export_gib(config: RunConfig) -> int:
 
 
 def text_bytes(settings: DataSettings) -> int | None:
-    """About how many bytes of text the sources hold, all passes counted; None where some are in an object store.
-    Raises UserError where a local one is not there."""
+    """Estimate the bytes of text in the sources, all passes counted; None if some are in an object store. Raises
+    UserError if a local one is missing."""
     size, remote = 0, False
     for source in settings.sources:
         if is_uri(source):
-            remote = True  # whoever submits may have no key, and asking takes a while
+            remote = True  # the submitting user may have no credentials, and the request is slow
             continue
         with reading(source):
             files = files_of(source)
@@ -98,8 +100,8 @@ def _is_compressed(name: str) -> bool:
 
 
 def tasks_of(datas: list[DataSettings], tasks: int) -> int:
-    """Tasks of each array: `tasks` where that is above 0, else 1, which stands for one process without arrays, for
-    little text, and TASKS_PER_ARRAY. Raises UserError where a source is not there."""
+    """Return the tasks of each array: `tasks` if above 0; otherwise 1, meaning one process without arrays, for
+    little text, or TASKS_PER_ARRAY. Raises UserError if a source is missing."""
     sizes = [text_bytes(data) for data in datas]
     if tasks:
         return tasks

@@ -1,8 +1,9 @@
-"""Plan the jobs of a recipe's stages, from text to model, for the size of a cluster. Nothing is started here.
+"""Plan the jobs of a recipe's stages, from text to model, for the size of a cluster.
 
     vocab -> prepare (discover -> read (array) -> plan -> gather (array) -> write (array) -> finish) -> train -> export
 
-A stage is one entry of STAGES: what it has to do no longer, and the jobs that do it. Jobs run one after the other.
+A stage is one entry of STAGES: a check for whether it is done, and the jobs that do it. Jobs run one after the
+other. Nothing is started here.
 """
 
 from collections.abc import Callable
@@ -24,22 +25,22 @@ from pretrain.report.status_text import exported_model
 
 @dataclass(frozen=True)
 class Size:
-    """What of the cluster the jobs ask for."""
+    """The cluster resources that the jobs request."""
 
     nodes: int = 1
     """Nodes of the training."""
     gpus_per_node: int = 8
-    """GPUs of each, with a rank for each; 0: training on CPUs."""
+    """GPUs per node, one rank per GPU; 0: training on CPUs."""
     ranks_per_node: int = 0
-    """Ranks of each node; 0: one a GPU."""
+    """Ranks per node; 0: one per GPU."""
     tasks: int = 0
-    """Tasks of each array of the preparation; 0: by the size of the text."""
+    """Tasks of each array of the preparation; 0: chosen by the size of the text."""
     cpus: int = 4
-    """Cores of such a task, and of the jobs of one process."""
+    """Cores of such a task, and of single-process jobs."""
 
     @property
     def local_ranks(self) -> int:
-        """Ranks of a node."""
+        """Ranks per node."""
         return self.ranks_per_node or max(1, self.gpus_per_node)
 
     @property
@@ -49,26 +50,26 @@ class Size:
 
 
 class Job(NamedTuple):
-    """One call of sbatch. It waits for the job before it."""
+    """One sbatch call. It waits for the previous job."""
 
     stage: str
     """The entry of STAGES that it belongs to."""
     name: str
     script: str
-    """Of the folder slurm/."""
+    """Script in the folder slurm/."""
     options: list[str]
-    """Of sbatch."""
+    """Options of sbatch."""
     arguments: list[str]
-    """Of the script."""
+    """Arguments of the script."""
     environment: dict[str, str]
-    """Beside that of whoever submits it."""
+    """Environment in addition to that of the submitting process."""
     log: Path
-    """Where its own log goes; sbatch's %j stands for the number of the job."""
+    """Path of its log; sbatch replaces %j with the job number."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for."""
+    """A request to run a recipe's stages on a cluster."""
 
     config: RunConfig
     recipe: str
@@ -83,32 +84,32 @@ class Request:
     def job(
         self, stage: str, script: str, options: list[str], words: list[str], name: str = "", **env: str
     ) -> Job:
-        """A job with these arguments; `env` is its environment."""
+        """Build a job with these arguments; `env` is its environment."""
         name = name or stage
         log = self.logs / (f"{name}-%A_%a.log" if any("--array" in o for o in options) else f"{name}-%j.log")
         return Job(stage, name, script, options, words, env, log)
 
     def one_process(self, verb: str, gib: int, *words: str) -> list[Job]:
-        """A verb that one process does, with so much memory; `words` are its arguments."""
+        """Build the job of a verb that runs in one process, with `gib` of memory; `words` are its arguments."""
         options = [f"--cpus-per-task={self.size.cpus}", f"--mem={gib}G"]
         return [self.job(verb, "verb.sbatch", options, [verb, *words])]
 
     @property
     def words(self) -> list[str]:
-        """The recipe, as a verb takes it."""
+        """Return the recipe as arguments of a verb."""
         return [self.recipe, *self.overrides]
 
 
 class Stage(NamedTuple):
-    """A step on the way from text to model."""
+    """A stage between text and model."""
 
     done: Callable[[Request], str]
-    """Why there is nothing to do, in words; empty where there is. Raises UserError for what cannot be done."""
+    """Returns why there is nothing to do; empty if there is. Raises UserError for what cannot be done."""
     jobs: Callable[[Request], list[Job]]
 
 
 def prepared(request: Request) -> str:
-    """Where the shards of all phases are, if they are there and of these settings."""
+    """Return where the shards of all phases are; empty unless they exist with these settings."""
     folders = []
     for phase in phases_of(request.config):
         train, data = phase.config.train, phase.config.data
@@ -127,7 +128,7 @@ def prepared(request: Request) -> str:
 
 
 def _check_sources(data: DataSettings) -> None:
-    """Raises UserError where the text is no longer that of the shards. Whoever submits may not see the text."""
+    """Raise UserError if the text is no longer that of the shards. The submitting machine may not see the text."""
     from data_pipeline.sources.source_snapshot import what_changed
 
     try:
@@ -141,7 +142,7 @@ def _check_sources(data: DataSettings) -> None:
 
 
 def with_vocabulary(request: Request) -> str:
-    """Where the vocabulary is, if one is there, or is no longer needed."""
+    """Return why no vocabulary is to be learned: it exists, or the shards do; otherwise empty."""
     if prepared(request):
         return "the shards have their vocabulary"
     path = Path(required(request.config.data.vocab, "data.vocab", "a folder for the vocabulary"))
@@ -153,7 +154,7 @@ def with_vocabulary(request: Request) -> str:
 
 
 def trained(request: Request) -> str:
-    """Whether the run is finished. Raises UserError while it is going on."""
+    """Return that the run is finished; empty if it is not. Raises UserError while it is running."""
     config, ranks = request.config, request.size.ranks
     folder = required(config.run.dir, "run.dir", "a folder for the run")
     for phase in phases_of(config):
@@ -172,14 +173,14 @@ def trained(request: Request) -> str:
 
 
 def exported(request: Request) -> str:
-    """Where the model is, if it is that of the finished run's last step."""
+    """Return where the model is; empty unless it is from the finished run's last step."""
     model = exported_model(read_status(Path(request.config.run.dir)))
     return f"the model is there: {model}" if trained(request) and model else ""
 
 
 def _with_sources(request: Request) -> int:
-    """Tasks of each array that the sources are worth (job_size.tasks_of). Raises UserError where there are none, or a
-    local one is not there."""
+    """Return the tasks of each array for the sources (job_size.tasks_of). Raises UserError if there are none, or if
+    a local one is missing."""
     datas = data_of_phases(request.config)
     for data in datas:
         if not data.sources:
@@ -188,18 +189,18 @@ def _with_sources(request: Request) -> int:
 
 
 def vocabulary_jobs(request: Request) -> list[Job]:
-    """One process learns the vocabulary."""
+    """Build the job that learns the vocabulary, in one process."""
     return request.one_process("vocab", vocabulary_gib(request.config), *request.words)
 
 
 def preparation_jobs(request: Request) -> list[Job]:
-    """The jobs that slurm/prepare.sbatch would submit; where one process does it all, that one."""
+    """Build the jobs that slurm/prepare.sbatch would submit, or the one job if one process does it all."""
     tasks = _with_sources(request)
     datas, size = data_of_phases(request.config), request.size
     undivided = any(data.mode == "exact" or data.executor == "dask" for data in datas)
     if undivided or (tasks == 1 and not size.tasks):
         given = max(data.workers for data in datas)
-        # where Slurm does not bind jobs to their cores, a process sees all those of the node
+        # if Slurm does not bind jobs to their cores, a process sees all cores of the node
         counted = [] if undivided or given else [f"data.workers={size.cpus}"]
         gib = WORKER_GIB * (max(given, size.cpus) + 1)
         return request.one_process("prepare", gib, *request.words, *counted)
@@ -230,7 +231,7 @@ def preparation_jobs(request: Request) -> list[Job]:
 
 
 def training_jobs(request: Request) -> list[Job]:
-    """All ranks, on all nodes; their logs go to the run folder."""
+    """Build the job of all ranks, on all nodes; their logs go to the run folder."""
     size, config = request.size, request.config
     options = [
         f"--nodes={size.nodes}",
@@ -243,7 +244,8 @@ def training_jobs(request: Request) -> list[Job]:
 
 
 def export_jobs(request: Request) -> list[Job]:
-    """One process exports the newest checkpoint of the run's folder, named so that no recipe is called the same."""
+    """Build the job that exports the newest checkpoint of the run folder, named so that it cannot clash with a
+    recipe."""
     return request.one_process(
         "export", export_gib(request.config), str(Path(request.config.run.dir).absolute())
     )
@@ -255,4 +257,4 @@ STAGES = {
     "train": Stage(trained, training_jobs),
     "export": Stage(exported, export_jobs),
 }
-"""By name, in their order. One more entry makes one more stage."""
+"""All stages by name, in order. A new entry adds a stage."""

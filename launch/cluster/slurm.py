@@ -1,7 +1,7 @@
-"""Write a batch script that submits jobs, for people to read and run, or submit them and return their numbers.
+"""Submit jobs to Slurm, or write a batch script that does, for people to read and run.
 
-What goes to sbatch is a list of arguments and an environment, never a line for a shell. In the script, which is
-such a line after the other, every word is quoted.
+sbatch gets a list of arguments and an environment, never a shell line. In the script, which consists of shell lines,
+every word is quoted.
 """
 
 import json
@@ -29,16 +29,16 @@ SCRIPTS = Path(__file__).parents[1] / "sbatch"
 _FOR = re.compile(r"([a-z_]+):(-.*)", re.DOTALL)
 _MEMORY = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 ANSWER_SECONDS = 60.0
-"""Seconds that sbatch, and the other commands of Slurm, may take."""
+"""Time limit of sbatch and the other Slurm commands, in seconds."""
 ENDED_STATES = {
     *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
     *("OUT_OF_MEMORY", "REVOKED"),
 }
-"""States of jobs that do not go on; of all others squeue says that they wait, run, or are about to end."""
+"""Final states of jobs; in all others a job waits, runs, or is about to end."""
 
 
 def with_options(jobs: Sequence[Job], given: Sequence[str]) -> list[Job]:
-    """The jobs with more options of sbatch: `--account=lab` for all of them, `train:--time=48:00:00` for those of one
+    """Add sbatch options to the jobs: `--account=lab` for all of them, `train:--time=48:00:00` for those of one
     stage or of one name. They come last, so they win."""
     jobs = list(jobs)
     for option in given:
@@ -66,7 +66,7 @@ def with_options(jobs: Sequence[Job], given: Sequence[str]) -> list[Job]:
 
 
 def _without_rivals(options: list[str], given: str) -> list[str]:
-    """The options that can stand beside `given`: sbatch takes one way to ask for memory, not two."""
+    """Drop the options that conflict with `given`: sbatch takes one way to ask for memory, not two."""
     name = given.partition("=")[0]
     if name not in _MEMORY:
         return options
@@ -74,7 +74,7 @@ def _without_rivals(options: list[str], given: str) -> list[str]:
 
 
 def command_for_jobs(environment: Mapping[str, str]) -> dict[str, str]:
-    """How jobs call this very program, as the scripts' MASKMILL; nothing where that is set, or an image has it."""
+    """Return how jobs call this program, as the scripts' MASKMILL; empty if that is set, or an image has it."""
     if "MASKMILL" in environment or "CONTAINER" in environment:
         return {}
     program = Path(sys.argv[0]).absolute()
@@ -89,7 +89,7 @@ def command_for_jobs(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def arguments(job: Job, after: str) -> list[str]:
-    """The command that submits the job; `after`: the job that it waits for, if any."""
+    """Build the command that submits the job; `after`: the job that it waits for, if any."""
     waits = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
     return [
         "sbatch",
@@ -105,7 +105,7 @@ def arguments(job: Job, after: str) -> list[str]:
 
 
 def as_script(chain: Chain, environment: Mapping[str, str]) -> str:
-    """A script for bash that submits the jobs."""
+    """Write a bash script that submits the jobs."""
     lines = ["#!/usr/bin/env bash", "set -euo pipefail", ""]
     lines += [f"# {stage}: {_one_line(words)}" for stage, words in chain.skipped.items()]
     if not chain.jobs:
@@ -130,11 +130,12 @@ def as_script(chain: Chain, environment: Mapping[str, str]) -> str:
 
 
 def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str) -> list[dict[str, Any]]:
-    """Submits the jobs; number, name and log of each, and the job that it waits for. The run folder keeps that with
-    `command`, for `maskmill status`, from the first job on: whatever ends this process, they are known. Raises
-    UserError while jobs live that were submitted for this run before, and where sbatch refuses one. Whatever it
-    raises, what is submitted is taken back; where that fails, a UserError names these jobs, and the run folder keeps
-    them."""
+    """Submit the jobs; return number, name and log of each, and the job that it waits for.
+
+    The run folder records that with `command`, for `maskmill status`, from the first job on, so the jobs are known
+    however this process ends. Raises UserError if jobs submitted earlier for this run are alive, and if sbatch
+    refuses one. On any error, the submitted jobs are cancelled; if that fails, a UserError names these jobs, and the
+    run folder keeps them."""
     if shutil.which("sbatch", path=environment.get("PATH")) is None:
         raise UserError(
             "sbatch is not found",
@@ -166,8 +167,8 @@ def submit(chain: Chain, environment: Mapping[str, str], run: Path, command: str
 
 
 def _refuse_live_job(run: Path, environment: Mapping[str, str]) -> None:
-    """Raises UserError where jobs live that were submitted for this run before: a requeued training waits without a
-    sign in the run's folder, and two in one folder would write over each other."""
+    """Raise UserError if jobs submitted earlier for this run are alive: a requeued training leaves no sign in the
+    run folder while it waits, and two in one folder would overwrite each other."""
     jobs = table(run / SUBMITTED).get("jobs")
     numbers = [str(job.get("job")) for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
     numbers = [number for number in numbers if number.isdecimal()]
@@ -223,7 +224,7 @@ def _asked(command: list[str], environment: Mapping[str, str]) -> subprocess.Com
 
 
 def _take_back(numbers: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
-    """Cancels the jobs; returns those that may live on because scancel did not do it."""
+    """Cancel the jobs; return those that may survive because scancel failed."""
     if not numbers:
         return ()
     try:
@@ -233,7 +234,7 @@ def _take_back(numbers: Sequence[str], environment: Mapping[str, str]) -> Sequen
 
 
 def _left_behind(error: BaseException, numbers: Sequence[str]) -> UserError:
-    """What went wrong first, and the jobs that it leaves alive."""
+    """Return an error with the original failure and the jobs that are still alive."""
     what, where = _one_line(str(error)) or type(error).__name__, "--submit"
     if isinstance(error, UserError):
         what, where = error.what, error.where
@@ -249,5 +250,5 @@ def _one_line(text: str) -> str:
 
 
 def jobs_environment() -> dict[str, str]:
-    """What jobs start with: the environment of this process, and how they call this program."""
+    """Return the environment of the jobs: that of this process, and how to call this program."""
     return {**os.environ, **command_for_jobs(os.environ)}

@@ -1,1 +1,1 @@
-"""Examine this machine: what is missing, and what to do about it."""
+"""Check this machine: report what is missing, and what to do about it."""

@@ -1,7 +1,7 @@
-"""Check a machine and a folder: what is there, what works, what is missing, and what to do about it.
+"""Check a machine and a folder: report what works, what is missing, and what to do about it.
 
-The hardware's probes are in machine.py. Nothing heavy is imported: torch is tried in a process of its own, which may
-be as broken as it likes.
+The hardware probes are in machine.py. Nothing heavy is imported: torch is tried in a subprocess, since its import
+may crash.
 """
 
 import ast
@@ -46,14 +46,14 @@ REQUIRED_PACKAGES = (
     "numba",
     "pyarrow",
 )
-"""Packages without which training, or what comes before and after it, does not work."""
+"""Packages that training, or the steps before and after it, cannot work without."""
 
 Probe = tuple[str, Callable[[], list[Finding]]]
-"""What is looked at, and the function that does."""
+"""What is checked, and the function that checks it."""
 
 
 def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
-    """All findings; `tell` hears what is being looked at. `folder`: where shards and runs are to be."""
+    """Return all findings; `tell` is called with what is being checked. `folder`: where shards and runs will be."""
     run = run_command
     patient = partial(run_command, seconds=TORCH_IMPORT_SECONDS)
     first: list[Probe] = [
@@ -83,7 +83,7 @@ def examine(folder: Path, tell: Callable[[str], None]) -> list[Finding]:
             found += probe()
         return found
 
-    with ThreadPoolExecutor(1) as beside:  # importing torch takes as long as all the others
+    with ThreadPoolExecutor(1) as beside:  # importing torch takes as long as all other checks
         torch = beside.submit(torch_build, patient)
         before, after = results(first), results(rest)
         tell("torch")
@@ -99,11 +99,11 @@ TORCH_PROBE = (
 
 
 TORCH_IMPORT_SECONDS = 180.0
-"""Seconds that importing torch may take, from a busy shared folder."""
+"""Time limit for importing torch from a busy shared folder, in seconds."""
 
 
 def torch_build(run: Run) -> list[Finding]:
-    """Whether torch works, what it is built for, and whether it sees the GPUs."""
+    """Check whether torch works, what it is built for, and whether it sees the GPUs."""
     code, text = run([sys.executable, "-W", "ignore", "-c", TORCH_PROBE])
     try:
         about: dict[str, Any] = json.loads(text.strip().splitlines()[-1]) if code == 0 else {}
@@ -125,7 +125,7 @@ def torch_build(run: Run) -> list[Finding]:
 
 
 def packages(has: Callable[[str], str] | None = None) -> list[Finding]:
-    """The packages that training needs, and those that make more possible."""
+    """Check the packages that training needs, and the optional ones."""
     installed = has or _installed
     lacking = [name for name in REQUIRED_PACKAGES if not installed(name)]
     found = [
@@ -157,7 +157,7 @@ def packages(has: Callable[[str], str] | None = None) -> list[Finding]:
 
 
 def _operations() -> Finding:
-    """DeepSpeed's compiled operations, which nothing here needs: its record of those that were built beforehand."""
+    """Report DeepSpeed's compiled operations, which nothing here needs, from its record of prebuilt ones."""
     place = importlib.util.find_spec("deepspeed")
     record = (
         Path(place.origin).with_name("git_version_info_installed.py") if place and place.origin else Path()
@@ -175,7 +175,7 @@ def _operations() -> Finding:
 
 
 def compilers(run: Run) -> list[Finding]:
-    """What torch.compile and triton call."""
+    """Check the compilers that torch.compile and triton call."""
     found = []
     for names, use in (
         (("c++", "g++", "clang++"), "torch.compile on a CPU"),
@@ -192,7 +192,7 @@ def compilers(run: Run) -> list[Finding]:
 
 
 def slurm(run: Run) -> list[Finding]:
-    """Slurm's commands, whether its controller answers, and what the cluster has."""
+    """Check Slurm's commands, whether its controller answers, and what the cluster has."""
     lacking = [name for name in ("sbatch", "srun", "squeue", "scontrol", "sinfo") if not shutil.which(name)]
     if lacking:
         text = "not here" if len(lacking) == 5 else f"without {', '.join(lacking)}"
@@ -210,7 +210,7 @@ def slurm(run: Run) -> list[Finding]:
 
 
 def keys(environment: Mapping[str, str], home: Path) -> list[Finding]:
-    """Whether there are keys, never which."""
+    """Check whether there are keys; never show them."""
     netrc = Path(environment.get("NETRC", str(home / ".netrc")))
     host = environment.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].split("/")[0]
     try:
@@ -233,7 +233,7 @@ def keys(environment: Mapping[str, str], home: Path) -> list[Finding]:
 
 
 def conclusions(found: list[Finding]) -> list[Finding]:
-    """What will work on this machine."""
+    """Conclude what will work on this machine."""
     stops = [finding for finding in found if finding.essential and finding.level == MISSING]
     if stops:
         what = ", ".join(dict.fromkeys(finding.subject for finding in stops))

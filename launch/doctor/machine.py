@@ -1,6 +1,6 @@
-"""Check the hardware and the limits of one machine, with what to do about each finding.
+"""Check the hardware and the limits of one machine, with a remedy for each finding.
 
-Each probe looks at one thing. Programs are asked by argument lists, each under a time limit.
+Each probe checks one thing. Programs are called with argument lists, each under a time limit.
 """
 
 import csv
@@ -20,11 +20,11 @@ from pretrain.run.human import in_bytes
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 ANSWER_SECONDS = 20.0
-"""Seconds that a program may take to answer."""
+"""Time limit of a program, in seconds."""
 
 
 class Finding(NamedTuple):
-    """One line."""
+    """One line of the report."""
 
     subject: str
     level: str
@@ -32,15 +32,15 @@ class Finding(NamedTuple):
     text: str
     remedy: str = ""
     essential: bool = False
-    """Whether nothing can be trained without it."""
+    """Whether training is impossible without it."""
 
 
 Run = Callable[[list[str]], tuple[int, str]]
-"""A command in; its exit code and output out. 127: there is no such program; 124: it did not answer."""
+"""Runs a command and returns its exit code and output. 127: no such program; 124: it timed out."""
 
 
 def run_command(command: list[str], seconds: float = ANSWER_SECONDS) -> tuple[int, str]:
-    """Runs a program without a shell."""
+    """Run a program without a shell."""
     try:
         done = subprocess.run(
             command,
@@ -60,7 +60,7 @@ def run_command(command: list[str], seconds: float = ANSWER_SECONDS) -> tuple[in
 
 
 def processor(info: Path) -> list[Finding]:
-    """Model and cores, as this process may use them, and whether they multiply bf16; `info`: /proc/cpuinfo."""
+    """Check the model and cores, as this process may use them, and bf16 support; `info`: /proc/cpuinfo."""
     words = info.read_text(errors="replace") if info.is_file() else ""
     named = re.search(r"^model name\s*: (.*)$", words, re.MULTILINE)
     name = named[1].strip() if named else platform.machine()
@@ -72,7 +72,7 @@ def processor(info: Path) -> list[Finding]:
 
 
 def memory(info: Path, groups: Path) -> list[Finding]:
-    """Memory of the machine (/proc/meminfo) and of the container or job (cgroups)."""
+    """Check the memory of the machine (/proc/meminfo) and of the container or job (cgroups)."""
     try:
         rows = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
         total, free = (int(rows[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
@@ -93,7 +93,7 @@ def memory(info: Path, groups: Path) -> list[Finding]:
 
 
 def allocator(environment: Mapping[str, str]) -> list[Finding]:
-    """What gives the ranks of a training their memory; `environment`: theirs, as `launch.ranks.tuning` makes it."""
+    """Check which memory allocator the training ranks use; `environment`: theirs, from `launch.ranks.tuning`."""
     if taken := environment.get("LD_PRELOAD"):
         return [Finding("allocator", OK, f"{taken} for the ranks of a training, in place of glibc's")]
     remedy = "apt install libtcmalloc-minimal4, or your system's gperftools"
@@ -101,7 +101,7 @@ def allocator(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def gpus(run: Run) -> list[Finding]:
-    """What nvidia-smi tells: names, memory, driver, and the links between GPUs."""
+    """Check what nvidia-smi reports: names, memory, driver, and the links between GPUs."""
     query = "name,memory.total,driver_version,compute_cap"
     code, text = run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"])
     if code == 127:
@@ -122,7 +122,7 @@ def gpus(run: Run) -> list[Finding]:
 
 
 def _links(run: Run, count: int) -> list[Finding]:
-    """Whether every pair of GPUs has NVLink, by the matrix of `nvidia-smi topo -m`."""
+    """Check whether every pair of GPUs has NVLink, by the matrix of `nvidia-smi topo -m`."""
     if count < 2:
         return []
     code, text = run(["nvidia-smi", "topo", "-m"])
@@ -140,7 +140,7 @@ def _links(run: Run, count: int) -> list[Finding]:
 
 
 def disk(folder: Path, seconds: float = 0.5) -> list[Finding]:
-    """Room, and how fast is written and read (not from the cache), in the folder or the one it would be made in."""
+    """Measure free space, and write and read speed (uncached), in the folder or the one it would be made in."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -169,7 +169,7 @@ def disk(folder: Path, seconds: float = 0.5) -> list[Finding]:
 
 
 def _write_for(path: Path, seconds: float, most: int = 1 << 30) -> tuple[int, float]:
-    """Bytes written, and bytes a second until they are on the disk."""
+    """Return the bytes written, and bytes per second until they are on the disk."""
     block, done, started = os.urandom(1 << 22), 0, time.monotonic()
     with path.open("wb") as file:
         while done < most and time.monotonic() - started < seconds:
@@ -180,7 +180,7 @@ def _write_for(path: Path, seconds: float, most: int = 1 << 30) -> tuple[int, fl
 
 
 def _read_for(path: Path, seconds: float) -> float:
-    """Bytes a second."""
+    """Return the read speed in bytes per second."""
     done, started = 0, time.monotonic()
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -190,7 +190,7 @@ def _read_for(path: Path, seconds: float) -> float:
 
 
 def shared_memory(place: Path) -> list[Finding]:
-    """/dev/shm, by which NCCL's ranks of one machine talk."""
+    """Check /dev/shm, which NCCL's ranks on one machine communicate through."""
     try:
         found = os.statvfs(place)
     except OSError:
@@ -203,7 +203,7 @@ def shared_memory(place: Path) -> list[Finding]:
 
 
 def limits(get: Callable[[int], tuple[int, int]]) -> list[Finding]:
-    """What the shell allows a process: open files, locked memory, processes."""
+    """Check the shell's limits of a process: open files, locked memory, processes."""
     found = []
     files, locked, processes = (
         get(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_NPROC)
@@ -220,7 +220,7 @@ def limits(get: Callable[[int], tuple[int, int]]) -> list[Finding]:
 
 
 def first_line(text: str) -> str:
-    """The first line that is not empty."""
+    """Return the first line that is not empty."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 

@@ -1,5 +1,4 @@
-"""List the recipes that ship with Maskmill; apart from launch.settings.recipe, which imports what it takes to read
-them."""
+"""List the recipes that ship with Maskmill, without the heavy imports of launch.settings.recipe."""
 
 from pathlib import Path
 
@@ -7,5 +6,5 @@ RECIPES = Path(__file__).parent
 
 
 def recipe_names() -> list[str]:
-    """The names that a RECIPE argument may have."""
+    """Return the names that a RECIPE argument may have."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -1,8 +1,9 @@
-"""Complete a half-typed word for the shell. typer asks at every TAB, so this is quick: no torch, no files but the
-recipes' names.
+"""Complete a half-typed word for the shell.
 
-A shell that finds one word only puts a blank behind it, which no `key=` wants: so each key comes with a value, its
-choices or its default. bash takes `=` for the end of a word: what is left of it is then among the words before.
+typer calls this at every TAB, so it is quick: no torch, no files except the recipes' names.
+
+If only one word fits, a shell appends a space, which is wrong after `key=`: so each key comes with a value, its
+choices or its default. bash treats `=` as the end of a word: the part before it is then among the previous words.
 """
 
 from typing import Any
@@ -10,16 +11,16 @@ from typing import Any
 from launch.recipes import recipe_names
 
 Found = list[tuple[str, str]]
-"""Words, each with what it means, which zsh and fish show."""
+"""Words, each with its meaning, which zsh and fish show."""
 
 
 def recipes(incomplete: str) -> Found:
-    """Shipped recipes; where none fits, the shell completes file names."""
+    """Complete shipped recipes; if none fits, the shell completes file names."""
     return [(name, "a shipped recipe") for name in recipe_names() if name.startswith(incomplete)]
 
 
 def settings(ctx: Any, incomplete: str) -> Found:
-    """`key=` and `key=value`."""
+    """Complete `key=` and `key=value`."""
     from launch.settings.manual import manual
 
     before = [str(word) for word in ctx.params.get("overrides") or []]
@@ -42,7 +43,7 @@ def settings(ctx: Any, incomplete: str) -> Found:
 
 
 def words_of_settings(incomplete: str) -> Found:
-    """Keys and their groups."""
+    """Complete keys and their groups."""
     from launch.settings.manual import manual
 
     keys = [(key, meaning) for key, _, meaning in manual() if key.startswith(incomplete)]
@@ -51,7 +52,7 @@ def words_of_settings(incomplete: str) -> Found:
 
 
 def stages(incomplete: str) -> Found:
-    """Stages of a chain of jobs, apart by commas."""
+    """Complete stages of a chain of jobs, separated by commas."""
     from launch.cluster.pipeline import STAGES
 
     given, _, last = incomplete.rpartition(",")
@@ -60,14 +61,14 @@ def stages(incomplete: str) -> Found:
 
 
 def gpu_names(incomplete: str) -> Found:
-    """GPUs that `maskmill plan` knows."""
+    """Complete the GPUs that `maskmill plan` knows."""
     from pretrain.preflight.gpus import GPUS
 
     return [(name, "") for name in GPUS if name.startswith(incomplete)]
 
 
 def _values(key: str, known: dict[str, tuple[str, str]]) -> list[str]:
-    """What a setting may be, as far as that is a list; else its default, if it has one to show."""
+    """List the values of a setting if they are enumerable; otherwise its default, if it has one to show."""
     from pretrain.objectives.registry import OBJECTIVES
     from pretrain.preflight.ranges import CHOICES
 

@@ -1,4 +1,4 @@
-"""List key, value and meaning of every setting, from RunConfig's source and perhaps one run's settings."""
+"""List key, value and meaning of every setting, from RunConfig's source and optionally one run's settings."""
 
 import ast
 import inspect
@@ -10,8 +10,8 @@ from pretrain.config.settings import RunConfig
 
 
 def manual(settings: Any = None, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(key, value, meaning) of each setting; the meaning is the docstring under the field. Without `settings`, values
-    are the defaults."""
+    """Yield (key, value, meaning) of each setting; the meaning is the docstring under the field. Without `settings`,
+    values are the defaults."""
     settings = RunConfig() if settings is None else settings
     owner = type(settings)
     meanings, hints = _meanings(owner), get_type_hints(owner)

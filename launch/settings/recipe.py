@@ -24,7 +24,7 @@ from pretrain.preflight.validate import wrong_settings
 
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:
-    """The run that `recipe` and `overrides` describe. Raises UserError for anything a person can put right."""
+    """Load the run that `recipe` and `overrides` describe. Raises UserError for any mistake in them."""
     merged = OmegaConf.structured(RunConfig)
     for path, values in _chain(find_recipe(recipe)):
         merged = _merge(merged, values, where=str(path))
@@ -48,7 +48,7 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
 
 
 def _with_overrides(merged: DictConfig, overrides: list[str]) -> DictConfig:
-    """Merge the pairs of the command line. Raises UserError that lists all that are none."""
+    """Merge the pairs of the command line. Raises UserError that lists all invalid ones."""
     wrong = []
     for override in overrides:
         try:
@@ -61,7 +61,7 @@ def _with_overrides(merged: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def _complete(config: RunConfig) -> None:
-    """Fills in what follows from the machine and from other settings."""
+    """Fill in what follows from the machine and from other settings."""
     for settings, name in (
         (config.run, "dir"),
         (config.data, "out"),
@@ -73,7 +73,7 @@ def _complete(config: RunConfig) -> None:
     ):
         value = getattr(settings, name)
         if value.startswith("~"):
-            setattr(settings, name, os.path.expanduser(value))  # ~nobody stays as it is
+            setattr(settings, name, os.path.expanduser(value))  # an unknown ~user is kept
     config.data.sequences = config.data.sequences or registered(config.objective.name).sequences[0]
 
 
@@ -83,7 +83,7 @@ def _in_phase(error: UserError, name: str) -> UserError:
 
 
 def find_recipe(recipe: str) -> Path:
-    """The YAML file that `recipe` names: a shipped recipe, or a path."""
+    """Return the YAML file that `recipe` names: a shipped recipe, or a path."""
     shipped = RECIPES / f"{recipe}.yaml"
     if "/" not in recipe and _is_file(shipped):
         return shipped
@@ -102,12 +102,12 @@ def find_recipe(recipe: str) -> Path:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that is too long for one
+    except OSError:  # the name is too long for a path
         return False
 
 
 def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The recipe's values, after those of the recipes that it extends."""
+    """Return the recipe's values, after those of the recipes that it extends."""
     chain: list[tuple[Path, dict[str, Any]]] = []
     while True:
         values = _read(path)
@@ -140,7 +140,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _fill_here(value: Any, folder: Path) -> Any:
-    """`value` with {here} replaced by the recipe's own folder, so that a recipe can bring files along."""
+    """Return `value` with {here} replaced by the recipe's own folder, so that a recipe can bring files along."""
     if isinstance(value, dict):
         return {key: _fill_here(item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -154,7 +154,7 @@ def _parse_override(override: str) -> dict[str, Any]:
         raise UserError(
             f"cannot read {override!r}", where="command line", expected="key=value, such as train.steps=100"
         )
-    value: Any = text  # the typed merge turns text into numbers; YAML is for lists alone
+    value: Any = text  # the typed merge converts text to numbers; YAML is for lists only
     if text.startswith("["):
         try:
             check_shape(text)
@@ -183,7 +183,7 @@ def _merge(config: DictConfig, values: dict[str, Any], where: str) -> DictConfig
 
 
 def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> dict[str, Any]:
-    """`values` if every key is a setting, a lone string wrapped where a list is meant."""
+    """Return `values` if every key is a setting, with a lone string wrapped if a list is expected."""
     hints = get_type_hints(owner)
     result = {}
     for key, value in values.items():
@@ -214,8 +214,8 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
 
 
 def _whole(value: Any) -> Any:
-    """1000 for 1e3, 1000.0 or the text of either; anything that is no whole number in decimals is left to the typed
-    merge, which refuses it."""
+    """Return 1000 for 1e3, 1000.0 or the text of either; leave anything that is not a whole number in decimals to
+    the typed merge, which refuses it."""
     if not isinstance(value, float | str):
         return value
     try:
@@ -228,7 +228,7 @@ def _whole(value: Any) -> Any:
 
 
 def _is_int(text: str) -> bool:
-    """Whether Python reads all digits of it: a float would round those of a large seed."""
+    """Return whether Python parses all digits of it: a float would round those of a large seed."""
     try:
         int(text)
     except ValueError:
@@ -237,7 +237,7 @@ def _is_int(text: str) -> bool:
 
 
 def _checked_phases(phases: Any, where: str) -> list[dict[str, Any]]:
-    """`phases` if it is a list of names with settings."""
+    """Return `phases` if it is a list of names with settings."""
     if not isinstance(phases, list) or not all(isinstance(p, dict) and p.get("name") for p in phases):
         raise UserError(
             "phases is a list", where=where, expected="[{name: NAME, train: {steps: 100}, ...}, ...]"
@@ -252,7 +252,7 @@ def _checked_phases(phases: Any, where: str) -> list[dict[str, Any]]:
 
 
 def setting_names(owner: type = RunConfig, prefix: str = "") -> list[str]:
-    """Dotted names of all settings, in the order of their declaration."""
+    """List the dotted names of all settings, in the order of their declaration."""
     hints = get_type_hints(owner)
     names: list[str] = []
     for f in fields(owner):

@@ -1,4 +1,4 @@
-"""Merge what a command line or a child recipe says into the phases of a recipe."""
+"""Merge the phase settings of a command line or a child recipe into the phases of a recipe."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from pretrain.config.phases import leaves
 
 
 def as_typed(changes: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
-    """`changes` with the values that the typed merge made of them."""
+    """Return `changes` with the values that the typed merge made of them."""
     return {
         key: as_typed(value, typed[key]) if isinstance(value, dict) else typed[key]
         for key, value in changes.items()
@@ -15,7 +15,7 @@ def as_typed(changes: dict[str, Any], typed: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_changes(phases: list[dict[str, Any]], changes: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """The phases after `changes`, name -> settings."""
+    """Return the phases after `changes`, name -> settings."""
     names = [str(phase["name"]) for phase in phases]
     for name, settings in changes.items():
         if name not in names:
@@ -42,7 +42,7 @@ def _deep(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_not_in_phases(phases: list[dict[str, Any]], values: dict[str, Any], where: str) -> None:
-    """A setting that every phase has for itself would be lost without a word."""
+    """Raise UserError for a setting that a phase sets itself: the value would be silently lost."""
     for key, _ in leaves(values):
         setting = [str(phase["name"]) for phase in phases if key in dict(leaves(phase))]
         if setting:
