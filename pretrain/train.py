@@ -1,7 +1,7 @@
 """Train a run from shards to checkpoints, metrics and a summary: the training loop, from top to bottom.
 
-of each phase: shares of global batches with their counts -> forward and backward over micro-batches -> one step
--> log, evaluate, save
+Per phase: read shares of global batches with their counts -> run forward and backward over micro-batches -> take
+one optimizer step -> log, evaluate, save
 """
 
 from collections.abc import Iterator
@@ -38,11 +38,11 @@ STOPPED = 3
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop works with in one phase."""
+    """Everything the loop needs in one phase."""
 
     config: RunConfig
     plan: Plan
-    """Of this phase, as is `config`."""
+    """The plan of this phase; `config` is this phase's too."""
     engine: Engine
     feed: Feed
     held_out: HeldOut
@@ -56,9 +56,9 @@ class Run:
 
 
 def train(config: RunConfig, console: Console, command: str) -> None:
-    """Start, or resume, the run that `config` describes. All ranks call this.
+    """Start or resume the run that `config` describes. All ranks call this.
 
-    Raises UserError for what a person can put right; exits with STOPPED after a signal, its checkpoint saved."""
+    Raises UserError for errors the user can fix. After a signal, saves a checkpoint and exits with STOPPED."""
     stop = StopRequest()
     world = World.from_environment()
     set_threads(config, world)
@@ -82,7 +82,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
                 console.print(f"stopped at step {step:,}; {again}", soft_wrap=True)
             draw_report(Path(config.run.dir), console)
     finally:
-        # after a rank that failed, NCCL may wait for collectives that never come
+        # after a rank has failed, NCCL may wait forever for its collectives
         with Watchdog(config.run.step_limit if begun else 0, rank_log(config, world)):
             world.stop()
         if held is not None:
@@ -100,8 +100,8 @@ def run_phases(
     console: Console,
     command: str,
 ) -> int:
-    """Trains from the newest checkpoint on, phase after phase, and returns the step that it came to."""
-    # what it starts from or learns from may be a folder that one node does not see
+    """Train phase by phase from the newest checkpoint, and return the last step reached."""
+    # init_from or the teacher may be a folder that some node cannot see
     model = raise_on_all_ranks(world, lambda: plans[0].objective.fresh_model(plans[0].index.vocabulary))
     engine = build_engine(model, config, world)
     position, resumed = begin(config, plans, engine, world, console)
@@ -110,7 +110,7 @@ def run_phases(
     wanted = raise_on_all_ranks(
         world, lambda: compile_model.wanted(config, world.device, engine.precision, flops)
     )
-    compiled = all(world.gather(wanted))  # a compiler that one node lacks
+    compiled = all(world.gather(wanted))  # some node may lack a compiler
     with (
         RunLog(config, plans, engine, world, console, command, run_id) as run_log,
         Saver(config, world, console, position.step, run_log.saved) as saver,
@@ -125,13 +125,13 @@ def run_phases(
         done = position.step >= total_steps(config)
         saver.finish(for_good=done)
         run_log.ended("finished" if done else "stopped")
-    # nobody leaves while another still connects: an attempt may find that nothing is left to do
+    # no rank exits while another still connects: there may have been no steps left to run
     world.gather(None)
     return position.step
 
 
 def draw_report(folder: Path, console: Console) -> None:
-    """Says where it is, or why there is none: the run is saved, whatever becomes of its picture."""
+    """Render the report and print its path, or why it failed: the run is saved either way."""
     try:
         console.print(f"report: {render(folder)}", soft_wrap=True)
     except Exception as error:
@@ -140,14 +140,14 @@ def draw_report(folder: Path, console: Console) -> None:
 
 
 def phases_left(plans: list[Plan], position: Position, last: int) -> Iterator[Plan]:
-    """The phases that are not done, each once the one before has come to its end, up to step `last`."""
+    """Yield the unfinished phases up to step `last`, each after the previous one has finished."""
     for plan in plans:
         if plan.phase.first <= position.step < min(plan.phase.last, last):
             yield plan
 
 
 def loop(run: Run) -> None:
-    """Steps until the phase is done, the run has come to run.stop_after, or it is asked to stop."""
+    """Step until the phase ends, run.stop_after is reached, or a stop is requested."""
     config, run_log, position, saver = run.config, run.run_log, run.position, run.saver
     phase = run.plan.phase
     last = min(phase.last, config.run.stop_after or phase.last)
@@ -156,7 +156,7 @@ def loop(run: Run) -> None:
         run.feed.ahead(iter(loader)) as shares,
         Watchdog(config.run.step_limit, rank_log(config, run.world)) as watchdog,
     ):
-        if position.batch == 0 and not run_log.has_evaluation(0):  # what the run starts from
+        if position.batch == 0 and not run_log.has_evaluation(0):  # evaluate the starting weights
             run_log.evaluation(position, run.held_out.evaluate)
             watchdog.feed()
         first_checkpoint(run)
@@ -186,14 +186,14 @@ def loop(run: Run) -> None:
                 checkpoint(run, rate, held_out_loss)
         watchdog.feed()
         saver.wait()
-        if position.step > saver.saved:  # asked to stop between two saves, or the last one failed
+        if position.step > saver.saved:  # stopped between two saves, or the last save failed
             checkpoint(run, run.engine.lr)
         saver.finish()
 
 
 def compute(run: Run, share: HostShare, counts: BatchCounts) -> bool:
-    """Forward and backward over this rank's micro-batches, with empty ones where other ranks have more; whether the
-    guard accepts the batch. If not, its gradient is NaN, which no rank applies."""
+    """Run forward and backward over this rank's micro-batches, adding empty ones where other ranks have more.
+    Return whether the guard accepts the batch; if not, its gradient is NaN, which no rank applies."""
     accepted = True
     for number, micro_batch in enumerate(run.feed(share, counts.micro_batches)):
         seed_dropout(run.config.run.seed, run.position.phase_batch + share.batch, run.world.rank, number)
@@ -214,7 +214,7 @@ def compute(run: Run, share: HostShare, counts: BatchCounts) -> bool:
 
 
 def consumed(run: Run, applied: bool, counts: BatchCounts) -> None:
-    """Counts a batch. One that was not applied is skipped, rolled back to a checkpoint, or ends the run, and said."""
+    """Count a consumed batch. If it was not applied, skip it, roll back or end the run, and log which."""
     position, run_log, guard = run.position, run.run_log, run.guard
     position.advance(applied, counts, missing=run.config.train.global_batch - counts.examples)
     run_log.meter.end_step(applied)
@@ -243,20 +243,20 @@ def consumed(run: Run, applied: bool, counts: BatchCounts) -> None:
 
 
 def first_checkpoint(run: Run) -> None:
-    """A checkpoint to begin with, where a rollback might want it."""
+    """Save a checkpoint before the first step if a rollback may need one."""
     if run.guard.may_roll_back and run.position.batch == 0:
         save(run.plan, run.engine, run.position, run.memory, run.world, run.saver)
         run.saver.finish()
 
 
 def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> None:
-    """Starts to save the run at this step."""
+    """Start saving the run at this step."""
     run.run_log.heartbeat.write(run.position.step, SAVING)
-    run.run_log.flush(run.position, rate)  # so that a resumed run's lines are those of one never stopped
+    run.run_log.flush(run.position, rate)  # so that a resumed run logs the same lines as an uninterrupted one
     save(run.plan, run.engine, run.position, run.memory, run.world, run.saver, held_out_loss)
 
 
 def last_step(config: RunConfig) -> int:
-    """The step at which this attempt of the run ends."""
+    """Return the step at which this attempt ends."""
     steps = total_steps(config)
     return min(steps, config.run.stop_after or steps)

@@ -5,8 +5,8 @@
       - {name: long, data: {out: shards/512, sequence_length: 512}, train: {steps: 1563}}
 
 Phases share the model, the optimizer with both moments, the run folder and the count of steps: a run of two phases
-of 7,038 and 1,563 steps has 8,601. At the border the schedule starts anew, and so does the count of updates behind
-LAMB's and AdamW's bias correction: what NVIDIA's BERT does between its phases of 128 and of 512 tokens
+of 7,038 and 1,563 steps has 8,601. At the phase boundary the schedule restarts, and so does the update count behind
+LAMB's and AdamW's bias correction, as in NVIDIA's BERT between its phases of 128 and 512 tokens
 (DeepLearningExamples, `--phase2`: `global_step` and the step of each parameter group are set to 0).
 """
 
@@ -35,15 +35,15 @@ MAY_DIFFER = (
     "train.checkpoint_every",
     "train.log_every",
 )
-"""What a phase may set: groups, and single settings. All else is of the model or the engine, which stay."""
+"""Groups and single settings that a phase may set. All others belong to the model or the engine, which are shared."""
 SHARED = ("data.vocab",)
-"""What it may not, though the group is among them."""
+"""Settings of those groups that a phase may not set."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run."""
+    """One phase of a run."""
 
     number: int
     name: str
@@ -51,17 +51,17 @@ class Phase:
     config: RunConfig
     """Every setting as it is in this phase."""
     first: int
-    """Steps of the run before it."""
+    """Number of steps of the run before this phase."""
 
     @property
     def last(self) -> int:
-        """The step of the run with which it ends."""
+        """The step of the run at which this phase ends."""
         return self.first + self.config.train.steps
 
 
 def phases_of(config: RunConfig) -> list[Phase]:
-    """The phases in their order; one without a name where the recipe has none. Raises UserError for names that do
-    not tell phases apart, and for a setting that cannot differ between phases."""
+    """Return the phases in order; a single unnamed one if the recipe has none. Raises UserError for missing or
+    duplicate names and for a setting that cannot differ between phases."""
     if not config.phases:
         return [Phase(0, "", config, 0)]
     found: list[Phase] = []
@@ -79,19 +79,19 @@ def phases_of(config: RunConfig) -> list[Phase]:
 
 
 def total_steps(config: RunConfig) -> int:
-    """Accepted updates of all phases."""
+    """Return the number of accepted updates of all phases."""
     return phases_of(config)[-1].last
 
 
 def phase_at(config: RunConfig, state: dict[str, Any]) -> Phase:
-    """The phase in which a checkpoint with this JSON state was written."""
+    """Return the phase in which a checkpoint with this JSON state was written."""
     phases = phases_of(config)
     number = int(state.get("position", {}).get("phase", 0))
     return phases[min(max(number, 0), len(phases) - 1)]
 
 
 def data_of_phases(config: RunConfig) -> list[DataSettings]:
-    """The data of each phase, those of phases with one data.out once. Raises UserError where two phases would write
+    """Return the data settings of each phase, once per data.out. Raises UserError if two phases would write
     different shards into one folder."""
     found: dict[str, DataSettings] = {}
     for phase in phases_of(config):
@@ -109,7 +109,7 @@ def data_of_phases(config: RunConfig) -> list[DataSettings]:
 
 
 def phase_of_shards(config: RunConfig, folder: str) -> RunConfig:
-    """The settings of the phase that reads the shards in `folder`. Raises UserError where none does."""
+    """Return the settings of the phase that reads the shards in `folder`. Raises UserError if none does."""
     phases = phases_of(config)
     for phase in phases:
         if len(phases) == 1 or str(phase.config.train.shards or phase.config.data.out).rstrip(
@@ -121,7 +121,7 @@ def phase_of_shards(config: RunConfig, folder: str) -> RunConfig:
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested settings."""
+    """Yield (dotted key, value) of nested settings."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{key}.")

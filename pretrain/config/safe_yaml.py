@@ -1,7 +1,7 @@
-"""Load a YAML file once it is known to have a size and a depth that a person would write.
+"""Load a YAML file after checking that its size and nesting depth are reasonable.
 
-The parsers recurse in C, where 60,000 open brackets end the process, and an alias of an alias of an alias doubles what
-is read each time. Events tell the shape before anything is built of them.
+The parsers recurse in C, where 60,000 open brackets crash the process, and nested aliases double the data at each
+level. Parser events reveal the shape before any object is built.
 """
 
 from pathlib import Path
@@ -11,21 +11,21 @@ import yaml
 from omegaconf import OmegaConf
 
 DEPTH, VALUES = 40, 20_000
-"""The deepest nesting and the most values, aliases counted as what they stand for."""
+"""Maximum nesting depth and maximum number of values, with aliases counted as expanded."""
 
 
 def load_yaml(path: Path) -> Any:
-    """The file as OmegaConf reads it: no objects, interpolations unresolved. Raises YAMLError also for what is nested
-    or repeated beyond reason, OSError, UnicodeDecodeError."""
+    """Load a file with OmegaConf: no objects, interpolations unresolved. Raises YAMLError, also for excessive
+    nesting or repetition, OSError and UnicodeDecodeError."""
     check_shape(path.read_text(encoding="utf-8"))
     try:
         return OmegaConf.load(path)
-    except ValueError as error:  # a date or a number that is none
+    except ValueError as error:  # an invalid date or number
         raise yaml.YAMLError(str(error)) from None
 
 
 def check_shape(text: str) -> None:
-    """Raises YAMLError where `text` is no YAML, or has more than DEPTH levels or VALUES values."""
+    """Raise YAMLError if `text` is not YAML, or has more than DEPTH levels or VALUES values."""
     sizes: dict[str, int] = {}
     open_ones: list[tuple[str | None, int]] = [(None, 0)]  # anchor and number of values of each collection
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -38,7 +38,7 @@ def check_shape(text: str) -> None:
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_ones.pop()
         elif isinstance(event, yaml.AliasEvent):
-            anchor, size = None, sizes.get(event.anchor, VALUES)  # one inside itself has no end
+            anchor, size = None, sizes.get(event.anchor, VALUES)  # an alias inside itself never ends
         elif not isinstance(event, yaml.ScalarEvent):
             continue
         if anchor is not None:

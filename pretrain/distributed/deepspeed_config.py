@@ -13,11 +13,11 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 
 BUCKET_ELEMENTS = 50_000_000
-"""Gradient elements that travel together: 200 MB in fp32."""
+"""Gradient elements per communication bucket: 200 MB in fp32."""
 
 
 def refuse_unsupported(deepspeed: Any, stage: int, precision: str, world: World) -> None:
-    """Raises UserError for a precision that the device, or DeepSpeed at this ZeRO stage, cannot do."""
+    """Raise UserError for a precision that the device, or DeepSpeed at this ZeRO stage, does not support."""
     accelerator = deepspeed.accelerator.get_accelerator()
     supported = {
         "fp32": True,
@@ -30,7 +30,7 @@ def refuse_unsupported(deepspeed: Any, stage: int, precision: str, world: World)
         )
     if precision == "bf16" and world.device.type == "cuda":
         capability = torch.cuda.get_device_capability(world.device)
-        if capability < (8, 0):  # torch says that it supports it, and emulates it
+        if capability < (8, 0):  # torch reports support, but emulates it
             raise UserError(
                 f"bf16 needs an Ampere GPU or newer, and this one is of capability {capability[0]}.{capability[1]}",
                 where="train.precision",
@@ -45,7 +45,7 @@ def refuse_unsupported(deepspeed: Any, stage: int, precision: str, world: World)
 
 
 def deepspeed_settings(config: RunConfig, precision: str, zero: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's configuration. Steps, learning rate and the size of the global batch are not its business."""
+    """Build DeepSpeed's configuration. Steps, learning rate and global batch size are handled outside it."""
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # only scales losses, which we do: the number of micro-batches may vary
@@ -70,13 +70,13 @@ def deepspeed_settings(config: RunConfig, precision: str, zero: dict[str, Any]) 
 
 
 def import_deepspeed(world: World) -> Any:
-    """DeepSpeed, told what it would otherwise guess, and quiet but for errors."""
+    """Import DeepSpeed with its guesses set explicitly, and silence all but errors."""
     os.environ.setdefault("DS_ACCELERATOR", world.device.type)
     os.environ["LOCAL_RANK"] = str(
         world.device.index or 0 if world.device.type == "cuda" else world.local_rank
     )
     os.environ["LOCAL_SIZE"] = str(world.local_size)
-    # What DeepSpeed's own code gives rise to, and its users can do nothing about.
+    # Warnings from DeepSpeed's own code, which its users cannot fix.
     _silence(Warning, r"deepspeed\b")
     _silence(FutureWarning, r"torch\.distributed\.c10d_logger")
     import deepspeed
@@ -100,5 +100,5 @@ def _is_alive(group: Any) -> bool:
 
 
 def _silence(category: type[Warning], module: str) -> None:
-    """For good, not around each call: leaving `catch_warnings` would let every other warning be shown again."""
+    """Silence permanently, not around each call: leaving `catch_warnings` would repeat every other warning."""
     warnings.filterwarnings("ignore", category=category, module=module)

@@ -1,4 +1,4 @@
-"""Set torch up so that the same run gives the same bits, and seed its dropout by the place of each draw."""
+"""Make torch bitwise reproducible, and seed dropout by the position of each draw."""
 
 import os
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ from pretrain.distributed.world import World
 
 
 def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
-    """Points torch's generators at the dropout of one micro-batch: no generator's state needs to be saved."""
+    """Seed torch's generators for the dropout of one micro-batch, so that no generator state needs saving."""
     torch.manual_seed(philox.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
 
 
 def own_cores(environment: Mapping[str, str], local_size: int) -> int:
-    """Cores of this rank: those that it can run on, shared out among the node's ranks; of ranks that srun started, as
-    many as each was given, since Slurm may bind a rank to its own."""
+    """Return this rank's number of cores: those it can run on, divided among the node's ranks. Under srun, as many
+    as each rank was given, since Slurm may bind a rank to its own."""
     available = len(os.sched_getaffinity(0))
     given = environment.get("SLURM_CPUS_PER_TASK", "") if "RANK" not in environment else ""
     return min(available, int(given)) if given.isdecimal() and int(given) else max(1, available // local_size)
 
 
 def set_threads(config: RunConfig, world: World) -> None:
-    """CPU threads of this rank, set explicitly: sums depend on how they are shared out."""
+    """Set this rank's CPU threads explicitly: sums depend on how work is split over threads."""
     torch.set_num_threads(config.run.threads or own_cores(os.environ, world.local_size))
     if config.train.deterministic:
         os.environ.setdefault(

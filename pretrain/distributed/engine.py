@@ -11,12 +11,12 @@ reduction. All cells that are not refused are tested (tests/multirank; fp16 with
 | 2     | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        | DeepSpeedZeroOptimizer        |
 | 3     | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 | DeepSpeedZeroOptimizer_Stage3 |
 
-With `zero.offload=cpu` stage 1 is DeepSpeedZeroOptimizer in bf16 as well; the others stay what they are.
+With `zero.offload=cpu` stage 1 is DeepSpeedZeroOptimizer in bf16 as well; the others do not change.
 
-Every rank runs the same number of backward passes a step (pad with empty micro-batches of weight 0), and at stages 2
-and 3 each of them through the same parameters as on the other ranks, or the ranks wait for each other forever. A
-gradient that is missing counts as zero at every stage: moments decay and weight decay applies. Stage 3 partitions
-the model after its construction: it must fit one rank's memory once.
+Every rank must run the same number of backward passes per step (pad with empty micro-batches of weight 0), and at
+stages 2 and 3 through the same parameters as the other ranks, or the ranks deadlock. A missing gradient counts as
+zero at every stage: moments decay and weight decay applies. Stage 3 partitions the model after construction, so it
+must fit in one rank's memory once.
 """
 
 import math
@@ -57,7 +57,7 @@ class Engine:
         self._applied = False
         self.precision = precision
         """fp32, bf16 or fp16."""
-        optimizer.state.clear()  # stage 0's wrapper has made a step on zero gradients
+        optimizer.state.clear()  # stage 0's wrapper has stepped on zero gradients
         self.partition: PartitionMap = build_partition_map(
             self._wrapper, optimizer, deepspeed_engine.module, world.rank, world.size
         )
@@ -73,15 +73,15 @@ class Engine:
 
     @property
     def module(self) -> nn.Module:
-        """The model itself. Call the engine, not the module, for a forward pass: stage 3 counts on it."""
+        """The model itself. Call the engine, not the module, for a forward pass: stage 3 relies on it."""
         return self._engine.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A forward pass of the model."""
+        """Run a forward pass of the model."""
         return self._engine(*args, **kwargs)
 
     def train(self) -> None:
-        """Switches dropout on."""
+        """Switch dropout on."""
         self._engine.train()
 
     def eval(self) -> None:
@@ -89,10 +89,10 @@ class Engine:
         self._engine.eval()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Adds the gradient of `loss`; `last` tells the step's last micro-batch, which reduces at stages 0 and 1.
+        """Accumulate the gradient of `loss`; `last` marks the step's last micro-batch, which reduces at stages 0 and 1.
 
-        `loss` is this rank's W * sum / N over the whole global batch: DeepSpeed divides by W when it averages over
-        the ranks, and by nothing else.
+        `loss` is this rank's W * sum / N over the whole global batch: DeepSpeed divides only by W, when it averages
+        over ranks.
         """
         for parameter in self._fp32_gradients:
             if parameter.grad is None:
@@ -101,10 +101,10 @@ class Engine:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, keep_scale: bool = False) -> bool:
-        """Clips by the global norm and updates; True if applied, False where a gradient was not finite.
+        """Clip by the global norm and update; return True if applied, False if a gradient was not finite.
 
-        The gradients are gone afterwards in either case. `keep_scale`: this step says nothing of fp16's loss scale.
-        Raises UserError when that cannot be lowered.
+        Clears the gradients in either case. `keep_scale`: this step does not affect fp16's loss scale. Raises
+        UserError if the loss scale cannot be lowered.
         """
         with torch.no_grad():
             if self._sharded:
@@ -118,55 +118,55 @@ class Engine:
 
     @property
     def grad_norm(self) -> float:
-        """Global L2 norm of the last step's gradient, before clipping; inf where it was not finite. Waits for the
-        device: for log steps."""
+        """Global L2 norm of the last step's gradient, before clipping; inf if not finite. Syncs with the device, so
+        read it at log steps only."""
         norm = float(self._norm)
         return norm if self._applied and math.isfinite(norm) else math.inf
 
     @property
     def loss_scale(self) -> float:
-        """What fp16 multiplies the loss with; 1 in other precisions."""
+        """The factor that fp16 multiplies the loss by; 1 in other precisions."""
         return float(self._wrapper.loss_scale) if self.precision == "fp16" else 1.0
 
     lr = 0.0
     """The learning rate of the last step."""
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the next step."""
+        """Set the learning rate of the next step."""
         self.lr = lr
         for group in self._optimizer.param_groups:
             group["lr"] = lr
 
     def trust_ratios(self) -> dict[str, Tensor]:
-        """LAMB's trust ratio of each parameter that has one at the last update; {} for other optimizers."""
+        """Return LAMB's trust ratios of the last update by parameter; {} for other optimizers."""
         return self._optimizer.trust_ratios() if isinstance(self._optimizer, Lamb) else {}
 
     def mean_trust_ratio(self) -> float | None:
-        """Their mean; None before the first update and for other optimizers."""
+        """Return the mean trust ratio; None before the first update and for other optimizers."""
         mean = self._optimizer.mean_trust_ratio() if isinstance(self._optimizer, Lamb) else None
         return None if mean is None else float(mean)
 
     SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
     def scaler_state(self) -> dict[str, float]:
-        """fp16: state of the loss scaler, for the checkpoint (JSON); {} in other precisions."""
+        """Return fp16's loss scaler state for the checkpoint (JSON); {} in other precisions."""
         if self.precision != "fp16":
             return {}
         return {key: getattr(self._wrapper.loss_scaler, key) for key in self.SCALER_STATE}
 
     def load_scaler_state(self, state: Mapping[str, float]) -> None:
-        """Sets the loss scaler as `scaler_state` found it; what an fp32 or bf16 run saved changes nothing."""
+        """Restore the loss scaler from `scaler_state`; a no-op for the state of an fp32 or bf16 run."""
         if self.precision == "fp16":
             for key in state.keys() & set(self.SCALER_STATE):
                 setattr(self._wrapper.loss_scaler, key, state[key])
 
     def close(self) -> None:
-        """Takes DeepSpeed's hooks off the model."""
+        """Remove DeepSpeed's hooks from the model."""
         self._engine.destroy()
 
     def _step_unsharded(self) -> None:
-        """Stage 0. DeepSpeed's own clipping sums squares in fp32, which on a CPU is off by 1e-3 for large tensors, and
-        under bf16 takes the norm of gradients rounded to bf16."""
+        """Clip and step at stage 0. DeepSpeed's own clipping sums squares in fp32, which on a CPU is off by 1e-3
+        for large tensors, and under bf16 takes the norm of gradients rounded to bf16."""
         gradients = [p.grad for p in self.module.parameters() if p.requires_grad and p.grad is not None]
         norm = float(torch.stack([squared_norm(g.view(-1)) for g in gradients]).sum().sqrt())
         self._norm, self._applied = norm, math.isfinite(norm)
@@ -187,13 +187,14 @@ class Engine:
         self._norm = self._engine.get_global_grad_norm()
 
     def _keep_gradients_in_fp32(self) -> None:
-        """Stage 0 in bf16: autograd accumulates, and DeepSpeed sums over ranks, in the gradient's precision."""
+        """Keep gradients in fp32 at stage 0 in bf16: autograd and DeepSpeed sum in the gradient's precision."""
         self._fp32_gradients = [p for group in self._wrapper.fp16_groups for p in group]
         for parameter in self._fp32_gradients:
             parameter.grad_dtype = torch.float32
 
     def _defer_scale_updates(self) -> None:
-        """DeepSpeed changes the loss scale before it unscales: a scale that grows would halve that step's gradient."""
+        """Defer loss scale updates: DeepSpeed applies them before unscaling, so growth would halve that step's
+        gradient."""
         self._change_scale = self._wrapper._update_scale
         self._wrapper._update_scale = self._scale_updates.append
 
@@ -213,10 +214,10 @@ class Engine:
 def build_engine(
     model: nn.Module, config: RunConfig, world: World, *, zero: Mapping[str, Any] | None = None
 ) -> Engine:
-    """Puts `model` under DeepSpeed as `config` says. Collective; `world` has been started.
+    """Wrap `model` in DeepSpeed according to `config`. Collective; `world` must have been started.
 
-    Rank 0's weights are everybody's; in low precision the masters start from them in fp32, unrounded. `zero` adds to
-    DeepSpeed's `zero_optimization` section. Raises UserError for a stage and precision that do not go together.
+    All ranks get rank 0's weights; in low precision the masters start from them in fp32, unrounded. `zero` adds to
+    DeepSpeed's `zero_optimization` section. Raises UserError for an unsupported combination of stage and precision.
     """
     precision = resolve_precision(config, world.device.type)
     deepspeed = import_deepspeed(world)
@@ -245,7 +246,8 @@ def _share_rank_0(model: nn.Module, world: World) -> None:
 
 
 def _adder(world: World) -> Callable[[Tensor], None]:
-    """Adds a small tensor up over the ranks, in place; over gloo where the optimizer is offloaded to the CPU."""
+    """Return a function that sums a small tensor over ranks in place; over gloo if the optimizer is offloaded to
+    the CPU."""
 
     def sum_over_ranks(values: Tensor) -> None:
         apart = values.device.type != world.device.type

@@ -1,7 +1,7 @@
 """Map the flat tensors of DeepSpeed's optimizer, after `initialize`, to named parameters.
 
-Where the pieces are, by what DeepSpeed
-(0.19) put around our optimizer; found by experiment, held by tests/multirank:
+Where the pieces are, by DeepSpeed's (0.19) wrapper around our optimizer; found by experiment, tested in
+tests/multirank:
 
 | stage, precision  | DeepSpeed's class             | flat tensors                       | parameters in order      |
 |-------------------|-------------------------------|------------------------------------|--------------------------|
@@ -11,9 +11,9 @@ Where the pieces are, by what DeepSpeed
 | 1 fp32, fp16; 2   | DeepSpeedZeroOptimizer        | single_partition_of_fp32_groups[i] | round_robin_bit16_groups |
 | 3                 | DeepSpeedZeroOptimizer_Stage3 | fp32_partitioned_groups_flat[k]    | fp16_groups[k]           |
 
-At stages 1 and 2 a rank holds the elements from rank * flat.numel() on of a whole group, zeros behind its end. At
-stage 3 it holds its share of each parameter of a sub-group, and what lies behind a parameter's end is
-uninitialised memory until it is set to zero here. Everything is told by attributes: nothing here imports DeepSpeed.
+At stages 1 and 2 a rank holds the elements of a whole group from rank * flat.numel() on, padded with zeros. At
+stage 3 it holds its share of each parameter of a sub-group, and the padding after a parameter is uninitialised
+memory until it is set to zero here. Wrappers are recognised by their attributes: nothing here imports DeepSpeed.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,10 @@ from pretrain.optim.flat_layout import Layout, Segment, whole
 def build_partition_map(
     wrapper: Any, optimizer: Optimizer, module: nn.Module, rank: int, size: int
 ) -> PartitionMap:
-    """The map of a model after `deepspeed.initialize`.
+    """Build the partition map of a model after `deepspeed.initialize`.
 
     `wrapper`: the engine's `optimizer`; `optimizer`: our own inside it. Sets stage 3's padding to zero. Raises
-    RuntimeError where the pieces do not add up to the parameters: then DeepSpeed's layout is another than known here.
+    RuntimeError if the pieces do not add up to the parameters: DeepSpeed's layout has changed.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     flats, refresh = _flats(wrapper, optimizer, names, rank)
@@ -59,7 +59,7 @@ Found = tuple[list[Flat], Callable[[], None]]  # flat tensors, and what makes th
 
 
 def _flats(wrapper: Any, optimizer: Optimizer, names: Names, rank: int) -> Found:
-    """The table above, told by the attributes of DeepSpeed's classes."""
+    """Select the row of the table above by the attributes of DeepSpeed's classes."""
     if wrapper is optimizer:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return [Flat(p, whole(names[id(p)], p.numel())) for p in parameters], lambda: None
@@ -81,7 +81,7 @@ def _flats(wrapper: Any, optimizer: Optimizer, names: Names, rank: int) -> Found
 
 
 def _unsharded_flats(wrapper: Any, names: Names) -> Found:
-    """Stage 0 in low precision: an fp32 master beside each parameter."""
+    """Find the flat tensors of stage 0 in low precision: one fp32 master per parameter."""
     pairs = [
         (master, parameter)
         for masters, parameters in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True)
@@ -96,7 +96,7 @@ def _unsharded_flats(wrapper: Any, names: Names) -> Found:
 
 
 def _group_flat(tensor: Tensor, parameters: list[tuple[str, int, int]], rank: int) -> Flat:
-    """This rank's slice of a flattened group. `parameters`: (name, elements, start in the flattened group)."""
+    """Describe this rank's slice of a flattened group. `parameters`: (name, elements, start in the flattened group)."""
     low, high = rank * tensor.numel(), (rank + 1) * tensor.numel()
     segments = []
     for index, (_, numel, at) in enumerate(parameters):
@@ -123,7 +123,7 @@ def _stage_3_flats(wrapper: Any, names: Names, rank: int) -> Found:
 
 
 def _sub_group_flat(tensor: Tensor, parameters: list[tuple[str, Any]], rank: int) -> Flat:
-    """This rank's shares of a sub-group, one behind the other, each padded to the parameter's longest share."""
+    """Describe this rank's shares of a sub-group, concatenated, each padded to the parameter's longest share."""
     segments, at = [], 0
     for index, (_, parameter) in enumerate(parameters):
         share, length = _share(parameter, rank)
@@ -137,7 +137,7 @@ def _sub_group_flat(tensor: Tensor, parameters: list[tuple[str, Any]], rank: int
 
 
 def _share(parameter: Any, rank: int) -> tuple[int, int]:
-    """(elements that stage 3 sets aside for a share, elements of the parameter in this rank's share)."""
+    """Return (elements allocated per share at stage 3, elements of the parameter in this rank's share)."""
     share = parameter.partition_numel()
     return share, max(0, min(share, parameter.ds_numel - rank * share))
 
@@ -147,7 +147,7 @@ def _shape(parameter: Any) -> torch.Size:
 
 
 def _fixed(name: str, parameter: Any, rank: int) -> Fixed:
-    """The piece of a frozen parameter on this rank: all of it, or at stage 3 this rank's share."""
+    """Return this rank's piece of a frozen parameter: all of it, or at stage 3 this rank's share."""
     if not hasattr(parameter, "ds_tensor"):
         return Fixed(name, 0, parameter.detach().view(-1), split=False)
     share, length = _share(parameter, rank)

@@ -1,10 +1,10 @@
-"""Give DeepSpeed's optimizer the gradients of this step's backward passes, and no others.
+"""Give DeepSpeed's optimizer exactly the gradients of this step's backward passes.
 
-DeepSpeed (0.19) keeps pieces of gradients from one step to the next and looks only at the parameters that the last
-micro-batch used. `complete` goes before each step, `forget` after it, applied or not; then a gradient that is missing
-counts as zero, at every stage, with and without offload. Everything is told by attributes, as in flat_tensors.py.
+DeepSpeed (0.19) keeps pieces of gradients between steps and looks only at the parameters that the last micro-batch
+used. Call `complete` before each step and `forget` after it, applied or not; then a missing gradient counts as zero
+at every stage, with and without offload. Wrappers are recognised by attributes, as in flat_tensors.py.
 
-| where                   | what goes wrong unmended                                                               |
+| where                   | what goes wrong without the fix                                                        |
 |-------------------------|----------------------------------------------------------------------------------------|
 | stage 1 bf16            | a parameter unused on this rank is left out of its norm and clipping, though the sum   |
 |                         | over ranks has a gradient for it: ranks clip differently                               |
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def complete(wrapper: Any) -> None:
-    """Makes the step see the gradient of every parameter that some micro-batch of it used."""
+    """Make the step see the gradient of every parameter that any of its micro-batches used."""
     if hasattr(wrapper, "fp32_groups_has_gradients"):
         flags = wrapper.fp32_groups_has_gradients
         flags[:] = [[True] * len(group) for group in flags]
@@ -38,7 +38,7 @@ def complete(wrapper: Any) -> None:
 
 
 def forget(wrapper: Any) -> None:
-    """Makes the next step start from nothing."""
+    """Clear all gradients, so that the next step starts from zero."""
     if hasattr(wrapper, "grad_partitions_flat_buffer"):
         wrapper.grad_partitions_flat_buffer.zero_()
     if not is_offloaded(wrapper):
@@ -53,7 +53,7 @@ def forget(wrapper: Any) -> None:
 
 
 def is_offloaded(wrapper: Any) -> bool:
-    """Whether masters, moments and the step are on the CPU."""
+    """Return whether masters, moments and the step are on the CPU."""
     return bool(getattr(wrapper, "cpu_offload", False) or getattr(wrapper, "offload_optimizer", False))
 
 

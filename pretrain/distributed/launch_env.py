@@ -1,6 +1,7 @@
 """Read a process's place among the ranks of a run from the environment that its launcher has set.
 
-torchrun, the deepspeed launcher, Slurm's `srun`, or nothing (a single process). Nobody else reads these variables.
+Supports torchrun, the deepspeed launcher, Slurm's `srun`, or none (a single process). No other module reads these
+variables.
 """
 
 import os
@@ -16,15 +17,15 @@ DEFAULT_PORT = 29500
 
 
 def place(variables: Mapping[str, str]) -> dict[str, Any]:
-    """This process's rank, size, local_rank, local_size and node, and the address and port of rank 0, by name; {} for a
-    single process. Raises UserError for variables that are missing or no numbers."""
+    """Return this process's rank, size, local_rank, local_size and node, and rank 0's address and port, by name; {}
+    for a single process. Raises UserError for missing or non-numeric variables."""
     if "RANK" in variables and "WORLD_SIZE" in variables:
         return _from_launcher(variables)
     return _from_slurm(variables) if _is_slurm_task(variables) else {}
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun, deepspeed or `srun` has started this process as one of the ranks of a run."""
+    """Return whether torchrun, deepspeed or `srun` started this process as a rank."""
     variables = os.environ if environment is None else environment
     if "RANK" in variables and "WORLD_SIZE" in variables:
         return True
@@ -32,7 +33,7 @@ def is_launched(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def _from_launcher(variables: Mapping[str, str]) -> dict[str, Any]:
-    """torchrun, or DeepSpeed's launcher (LOCAL_SIZE, CROSS_RANK)."""
+    """Read the variables of torchrun or DeepSpeed's launcher (LOCAL_SIZE, CROSS_RANK)."""
     size = _number(variables, "WORLD_SIZE")
     local_size = _number(variables, "LOCAL_WORLD_SIZE", "LOCAL_SIZE", default=size)
     rank = _number(variables, "RANK")
@@ -48,7 +49,7 @@ def _from_launcher(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_slurm_task(variables: Mapping[str, str]) -> bool:
-    """Started by `srun`. A batch script has a SLURM_PROCID too, but is no step: it is a single process."""
+    """Return whether `srun` started this process. A batch script has SLURM_PROCID too, but is a single process."""
     in_step = "SLURM_STEP_ID" in variables or "SLURM_JOB_ID" not in variables
     return in_step and "SLURM_PROCID" in variables and "SLURM_NTASKS" in variables
 
@@ -68,13 +69,13 @@ def _from_slurm(variables: Mapping[str, str]) -> dict[str, Any]:
         "local_size": per_node[min(node, len(per_node) - 1)],
         "node": node,
         "address": variables.get("MASTER_ADDR") or _first_host(variables),
-        # Derived alike on all ranks; below the range that systems hand out to outgoing connections.
+        # The same on all ranks; below the range of ephemeral ports.
         "port": _number(variables, "MASTER_PORT", default=20_000 + (job * 16 + step) % 10_000),
     }
 
 
 def _tasks_per_node(counts: str) -> list[int]:
-    """Slurm's short form, for example `4(x2),3`, as one number a node."""
+    """Expand Slurm's short form, for example `4(x2),3`, to one number per node."""
     numbers: list[int] = []
     for part in counts.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -87,7 +88,7 @@ def _tasks_per_node(counts: str) -> list[int]:
 
 
 def _first_host(variables: Mapping[str, str]) -> str:
-    """The node of rank 0: the first of the step's node list, which Slurm's own tool unfolds."""
+    """Return rank 0's node: the first of the step's node list, expanded by scontrol."""
     nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     if nodes and not re.search(r"[\[,]", nodes):
         return nodes

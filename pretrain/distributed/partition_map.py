@@ -1,6 +1,6 @@
 """Read and write the values of named pieces of DeepSpeed's flat tensors.
 
-The same map serves the norms of LAMB, and saving and loading by name. flat_tensors.py finds the pieces.
+The map is used for LAMB's norms and for saving and loading by name. flat_tensors.py finds the pieces.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ Reader = Callable[[str, str, int, int], Tensor | None]
 
 @dataclass(frozen=True)
 class Flat:
-    """One tensor that the optimizer updates on this rank (fp32), and what lies in it."""
+    """One fp32 tensor that the optimizer updates on this rank, and its contents."""
 
     tensor: Tensor
     layout: Layout
@@ -50,20 +50,20 @@ class PartitionMap:
     size: int
     optimizer: Optimizer
     refresh: Callable[[], None]
-    """Makes the module's own copies follow the masters. Collective."""
+    """Updates the module's own copies from the masters. Collective."""
 
     layouts: dict[int, Layout]
     """Layout of each flat tensor, by its id."""
 
     def layout_of(self, tensor: Tensor) -> Layout:
-        """The layout of a tensor that the optimizer updates."""
+        """Return the layout of a tensor that the optimizer updates."""
         return self.layouts[id(tensor)]
 
     def fragments(self) -> Iterator[Fragment]:
-        """This rank's pieces of masters, moments, frozen parameters and buffers, as views.
+        """Return this rank's pieces of masters, moments, frozen parameters and buffers, as views.
 
-        Over all ranks every element of every tensor comes exactly once. What is replicated (stage 0) is shared
-        out evenly by elements; frozen parameters and buffers are rank 0's, where they are not split.
+        Over all ranks, every element of every tensor occurs exactly once. Replicated tensors (stage 0) are divided
+        evenly by elements; frozen parameters and buffers are rank 0's unless split.
         """
         for kind in KINDS:
             for name, start, values in self._trainable(kind):
@@ -89,7 +89,7 @@ class PartitionMap:
 
     @torch.no_grad()
     def load(self, read: Reader, updates: int, kinds: Iterable[str] = KINDS) -> None:
-        """Fills this rank's pieces of `kinds` from `read`, then makes the module follow. Collective.
+        """Fill this rank's pieces of `kinds` from `read`, then update the module. Collective.
 
         `updates`: number of updates that the moments have seen, for the bias correction. Moments that are not
         among `kinds` become zero. Padding becomes zero.
@@ -117,13 +117,13 @@ class PartitionMap:
 
     @property
     def updates(self) -> int:
-        """Updates that the optimizer has made: the counter of its bias correction."""
+        """Return the optimizer's number of updates: the counter of its bias correction."""
         counts = {int(self._state(flat)["step"]) for flat in self.flats}
         assert len(counts) == 1, f"tensors with different numbers of updates: {sorted(counts)}"
         return counts.pop()
 
     def restart_bias_correction(self) -> None:
-        """The optimizer counts its updates anew; weights and moments stay."""
+        """Reset the optimizer's update count; keep weights and moments."""
         for flat in self.flats:
             self._set_updates(flat, 0)
 
@@ -137,7 +137,7 @@ class PartitionMap:
         return tensor.detach().view(-1)
 
     def _state(self, flat: Flat) -> dict[str, Any]:
-        """The optimizer's state of a tensor, made as before its first update where there is none yet."""
+        """Return the optimizer's state of a tensor, initialised as before its first update if missing."""
         state = self.optimizer.state[flat.tensor]
         if not state:
             is_torch = type(self.optimizer).__module__.startswith("torch.")

@@ -11,14 +11,14 @@ DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 
 
 def resolve_precision(config: RunConfig, device: str) -> str:
-    """fp32, bf16 or fp16: what `train.precision` means on this type of device."""
+    """Resolve `train.precision` to fp32, bf16 or fp16 for this type of device."""
     if config.train.precision != "auto":
         return config.train.precision
     return "bf16" if device == "cuda" else "fp32"
 
 
 def sees_gpus(device_files: Sequence[str] = DEVICE_FILES) -> bool:
-    """Whether torch sees a GPU. It is asked only where there may be one: importing it takes seconds."""
+    """Return whether torch sees a GPU. Imports torch, which takes seconds, only if there may be one."""
     none = sys.platform == "linux" and not any(Path(file).exists() for file in device_files)
     if none and "torch" not in sys.modules:
         return False

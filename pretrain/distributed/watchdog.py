@@ -1,7 +1,7 @@
 """End a process that hangs, with its stack in its log, unless it is fed before a time limit.
 
-A hang has one cause and many victims: a rank that waits for a dead disk holds up all others in the next collective.
-Every rank has a watchdog, so that the log of each says where it stood.
+One hanging rank, for example on a dead disk, blocks all others in the next collective. Every rank has a watchdog,
+so that each log shows where its rank was.
 """
 
 import faulthandler
@@ -16,14 +16,14 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 
 STACK_SECONDS = 5.0
-"""Seconds between the stack and the end: the other ranks, whose clocks run out a little later, write theirs."""
+"""Seconds between writing the stack and ending the process, so that the other ranks' timeouts write theirs too."""
 
 
 class Watchdog:
-    """While it is open, the process may not go without `feed` for `limit` seconds (0: for ever).
+    """End the process if it goes without `feed` for `limit` seconds while open (0: no limit).
 
     Neither part needs the interpreter, which a hang may hold: faulthandler's own thread writes the stacks of all
-    threads, and the kernel's alarm ends the process by SIGALRM. Whoever started it starts it again."""
+    threads, and the kernel's alarm ends the process by SIGALRM. The launcher restarts it."""
 
     def __init__(self, limit: float, log: Path) -> None:
         self._limit, self._path = limit, log
@@ -44,7 +44,7 @@ class Watchdog:
             self._log.close()
 
     def _opened(self) -> IO[Any]:
-        """A run folder that has gone is not made anew: what comes back in its place would lie inside it."""
+        """Open the log; do not recreate a deleted run folder."""
         try:
             self._path.parent.mkdir(exist_ok=True)
             return self._path.open("ab")
@@ -52,17 +52,17 @@ class Watchdog:
             return os.fdopen(os.dup(2), "ab")
 
     def feed(self) -> None:
-        """Something came to its end: the time begins anew."""
+        """Restart the timer after progress."""
         if self._limit:
             faulthandler.dump_traceback_later(self._limit, file=self._log)
             signal.setitimer(signal.ITIMER_REAL, self._limit + STACK_SECONDS)
 
 
 def rank_log(config: RunConfig, world: World) -> Path:
-    """Where a rank that hangs leaves its stack."""
+    """Return the file to which a hanging rank writes its stack."""
     return Path(config.run.dir) / "logs" / f"rank-{world.rank}.log"
 
 
 def patience(config: RunConfig) -> timedelta:
-    """How long ranks wait for each other: longer than a step may take, so that the watchdog speaks first."""
+    """Return how long ranks wait for each other: longer than the step limit, so that the watchdog fires first."""
     return timedelta(seconds=max(1800.0, config.run.step_limit + 600.0))

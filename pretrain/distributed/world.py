@@ -1,4 +1,4 @@
-"""Tell who this process is, which device it uses and how ranks talk, from the launcher's environment.
+"""Determine this process's rank and device from the launcher's environment, and connect the ranks.
 
 Built once, by the entry point, and passed down.
 """
@@ -18,7 +18,7 @@ from pretrain.distributed.launch_env import DEFAULT_PORT, place
 
 Found = TypeVar("Found")
 REFUSED = 2
-"""Exit code after what a person can put right."""
+"""Exit code after an error the user can fix."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class World:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "World":
-        """The world that the launcher's variables describe. Starts nothing.
+        """Build the world that the launcher's variables describe. Starts nothing.
 
         Raises UserError for variables that contradict each other and for ranks without a GPU of their own.
         """
@@ -63,7 +63,7 @@ class World:
         return replace(world, device=_device(world))
 
     def start(self, timeout: timedelta = timedelta(minutes=30)) -> "World":
-        """Connects the ranks (NCCL on CUDA, else gloo) and returns the world that can send messages."""
+        """Connect the ranks (NCCL on CUDA, else gloo) and return the world that can send messages."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if not dist.is_initialized():
@@ -74,7 +74,7 @@ class World:
         return replace(self, timeout=timeout, messages=group)
 
     def stop(self) -> None:
-        """Takes the connections down; harmless without any."""
+        """Close the connections; a no-op without any."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -82,11 +82,11 @@ class World:
     # collectives of the training step. All ranks call them in the same order.
 
     def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's `value`, on every rank. Anything JSON can hold, so that nothing received is ever executed."""
+        """Send rank 0's `value` to every rank, as JSON, so that nothing received is ever executed."""
         return self.gather(value if self.rank == 0 else None)[0] if self.size > 1 else value
 
     def gather(self, value: Any) -> list[Any]:
-        """The `value` of each rank, in order of rank, on every rank. Anything JSON can hold."""
+        """Gather the `value` of each rank, in rank order, on every rank, as JSON."""
         if self.size == 1:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -101,10 +101,10 @@ class World:
         ]
 
     def together(self, action: Callable[[], Any]) -> list[Any]:
-        """What `action` returns on each rank (JSON), in order of rank, on every rank.
+        """Run `action` on each rank; gather the results (JSON), in rank order, on every rank.
 
-        Where it raises on some rank, all raise: the others what the first such rank tells, as a UserError where it is
-        one for a person, as a RuntimeError where the program failed."""
+        If it raises on some rank, all ranks raise: the others raise the first such rank's message, as a UserError
+        if that was one, else as a RuntimeError."""
         told: dict[str, Any] = {}
         raised: Exception | None = None
         try:
@@ -133,23 +133,23 @@ class World:
         return [one["value"] for one in found]
 
     def apart(self) -> "World":
-        """The same ranks with messages of their own, for a thread beside the training loop: neither waits for, nor
-        comes between, the other's. All ranks call this."""
+        """Return the same ranks with a separate message group, for a thread beside the training loop, so that
+        neither blocks or reorders the other's messages. All ranks call this."""
         if self.messages is None:
             return self
         return replace(self, messages=dist.new_group(backend="gloo", timeout=self.timeout))
 
     def sum_max(self, sums: Sequence[float], maxima: Sequence[int]) -> "SumMax":
-        """Starts to add up `sums` and to find the largest of `maxima` over the ranks; `wait` has the result.
+        """Start all-reducing `sums` (sum) and `maxima` (max) over the ranks; `wait` returns the result.
 
-        Returns at once, so that the numbers of the next step travel while this one computes. Sums are float64:
+        Returns at once, so that communication for the next step overlaps with computing this one. Sums are float64:
         counts are exact up to 2**53.
         """
         return SumMax(self, sums, maxima)
 
 
 class SumMax:
-    """Two small all-reduces under way."""
+    """Two small all-reduces in progress."""
 
     def __init__(self, world: World, sums: Sequence[float], maxima: Sequence[int]) -> None:
         self._kinds = [type(value) for value in sums]
@@ -164,7 +164,7 @@ class SumMax:
                     )
 
     def wait(self) -> tuple[list[Any], list[int]]:
-        """(sums, maxima), equal on all ranks; a sum has the type of the number that this rank gave."""
+        """Return (sums, maxima), equal on all ranks; each sum has the type of this rank's input."""
         while self._works:
             self._works.pop(0).wait()
         sums = [kind(value) for kind, value in zip(self._kinds, self._sums.tolist(), strict=True)]
@@ -172,8 +172,8 @@ class SumMax:
 
 
 def raise_on_all_ranks(world: World, check: Callable[[], Found]) -> Found:
-    """What `check` finds. All ranks call this; where it is refused on some, it is refused on all, and in one line:
-    the first rank raises that UserError, the others end with its exit code and say nothing."""
+    """Run `check` and return its result. All ranks call this. If it raises UserError on any rank, the first rank
+    raises it and the others exit silently with its exit code."""
     found: list[Found] = []
     try:
         world.together(lambda: found.append(check()))
@@ -185,7 +185,7 @@ def raise_on_all_ranks(world: World, check: Callable[[], Found]) -> Found:
 
 
 def check_gpus(ranks: int) -> None:
-    """Raises UserError where this machine has GPUs, but not one for each of so many ranks."""
+    """Raise UserError if this machine has GPUs, but fewer than one per rank."""
     if torch.cuda.is_available() and ranks > torch.cuda.device_count():
         raise UserError(
             f"{ranks} ranks on a machine with {torch.cuda.device_count()} GPU(s)",
@@ -196,7 +196,7 @@ def check_gpus(ranks: int) -> None:
 
 
 def _device(world: World, count: Callable[[], int] = torch.cuda.device_count) -> torch.device:
-    """One GPU a rank; a launcher may also show each rank nothing but its own."""
+    """Choose one GPU per rank; a launcher may also make only its own GPU visible to each rank."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     devices = count()

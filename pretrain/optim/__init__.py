@@ -1,1 +1,1 @@
-"""Optimize with the same updates however DeepSpeed cuts the parameters; and learning-rate schedules."""
+"""Compute optimizer updates that do not depend on how DeepSpeed shards parameters, and learning-rate schedules."""

@@ -1,4 +1,4 @@
-"""Update flat tensors with LAMB whose trust ratios are those of the parameters in them.
+"""Update flat tensors with LAMB, with one trust ratio per parameter in them.
 
 You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes". Weight decay is inside the
 update. Three variants are in use (`optim.variant`):
@@ -9,16 +9,16 @@ update. Three variants are in use (`optim.variant`):
 | google  | no              | no decay, trust ratio 1             | google-research/albert     |
 | paper   | yes             | decay and trust ratio as all others | Algorithm 2                |
 
-A trust ratio is 1 where a norm is 0. Clipping is the engine's, before the moments, over the norm of all gradients;
-NVIDIA's kernel does the same inside the optimizer.
+A trust ratio is 1 if either norm is 0. The engine clips by the global gradient norm before the moments; NVIDIA's
+kernel does the same inside the optimizer.
 
-Under ZeRO a rank holds flat slices of many parameters. Goal: the update of an unsharded LAMB, on every rank.
+Under ZeRO a rank holds flat slices of many parameters. Goal: the same update as unsharded LAMB, on every rank.
 Phases of `step`:
-    1. one pass over each flat tensor: moments, the update u in the gradient's place, and squared norms of w and u,
-       piece by piece (see `Layout`); padding is in no piece and stays as it is;
-    2. the squared norms summed per parameter over the ranks in one small all-reduce, float64;
+    1. one pass over each flat tensor: moments, the update u written over the gradient, and squared norms of w and u
+       per segment (see `Layout`); padding is in no segment and is unchanged;
+    2. one small float64 all-reduce sums the squared norms per parameter over ranks;
     3. one pass: w <- w - lr * ratio * u.
-The passes are in pretrain/kernels: Triton's on CUDA, the same in torch elsewhere.
+The passes are in lamb_triton.py (CUDA) and lamb_torch.py (elsewhere).
 """
 
 from collections.abc import Callable, Iterable
@@ -35,8 +35,8 @@ from pretrain.optim.lamb_torch import choose, coefficients
 class Lamb(Optimizer):
     """LAMB over plain tensors, or over the flat tensors of a sharding engine after `use_layouts`.
 
-    `step` overwrites the gradients with the updates. State of a tensor: `exp_avg`, `exp_avg_sq`, and `step`, the
-    number of its updates so far.
+    `step` overwrites the gradients with the updates. State per tensor: `exp_avg`, `exp_avg_sq`, and `step`, its
+    number of updates so far.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Lamb(Optimizer):
         trust_clamp: tuple[float, float] | None = None,
         kernels: str = "auto",
     ) -> None:
-        """A group has trust ratios if it says `trust=True`, or nothing of it and has weight decay. `kernels`: see
-        pretrain.optim.lamb_torch.choose."""
+        """Set up LAMB. A group has trust ratios if `trust` is True, or if `trust` is absent and it has weight
+        decay. `kernels`: see pretrain.optim.lamb_torch.choose."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         for group in self.param_groups:
             group.setdefault("trust", group["weight_decay"] != 0)
@@ -63,13 +63,13 @@ class Lamb(Optimizer):
     def use_layouts(
         self, layout_of: Callable[[Tensor], Layout], sum_over_ranks: Callable[[Tensor], None] | None
     ) -> None:
-        """Takes the pieces of each tensor from `layout_of`; `sum_over_ranks` adds a small tensor up in place."""
+        """Set the function that returns a tensor's layout; `sum_over_ranks` sums a small tensor over ranks in place."""
         self._layout_of, self._sum_over_ranks = layout_of, sum_over_ranks
         self._ratios.clear()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every tensor that has a gradient. Collective where tensors are split over ranks."""
+        """Update every tensor that has a gradient. Collective if tensors are split over ranks."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -91,7 +91,7 @@ class Lamb(Optimizer):
         return loss
 
     def trust_ratios(self) -> dict[str, Tensor]:
-        """Trust ratio of each parameter that has one at its last update, by name; float64 scalars, no sync."""
+        """Return the last update's trust ratios by parameter name: float64 scalars, no device sync."""
         return {
             name: ratio
             for names, ratios in self._ratios.values()
@@ -99,7 +99,7 @@ class Lamb(Optimizer):
         }
 
     def mean_trust_ratio(self) -> Tensor | None:
-        """Their mean, a float64 scalar on the device; None before the first update."""
+        """Return the mean trust ratio, a float64 scalar on the device; None before the first update."""
         return torch.cat([ratios for _, ratios in self._ratios.values()]).mean() if self._ratios else None
 
     def _layout(self, group: dict[str, Any], position: int, tensor: Tensor) -> Layout:
@@ -109,7 +109,7 @@ class Lamb(Optimizer):
         return whole(f"{index}.{position}", tensor.numel())
 
     def _update(self, group: dict[str, Any], tensor: Tensor, layout: Layout, passes: Passes) -> Tensor | None:
-        """The first pass over a tensor; its squared norms where it has trust ratios."""
+        """Run the first pass over a tensor; return its squared norms if it has trust ratios."""
         state = self.state[tensor]
         if not state:
             state.update(step=0, exp_avg=torch.zeros_like(tensor), exp_avg_sq=torch.zeros_like(tensor))
@@ -121,7 +121,7 @@ class Lamb(Optimizer):
         )
 
     def _trust_ratios(self, tensors: list[tuple[Layout, Tensor | None]]) -> list[Tensor | None]:
-        """||w|| / ||u|| of each tensor's parameters, 1 where either norm is 0; None for tensors without squares."""
+        """Compute ||w|| / ||u|| per parameter of each tensor, 1 if either norm is 0; None without squares."""
         given = [own for _, own in tensors if own is not None]
         if not any(own.shape[1] for own in given):
             return [None] * len(tensors)

@@ -1,13 +1,13 @@
-"""Compute LAMB's two passes over a flat tensor with its gradient, moments and layout, in plain torch.
+"""Compute LAMB's two passes over a flat tensor in plain torch.
 
     squares = passes.update(...)    moments; the update u in the gradient's place; squared norms of w and u by parameter
     passes.apply(...)               w <- w - lr * ratio * u, once the ratios are known
 
 Torch reads and writes memory for each operation; lamb_triton.py has the same two passes as kernels that touch each
-element once a pass. `choose` says which of the two a tensor gets. In both, padding (what is in no segment of the
-layout) has no part in the norms, and its weights and moments, which are zero, stay zero whatever its gradient holds.
-Both sum squares so that a norm is good to some 1e-7 however long the tensor is and however it is cut: in fp32 over
-at most some thousand elements, then in float64.
+element once per pass. `choose` selects between them. In both, padding (elements in no segment of the layout) is
+excluded from the norms, and its zero weights and moments stay zero for any gradient. Both sum squares in fp32 over
+at most a few thousand elements, then in float64, so that norms are accurate to about 1e-7 for any tensor length and
+any sharding.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from pretrain.optim.flat_layout import Coefficients, Layout, Passes, squared_nor
 
 
 def coefficients(group: dict[str, Any], updates: int, bias_correction: bool) -> Coefficients:
-    """Those of a group's update number `updates`, counted from 1."""
+    """Compute the coefficients of a group's update number `updates`, counted from 1."""
     beta1, beta2 = group["betas"]
     steps = updates if bias_correction else math.inf  # beta^inf = 0: no correction
     root = math.sqrt(1 - beta2**steps)
@@ -39,7 +39,7 @@ def update(
     numbers: Coefficients,
     norms: bool,
 ) -> Tensor | None:
-    """See Passes. Sets the gradient of the padding to zero."""
+    """Compute moments and the update, see Passes. Sets the gradient of the padding to zero."""
     for start, length in layout.padding():
         gradient.view(-1)[start : start + length].zero_()
     first.lerp_(gradient, 1 - numbers.beta1)
@@ -54,7 +54,7 @@ def update(
 
 
 def apply(weights: Tensor, update: Tensor, layout: Layout, ratios: Tensor | None, lr: float) -> None:
-    """See Passes."""
+    """Apply the update, see Passes."""
     if ratios is not None:
         values, scale = update.view(-1), ratios.to(update.dtype)
         for segment in layout.segments:
@@ -66,19 +66,19 @@ TORCH = Passes(update, apply)
 
 
 def choose(tensor: Tensor, kind: str = "auto") -> Passes:
-    """The passes for a flat tensor: Triton's for fp32 on CUDA where triton is installed (with `triton` also on a CPU
-    that interprets them), else torch's, as for an optimizer that is offloaded."""
+    """Choose the passes for a flat tensor: Triton's for fp32 on CUDA if triton is installed (with `triton` also on
+    a CPU in interpreter mode), else torch's, for example for an offloaded optimizer."""
     if kind == "torch" or tensor.dtype != torch.float32:
         return TORCH
     if has_triton() and (tensor.is_cuda or (kind == "triton" and _interpreted())):
-        from pretrain.optim.lamb_triton import TRITON  # where triton is, and only who needs it waits
+        from pretrain.optim.lamb_triton import TRITON  # optional, and slow to import
 
         return TRITON
     return TORCH
 
 
 def name(device: torch.device, kind: str) -> str:
-    """Whose passes step the tensors of a rank on this device under `train.kernels=kind`: triton or torch."""
+    """Return which passes run on this device under `train.kernels=kind`: "triton" or "torch"."""
     found = choose(torch.empty(0, device=device), kind)
     return "torch" if found is TORCH else "triton"
 
@@ -88,7 +88,7 @@ def _interpreted() -> bool:
 
 
 def has_triton() -> bool:
-    """Whether triton, an optional dependency, is installed."""
+    """Return whether triton, an optional dependency, is installed."""
     return importlib.util.find_spec("triton") is not None
 
 

@@ -1,15 +1,14 @@
-"""Compute LAMB's two passes of lamb_torch.py as Triton kernels: the same arguments, the same results. The only import
-of triton.
+"""Compute LAMB's two passes as Triton kernels. Same arguments and results as lamb_torch.py; the only import of triton.
 
-A flat tensor is cut at each multiple of BLOCK elements and at the borders of its segments. Such a chunk belongs to one
-parameter; a row of the chunk table says which elements it has, and one program works on it. So a segment may start
-anywhere, straddle blocks or fill a part of one; padding is in no chunk and is neither read nor written.
+A flat tensor is cut into chunks at each multiple of BLOCK elements and at segment borders. Each chunk belongs to
+one parameter; its row of the chunk table gives its elements, and one program processes it. So a segment may start
+anywhere, straddle blocks or fill part of one. Padding is in no chunk and is neither read nor written.
 
-Bytes: the first pass reads w, g, m, v and writes m, v, u (28 an element in fp32), the second reads w, u and writes w
-(12). The norms of all must be known before the first weight may change, so that 40 is the least.
+Bytes per element in fp32: the first pass reads w, g, m, v and writes m, v, u (28), the second reads w, u and writes
+w (12). All norms must be known before the first weight changes, so 40 is the minimum.
 
-Norms: a program sums its squares as a tree in fp32 and writes the sum to its own place; a second kernel adds a
-parameter's sums in float64, in the order of the table. No atomics: the same input gives the same bits.
+Norms: each program sums its squares as a tree in fp32 and writes the sum to its own slot; a second kernel adds a
+parameter's sums in float64, in table order. No atomics, so results are bitwise deterministic.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,15 +26,15 @@ from pretrain.optim.flat_layout import Coefficients, Layout, Passes
 
 BLOCK = tl.constexpr(2048)
 LANES = tl.constexpr(1024)
-"""Partial sums that a program of the second kernel adds at a time."""
+"""Number of partial sums that a program of the second kernel adds at a time."""
 COLUMNS = tl.constexpr(4)
 LAUNCH = {"num_warps": 8, "enable_fp_fusion": False}
-"""Eight warps of 32 threads: each thread has 8 elements, two loads of 16 bytes a tensor. Not fused, each operation is
-rounded as torch rounds it; the kernels wait for memory either way."""
+"""Eight warps of 32 threads: each thread has 8 elements, two 16-byte loads per tensor. Without fusion each
+operation rounds as in torch, at no cost: the kernels are memory-bound."""
 
 
 class ChunkTable(NamedTuple):
-    """Which elements each program works on."""
+    """The elements that each program processes."""
 
     chunks: Tensor
     """(chunks, 4) int32, in order of parameter: block of the flat tensor, first element in it, end, parameter."""
@@ -45,7 +44,7 @@ class ChunkTable(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def chunk_table(layout: Layout, device: torch.device) -> ChunkTable:
-    """The table of a layout, on `device`; made once for each."""
+    """Build the chunk table of a layout on `device`, cached per layout."""
     rows = [np.zeros((0, COLUMNS.value), np.int64)]
     for index, start, length, _ in sorted(layout.segments, key=lambda segment: segment.parameter):
         blocks = np.arange(start // BLOCK.value, -(-(start + length) // BLOCK.value))
@@ -61,7 +60,7 @@ def chunk_table(layout: Layout, device: torch.device) -> ChunkTable:
 def _update_elements(
     weights, gradients, firsts, seconds, at, inside, beta1_left, beta2, beta2_left, eps, scale, weight_decay
 ):
-    """Updates the elements `at` where `inside`; the sums of w^2 and u^2 over them."""
+    """Update the elements `at` where `inside`; return the sums of w^2 and u^2 over them."""
     w = tl.load(weights + at, mask=inside, other=0.0)
     g = tl.load(gradients + at, mask=inside, other=0.0)
     m = tl.load(firsts + at, mask=inside, other=0.0)
@@ -92,13 +91,13 @@ def _update_kernel(
     scale,
     weight_decay,
 ):
-    """A chunk: moments, u in the gradient's place, its partial sums to partials[0, chunk] and partials[1, chunk]."""
+    """Process a chunk: moments, u over the gradient, partial sums to partials[0, chunk] and partials[1, chunk]."""
     chunk = tl.program_id(0)
     row = chunks + COLUMNS * chunk
     low, high = tl.load(row + 1), tl.load(row + 2)
     lanes = tl.arange(0, BLOCK)
     at = tl.load(row).to(tl.int64) * BLOCK + lanes
-    if high - low == BLOCK:  # a whole block: without a mask its loads and stores take 16 bytes at a time
+    if high - low == BLOCK:  # a whole block needs no mask, so its loads and stores are 16 bytes wide
         inside = tl.full([BLOCK], 1, tl.int1)
         w_squares, u_squares = _update_elements(
             weights, gradients, firsts, seconds, at, inside, beta1_left, beta2, beta2_left, eps, scale, weight_decay
@@ -114,7 +113,7 @@ def _update_kernel(
 
 @triton.jit
 def _sum_kernel(partials, bounds, squares, count):
-    """Row program_id(1), parameter program_id(0): the sum of its chunks' partial sums, in float64."""
+    """Sum the partial sums of parameter program_id(0), row program_id(1), in float64."""
     parameter, row = tl.program_id(0), tl.program_id(1)
     first, last = tl.load(bounds + parameter), tl.load(bounds + parameter + 1)
     lanes = tl.arange(0, LANES)
@@ -134,7 +133,7 @@ def _apply_elements(weights, updates, at, inside, step):
 
 @triton.jit
 def _apply_kernel(weights, updates, chunks, ratios, lr, HAS_RATIOS: tl.constexpr):
-    """A chunk: w <- w - lr * ratio * u."""
+    """Process a chunk: w <- w - lr * ratio * u."""
     row = chunks + COLUMNS * tl.program_id(0)
     low, high = tl.load(row + 1), tl.load(row + 2)
     lanes = tl.arange(0, BLOCK)

@@ -10,9 +10,9 @@ t: updates done before this one, 0 to T - 1; T: `train.steps`; W: warm-up in upd
 | cosine     | t / W          | (1 + cos(pi (t - W)/(T - W))) / 2 | Hugging Face's cosine                          |
 | constant   | t / W          | 1                             |                                                    |
 
-`nvidia` counts its decay from the start, so that it jumps down at the end of the warm-up, by sqrt(1 - w) for
-p = 0.5, and it counts the update in hand: t + 1, as DeepLearningExamples does. With p = 1 it is the curve of
-google-research/bert, which jumps by 1 - w, taken one update earlier (Google's first update has learning rate 0).
+`nvidia` decays from step 0, so it drops at the end of warm-up by a factor of sqrt(1 - w) for p = 0.5, and it uses t
++ 1, as DeepLearningExamples does. With p = 1 it is the curve of google-research/bert, which drops by a factor of 1
+- w, shifted one update earlier (Google's first update has learning rate 0).
 """
 
 import math
@@ -22,7 +22,7 @@ from pretrain.config.settings import ScheduleSettings
 
 
 def warmup_updates(warmup: float, steps: int) -> int:
-    """`schedule.warmup` in updates: below 1 it is a share of the steps, rounded."""
+    """Convert `schedule.warmup` to updates: a value below 1 is a fraction of the steps, rounded."""
     return round(warmup * steps) if warmup < 1 else int(warmup)
 
 
@@ -31,7 +31,7 @@ def _share(warmup: float, steps: int) -> float:
 
 
 def _after_warmup(t: int, steps: int, warmup: float, decay: Callable[[float], float]) -> float:
-    """t / W before W updates are done, then `decay` of the way done from W to T, 0 to 1."""
+    """Compute t / W during the first W updates, then `decay` of the progress from W to T, 0 to 1."""
     updates = warmup_updates(warmup, steps)
     if t < updates:
         return t / updates
@@ -39,28 +39,28 @@ def _after_warmup(t: int, steps: int, warmup: float, decay: Callable[[float], fl
 
 
 def linear(t: int, steps: int, warmup: float, power: float = 1.0) -> float:
-    """Straight up to 1 at W, straight down to 0 at T."""
+    """Rise linearly to 1 at W, then fall linearly to 0 at T."""
     return _after_warmup(t, steps, warmup, lambda way: 1 - way)
 
 
 def polynomial(t: int, steps: int, warmup: float, power: float = 1.0) -> float:
-    """Straight up to 1 at W, down to 0 at T as a power of the way left."""
+    """Rise linearly to 1 at W, then fall to 0 at T as a power of the remaining fraction."""
     return _after_warmup(t, steps, warmup, lambda way: (1 - way) ** power)
 
 
 def nvidia(t: int, steps: int, warmup: float, power: float = 0.5) -> float:
-    """PolyWarmUp of NVIDIA's DeepLearningExamples: decay counted from step 0, the update in hand counted."""
+    """Compute PolyWarmUp of NVIDIA's DeepLearningExamples: decay from step 0, at t + 1."""
     x, share = min((t + 1) / steps, 1.0), _share(warmup, steps)
     return x / share if x < share else (1 - x) ** power
 
 
 def cosine(t: int, steps: int, warmup: float, power: float = 1.0) -> float:
-    """Straight up to 1 at W, half a cosine down to 0 at T."""
+    """Rise linearly to 1 at W, then fall along half a cosine to 0 at T."""
     return _after_warmup(t, steps, warmup, lambda way: (1 + math.cos(math.pi * way)) / 2)
 
 
 def constant(t: int, steps: int, warmup: float, power: float = 1.0) -> float:
-    """Straight up to 1 at W, then 1."""
+    """Rise linearly to 1 at W, then stay at 1."""
     return _after_warmup(t, steps, warmup, lambda way: 1.0)
 
 
@@ -74,5 +74,5 @@ SCHEDULES: dict[str, Callable[..., float]] = {
 
 
 def learning_rate(t: int, peak: float, steps: int, settings: ScheduleSettings) -> float:
-    """Learning rate of the update after `t` updates, of a run of `steps` with the peak rate `peak`."""
+    """Compute the learning rate of the update after `t` updates, in a run of `steps` with peak rate `peak`."""
     return peak * SCHEDULES[settings.name](t, steps, settings.warmup, settings.power)

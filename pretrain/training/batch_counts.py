@@ -1,7 +1,7 @@
 """Agree with all ranks on the counts of the next global batch, one step ahead.
 
-One small all-reduce per step carries the counts that normalise the loss, the number of micro-batches and requests to
-stop. It is issued for the next step before this one computes, so that nobody waits for it.
+One small all-reduce per step carries the counts that normalise the loss, the number of micro-batches and requests
+to stop. It is issued for the next step before this one computes, so that no rank waits for it.
 """
 
 import signal
@@ -29,22 +29,22 @@ class BatchCounts:
     squares: int
     """Sum of the squared lengths, for the operations of attention."""
     terms: Mapping[str, int]
-    """Name of each term of the loss -> how many predictions it is the mean of."""
+    """Loss term -> number of predictions that it is the mean of."""
     micro_batches: int
-    """Of every rank: as many as the one with the most needs."""
+    """Micro-batches per rank: the maximum over ranks."""
     stop: bool
-    """Some rank was asked to stop: this batch is left to the next attempt."""
+    """Whether any rank was asked to stop: this batch is left to the next attempt."""
     waited: float
-    """Seconds that this rank waited for data before it could go on with this batch: for the shares it announced."""
+    """Seconds that this rank waited for data (the announced shares) before this batch."""
     damage: tuple[str, ...] = ()
-    """Lines about blocks of examples that some rank found missing or changed, and that are left out."""
+    """Messages about blocks of examples that some rank found missing or changed, and that are skipped."""
 
 
 Share = TypeVar("Share", bound=StepShare)
 
 
 class CountsTerms(Protocol):
-    """What an objective says of a share before the step: pretrain/objectives/base.py."""
+    """The counts of a share that an objective gives before the step: see pretrain/objectives/base.py."""
 
     terms: tuple[str, ...]
 
@@ -71,8 +71,8 @@ class StopRequest:
 def with_batch_counts(
     shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms
 ) -> Iterator[tuple[Share, BatchCounts]]:
-    """Yield each share with the counts of its global batch, the terms counted as `objective` does; the next share's are
-    under way while the caller works on this one."""
+    """Yield each share with the counts of its global batch, with terms counted by `objective`. The next share's
+    all-reduce runs while the caller works on this one."""
     share, handle, waited = _announce(shares, world, stop, objective)
     while True:
         (examples, tokens, masked, squares, *of_terms), maxima = handle.wait()
@@ -95,7 +95,8 @@ def with_batch_counts(
 def _announce(
     shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms
 ) -> tuple[Share | UserError, SumMax, float]:
-    """A share that cannot be read is an error only once it is needed: the run may end before it."""
+    """Start the all-reduce of a share's counts. An unreadable share is an error only once needed: the run may end
+    first."""
     started = rank_timing.clock()
     stopping = int(bool(stop.received))
     try:
@@ -111,5 +112,5 @@ def _announce(
 
 
 def _of_all(lines: tuple[str, ...], world: World) -> tuple[str, ...]:
-    """What any rank says, once: ranks that share a stream find the same damage."""
+    """Merge the messages of all ranks without duplicates: ranks that share a stream find the same damage."""
     return tuple(sorted({line for said in world.gather(list(lines)) for line in said}))

@@ -1,4 +1,4 @@
-"""Check a run before any rank starts, in one process and without torch; what is wrong then takes a second to say.
+"""Check a run before any rank starts, in one process and without torch, so that errors show within a second.
 
 The ranks check the same again, since a launcher may have started them elsewhere.
 """
@@ -16,8 +16,8 @@ from pretrain.training.starting_weights import check_starting_weights
 
 
 def check_start(config: RunConfig) -> str:
-    """What to say instead of starting run.ranks ranks here, where nothing is left to do; empty where there is.
-    Raises UserError for what the ranks would refuse. Writes nothing."""
+    """Return a message if nothing is left to do and run.ranks ranks need not start; empty otherwise. Raises
+    UserError for anything the ranks would reject. Writes nothing."""
     _check_gpus(config.run.ranks)
     plans = check_run(config, config.run.ranks)
     check_folder(config, plans)

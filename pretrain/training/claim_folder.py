@@ -1,6 +1,6 @@
-"""Claim the folder of a run: what is its identity, whether the folder is its own, and who holds it.
+"""Claim the folder of a run: compute the run's identity, check that the folder belongs to it, and lock it.
 
-Without torch: the command line asks before any rank starts.
+Does not import torch: the command line calls this before any rank starts.
 """
 
 import fcntl
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pretrain.distributed.world import World
 
 LOCK_WAIT_SECONDS = 5.0
-"""How long a process that was killed may take to go: the same command, given at once, resumes its run."""
+"""How long a killed process may take to exit, so that the same command can be rerun at once."""
 
 
 def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """What decides the weights in one phase: a folder holds one run, and a run has one identity.
+    """Return the settings that determine the weights in one phase: a folder holds one run with one identity.
 
     Ranks, ZeRO stage, micro-batch and intervals are not in it: they may change at a resume."""
     groups = {name: asdict(config)[name] for name in ("optim", "schedule", "encoder")}
@@ -55,7 +55,7 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
 
 
 def run_identity(plans: list[Plan]) -> dict[str, Any]:
-    """identity_of the run; where it has phases, what differs between them is under the name of each."""
+    """Return the run's identity; with phases, settings that differ are under each phase's name."""
     each = {plan.phase.name: identity_of(plan.phase.config, plan) for plan in plans}
     first = next(iter(each.values()))
     if len(each) == 1:
@@ -69,12 +69,12 @@ def run_identity(plans: list[Plan]) -> dict[str, Any]:
 
 
 def check_folder(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
-    """run.json of this very run in run.dir, or a new one's; nothing is written. Raises UserError for a folder that
-    holds something else."""
+    """Return this run's run.json from run.dir, or a new one; write nothing. Raises UserError if the folder holds
+    something else."""
     folder, identity = Path(config.run.dir), run_identity(plans)
     run = read_run(folder)
     if run is not None and not checkpoints(folder) and not read_metrics(folder):
-        run = None  # a first start that came to nothing: what it was told may be corrected
+        run = None  # a first start that saved nothing: its settings may be corrected
     elif run is None and _holds_other_files(folder):
         raise UserError(
             "holds other files", where=folder, expected="a new or empty folder, or this run's own"
@@ -89,12 +89,12 @@ def check_folder(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run of this folder has made all its steps."""
+    """Return whether the run in this folder has completed all its steps."""
     return bool(read_summary(folder).get("status") == "finished")
 
 
 def _refuse_more_steps(then: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Raises UserError, with the command's settings for more of them, where nothing differs but steps."""
+    """Raise UserError, with the settings for more steps, if only the number of steps differs."""
     differing = [key for key, value in now.items() if then.get(key) != value]
     if not differing or any(not f".{key}".endswith(".train.steps") for key in differing):
         return
@@ -115,14 +115,14 @@ def _steps_of(identity: dict[str, Any], keys: list[str]) -> str:
 
 
 def _holds_other_files(folder: Path) -> bool:
-    """Whether there is anything beside what a start that came to nothing leaves: logs and hidden files."""
+    """Return whether the folder holds more than a failed start leaves behind (logs and hidden files)."""
     if not folder.is_dir():
         return folder.exists()
     return any(path.name != "logs" and not path.name.startswith(".") for path in folder.iterdir())
 
 
 def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
-    """Makes the run folder where there is none and counts this attempt; the first rank calls this. Returns the run's
+    """Create the run folder if missing and count this attempt; only the first rank calls this. Returns the run's
     W&B `id` and whether it is `finished`."""
     folder, run = Path(config.run.dir), check_folder(config, plans)
     finished = is_finished(folder)
@@ -135,7 +135,7 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
 
 
 def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
-    """Raises UserError on every rank where some rank does not see the run folder of the first. All ranks call it."""
+    """Raise UserError on every rank if any rank cannot see the first rank's run folder. All ranks call this."""
     run = read_run(folder)
     here = run is not None and (run["id"], run["attempts"]) == (about["id"], about["attempts"])
     blind = [rank for rank, sees in enumerate(world.gather(here)) if not sees]
@@ -148,8 +148,8 @@ def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
 
 
 def lock(folder: Path) -> Any:
-    """Makes the run folder and holds it until the process ends or the result is closed. Raises UserError where
-    another process of the run is at work, and still is after LOCK_WAIT_SECONDS."""
+    """Create and lock the run folder until the process ends or the result is closed. Raises UserError if another
+    process still holds the lock after LOCK_WAIT_SECONDS."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / ".lock").open("w")
     give_up = time.monotonic() + LOCK_WAIT_SECONDS
@@ -170,6 +170,6 @@ def lock(folder: Path) -> Any:
 
 
 def refuse_locked(folder: Path) -> None:
-    """Raises UserError where another attempt of the run is at work. Makes nothing, and holds nothing afterwards."""
+    """Raise UserError if another attempt of the run is active. Creates nothing and keeps no lock."""
     if (folder / ".lock").is_file():
         lock(folder).close()

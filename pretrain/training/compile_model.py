@@ -16,14 +16,14 @@ from pretrain.model.batch import MicroBatch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CPU_FLOPS = 1e11
-"""Operations a second that a CPU is taken to do when the length of a run is estimated."""
+"""Operations per second assumed for a CPU when estimating the length of a run."""
 LONG = 1800.0
-"""Seconds of training from which on compiling pays on a CPU: it takes one to two minutes, and saves a tenth or more."""
+"""Seconds of training above which compiling pays off on a CPU: it takes one to two minutes and saves 10% or more."""
 
 
 def wanted(config: RunConfig, device: torch.device, precision: str, run_flops: float) -> bool:
-    """Whether this run compiles its model, in all its phases alike, since a compiled model stays one; `run_flops` are
-    the operations of all its steps over all ranks. Raises UserError where train.compile=on asks for what cannot be."""
+    """Return whether this run compiles its model, for all phases alike, since a compiled model stays compiled.
+    `run_flops`: operations of all steps over all ranks. Raises UserError if train.compile=on is impossible."""
     setting = config.train.compile
     obstacle = _obstacle(config, device, precision)
     if setting == "on" and obstacle:
@@ -36,12 +36,12 @@ def wanted(config: RunConfig, device: torch.device, precision: str, run_flops: f
 
 
 def allowed(config: RunConfig, device: torch.device, precision: str) -> str:
-    """train.compile, or `off` where this machine has nothing to do it with."""
+    """Return train.compile, or `off` if this machine cannot compile."""
     return "off" if _obstacle(config, device, precision) else config.train.compile
 
 
 def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
-    """Why this run's model cannot be compiled into one graph; empty where it can."""
+    """Return why this run's model cannot be compiled into one graph; empty if it can."""
     if config.zero.stage == 3:
         return "ZeRO stage 3 fetches parameters in the middle of the graph"
     if device.type == "cuda":
@@ -59,10 +59,9 @@ def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
 
 
 def compile_model(model: nn.Module, example: MicroBatch, console: Console, memory: Any = None) -> float:
-    """Compiles `model`, in place, forward and backward, for micro-batches of the shape of `example` and no other, and
-    the memory that goes with it.
+    """Compile `model` in place, forward and backward, for micro-batches and memory of the shape of `example` only.
 
-    Gradients are computed once and forgotten. Returns the seconds that it took; says on the console what goes on."""
+    Computes gradients once and discards them. Prints progress on the console; returns the seconds taken."""
     model.compile(dynamic=False, fullgraph=True)
     console.print(
         "compiling the model: once, for a minute or two (train.compile=off does without)", soft_wrap=True

@@ -1,7 +1,7 @@
-"""Bring a rank's micro-batches to its device, each while the one before is computed.
+"""Copy a rank's micro-batches to its device, each while the previous one is computed.
 
-The loader's thread reads and packs. A second one, here, makes tensors of what was packed: padded to the run's one shape
-where there is one, and in page-locked memory for a GPU, which they reach on a stream of their own.
+The loader's thread reads and packs. A second thread, here, makes tensors: padded to the run's static shape if there
+is one, and for a GPU in page-locked memory, copied on a separate stream.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ from pretrain.training.stream_memory import StreamMemory
 
 @dataclass(frozen=True, eq=False)
 class HostShare(StepShare):
-    """A share whose tensors are made."""
+    """A share with its tensors in host memory."""
 
     ready: list[MicroBatch] = field(default_factory=list)
 
 
 class Feed:
-    """Makes micro-batches and brings them to `device`; `cls` and `sep` are the vocabulary's."""
+    """Builds micro-batches and copies them to `device`; `cls` and `sep` are the vocabulary's."""
 
     def __init__(self, device: torch.device, cls: int, sep: int, shape: Shape | None = None) -> None:
         self._device, self._shape = device, shape
@@ -44,19 +44,19 @@ class Feed:
         return self._shape is not None
 
     def ahead(self, shares: Iterator[StepShare]) -> Prefetch[HostShare]:
-        """The shares with their tensors, one of them made before it is asked for."""
+        """Yield the shares with their tensors, prefetching one."""
         return Prefetch(map(self.on_host, shares), 1)
 
     def on_host(self, share: StepShare) -> HostShare:
-        """The share with its micro-batches as tensors, ready to be copied."""
+        """Return the share with its micro-batches as tensors, ready to be copied."""
         if self._stream is not None:
             torch.cuda.set_device(self._device)  # a thread has its own
         ready = [self._on_host(MicroBatch.from_packed(packed)) for packed in share.micro_batches]
         return HostShare(**{f.name: getattr(share, f.name) for f in fields(StepShare)}, ready=ready)
 
     def __call__(self, share: HostShare, count: int) -> Iterator[MicroBatch]:
-        """The share's micro-batches on the device, and empty ones up to `count`, which other ranks need. Each is sent
-        off before the one before is handed out."""
+        """Yield the share's micro-batches on the device, then empty ones up to `count`, which other ranks need.
+        Each copy starts before the previous micro-batch is yielded."""
         waiting = [*share.ready, *[self._empty] * (count - len(share.ready))]
         following = self._send(waiting[0]) if waiting else None
         for number in range(len(waiting)):
@@ -68,7 +68,7 @@ class Feed:
 
     @property
     def empty(self) -> MicroBatch:
-        """A micro-batch of weight 0 on the device, of the shape that all have."""
+        """Return a micro-batch of weight 0 on the device, in the common shape."""
         return self._empty.to(self._device)
 
     def _on_host(self, micro_batch: MicroBatch) -> MicroBatch:
@@ -84,7 +84,7 @@ class Feed:
             return moved, self._stream.record_event()
 
     def _await(self, micro_batch: MicroBatch, sent: torch.cuda.Event | None) -> None:
-        """The device's main stream waits for the copy, not the host; and the memory is not used again before it."""
+        """Make the device's main stream, not the host, wait for the copy; its memory is not reused before that."""
         if sent is None:
             return
         current = torch.cuda.current_stream(self._device)
@@ -98,7 +98,7 @@ class Feed:
 def model_feed(
     plan: Plan, engine: Engine, world: World, compiled: bool, memory: StreamMemory, console: Console
 ) -> Feed:
-    """What brings this rank its micro-batches: of one shape, and the model compiled for it, where the run is to be."""
+    """Build this rank's feed; if the run is compiled, with a static shape and the model compiled for it."""
     config, vocabulary, split = plan.phase.config, plan.index.vocabulary, plan.index.train
     if not compiled:
         return Feed(world.device, vocabulary.cls, vocabulary.sep)
@@ -109,7 +109,7 @@ def model_feed(
 
 
 def training_loader(plan: Plan, feed: Feed, position: Position, world: World) -> Loader:
-    """This rank's shares, from the first global batch that the phase has not seen."""
+    """Load this rank's shares, from the first global batch that the phase has not seen."""
     config = plan.phase.config
     one = feed.has_one_shape
     caps = plan.caps_of_one_shape(config, world.size) if one else plan.caps(plan.index.train, config)

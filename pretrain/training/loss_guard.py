@@ -1,8 +1,8 @@
-"""Decide from its loss what becomes of each global batch: accepted, skipped, rolled back, or the end of the run.
+"""Decide from each global batch's loss whether to accept it, skip it, roll back or end the run.
 
-Two things are judged. A gradient that is not finite (train.on_nan): the engine has not applied it. A loss far above
-those before it (train.on_spike), as OLMo's SkipStepOptimizer has it: more than `spike_sigma` standard deviations above
-the mean of the last `spike_window` accepted ones. All ranks see the same numbers, so all decide the same.
+Two checks: a gradient that is not finite (train.on_nan), which the engine has not applied; and a loss spike
+(train.on_spike), as in OLMo's SkipStepOptimizer: more than `spike_sigma` standard deviations above the mean of the
+last `spike_window` accepted losses. All ranks see the same numbers, so all decide the same.
 """
 
 import math
@@ -18,13 +18,13 @@ from pretrain.distributed.world import World
 from pretrain.training.resume import Position
 
 MOST_IN_A_ROW = 10
-"""Batches skipped one after the other, or returns to one checkpoint, that end a run: it is not going to recover."""
+"""Consecutive skipped batches, or rollbacks to one checkpoint, after which the run ends as unrecoverable."""
 SKIP, ROLLBACK = "skip", "rollback"
 
 
 class Guard:
-    """Judges one batch after the other: `add` each micro-batch's loss, `accepts` before the last backward, `refused`
-    for a batch that was not applied."""
+    """Checks each batch in turn: `add` each micro-batch's loss, `accepts` before the last backward, `refused` for a
+    batch that was not applied."""
 
     def __init__(self, config: RunConfig, position: Position, world: World, precision: str) -> None:
         self._train, self._where, self._world = config.train, config.run.dir, world
@@ -36,18 +36,18 @@ class Guard:
 
     @property
     def may_roll_back(self) -> bool:
-        """Whether there has to be a checkpoint to return to."""
+        """Whether a checkpoint is needed to roll back to."""
         return ROLLBACK in (self._train.on_nan, self._train.on_spike)
 
     def add(self, loss: Tensor) -> None:
-        """This rank's part of the loss, W * sum / N, of one micro-batch."""
+        """Add this rank's part of one micro-batch's loss, W * sum / N."""
         if self._train.on_spike != "off":
             loss = loss.detach().double()
             self._sum = loss if self._sum is None else self._sum + loss
 
     def accepts(self) -> bool:
-        """Whether the loss of the global batch, all micro-batches added, is no spike. All ranks call this; it waits
-        for the device and the other ranks, unless train.on_spike=off."""
+        """Return whether the global batch's loss, summed over all micro-batches, is not a spike. All ranks call
+        this; it waits for the device and the other ranks unless train.on_spike=off."""
         if self._sum is None:
             return True
         sums, _ = self._world.sum_max([float(self._sum)], []).wait()
@@ -56,15 +56,15 @@ class Guard:
         return not self._is_spike
 
     def accepted(self) -> None:
-        """The batch was applied."""
+        """Record that the batch was applied."""
         self._in_a_row = 0
         if self._train.on_spike != "off" and math.isfinite(self._loss):
             self._losses.append(self._loss)
             del self._losses[: -self._train.spike_window]
 
     def refused(self, position: Position, empty: bool) -> tuple[str, str]:
-        """For a batch that was not applied and is counted: SKIP or ROLLBACK, and why; `empty`: for want of examples.
-        Raises UserError where the settings want the run to stop, or after too many in a row."""
+        """Return SKIP or ROLLBACK, and why, for a counted batch that was not applied; `empty`: it had no examples.
+        Raises UserError if the settings say to stop, or after too many in a row."""
         self._in_a_row += 1
         batch = position.batch - 1
         what = f"the gradient of batch {batch} is not finite"
@@ -90,7 +90,7 @@ class Guard:
         return action, what
 
     def rolled_back(self, position: Position) -> None:
-        """The run is at the checkpoint of this position again. Raises UserError if that happens too often."""
+        """Record a rollback to the checkpoint of this position. Raises UserError if that happens too often."""
         self._losses = position.losses
         self._returns[position.step] += 1
         if self._returns[position.step] >= MOST_IN_A_ROW:
@@ -101,7 +101,7 @@ class Guard:
             )
 
     def _limit(self) -> float:
-        """A loss above this is a spike."""
+        """Return the loss above which a batch is a spike."""
         if len(self._losses) < self._train.spike_window // 2:
             return math.inf
         mean = statistics.fmean(self._losses)
@@ -109,6 +109,6 @@ class Guard:
 
 
 def poisoned(loss: Tensor) -> Tensor:
-    """A loss whose gradient is NaN throughout: DeepSpeed then drops the whole step, at every stage and precision, with
-    what earlier micro-batches have left in its buffers."""
+    """Return a loss whose gradient is all NaN: DeepSpeed then drops the whole step, including what earlier
+    micro-batches left in its buffers, at every stage and precision."""
     return loss * torch.nan

@@ -1,7 +1,7 @@
 """Average the terms of micro-batches over the global batches between two log lines.
 
-Everything is kept as (sum, count) on the device until a log step, which adds up over ranks in one all-reduce: the
-figures are those of the whole global batch, whatever the cut, and no other step waits for the device.
+Values stay on the device as (sum, count) until a log step, which sums them over ranks in one all-reduce. The
+figures are those of the whole global batch for any sharding, and no other step waits for the device.
 """
 
 import math
@@ -14,7 +14,7 @@ from pretrain.objectives.losses import Terms
 from pretrain.objectives.metrics import metric
 
 LARGEST_EXPONENT = 700.0
-"""exp of more is not finite in float64."""
+"""Largest exponent whose exp is finite in float64."""
 
 
 class LossMeter:
@@ -26,7 +26,7 @@ class LossMeter:
         self._weights: dict[str, float] = {}
 
     def add(self, terms: Terms) -> None:
-        """Adds one micro-batch to the step under way."""
+        """Add one micro-batch to the current step."""
         for name, term in terms.items():
             self._weights[name] = term.weight
             self._add(f"{name}_loss", term.sum.detach(), term.count)
@@ -34,15 +34,15 @@ class LossMeter:
             self._add(name, *figure)
 
     def end_step(self, applied: bool = True) -> None:
-        """Counts the step's micro-batches, or forgets them where its update was not applied."""
+        """Count the step's micro-batches, or drop them if its update was not applied."""
         for name, (total, count) in self._step.items() if applied else ():
             old = self._sums.get(name)
             self._sums[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
         self._step = {}
 
     def read(self, world: World) -> dict[str, float]:
-        """Means over all ranks since the last call, by name, and `loss`, the weighted sum of the terms; of a Ranking,
-        the area under its curve. All ranks call this together. A mean over nothing is left out."""
+        """Return the means over all ranks since the last call, by name, and `loss`, the weighted sum of the terms;
+        for a Ranking, the area under its curve. Collective. Means over nothing are left out."""
         names = sorted(self._sums)
         own = [value.double().cpu().flatten() for name in names for value in self._sums[name]]
         sums, _ = world.sum_max([x for values in own for x in values.tolist()], []).wait()
@@ -65,7 +65,7 @@ class LossMeter:
         return {"loss": sum(losses), **means} if losses else means
 
     def forget(self) -> None:
-        """Drops what was counted since the last `read`: it is undone."""
+        """Drop everything counted since the last `read`, after a rollback."""
         self._sums, self._step = {}, {}
 
     def _add(self, name: str, total: Tensor, count: Tensor) -> None:
@@ -87,5 +87,5 @@ def area_under_curve(positives_B: Tensor, negatives_B: Tensor) -> float | None:
 
 
 def _perplexity(loss: float) -> float:
-    """exp(loss), infinite where a float64 cannot hold it."""
+    """Compute exp(loss), infinite if it overflows float64."""
     return math.inf if loss > LARGEST_EXPONENT else math.exp(loss)

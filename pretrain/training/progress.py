@@ -1,4 +1,4 @@
-"""Count how far a run is, batch by batch, and read the same from a checkpoint's state, checked before it is used."""
+"""Track a run's progress batch by batch, and read it, validated, from a checkpoint's state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -12,7 +12,7 @@ from pretrain.training.batch_counts import BatchCounts
 
 @dataclass
 class Position:
-    """How far a run is. `batch`: global batches consumed. `step`: updates accepted."""
+    """Progress of a run. `batch`: global batches consumed. `step`: updates accepted."""
 
     batch: int = 0
     step: int = 0
@@ -21,17 +21,17 @@ class Position:
     examples: int = 0
     tokens: int = 0
     damaged: int = 0
-    """Examples left out since their blocks are missing or changed (data.on_damage=skip)."""
+    """Examples skipped because their blocks are missing or changed (data.on_damage=skip)."""
     losses: list[float] = field(default_factory=list)
-    """Of the last accepted batches, where train.on_spike watches them: a resumed run finds the same spikes."""
+    """Losses of the last accepted batches, if train.on_spike is on, so that a resumed run finds the same spikes."""
     phase: int = 0
-    """Number of the phase that the run is in, from 0; at the end of a phase, that phase."""
+    """Index of the current phase, from 0; at the end of a phase, still that phase."""
     phase_batch: int = 0
-    """Batches consumed before this phase, whose order of the data starts anew."""
+    """Batches consumed before this phase, which starts its own data order."""
     phase_examples: int = 0
 
     def advance(self, applied: bool, counts: BatchCounts, missing: int = 0) -> None:
-        """Counts a consumed batch, of which `missing` examples could not be read."""
+        """Count a consumed batch, of which `missing` examples could not be read."""
         if applied:
             self.step += 1
         else:
@@ -48,7 +48,7 @@ class Position:
 
 
 def position_of(checkpoint: Checkpoint) -> Position:
-    """The position at which it was saved. Raises Damaged where its state is none that resume.save wrote."""
+    """Return the position at which a checkpoint was saved. Raises Damaged if resume.save did not write its state."""
     state = checkpoint.state
     wrong = [key for key, right in _STATE.items() if not right(state.get(key))]
     if not wrong:
