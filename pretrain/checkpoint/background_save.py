@@ -1,10 +1,10 @@
 """Write a checkpoint while training continues.
 
-A save has two parts. The copy to host memory is all that training waits for. A thread writes it: the same protocol
-as ever (store.py), its barriers and gathers on a gloo group of its own, so that they neither wait for nor come
-between the collectives of training. (The other way, to commit at a later step boundary, would tie the time of the
-commit, and the room that two checkpoints need, to the length of steps, and lose the save if the run ends before.)
-One save is under way at a time on every rank, so all ranks' threads are always at the same one.
+Training waits only for the copy to host memory. A thread then writes it with the usual protocol (store.py), its
+barriers and gathers on a separate gloo group, so that they neither wait for nor reorder the collectives of
+training. (Committing at a later step boundary instead would tie the commit time, and the disk space for two
+checkpoints, to the step length, and lose the save if the run ends first.) At most one save is in progress per rank,
+so all ranks' threads always work on the same one.
 """
 
 import json
@@ -28,11 +28,11 @@ from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
 
 FAILED_RUN_WAIT_SECONDS = 60.0
-"""Seconds that a run which fails leaves to a save under way: the ranks that it waits for may be gone."""
+"""Seconds that a failing run waits for a save in progress: the ranks that the save waits for may be gone."""
 
 
 Told = Callable[[int, float, float, int], None]
-"""Of a checkpoint: its step, the seconds until it was whole, of them those in which training stood still, its bytes."""
+"""Callback per checkpoint: step, seconds until it was whole, seconds of these that blocked training, bytes."""
 
 
 class Saver:
@@ -41,9 +41,10 @@ class Saver:
     def __init__(
         self, config: RunConfig, world: World, console: Console, step: int, told: Told | None = None
     ) -> None:
-        """`told` hears on the first rank, in the thread that writes, of each checkpoint that became whole."""
+        """Set up the saver. `told` is called on the first rank, in the writing thread, for each completed
+        checkpoint."""
         self.saved = step
-        """The step of the newest whole checkpoint, as far as this rank has waited for it; 0: none."""
+        """Step of the newest whole checkpoint that this rank has waited for; 0: none."""
         self._config, self._console, self._told = config, console, told
         self._began = self._held = 0.0
         self._run, self._world = Path(config.run.dir), world.apart()
@@ -67,7 +68,7 @@ class Saver:
     def save(
         self, step: int, fragments: Iterable[Fragment], shapes: dict[str, list[int]], state: dict[str, Any]
     ) -> None:
-        """Returns once the fragments are copied; `state` (JSON) is read at once as well. Waits for the save before."""
+        """Start a save: wait for the previous one, copy the fragments and `state` (JSON), and return."""
         self.wait()
         self._began = time.perf_counter()
         copies = self._copies.take(fragments)
@@ -76,7 +77,7 @@ class Saver:
         self._start(self._work, step, copies, shapes, state)
 
     def wait(self) -> None:
-        """Waits for the save under way. What failed was told; it is tried again when the caller saves again."""
+        """Wait for the save in progress. A failure was already reported; the caller's next save retries."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -84,14 +85,15 @@ class Saver:
             raise self._failed
 
     def rolled_back(self, step: int) -> None:
-        """The run is at the checkpoint of `step` again, and no newer one is whole. All ranks call this."""
+        """Record a rollback to the checkpoint of `step`: no newer one is whole. All ranks call this."""
         self.saved, self._failed = step, None
         if self._uncopied is not None and step_of(self._uncopied) != step:
             self._uncopied = None
 
     def finish(self, *, for_good: bool = False) -> None:
-        """Waits for the save under way and raises the UserError of one that failed, on all ranks. What was not mirrored
-        is tried once more; where the run ends `for_good`, and no later attempt makes up for it, that raises as well."""
+        """Wait for the save in progress and raise the UserError of a failed one, on all ranks. Retries a failed
+        mirror copy once; if the run ends `for_good`, with no later attempt to retry, that failure raises as
+        well."""
         self.wait()
         if self._failed is not None:
             raise self._failed
@@ -119,9 +121,7 @@ class Saver:
             self._warn(f"checkpoint of step {step:,} not saved: {error}; {latest}")
             return
         except Exception as error:
-            self._failed = (
-                error  # a mistake in the program, or ranks that are gone: the training loop raises it
-            )
+            self._failed = error  # a bug, or lost ranks: the training loop raises it
             return
         self._failed, self.saved, self._uncopied = None, step, folder
         self._tell(step, folder)
@@ -142,7 +142,7 @@ class Saver:
         self._uncopied = None
 
     def _catch_up(self, folder: Path) -> None:
-        """The attempt before may have been killed between a checkpoint and its copy."""
+        """Mirror the newest checkpoint: the previous attempt may have been killed between saving and copying it."""
         mirror = self._mirror
         assert mirror is not None
         self._uncopied = folder
@@ -157,7 +157,7 @@ class Saver:
 
     def _tell(self, step: int, folder: Path) -> None:
         if self._told is not None and self._world.rank == 0:
-            with suppress(OSError):  # the folder has gone again: the next save will say so, on all ranks
+            with suppress(OSError):  # the folder is gone: the next save reports it on all ranks
                 size = sum(path.stat().st_size for path in folder.iterdir())
                 self._told(step, time.perf_counter() - self._began, self._held, size)
 

@@ -1,4 +1,4 @@
-"""Remove the checkpoints that retention drops, and name what kills and damage leave behind."""
+"""Remove the checkpoints that retention drops, and clean up after killed saves and damage."""
 
 import shutil
 from pathlib import Path
@@ -19,8 +19,8 @@ from pretrain.config.settings import RunConfig
 
 
 def drop_leftovers(run: Path) -> None:
-    """Ends what saves and deletions that were killed left: a whole checkpoint that lacked only its name gets it;
-    other folders without a marker, or under a name of their own, go."""
+    """Clean up after killed saves and deletions: rename a whole checkpoint that lacks only its final name; delete
+    other folders without a marker or with a temporary name."""
     for folder in sorted((run / FOLDER).glob("step-*")):
         whole = (folder / MARKER).is_file()
         if folder.name.endswith(PARTIAL):
@@ -35,7 +35,7 @@ def drop_leftovers(run: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Renames a damaged checkpoint, so that it is no longer one, but can still be looked at."""
+    """Rename a damaged checkpoint, so that it is no longer used but can still be inspected."""
     aside = folder.with_name(folder.name + DAMAGED)
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
@@ -43,7 +43,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def drop_old(config: RunConfig) -> None:
-    """Deletes the checkpoints that retention lets go, and damaged ones that the run has gone past again."""
+    """Delete the checkpoints that retention drops, and damaged ones that the run has passed again."""
     run = Path(config.run.dir)
     folders = {step_of(folder): folder for folder in checkpoints(run)}
     staying = kept({step: held_out_loss(folder) for step, folder in folders.items()}, config)
@@ -55,7 +55,7 @@ def drop_old(config: RunConfig) -> None:
 
 
 def held_out_loss(folder: Path) -> float | None:
-    """The held-out loss of a checkpoint's step; None where the model was not evaluated then."""
+    """Return the held-out loss at a checkpoint's step; None if the model was not evaluated there."""
     try:
         return open_checkpoint(folder).state.get("held_out_loss")
     except Damaged:

@@ -1,7 +1,7 @@
 """Copy pieces of named tensors on any device to host memory, and write them as a safetensors file.
 
-The file is written here, and not by the safetensors package, so that it streams: nothing is held in memory a second
-time, its SHA-256 is that of what was meant to be written, and a full disk is an OSError. The package reads it.
+The file is written here, not by the safetensors package, to stream it: no second copy in memory, the SHA-256 is of
+the intended bytes, and a full disk is an OSError. The package reads it.
 """
 
 import hashlib
@@ -28,27 +28,27 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls the element types, widest first."""
+"""Safetensors names of the element types, widest first."""
 WRITE_BYTES = 1 << 22
-"""Bytes that are hashed and written at a time: still in the cache for the second of the two."""
+"""Bytes hashed and written at a time, few enough to be in cache for the write."""
 
 
 def parsed_key(key: str) -> tuple[str, str, int]:
-    """(kind, name, start) of a fragment's name in a file. Raises ValueError."""
+    """Parse a fragment's name in a file into (kind, name, start). Raises ValueError."""
     kind, _, rest = key.partition("/")
     name, _, start = rest.rpartition("@")
     return kind, name, int(start)
 
 
 class HostCopies:
-    """Copies in host memory that training may run ahead of: page-locked for a GPU's, and used again at each save."""
+    """Copies in host memory that training need not wait for: page-locked for a GPU, and reused at each save."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
     def take(self, fragments: Iterable[Fragment]) -> list[Fragment]:
-        """The fragments with values of their own, which stay as they are until the next call."""
+        """Return the fragments with copied values, valid until the next call."""
         taken, on_gpu = [], False
         for fragment in fragments:
             values = fragment.values.detach()
@@ -65,7 +65,7 @@ class HostCopies:
 
 
 def write_fragments(path: Path, fragments: Iterable[Fragment]) -> dict[str, str | int]:
-    """Writes a new safetensors file, its bytes on the disk at the end; returns its name, `bytes` and `sha256`."""
+    """Write a new safetensors file and sync it to disk; return its name, `bytes` and `sha256`."""
     widest_first = sorted(fragments, key=lambda fragment: -fragment.values.element_size())
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
@@ -79,8 +79,8 @@ def write_fragments(path: Path, fragments: Iterable[Fragment]) -> dict[str, str 
 
 
 def named_pieces(path: Path) -> Iterator[tuple[str, str, int, int, str]]:
-    """(kind, name, start, length, name in the file) of each fragment of such a file. Raises OSError, SafetensorError,
-    or ValueError where it holds anything else."""
+    """List (kind, name, start, length, name in the file) of each fragment of a file. Raises OSError,
+    SafetensorError, or ValueError if it holds anything else."""
     with safe_open(path, framework="pt") as tensors:
         for key in tensors.keys():  # noqa: SIM118 (not a dictionary)
             piece = tensors.get_slice(key)
@@ -90,7 +90,7 @@ def named_pieces(path: Path) -> Iterator[tuple[str, str, int, int, str]]:
 
 
 def _parts(fragments: Sequence[Fragment]) -> Iterator[bytes | memoryview]:
-    """The file: length of the header, header, elements (https://github.com/huggingface/safetensors, Format)."""
+    """Yield the file's parts: header length, header, elements (https://github.com/huggingface/safetensors, Format)."""
     header, at = {}, 0
     for fragment in fragments:
         size = fragment.values.nbytes

@@ -1,4 +1,4 @@
-"""Write and read the marker of a checkpoint, checkpoint.json, in which no change goes unnoticed."""
+"""Write and read a checkpoint's marker, checkpoint.json, protected by a SHA-256."""
 
 import hashlib
 import json
@@ -10,15 +10,15 @@ from pretrain.run.folder import OTHER_VERSION
 from pretrain.run.tolerant_json import is_count
 
 FORMAT = 3
-"""Version of the marker and of the state in it: raised by one when a key is renamed."""
+"""Version of the marker and its state: incremented when a key is renamed."""
 
 
 class Damaged(UserError):
-    """A checkpoint whose bytes are not those that were written."""
+    """Raised for a checkpoint whose bytes differ from those written."""
 
 
 class Marker(NamedTuple):
-    """What a marker says."""
+    """Contents of a marker."""
 
     step: int
     state: dict[str, Any]
@@ -30,17 +30,17 @@ class Marker(NamedTuple):
 
 
 def marked(said: Marker) -> bytes:
-    """The text of a marker."""
+    """Return the text of a marker."""
     return sealed({"format": FORMAT, **said._asdict()})
 
 
 def sealed(values: dict[str, Any]) -> bytes:
-    """`values` as JSON, with a SHA-256 of all that they say."""
+    """Serialise `values` as JSON, with a SHA-256 of their contents."""
     return json.dumps(values | {"sha256": _seal(values)}, indent=1, sort_keys=True).encode()
 
 
 def parsed_marker(data: bytes, where: object) -> Marker:
-    """What the bytes of a marker say. Raises Damaged where they are not what was written, UserError where another
+    """Parse the bytes of a marker. Raises Damaged if they differ from what was written, UserError if another
     version of this program wrote them."""
     try:
         values = json.loads(data)

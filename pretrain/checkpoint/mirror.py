@@ -4,8 +4,8 @@
     URI/checkpoints/step-00000100.3f2a91c0/checkpoint.json    a copy: the same files, the marker last
     URI/checkpoints/latest                                    name of the newest whole copy
 
-Stores cannot rename, so each copy has a name of its own from the start, and is one once its marker is there; copies
-that were cut short, and those that retention lets go, are removed after the next.
+Stores cannot rename, so each copy gets a unique name from the start and is valid once its marker exists. Incomplete
+copies, and those that retention drops, are removed after the next copy.
 """
 
 import json
@@ -54,7 +54,7 @@ class Mirror:
         self._losses: dict[str, float | None] = {}  # of copies known to be whole: markers are read once
 
     def copy(self, folder: Path, world: World) -> None:
-        """Copies a whole checkpoint, every rank its share of the files. All ranks call this; what fails on one is a
+        """Copy a whole checkpoint, each rank its share of the files. All ranks call this; a failure on one is a
         UserError on all."""
         copy = f"{self.uri}/{FOLDER}/{world.broadcast(f'{folder.name}.{secrets.token_hex(4)}')}"
         world.together(lambda: self._send(folder, copy, world))
@@ -62,7 +62,9 @@ class Mirror:
 
     def _send(self, folder: Path, copy: str, world: World) -> None:
         if world.rank == 0:
-            self.refuse_another_run(folder.parents[1], self.run())  # not asked at the start if away then
+            self.refuse_another_run(
+                folder.parents[1], self.run()
+            )  # the start skips this if the store is away
         for entry in open_checkpoint(folder).files[world.rank :: world.size]:
             upload(folder / entry["file"], f"{copy}/{entry['file']}")
 
@@ -78,7 +80,7 @@ class Mirror:
     def _drop_old(self, newest: str) -> None:
         found = self._copies()
         whole = {step_of(Path(name)): name for name in sorted(found) if self._is_whole(name)}
-        whole[step_of(Path(newest))] = newest  # of several copies of a step the one just made
+        whole[step_of(Path(newest))] = newest  # of several copies of a step, keep the one just made
         staying = kept({step: self._losses[name] for step, name in whole.items()}, self._config)
         stay = {whole[step] for step in staying} | {newest}  # one of a later step may be damaged
         for name in found:
@@ -86,7 +88,7 @@ class Mirror:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """The marker first, so that no half of a copy looks whole."""
+        """Remove a copy, its marker first, so that a partial copy never looks whole."""
         self._losses.pop(name, None)
         copy = f"{self.uri}/{FOLDER}/{name}"
         for file in sorted(object_names(copy), key=lambda file: file != MARKER):
@@ -106,15 +108,15 @@ class Mirror:
         return True
 
     def run(self) -> bytes | None:
-        """run.json of the run whose copies these are; None where there are none yet."""
+        """Return run.json of the mirrored run; None without copies."""
         try:
             return read_object(f"{self.uri}/{RUN}")
         except FileNotFoundError:
             return None
 
     def refuse_another_run(self, run: Path, found: bytes | None) -> None:
-        """Raises UserError where these are copies of another run than the one in the folder `run`. `found`: as `run`
-        found it; one that was lost before its first copy was whole is in nobody's way."""
+        """Raise UserError if these are copies of a different run than the one in the folder `run`. `found`: what
+        the method `run` returned; a run lost before its first whole copy does not conflict."""
         here = read_run(run)
         if found is None or here is None:
             return
@@ -127,15 +129,15 @@ class Mirror:
             )
 
     def has(self, step: int) -> bool:
-        """Whether a whole copy of the checkpoint of `step` is there."""
+        """Return whether a whole copy of the checkpoint of `step` exists."""
         return any(_step_of_name(name) == step and self._is_whole(name) for name in self._copies())
 
     def fetch_newest(self, run: Path, above: int = -1, about: bytes = b"") -> int | None:
-        """Brings the newest whole copy of a step beyond `above` into `run`, and the history that led to it; returns
-        its step, None where there is none. A damaged one of that step is replaced once the copy is there, whole.
+        """Fetch the newest whole copy of a step above `above` into `run`, with its history; return its step, or
+        None. A damaged checkpoint of that step is replaced once the copy is complete.
 
-        `about`, the run.json of a run that has nothing here, is written first: killed at any later moment, the folder
-        is this run's, and the same command fetches what it lacks."""
+        `about`, the run.json of a run with nothing here, is written first: if killed later, the folder belongs to
+        this run and the same command fetches the rest."""
         for name in self._newest_first(above):
             if about:
                 with writing(run):
@@ -160,8 +162,8 @@ class Mirror:
         yield from filter(self._is_whole, newer)
 
     def _fetch(self, name: str, run: Path) -> int:
-        """A checkpoint under its own name once all of it is there, and its history: with a marker, what is killed here
-        is whole (drop_leftovers). What ends in an error leaves nothing: its room is needed."""
+        """Download a checkpoint with its history, and rename it once complete. If killed, a folder with a marker is
+        whole (drop_leftovers). An error leaves nothing behind, to free the space."""
         partial = run / FOLDER / f"step-{step_of(Path(name)):08d}.{secrets.token_hex(4)}{PARTIAL}"
         try:
             with writing(partial):
@@ -179,7 +181,7 @@ class Mirror:
         return checkpoint.step
 
     def _download(self, name: str, partial: Path) -> tuple[Checkpoint, bytes]:
-        """All files but the marker, verified, and what the marker is to say."""
+        """Download and verify all files but the marker; return the marker's contents."""
         copy = f"{self.uri}/{FOLDER}/{name}"
         marker = read_object(f"{copy}/{MARKER}")
         checkpoint = parsed_checkpoint(partial, marker)
@@ -193,9 +195,9 @@ class Mirror:
 
 
 def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
-    """Fills a run folder that has no checkpoint from its mirror; the first rank calls this. Returns a line that says
-    so, empty where there was nothing to do. Raises UserError where the mirror is another run's, or cannot be read and
-    there is nothing here to resume from."""
+    """Fill a run folder without checkpoints from its mirror; only the first rank calls this. Returns a message,
+    empty if there was nothing to do. Raises UserError if the mirror belongs to another run, or is unreadable with
+    nothing here to resume from."""
     folder, mirror = Path(config.run.dir), Mirror(config)
     try:
         found = mirror.run()

@@ -12,12 +12,12 @@ from pretrain.distributed.world import World
 
 
 def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Checkpoint | None:
-    """What the run resumes from; None: it begins. All ranks call this. Where the mirror has a newer whole copy than
-    the run folder, because the newest here is damaged or gone, it is fetched, verified and used. `say` hears on the
-    first rank, in lines, what was fetched, what was set aside, and that a mirror could not be asked.
+    """Find the checkpoint to resume from; None for a new run. All ranks call this. If the mirror has a newer whole
+    copy than the run folder, because the newest here is damaged or missing, it is fetched, verified and used. `say`
+    gets a line, on the first rank, for each checkpoint fetched or set aside and for an unreachable mirror.
 
-    Raises UserError where checkpoints are there and none is whole, here or in the mirror, and for a mirror that cannot
-    be read where none is whole here."""
+    Raises UserError if checkpoints exist but none is whole, here or in the mirror, and if none is whole here and
+    the mirror is unreadable."""
     folder = Path(config.run.dir)
     checkpoint, damaged = newest_whole(folder, world)
 

@@ -7,8 +7,8 @@ from pretrain.config.settings import RunConfig
 
 
 def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:
-    """Which checkpoints stay, by checkpoint.keep, keep_every and keep_best. `losses`: the held-out loss by step, None
-    where the model was not evaluated at that step. The newest always stays."""
+    """Choose the checkpoints to keep by checkpoint.keep, keep_every and keep_best. `losses`: held-out loss by step,
+    None if not evaluated at that step. The newest is always kept."""
     settings = config.checkpoint
     steps = sorted(losses)
     staying = set(steps[-settings.keep :])
@@ -19,6 +19,6 @@ def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:
         }
     known = {step: loss for step, loss in losses.items() if loss is not None}
     if settings.keep_best and known:
-        # of equal ones the later: it has seen more
+        # of equal ones, the later: it has trained longer
         staying.add(min(known, key=lambda step: (known[step], -step)))
     return staying

@@ -1,4 +1,4 @@
-"""Save and load a checkpoint folder, named fragments of tensors and a JSON state, that any number of ranks can read.
+"""Save and load checkpoint folders (named tensor fragments and a JSON state) that any number of ranks can read.
 
     RUN/checkpoints/step-00000100/
         fragments-00003.safetensors    rank 3's share: 1-D pieces, named `kind/parameter@start`
@@ -44,10 +44,10 @@ def save_checkpoint(
     state: dict,
     world: "World",
 ) -> Path:
-    """Writes a checkpoint with every rank's fragments; returns its folder once it is whole and named.
+    """Write a checkpoint with every rank's fragments; return its folder once it is complete and renamed.
 
-    All ranks call this. `shapes`: full shape of every named tensor; `state`: JSON, kept from the first rank. What
-    keeps one rank from writing is a UserError on every rank; what was there before is then as it was."""
+    All ranks call this. `shapes`: full shape of every named tensor; `state`: JSON, kept from the first rank. A
+    write error on one rank is a UserError on every rank, and leaves existing checkpoints unchanged."""
     final = run / FOLDER / f"step-{step:08d}"
     partial = final.with_name(world.broadcast(f"{final.name}.{secrets.token_hex(4)}{PARTIAL}"))
     first = world.rank == 0
@@ -59,7 +59,7 @@ def save_checkpoint(
         world.together(lambda: _commit(partial, final, said) if first else None)
     except Exception:
         if first:
-            shutil.rmtree(partial, ignore_errors=True)  # the room is needed
+            shutil.rmtree(partial, ignore_errors=True)  # free the space
         raise
     return final
 
@@ -72,14 +72,14 @@ def _write(path: Path, fragments: "Iterable[Fragment]") -> dict[str, str | int]:
 
 
 def _begin(partial: Path) -> None:
-    partial.parent.mkdir(exist_ok=True)  # not its parents: a run folder that vanished is not made anew
+    partial.parent.mkdir(exist_ok=True)  # not its parents: do not recreate a deleted run folder
     partial.mkdir()
 
 
 def _commit(partial: Path, final: Path, said: Marker) -> None:
     history = final.parents[1] / "metrics.jsonl"
     if history.is_file():
-        sync(history)  # what led here is on the disk before it is said that one may go on from here
+        sync(history)  # the history must be on disk before the checkpoint can be resumed from
     write_whole(partial / MARKER, marked(said))
     sync(partial)
     drop(
@@ -90,8 +90,8 @@ def _commit(partial: Path, final: Path, said: Marker) -> None:
 
 
 def name_latest(folder: Path) -> None:
-    """Writes `latest` beside a whole checkpoint, for people. Raises UserError or OSError where it cannot: the
-    checkpoint counts all the same."""
+    """Write `latest` next to a whole checkpoint, for people. Raises UserError or OSError if it cannot; the
+    checkpoint is still valid."""
     write_whole(folder.parent / LATEST, folder.name.encode())
 
 
@@ -107,14 +107,14 @@ class Checkpoint:
     _table: dict[tuple[str, str], list[tuple[int, int, str, str]]] = field(default_factory=dict)
 
     def read(self, name: str, kind: str, start: int, length: int) -> "torch.Tensor":
-        """Elements start..start+length-1 of the flattened tensor `name`, fp32. Raises Damaged where missing."""
+        """Read elements start..start+length-1 of the flattened tensor `name`, fp32. Raises Damaged if missing."""
         pieces, at = [], start
         for first, size, file, key in self._fragments().get((kind, name), []):
             if first <= at < min(start + length, first + size):
                 end = min(start + length, first + size)
                 pieces.append((file, key, at - first, end - first))
                 at = end
-        if at != start + length:  # before room is made for what a file may only claim to hold
+        if at != start + length:  # before allocating memory for a size that a file may only claim
             raise Damaged(
                 f"holds {at - start} of {length} elements of {kind}/{name}",
                 where=self.folder,
@@ -130,12 +130,12 @@ class Checkpoint:
         return result
 
     def tensor(self, name: str, kind: str = "master") -> "torch.Tensor":
-        """The whole tensor `name`, fp32, in its shape."""
+        """Read the whole tensor `name`, fp32, in its shape."""
         shape = self.shapes[name]
         return self.read(name, kind, 0, math.prod(shape)).view(shape)
 
     def verify(self, files: Sequence[dict[str, Any]] | None = None) -> None:
-        """Raises Damaged for the first of the files (all) whose size or SHA-256 is not what the marker says."""
+        """Raise Damaged for the first of the files (all) whose size or SHA-256 differs from the marker."""
         for entry in self.files if files is None else files:
             path = self.folder / entry["file"]
             if (
@@ -151,7 +151,7 @@ class Checkpoint:
                 )
 
     def _fragments(self) -> dict[tuple[str, str], list[tuple[int, int, str, str]]]:
-        """(kind, name) -> its pieces, in order of their start: (start, length, file, name in the file)."""
+        """Map (kind, name) to its pieces, ordered by start: (start, length, file, name in the file)."""
         from pretrain.checkpoint.fragments import named_pieces
 
         if not self._table:
@@ -168,8 +168,8 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`. Raises Damaged where the marker is not what was written, UserError where there is
-    none, or one of another version of this program."""
+    """Open the checkpoint in `folder`. Raises Damaged if the marker was changed, UserError if it is missing or from
+    another version of this program."""
     try:
         data = (folder / MARKER).read_bytes()
     except OSError:
@@ -178,26 +178,27 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def parsed_checkpoint(folder: Path, data: bytes) -> Checkpoint:
-    """The checkpoint whose files are, or will be, in `folder` and whose marker is `data`; errors as above."""
+    """Build the checkpoint whose files are, or will be, in `folder` and whose marker is `data`; raises as
+    open_checkpoint."""
     said = parsed_marker(data, folder / MARKER)
     return Checkpoint(folder, said.step, said.state, said.shapes, said.files)
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Folders of the whole checkpoints of a run, oldest first."""
+    """List the folders of a run's whole checkpoints, oldest first."""
     found = [path.parent for path in (run / FOLDER).glob(f"step-*/{MARKER}")]
     return sorted((path for path in found if _STEP.fullmatch(path.name)), key=step_of)
 
 
 def step_of(folder: Path) -> int:
-    """The step that the name of a checkpoint's folder tells; -1 for another name."""
+    """Parse the step from a checkpoint folder's name; -1 for any other name."""
     found = _STEP.match(folder.name)
     return int(found[1]) if found else -1
 
 
 def damage_of(folder: Path, world: "World") -> str:
-    """In words, what is wrong with a checkpoint; empty where all bytes are as written. All ranks call this, and each
-    hashes its share of the files: at an unchanged world size, what it is going to read."""
+    """Describe what is wrong with a checkpoint; empty if all bytes are as written. All ranks call this, and each
+    hashes its share of the files: at an unchanged world size, those it will read."""
 
     def found() -> str:
         try:
@@ -211,9 +212,9 @@ def damage_of(folder: Path, world: "World") -> str:
 
 
 def newest_whole(run: Path, world: "World") -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
-    """The newest checkpoint of `run` whose files are all as its marker says, None where there is none, and the
-    damaged ones after it, each with what is wrong with it. All ranks call this. The folders decide, not `latest`,
-    which a kill may have left one behind."""
+    """Find the newest checkpoint of `run` whose files all match its marker, or None, and the newer damaged ones,
+    each with its damage. All ranks call this. Uses the folders, not `latest`, which may be one behind after a
+    kill."""
     damaged: list[tuple[Path, str]] = []
     for name in reversed(world.broadcast([folder.name for folder in checkpoints(run)])):
         folder = run / FOLDER / name
@@ -224,8 +225,8 @@ def newest_whole(run: Path, world: "World") -> tuple[Checkpoint | None, list[tup
 
 
 def newest_checkpoint(run: Path, world: "World | None" = None) -> Checkpoint | None:
-    """The newest whole checkpoint of `run`; None where there is none. All ranks of `world` (one) call this. Raises
-    UserError where all are damaged."""
+    """Find the newest whole checkpoint of `run`, or None. All ranks of `world` (one) call this. Raises UserError if
+    all are damaged."""
     checkpoint, damaged = newest_whole(run, world or _alone())
     if checkpoint is None and damaged:
         raise all_damaged(run, damaged)
@@ -233,7 +234,7 @@ def newest_checkpoint(run: Path, world: "World | None" = None) -> Checkpoint | N
 
 
 def all_damaged(run: Path, damaged: Sequence[tuple[Path, str]]) -> UserError:
-    """The line for a run of whose checkpoints none is whole."""
+    """Return the message for a run without a whole checkpoint."""
     return UserError(
         f"all {len(damaged)} checkpoints are damaged; of the oldest: {damaged[-1][1]}",
         where=run / FOLDER,
@@ -242,7 +243,7 @@ def all_damaged(run: Path, damaged: Sequence[tuple[Path, str]]) -> UserError:
 
 
 def named_folder(path: Path) -> Path:
-    """The folder of the checkpoint that `path` names: itself, or the newest one of a run. Raises UserError."""
+    """Return the folder of the checkpoint that `path` names: itself, or a run's newest one. Raises UserError."""
     if not (newest := _newest_named(path)):
         raise _no_checkpoint(path)
     return Path(newest)
@@ -258,10 +259,10 @@ def _no_checkpoint(path: Path) -> UserError:
 
 
 def find_checkpoint(path: Path, world: "World | None" = None) -> Checkpoint:
-    """The checkpoint that `path` names: its folder, or a run folder, whose newest one it is. All ranks of `world` (one)
-    call this. Raises Damaged where that very one is: who names a model is not handed another."""
+    """Open the checkpoint that `path` names: its folder, or a run folder for its newest one. All ranks of `world`
+    (one) call this. Raises Damaged if that one is damaged, rather than fall back to another."""
     world = world or _alone()
-    newest = world.broadcast(_newest_named(path))  # a run that goes on may save one meanwhile
+    newest = world.broadcast(_newest_named(path))  # an active run may save one meanwhile
     if not newest:
         raise _no_checkpoint(path)
     if found := damage_of(Path(newest), world):
@@ -270,7 +271,7 @@ def find_checkpoint(path: Path, world: "World | None" = None) -> Checkpoint:
 
 
 def drop(folder: Path) -> None:
-    """Deletes a checkpoint: the marker first, so that no half of one looks whole."""
+    """Delete a checkpoint, its marker first, so that a partial one never looks whole."""
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,14 +1,14 @@
-"""Measure when each rank computed and when it waited, and tell what slowed the run down.
+"""Measure when each rank computes and waits, and report what slowed the run down.
 
-Every rank times its steps, its waits for data and its forward passes; no device is waited for. At a log step a few
-numbers a rank are gathered, and three things are told apart:
+Every rank times its steps, data waits and forward passes, without device syncs. At a log step a few numbers per
+rank are gathered to distinguish three cases:
 
     a data stall      some rank's loader had no share ready when it was asked for one
     a slow rank       its forward passes take longer, token for token, than those of the others
     an outlier        one step took much longer than the others
 
-Forward passes stand for computing, since ranks meet in backward passes and there wait for each other. Under ZeRO-3 they
-meet in forward passes as well: there a slow rank cannot be told from those that wait for it, and is not.
+Forward passes represent compute time, since ranks wait for each other in backward passes. Under ZeRO-3 they wait in
+forward passes as well, so slow ranks cannot be identified and are not reported.
 """
 
 import time
@@ -24,13 +24,13 @@ from pretrain.distributed.world import World
 
 clock = time.perf_counter
 WINDOW, MIN_STEPS = 50, 5
-"""Steps that a judgement looks back on, and fewest that it is made of."""
+"""Number of recent steps considered, and the minimum needed."""
 DATA_SHARE = 0.05
-"""Share of the time that a rank may wait for data before it is said."""
+"""Share of the time that a rank may wait for data before it is reported."""
 SLOW = 1.3
-"""Time a token, as a multiple of the other ranks' median, from which a rank is slow."""
+"""Time per token, as a multiple of the other ranks' median, above which a rank is slow."""
 OUTLIER = 2.0
-"""Time of a step, as a multiple of the median, from which it is an outlier."""
+"""Step time, as a multiple of the median, above which a step is an outlier."""
 
 
 class Lap(NamedTuple):
@@ -44,7 +44,7 @@ class Lap(NamedTuple):
 
 
 class RankPace(NamedTuple):
-    """What a rank says of its newest laps; seconds."""
+    """Statistics of a rank's newest laps; seconds."""
 
     laps: int
     step: float  # median
@@ -55,20 +55,20 @@ class RankPace(NamedTuple):
 
     @staticmethod
     def of(row: list[Any]) -> "RankPace":
-        """From plain values, as they travel."""
+        """Build from plain values, as gathered."""
         laps, step, waited, forward, a_token, worst = row
         return RankPace(laps, step, waited, forward, a_token, Lap(*worst))
 
 
 class Pace:
-    """Times the steps of this rank. The first one, which warms up, and steps that come to no update do not count."""
+    """Times this rank's steps, except the first (warm-up) and those without an update."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self.new_phase()
 
     def new_phase(self) -> None:
-        """Steps of another kind follow: those before say nothing of them."""
+        """Reset for a new phase, whose steps are not comparable."""
         self._laps: deque[Lap] = deque(maxlen=WINDOW)
         self._fresh: deque[tuple[Lap, list[Any]]] = deque(maxlen=WINDOW)  # the newest since the last `read`
         self._slowest: tuple[Lap, list[Any]] | None = None  # of all since then
@@ -76,21 +76,21 @@ class Pace:
         self.start()
 
     def start(self) -> None:
-        """A step begins: its data are going to be asked for."""
+        """Start timing a step, before its data is requested."""
         self._began = clock()
         self._passes: list[Any] = []
         self._tokens = 0
 
     @contextmanager
     def forward(self, tokens: int) -> Iterator[None]:
-        """A forward pass over so many tokens."""
+        """Time a forward pass over the given number of tokens."""
         started = self._mark()
         yield
         self._passes.append((started, self._mark()))
         self._tokens += tokens
 
     def lap(self, step: int, waited: float) -> None:
-        """The step has ended; `waited`: seconds that this rank waited for data in it."""
+        """End the step; `waited`: seconds that this rank waited for its data."""
         if self._warm:
             lap = Lap(step, clock() - self._began, waited, 0.0, self._tokens)
             self._fresh.append((lap, self._passes))
@@ -99,8 +99,7 @@ class Pace:
         self._warm = True
 
     def read(self, world: World) -> tuple[dict[str, Any], list[str]]:
-        """Figures for the log, and what held the run up, in words. All ranks call this together, when the device has
-        nothing left to do."""
+        """Return figures for the log and messages about slowdowns. Collective; call it when the device is idle."""
         fresh = [self._timed(*lap) for lap in self._fresh]
         worst = self._timed(*self._slowest) if self._slowest else Lap(0, 0.0, 0.0, 0.0, 0)
         self._laps.extend(fresh)
@@ -127,7 +126,7 @@ class Pace:
         ]
 
     def _timed(self, lap: Lap, passes: list[Any]) -> Lap:
-        """With its time in forward passes, which a GPU tells only once they are done."""
+        """Return the lap with its time in forward passes, which a GPU reports only once they are done."""
         return lap._replace(forward=sum(map(self._seconds, passes)))
 
     def _mark(self) -> Any:
@@ -143,7 +142,7 @@ class Pace:
 
 
 def figures(rows: list[RankPace]) -> dict[str, Any]:
-    """Of one step, over all ranks: its median and its slowest, in milliseconds, both medians of each rank, and how much
+    """Compute step times over all ranks: median and slowest, in milliseconds, from each rank's median, and how much
     slower the slowest rank computes than the median of the others."""
     found: dict[str, Any] = {
         "step_ms_by_rank": [round(1e3 * row.step, 3) for row in rows],
@@ -159,14 +158,14 @@ def figures(rows: list[RankPace]) -> dict[str, Any]:
 
 
 def slowest(rows: list[RankPace]) -> tuple[int, float]:
-    """The rank whose forward passes take longest a token, as a multiple of the median of the other ranks."""
+    """Return the rank with the longest forward time per token, as a multiple of the other ranks' median."""
     rank = max(range(len(rows)), key=lambda r: rows[r].a_token)
     others = median(row.a_token for r, row in enumerate(rows) if r != rank)
     return rank, rows[rank].a_token / others if others > 0 else 1.0
 
 
 def slowdowns(rows: list[RankPace]) -> list[str]:
-    """What slowed the run down, a line for each cause; empty where nothing did."""
+    """Return one line per cause of a slowdown; empty without any."""
     if min(row.laps for row in rows) < MIN_STEPS:
         return []
     return [line for line in (_data_stall(rows), _slow_rank(rows), _outlier(rows)) if line]

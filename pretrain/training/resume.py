@@ -1,7 +1,7 @@
-"""Give an engine the right weights and the position to resume from, and save both.
+"""Load an engine's weights and the position to resume from, and save both.
 
-Everything beside the tensors is in the checkpoint's JSON state: counters, skipped batches, loss scale, and the
-conditions under which the continuation is bit-equal.
+Everything but the tensors is in the checkpoint's JSON state: counters, skipped batches, loss scale, and the
+conditions for a bit-exact resume.
 """
 
 import math
@@ -46,8 +46,8 @@ from pretrain.training.stream_memory import StreamMemory
 def begin(
     config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console
 ) -> tuple[Position, Checkpoint | None]:
-    """Loads the run's newest checkpoint into the engine, or what init_from names; returns where to resume, and that
-    checkpoint."""
+    """Load the run's newest checkpoint, or the model in init_from, into the engine; return the position to resume
+    from and that checkpoint."""
     folder = Path(config.run.dir)
     say = partial(console.print, soft_wrap=True, markup=False)
     checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say))
@@ -72,22 +72,23 @@ def begin(
 
 
 def _cut_history(folder: Path, step: int, world: World) -> int:
-    """How many lines went, on the first rank, whose folder may be full: what it refuses, all refuse."""
+    """Cut log lines after the checkpoint on the first rank and return how many; its errors (a full disk) reach all
+    ranks."""
     return raise_on_all_ranks(world, lambda: cut_metrics(folder, step) if world.rank == 0 else 0)
 
 
 def enter(plan: Plan, engine: Engine, position: Position) -> None:
-    """Takes the run from the end of a phase into the next one; does nothing inside a phase."""
+    """Move the run from the end of a phase into the next one; a no-op inside a phase."""
     if plan.phase.number > position.phase:
         position.phase = plan.phase.number
         position.phase_batch, position.phase_examples = position.batch, position.examples
-        position.losses.clear()  # other lengths, other losses: the first ones are no spikes
+        position.losses.clear()  # other lengths have other losses: the first ones are not spikes
         engine.partition.restart_bias_correction()
 
 
 def phase_memory(plan: Plan, checkpoint: Checkpoint | None, world: World) -> StreamMemory:
-    """The memory of this rank's streams in a phase: that of the checkpoint where the run resumes within the phase,
-    whose streams the order of another one's data does not continue."""
+    """Return the memory of this rank's streams in a phase: the checkpoint's if the run resumes within the phase,
+    else new, since another phase's data order does not continue the streams."""
     memory = StreamMemory.of_rank(plan.objective.memory, plan.streams, world)
     _load_memory(memory, plan, checkpoint)
     return memory
@@ -107,12 +108,12 @@ def roll_back(
     world: World,
     say: Callable[[str], None],
 ) -> None:
-    """Gives the engine the newest whole checkpoint's state. The batches since stay consumed, and become skipped ones.
-    All ranks call this, once a checkpoint is there and no save under way. A damaged one is dealt with as at a start,
-    and said. Raises UserError where what is left is of a step before this phase."""
+    """Load the newest whole checkpoint into the engine. Later batches stay consumed and count as skipped. All ranks
+    call this, when a checkpoint exists and no save is in progress. Damaged checkpoints are handled as at a start,
+    and reported. Raises UserError if the remaining checkpoints are from before this phase."""
     config, phase = plan.phase.config, plan.phase
     checkpoint, damaged = newest_whole(Path(config.run.dir), world)
-    if damaged:  # left in place, retention would keep it, as the newest, before those that are made now
+    if damaged:  # otherwise retention would keep it as the newest, over those made from now on
         checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say))
     if checkpoint is None:
         raise UserError("no checkpoint to roll back to", where=config.run.dir)
@@ -127,7 +128,7 @@ def roll_back(
     _load_memory(memory, plan, checkpoint)
     position.step, position.losses = then.step, then.losses
     position.skipped = [*then.skipped, *range(then.batch, position.batch)]
-    if then.phase < position.phase:  # that of the border: the one before this phase's first
+    if then.phase < position.phase:  # a checkpoint at the phase boundary, of the previous phase
         position.losses.clear()
         engine.partition.restart_bias_correction()
 
@@ -146,7 +147,7 @@ def save(
     saver: Saver,
     held_out_loss: float | None = None,
 ) -> None:
-    """Starts to save a checkpoint of this position. All ranks call this. `held_out_loss`: that of this very step."""
+    """Start saving a checkpoint of this position. All ranks call this. `held_out_loss`: that of this step."""
     phase, config = plan.phase, plan.phase.config
     shapes = real_shapes(engine)
     state = {
@@ -166,7 +167,7 @@ def save(
 
 
 def real_shapes(engine: Engine) -> dict[str, list[int]]:
-    """Shape of every named tensor without vocabulary padding, which is the embedding's own affair."""
+    """Return the shape of every named tensor, without vocabulary padding."""
     rows = vocabulary_rows(engine.module)
     return {
         name: [rows[name], *shape[1:]] if name in rows else list(shape)
@@ -175,9 +176,9 @@ def real_shapes(engine: Engine) -> dict[str, list[int]]:
 
 
 def reader(checkpoint: Checkpoint, engine: Engine) -> Reader:
-    """Reads any piece of the engine's tensors from the checkpoint; vocabulary padding, which it lacks, is zero.
+    """Return a reader of pieces of the engine's tensors from the checkpoint; vocabulary padding is zero.
 
-    Raises UserError where the checkpoint is of another model."""
+    Raises UserError if the checkpoint is of another model."""
     shapes = real_shapes(engine)
     differing = [
         f"{n} {checkpoint.shapes.get(n)} (here {shape})"
@@ -190,7 +191,7 @@ def reader(checkpoint: Checkpoint, engine: Engine) -> Reader:
 
 
 def conditions(config: RunConfig, world: World) -> dict[str, Any]:
-    """Under which a continued run is bit-equal to one that was never stopped; else it is equal within rounding."""
+    """Return the conditions under which a resume is bit-exact; otherwise it is equal within rounding."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
     return {
         "ranks": world.size,
@@ -223,7 +224,7 @@ def _resuming(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
 
 
 def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World) -> None:
-    """Weights of another model; the counters start anew, and with init_moments the moments are kept."""
+    """Load the weights of another model; counters restart, and with init_moments the moments are kept."""
     if not model_folders(source):
         checkpoint = find_checkpoint(source, world)
         refuse_another_model(checkpoint, plan)
@@ -256,7 +257,7 @@ def _hugging_face_weights(
 
 
 def _real(fragments: Iterable[Fragment], shapes: dict[str, list[int]]) -> Iterator[Fragment]:
-    """The fragments without vocabulary padding, which is the tail of its tensor."""
+    """Strip vocabulary padding, the tail of its tensor, from the fragments."""
     for fragment in fragments:
         left = math.prod(shapes[fragment.name]) - fragment.start
         if left > 0:

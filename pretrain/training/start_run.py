@@ -18,7 +18,7 @@ from pretrain.training.starting_weights import check_starting_weights
 def open_on_all_ranks(
     config: RunConfig, plans: list[Plan], world: World, console: Console
 ) -> tuple[dict[str, Any], Any]:
-    """What the first rank finds or makes in the run folder, and its hold on it; what it refuses, all refuse."""
+    """Open the run folder on the first rank; return its contents and lock. Its errors are raised on all ranks."""
 
     folder = Path(config.run.dir)
 
@@ -28,7 +28,7 @@ def open_on_all_ranks(
         check_folder(config, plans)
         held = lock(folder)
         try:
-            drop_leftovers(folder)  # before anyone asks whether there is room
+            drop_leftovers(folder)  # before free disk space is checked
             if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
                 console.print(line, soft_wrap=True, markup=False)
             if not checkpoints(folder):

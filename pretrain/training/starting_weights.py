@@ -1,4 +1,4 @@
-"""Check the model that init_from names, as far as its small files tell; without torch, before any rank starts."""
+"""Check the model that init_from names by its small files, without torch, before any rank starts."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ MODEL = (
     *(f"encoder.{key}" for key in ("layers", "hidden", "heads", "intermediate", "activation")),
     *(f"encoder.{key}" for key in ("max_positions", "segments", "layer_norm_eps")),
 )
-"""Of a run's identity, what its weights mean nothing without."""
+"""Parts of a run's identity that its weights depend on."""
 
 
 def check_starting_weights(config: RunConfig, plan: Plan) -> None:
-    """Raises UserError where init_from names nothing that this run can start from. Weights are not read."""
+    """Raise UserError if this run cannot start from init_from. Does not read weights."""
     if not config.init_from:
         return
     source = Path(config.init_from)
@@ -31,14 +31,14 @@ def check_starting_weights(config: RunConfig, plan: Plan) -> None:
 
 
 def refuse_another_model(checkpoint: Checkpoint, plan: Plan) -> None:
-    """Raises UserError, with what differs, where the checkpoint is of another model than this run's."""
+    """Raise UserError, listing differences, if the checkpoint is of a different model than this run's."""
     ours = {key: value for key, value in identity_of(plan.phase.config, plan).items() if key in MODEL}
     refuse_another(checkpoint.state["identity"], ours, checkpoint.folder, "choose another init_from")
 
 
 def check_hugging_face(source: Path, config: RunConfig, plan: Plan) -> None:
-    """Raises UserError where the Hugging Face folder is of no family that is read here, or of other sizes or another
-    vocabulary than this run's."""
+    """Raise UserError if the Hugging Face folder is of an unsupported family, or differs from this run in sizes or
+    vocabulary."""
     if config.init_moments:
         raise UserError("a Hugging Face folder has no moments", where=source, remedy="init_moments=false")
     for folder in model_folders(source):

@@ -1,8 +1,8 @@
-"""Keep what a model remembers of each stream of the data, from one step to the next.
+"""Keep a model's memory of each data stream from one step to the next.
 
 A stream is a row of the global batch that walks its documents in order (data.order=sequential), and each rank reads
-some of them: their memory is on that rank, in the order of the streams' numbers. A checkpoint holds it as fragments of
-one tensor for each name, (streams, ...), so that a resume at another world size finds each stream's wherever it is.
+some of them: their memory is on that rank, in the order of the streams' numbers. A checkpoint holds it as fragments
+of one tensor per name, (streams, ...), so that a resume at any world size finds each stream's memory.
 """
 
 import math
@@ -37,7 +37,7 @@ class StreamMemory:
         device: torch.device | str = "cpu",
     ) -> None:
         self._shapes, self._streams, self._first = shapes, streams, first
-        # one row more, which spare examples write to: nobody asks the device which these are
+        # one extra row for spare examples, so that finding them needs no device sync
         self._rows = {
             name: torch.zeros((last - first + 1, *shape), device=device) for name, shape in shapes.items()
         }
@@ -50,8 +50,7 @@ class StreamMemory:
         return cls(shapes, streams, first, last, world.device)
 
     def read(self, batch: MicroBatch) -> Memory | None:
-        """Look up what is remembered of the micro-batch's streams, 0 for spare examples; None where the objective
-        remembers nothing."""
+        """Read the memory of the micro-batch's streams, 0 for spare examples; None if the objective has no memory."""
         if not self._shapes:
             return None
         rows_E = self._places(batch)
@@ -60,20 +59,20 @@ class StreamMemory:
         return {name: x.masked_fill(spare_E.view(-1, *[1] * (x.dim() - 1)), 0.0) for name, x in found.items()}
 
     def write(self, batch: MicroBatch, memory: Memory | None) -> None:
-        """Take what the model returned for the micro-batch; it counts from `commit` on."""
+        """Store what the model returned for the micro-batch; it takes effect at `commit`."""
         if memory is not None and self._shapes:
             kept = {name: memory[name].detach().float() for name in self._shapes}
             self._written.append((self._places(batch), kept))
 
     def commit(self) -> None:
-        """Remember what was written: the update of its global batch was applied."""
+        """Apply what was written: the update of its global batch was applied."""
         for rows_E, memory in self._written:
             for name, values in memory.items():
                 self._rows[name].index_copy_(0, rows_E, values)
         self._written = []
 
     def discard(self) -> None:
-        """Forget what was written since the last commit: its global batch was skipped."""
+        """Drop what was written since the last commit: its global batch was skipped."""
         self._written = []
 
     def clear(self) -> None:
@@ -94,7 +93,7 @@ class StreamMemory:
         return {name: [self._streams, *shape] for name, shape in self._shapes.items()}
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take this rank's part from a checkpoint, saved at any world size. Raises Damaged where it is missing or of
+        """Take this rank's part from a checkpoint, saved at any world size. Raises Damaged if it is missing or of
         other streams."""
         self.clear()
         if checkpoint.state.get(KIND, {}) != self.state():

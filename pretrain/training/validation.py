@@ -1,4 +1,4 @@
-"""Evaluate the model at hand on the shards' held-out examples: the same ones every time."""
+"""Evaluate the model on the shards' held-out examples: the same ones every time."""
 
 import numpy as np
 import torch
@@ -18,19 +18,19 @@ from pretrain.training.loss_meter import LossMeter
 from pretrain.training.stream_memory import StreamMemory
 
 Figures = dict[str, float | str]
-"""Of one evaluation, by name."""
+"""Figures of one evaluation, by name."""
 
 
 class HeldOut:
     """This rank's share of the held-out examples, packed once and kept in memory."""
 
     def __init__(self, plan: Plan, config: RunConfig, world: World) -> None:
-        """All ranks call this. Raises UserError on all where one cannot read its share."""
+        """Load this rank's share. All ranks call this; if one cannot read its share, all raise UserError."""
         index = plan.index
         self._world, self._index = world, index
         self._leads = leading_kind(plan.objective.headline).name
         self.examples = min(index.held_out.examples, config.train.eval_examples)
-        """How many examples an evaluation has, over all ranks."""
+        """Number of examples per evaluation, over all ranks."""
         streams = min(config.train.global_batch, self.examples) if plan.objective.memory else 0
         self._memory = StreamMemory.of_rank(plan.objective.memory, streams, world)
         self._micro_batches: list[MicroBatch] = []
@@ -42,7 +42,7 @@ class HeldOut:
                 MicroBatch.from_packed(packed) for share in shares for packed in share.micro_batches
             ]
         self._baselines, most = _baselines(self._micro_batches, plan, world)
-        # a rank with less than others computes empty ones: under ZeRO-3 every forward pass is a collective
+        # a rank with fewer than others computes empty ones: under ZeRO-3 every forward pass is a collective
         missing = most - len(self._micro_batches)
         self._micro_batches += [MicroBatch.empty(index.vocabulary.cls, index.vocabulary.sep)] * missing
 
@@ -53,7 +53,7 @@ class HeldOut:
         return [held_out(index, self.examples, caps, world.rank, world.size)]
 
     def evaluate(self, engine: Engine) -> Figures:
-        """held_out_loss and the like over all ranks, with what a model without any context would score beside them;
+        """Compute held_out_loss and other metrics over all ranks, with the baselines of a model without context;
         empty without held-out examples. All ranks call this."""
         if not self.examples:
             return {}
@@ -82,8 +82,8 @@ class HeldOut:
 
 
 def _baselines(micro_batches: list[MicroBatch], plan: Plan, world: World) -> tuple[Figures, int]:
-    """Compute what these examples of all ranks give away without any context, and how many micro-batches the rank with
-    most of them has. All ranks call this."""
+    """Compute the context-free baselines of all ranks' examples, and the maximum number of micro-batches per rank.
+    All ranks call this."""
     objective, vocabulary = plan.objective, plan.index.vocabulary
     sizes = {
         **dict.fromkeys(objective.words, vocabulary.size),
