@@ -85,7 +85,7 @@ class Engine:
         self._engine.train()
 
     def eval(self) -> None:
-        """Switches dropout off."""
+        """Switch dropout off."""
         self._engine.eval()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

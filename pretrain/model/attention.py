@@ -2,9 +2,9 @@
 
 Backends, chosen by device, dtype and dropout:
 
-    varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout, all see all
-    flash    the flash kernel below it, which takes a dropout rate, a causal mask and a window: same devices
-    tiles    dense tiles of near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout, any visibility
+    varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout, all see all flash
+    torch's lower-level flash kernel, with dropout, a causal mask and a window: same devices tiles    dense tiles of
+    near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout, any visibility
 
 Shape legend: T packed tokens, N heads, D size of a head.
 """
@@ -27,7 +27,7 @@ _FLASH_DEVICES = ("cuda", "meta")  # memory is planned on the meta device, which
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where the examples of a packed run lie. One object a micro-batch: it keeps the tile plan for all layers."""
+    """Positions of the examples in a packed run. One object per micro-batch: it caches the tile plan for all layers."""
 
     cu_seqlens: Tensor  # int32, examples + 1: example i holds tokens cu_seqlens[i]..cu_seqlens[i + 1] - 1
     lengths: tuple[int, ...]  # the same on the host, so that planning waits for no device
@@ -35,7 +35,7 @@ class Packing:
     _plans: dict[tuple[int, torch.device], TilePlan] = field(default_factory=dict, repr=False)
 
     def tiles(self, heads: int, device: torch.device) -> TilePlan:
-        """The tile plan for so many heads, made at the first call."""
+        """Return the tile plan for the given number of heads, cached."""
         key = (heads, device)
         if key not in self._plans:
             self._plans[key] = plan_tiles(self.lengths, heads, device)
@@ -43,7 +43,7 @@ class Packing:
 
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device | str = "cpu") -> "Packing":
-        """The packing of examples of `lengths` tokens, one after the other."""
+        """Build the packing of consecutive examples of `lengths` tokens."""
         cumulative = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         return Packing(cumulative.to(device), tuple(lengths), max(lengths))
 
@@ -55,7 +55,7 @@ def choose_backend(
     dropout: float,
     visibility: Visibility = FULL,
 ) -> str:
-    """The name of the backend that `attend` takes for such tensors."""
+    """Return the name of the backend that `attend` uses for such tensors."""
     if visibility.ranked:
         return "tiles"
     if device.type not in _FLASH_DEVICES or dtype not in _HALF or head_size % 8 or head_size > 256:
@@ -74,12 +74,12 @@ def attend(
     visibility: Visibility = FULL,
     backend: str | None = None,
 ) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each example of a packed run (Vaswani et al. 2017, section 3.2.1), over the keys
-    that `visibility` lets a query see; 0 where it sees none.
+    """Compute softmax(q k' / sqrt(D)) v within each example of a packed run (Vaswani et al. 2017, section 3.2.1),
+    over the keys that `visibility` allows; 0 for a query that sees none.
 
-    q, k and v are (T, N, D) of one floating dtype; so is the result. `dropout` is the rate at which
-    attention probabilities are zeroed: 0 in evaluation. `backend` forces one of BACKENDS, for tests.
-    Raises UserError where the forced backend cannot do what is asked."""
+    q, k and v are (T, N, D) of one floating dtype; so is the result. `dropout` is the rate at which attention
+    probabilities are zeroed: 0 in evaluation. `backend` forces one of BACKENDS, for tests. Raises UserError if the
+    forced backend does not support the inputs."""
     name = backend or choose_backend(q_TND.device, q_TND.dtype, q_TND.shape[-1], dropout, visibility)
     qkv = (q_TND, k_TND, v_TND)
     if name == "tiles" and q_TND.device.type == "cpu":

@@ -1,9 +1,9 @@
 """Attend over packed examples on a CPU, forward and backward.
 
-Plain matrix products over dense tiles, in place where they can be: at BERT's lengths faster on a CPU than torch's
-fused kernel, and much faster with dropout, which that kernel lacks. One operator for all tiles of a micro-batch, so
-that torch.compile sees one node of static shape whatever the lengths: probabilities live in one buffer for as many
-scores as so many tokens can have.
+Plain matrix products over dense tiles, in place where possible: at BERT's lengths faster on a CPU than torch's
+fused kernel, and much faster with dropout, which that kernel lacks. One operator handles all tiles of a
+micro-batch, so that torch.compile sees one node of static shape for any lengths: probabilities are in one buffer
+sized for the maximum number of scores.
 
 Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles, E examples and S length of a tile.
 """
@@ -31,7 +31,7 @@ def cpu_attention(
     dropout: float,
     visibility: Visibility = FULL,
 ) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), over the keys that are visible, 0 where none is;
+    """Compute softmax(q k' / sqrt(D)) v within each example, (T, N, D), over the visible keys, 0 without any;
     dropout on the probabilities.
 
     All tokens belong to an example of at most `max_length` tokens."""
@@ -53,8 +53,8 @@ def _attention(
     query_ranks_T: Tensor | None,
     key_ranks_T: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs, and for the backward pass the probabilities and which of them dropout keeps, tile by tile. The last
-    four arguments are a Visibility's, since an operator takes no tuples of its own."""
+    """Compute the outputs, and for the backward pass the probabilities and their dropout mask, tile by tile. The
+    last four arguments are a Visibility's fields, since an operator takes no custom tuples."""
     visibility = Visibility(causal, window, query_ranks_T, key_ranks_T)
     plan = _plan(tuple(cu_seqlens.diff().tolist()), q_TND.shape[1], max_length)
     probabilities, keep = _buffers(q_TND, max_length, dropout)
@@ -90,7 +90,7 @@ def _attention_backward(
     max_length: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v."""
+    """Compute the gradients of q, k and v."""
     plan = _plan(tuple(cu_seqlens.diff().tolist()), q_TND.shape[1], max_length)
     grad_PD = to_tiles(grad_TND, plan).index_fill_(0, plan.padding, 0.0)
     given = (to_tiles(q_TND, plan), to_tiles(k_TND, plan), to_tiles(v_TND, plan), grad_PD)
@@ -110,19 +110,19 @@ def _attention_backward(
 
 @lru_cache(maxsize=4)
 def _plan(lengths: tuple[int, ...], heads: int, max_length: int) -> TilePlan:
-    """The tiles for these lengths: made once a micro-batch, for all layers, forward and backward."""
+    """Plan the tiles for these lengths: cached per micro-batch, for all layers, forward and backward."""
     return plan_tiles(lengths, heads, _CPU, max_scores=sum(lengths) * max_length)
 
 
 def _buffers(q_TND: Tensor, max_length: int, dropout: float) -> tuple[Tensor, Tensor]:
-    """Room for the most scores that so many tokens can have; what is not used is never touched. No mask without
-    dropout."""
+    """Allocate buffers for the maximum number of scores of the given tokens; unused memory is never touched. No
+    mask without dropout."""
     scores = q_TND.shape[0] * q_TND.shape[1] * max_length
     return q_TND.new_empty(scores), q_TND.new_empty(scores if dropout > 0.0 else 0, dtype=torch.bool)
 
 
 def _cut(buffer: Tensor, plan: TilePlan) -> Iterator[Tensor]:
-    """The buffer's part for each tile, (E * N, S, S); an empty buffer's are empty."""
+    """Return each tile's part of the buffer, (E * N, S, S); empty for an empty buffer."""
     start = 0
     for tile in plan.tiles:
         shape = (tile.examples * plan.heads, tile.length, tile.length)
@@ -132,7 +132,7 @@ def _cut(buffer: Tensor, plan: TilePlan) -> Iterator[Tensor]:
 
 
 def _by_tile(plan: TilePlan, columns: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
-    """For each tile, its rows of each column as (E * N, S, D)."""
+    """Yield, for each tile, its rows of each column as (E * N, S, D)."""
     start = 0
     for tile, size in zip(plan.tiles, plan.sizes, strict=True):
         yield [x[start : start + size].view(-1, tile.length, x.shape[-1]) for x in columns]

@@ -1,8 +1,8 @@
 """Attend densely over tiles of examples of near-equal lengths.
 
-The examples of a micro-batch are sorted by length and cut into tiles; each is a dense (examples, heads,
-length, size) block, padded to its longest example. The plan depends on the lengths alone, so it is made once
-a micro-batch and serves every layer, forward and backward. All moves between the packed and the tiled layout are
+The examples of a micro-batch are sorted by length and cut into tiles; each is a dense (examples, heads, length,
+size) block, padded to its longest example. The plan depends on the lengths alone, so it is made once per
+micro-batch and used in every layer, forward and backward. All moves between the packed and the tiled layout are
 gathers of whole rows in both directions: the padding's gradient is zero, so no scatter-add is needed.
 
 Shape legend: T packed tokens, N heads, D size of a head, P rows of all tiles (sum of E*N*S),
@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from data_pipeline.io.npy import offsets_of
 from pretrain.model.visibility import FULL, Visibility, visible
 
-# What starting one more tile costs, in attention scores: some 30 kernel starts against one exponential and
-# four multiply-adds a score. A GPU computes scores a thousand times faster and starts kernels no faster.
+# Cost of one more tile, in attention scores: about 30 kernel launches against one exponential and
+# four multiply-adds per score. A GPU computes scores a thousand times faster but launches kernels no faster.
 _TILE_OVERHEAD = {"cpu": 6_000, "cuda": 4_000_000}
 
 
@@ -51,7 +51,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Where each packed row (token, head) lies in the tiles, and which packed row each tile row shows."""
+    """Maps from packed rows (token, head) to tile rows and back."""
 
     heads: int
     tiles: tuple[Tile, ...]
@@ -61,15 +61,15 @@ class TilePlan:
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each tile."""
+        """Return the number of rows of each tile."""
         return [tile.examples * self.heads * tile.length for tile in self.tiles]
 
 
 def plan_tiles(
     lengths: Sequence[int], heads: int, device: torch.device, max_scores: float = math.inf
 ) -> TilePlan:
-    """The tiles for examples of `lengths` tokens that lie one after the other in a packed run, with at most
-    `max_scores` attention scores a head, which may not be less than without any padding."""
+    """Plan the tiles for consecutive examples of `lengths` tokens in a packed run, with at most `max_scores`
+    attention scores per head, which must be at least the number without padding."""
     length_of = np.asarray(lengths, np.int64)
     starts = offsets_of(length_of)[:-1]
     order = np.argsort(length_of, kind="stable")[
@@ -108,7 +108,7 @@ def _bias(is_padding_ES: NDArray[np.bool_], device: torch.device) -> Tensor | No
 
 
 def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]:
-    """Cuts lengths in ascending order into runs [first, last) of the least cost: for each run its examples times
+    """Cut ascending lengths into runs [first, last) of minimum total cost: per run, its number of examples times
     the square of its longest, plus `overhead`. Exact, by dynamic programming over the distinct lengths."""
     distinct, counts = np.unique(ascending, return_counts=True)
     ends = offsets_of(counts)
@@ -132,8 +132,8 @@ def tile_attention(
     dropout: float,
     visibility: Visibility = FULL,
 ) -> Tensor:
-    """softmax(q k' / sqrt(D)) v within each example, (T, N, D), over the keys that are visible, 0 where none is;
-    dropout on the probabilities: torch's kernel for each tile, where there is no better backend on a GPU."""
+    """Compute softmax(q k' / sqrt(D)) v within each example, (T, N, D), over the visible keys, 0 without any;
+    dropout on the probabilities. Uses torch's kernel per tile, where a GPU has no better backend."""
     size = q_TND.shape[-1]
     q_tiles, k_tiles, v_tiles = (_ToTiles.apply(x, plan).split(plan.sizes) for x in (q_TND, k_TND, v_TND))
     out = []
@@ -142,7 +142,7 @@ def tile_attention(
         bias = None if tile.bias_E11S is None else tile.bias_E11S.to(q.dtype)
         unseen = tile.hidden(visibility, q.device)
         if unseen is not None:
-            # -inf would give a query that sees no key NaN, in its gradient too
+            # -inf would give NaN, in gradients too, for a query that sees no key
             lowest_E1SS = q.new_zeros(unseen.shape).masked_fill_(unseen, torch.finfo(q.dtype).min)
             bias = lowest_E1SS if bias is None else lowest_E1SS + bias
         dense = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
@@ -177,10 +177,10 @@ class _FromTiles(torch.autograd.Function):
 
 
 def to_tiles(x_TND: Tensor, plan: TilePlan) -> Tensor:
-    """(P, D): the rows of all tiles; padding repeats its example's last token."""
+    """Gather the rows of all tiles, (P, D); padding repeats its example's last token."""
     return x_TND.reshape(-1, x_TND.shape[-1]).index_select(0, plan.gather_P)
 
 
 def from_tiles(x_PD: Tensor, plan: TilePlan) -> Tensor:
-    """(T, N, D): the rows of tokens out of those of all tiles."""
+    """Gather the rows of tokens, (T, N, D), from those of all tiles."""
     return x_PD.index_select(0, plan.scatter_TN).view(-1, plan.heads, x_PD.shape[-1])

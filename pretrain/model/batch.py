@@ -1,7 +1,7 @@
-"""Make the tensors of a micro-batch, as an objective sees it, from columns of packed examples.
+"""Build the tensors of a micro-batch from columns of packed examples.
 
-Spare rows, which give a micro-batch a static shape or stand in for one that a rank lacks, carry no weight:
-a masked row with id -1 and an example with label -1 add nothing to any sum, count or gradient.
+Spare rows, which pad a micro-batch to a static shape or replace one that a rank lacks, carry no weight: a masked
+row with id -1 and an example with label -1 add nothing to any sum, count or gradient.
 
 Shape legend: T packed tokens, E examples, R masked rows.
 """
@@ -33,7 +33,7 @@ SPARE = -1
 
 
 class Shape(NamedTuple):
-    """What every micro-batch of a run is padded to where its code is compiled for one shape."""
+    """The static shape that every micro-batch of a compiled run is padded to."""
 
     tokens: int
     examples: int
@@ -43,12 +43,12 @@ class Shape(NamedTuple):
 
     @staticmethod
     def of(caps: "Caps", longest: int) -> "Shape":
-        """Room for a micro-batch within `caps`, and for spare tokens in examples of their own."""
+        """Compute the shape for micro-batches within `caps`, with extra examples for spare tokens."""
         return Shape(caps.tokens, caps.examples + -(-caps.tokens // longest), caps.masked, longest)
 
 
 class Predicted(NamedTuple):
-    """What the heads predict: rows of the hidden states that they are given, and what is right there."""
+    """The targets of the heads: rows of the hidden states and their labels."""
 
     masked_index: Tensor  # (R,) int64
     masked_ids: Tensor  # (R,) int64; -1: a spare row
@@ -70,7 +70,7 @@ class MicroBatch:
     labels: Tensor  # (E,) int64: 1 random next, 0 true next, -1 none
     keys: Tensor  # (E,) int64: epoch << 40 | number of the example in its split; 0 in a spare one
     streams: Tensor  # (E,) int64: number of the logical stream; -1: a spare example
-    lengths: tuple[int, ...]  # tokens of each example, on the host: nothing waits for the device
+    lengths: tuple[int, ...]  # tokens of each example, on the host, so that reading them needs no device sync
     max_length: int  # at least the longest example
     packing: Packing = field(
         init=False, repr=False
@@ -85,8 +85,8 @@ class MicroBatch:
         return self.cu_seqlens[:-1].long().clamp(max=self.input_ids.shape[0] - 1)
 
     def predicted(self, pairs: bool = True) -> tuple[Tensor, Predicted]:
-        """The rows of the run that heads read, masked ones first and then, if `pairs`, those of [CLS]; and where the
-        heads find them in the hidden states of these rows alone."""
+        """Return the rows of the run that heads read, masked ones first, then, if `pairs`, those of [CLS]; and
+        their indices within these rows."""
         masked, examples = self.masked_index.shape[0], self.labels.shape[0]
         rows = torch.cat((self.masked_index, self.cls_index)) if pairs else self.masked_index
         place = torch.arange(masked + examples, device=rows.device)
@@ -124,7 +124,7 @@ class MicroBatch:
         return self.input_ids.shape[0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "MicroBatch":
-        """The same micro-batch with its tensors on `device`."""
+        """Move the micro-batch's tensors to `device`."""
         moved = {
             f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
             for f in fields(self)
@@ -133,7 +133,7 @@ class MicroBatch:
         return replace(self, **moved)
 
     def pin_memory(self) -> "MicroBatch":
-        """The same micro-batch in page-locked memory, from which copies to a GPU overlap with computation."""
+        """Copy the micro-batch to page-locked memory, so that copies to a GPU overlap with computation."""
         pinned = {
             f.name: getattr(self, f.name).pin_memory()
             for f in fields(self)
@@ -142,10 +142,10 @@ class MicroBatch:
         return replace(self, **pinned)
 
     def padded(self, shape: Shape) -> "MicroBatch":
-        """The same micro-batch with spare rows up to `shape`; they add nothing to any sum, count or gradient.
+        """Pad the micro-batch with spare rows up to `shape`; they add nothing to any sum, count or gradient.
 
-        Spare tokens are examples of their own without a label, all of nearly one length, so that every token has
-        something to attend to; spare masked rows have no original."""
+        Spare tokens form separate unlabelled examples of nearly equal length, so that every token has something to
+        attend to; spare masked rows have no original id."""
         tokens, free = shape.tokens - self.tokens, shape.examples - len(self.lengths)
         spare_masked = shape.masked - len(self.masked_ids)
         if min(tokens, free, spare_masked) < 0:
@@ -181,7 +181,7 @@ class MicroBatch:
         streams: ArrayLike | None = None,
         segment_ids: ArrayLike | None = None,
     ) -> "MicroBatch":
-        """A micro-batch on the CPU from NumPy columns of any integer dtype.
+        """Build a micro-batch on the CPU from NumPy columns of any integer dtype.
 
         `tokens` (T,) holds the examples one after the other, `lengths` (E,) of them each, the first `first_lengths`
         (E,) of segment 0. `masked_positions` (R,) count within the example, `masked_counts` (E,) of them
@@ -210,7 +210,7 @@ class MicroBatch:
 
     @staticmethod
     def from_packed(packed: "PackedMicroBatch") -> "MicroBatch":
-        """What the loader packed, without a copy."""
+        """Wrap what the loader packed, without a copy."""
         return MicroBatch(
             input_ids=torch.from_numpy(packed.input_ids),
             segment_ids=torch.from_numpy(packed.segment_ids),
@@ -227,7 +227,7 @@ class MicroBatch:
 
     @staticmethod
     def from_examples(examples: "Examples", max_length: int | None = None) -> "MicroBatch":
-        """All of `examples` (columns as shards hold them) as one micro-batch."""
+        """Build one micro-batch of all `examples` (columns as in shards)."""
         return MicroBatch.from_arrays(
             examples.tokens,
             examples.lengths,
@@ -247,7 +247,7 @@ class MicroBatch:
         masked: Sequence[dict[int, int]] | None = None,
         labels: Sequence[int] | None = None,
     ) -> "MicroBatch":
-        """A micro-batch of token id lists. `first_lengths` defaults to all of each; `masked` maps, for each
+        """Build a micro-batch from token id lists. `first_lengths` defaults to all of each; `masked` maps, for each
         example, positions to original ids; `labels` defaults to none."""
         lengths = [len(s) for s in sequences]
         targets = masked or [{} for _ in sequences]
@@ -263,7 +263,7 @@ class MicroBatch:
 
     @staticmethod
     def empty(cls: int, sep: int, max_length: int | None = None) -> "MicroBatch":
-        """A micro-batch of weight 0: one [CLS] [SEP] without a label and one spare masked row.
+        """Build a micro-batch of weight 0: one [CLS] [SEP] without a label and one spare masked row.
 
         Its forward and backward pass go through every parameter, with zero gradients, so that a rank which
         has run out of examples takes part in the collectives of ZeRO-2 and ZeRO-3."""

@@ -1,8 +1,8 @@
 """Apply dropout from 16 random bits per element.
 
-On a CPU torch draws a Bernoulli variable an element, serially: nine tenths of the cost of its dropout.
-Sixteen bits of a 64-bit word decide as well, so the rate is rounded to a multiple of 2**-16 and
-the survivors are scaled by the rate that was really used: the expectation stays exact.
+On a CPU torch draws one Bernoulli variable per element, serially: 90% of the cost of its dropout. Here 16 bits of a
+64-bit word decide, so the rate is rounded to a multiple of 2**-16. Survivors are scaled by the rounded rate, which
+keeps the expectation exact.
 
 Shape suffixes: none, every function takes any shape.
 """
@@ -20,15 +20,15 @@ _STEPS = 1 << 16
 
 
 def keep_mask(shape: Sequence[int], rate: float) -> tuple[Tensor, float]:
-    """A bool mask of `shape` on the CPU, False with probability round(rate * 2**16) / 2**16, and the factor
-    1 / (1 - that probability) for the survivors. Draws from torch's global CPU generator."""
+    """Draw a bool mask of `shape` on the CPU, False with probability round(rate * 2**16) / 2**16, and the factor 1
+    / (1 - that probability) for the survivors. Draws from torch's global CPU generator."""
     keep = torch.empty(shape, dtype=torch.bool)
     fill_keep_mask(keep, rate)
     return keep, survivors_scale(rate)
 
 
 def fill_keep_mask(keep: Tensor, rate: float) -> None:
-    """Draws the contiguous bool mask `keep` anew. NumPy compares 16-bit integers ten times as fast as torch does."""
+    """Redraw the contiguous bool mask `keep`. NumPy compares 16-bit integers ten times as fast as torch."""
     count = keep.numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     drawn = words.numpy().view(np.int16)[:count]
@@ -36,7 +36,7 @@ def fill_keep_mask(keep: Tensor, rate: float) -> None:
 
 
 def survivors_scale(rate: float) -> float:
-    """What an element that dropout keeps is multiplied with."""
+    """Return the factor for elements that dropout keeps."""
     return _STEPS / (_STEPS - _zeroed(rate))
 
 
@@ -45,14 +45,14 @@ def _zeroed(rate: float) -> int:
 
 
 def dropped(x: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """`x` where `keep`, times `scale`; 0 elsewhere. A product with bytes: with a bool mask torch takes four times as
-    long, and torch's own backward pass of dropout makes the mask a tensor of x's dtype first."""
+    """Return `x` times `scale` where `keep`, 0 elsewhere. Multiplies by bytes: with a bool mask torch takes four
+    times as long, and torch's own backward pass of dropout makes the mask a tensor of x's dtype first."""
     return (x * keep.view(torch.uint8)).mul_(scale)
 
 
 @torch.library.custom_op("maskmill::keep_mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _keep_mask_like(x: Tensor, rate: float) -> Tensor:
-    """`keep_mask` of x's shape, as a node that torch.compile leaves as it is: what it would generate draws serially."""
+    """Draw a `keep_mask` of x's shape, as an op opaque to torch.compile, whose own code would draw serially."""
     return keep_mask(x.shape, rate)[0]
 
 
@@ -76,9 +76,9 @@ class _BitDropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """`x` with each element zeroed at `rate` and the others scaled up, while training; else `x` itself.
-    Same shape and dtype. Draws from the global generator of x's device, so that activation checkpointing,
-    which restores that generator, draws the same mask again."""
+    """Zero each element of `x` at `rate` and scale up the others, while training; else return `x` itself. Same
+    shape and dtype. Draws from the global generator of x's device, so that activation checkpointing, which restores
+    that generator, draws the same mask again."""
     if not training or rate == 0.0:
         return x
     if x.device.type != "cpu":

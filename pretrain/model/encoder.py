@@ -17,13 +17,12 @@ from pretrain.model.visibility import FULL, Visibility
 
 
 class Encoder(nn.Module):
-    """BERT's encoder (Devlin et al. 2019) over packed tokens: no padding, no rank, any device and dtype.
+    """BERT's encoder (Devlin et al. 2019) over packed tokens: no padding, no ranks, any device and dtype.
 
     Its parameters are not set yet: call `initialize` or `load_parameters` on the module that holds it. With
-    `activation_checkpointing` each layer keeps only its input and is computed again in the backward pass,
-    with the same dropout. `embeddings` are those of another encoder, which this one shares: they are that one's
-    submodule, not this one's, since ZeRO-3 hooks a module once for each parent.
-    Raises UserError where a setting is out of its range."""
+    `activation_checkpointing` each layer keeps only its input and is recomputed in the backward pass, with the same
+    dropout. `embeddings` are those of another encoder, which this one shares: they are that one's submodule, not
+    this one's, since ZeRO-3 hooks a module once for each parent. Raises UserError if a setting is out of range."""
 
     def __init__(
         self,
@@ -49,8 +48,8 @@ class Encoder(nn.Module):
     def forward(
         self, batch: MicroBatch, rows_P: Tensor | None = None, visibility: Visibility = FULL
     ) -> Tensor:
-        """Hidden states (T, H) of the batch's tokens, in the parameters' dtype; tokens attend to what `visibility` lets
-        them see of their example.
+        """Compute the hidden states (T, H) of the batch's tokens, in the parameters' dtype, with attention limited
+        by `visibility`.
 
         With `rows_P`, the rows of the run that heads read, (P, H) of these: the last layer computes no others. A row
         may come twice. In pretraining they are a sixth of all."""
@@ -67,7 +66,7 @@ class Encoder(nn.Module):
 
 
 def check_settings(settings: EncoderSettings) -> None:
-    """Raises UserError for sizes, rates and names that no encoder can have."""
+    """Raise UserError for invalid sizes, rates and names."""
     for name in ("layers", "hidden", "heads", "intermediate", "max_positions"):
         if getattr(settings, name) < 1:
             raise UserError(f"is {getattr(settings, name)}", where=f"encoder.{name}", expected="1 or more")

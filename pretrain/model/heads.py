@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
 
 
 class MaskedPredictions(NamedTuple):
-    """What the masked-token head comes to, over all predicted tokens and over each kind of them."""
+    """Results of the masked-token head, over all predicted tokens and per kind."""
 
     all: Predictions
     kinds: dict[str, Predictions]
@@ -43,7 +43,7 @@ KINDS = ("mask", "kept", "random")
 
 
 class WordHead(nn.Module):
-    """Linear, activation, LayerNorm, then the word embeddings as the output matrix, plus a bias a word.
+    """Linear, activation, LayerNorm, then the word embeddings as the output matrix, plus one bias per word.
 
     `decoder` is the embedding's own parameter, registered here as well: one tensor under one name for the
     optimizer, and ZeRO-3 gathers it for this module as for the other."""
@@ -92,11 +92,11 @@ class MaskedTokenHead(WordHead):
         self.mask_id = mask_id
 
     def forward(self, hidden_TH: Tensor, batch: Predicted) -> MaskedPredictions:
-        """Loss, count and hits over the masked rows of the batch, together and by what their input is."""
+        """Compute loss, count and hits over the masked rows of the batch, in total and by kind of input."""
         return self.predictions(self.transform(hidden_TH, batch), batch)
 
     def predictions(self, hidden_RH: Tensor, batch: Predicted) -> MaskedPredictions:
-        """As `forward`, of what `transform` made of the masked rows."""
+        """Compute the same as `forward` from the output of `transform`."""
         found = vocabulary_cross_entropy(
             hidden_RH, self.decoder, self.bias, batch.masked_ids, self.vocabulary_size
         )
@@ -109,7 +109,7 @@ class MaskedTokenHead(WordHead):
         return MaskedPredictions(whole, kinds, found.answers_R.masked_fill(~rows["mask"], IGNORED))
 
     def logits(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
-        """(R, V) logits of the masked rows, without padding."""
+        """Compute the (R, V) logits of the masked rows, without padding."""
         return self.words(self.transform(hidden_TH, batch))
 
     def transform(self, hidden_TH: Tensor, batch: MicroBatch | Predicted) -> Tensor:
@@ -118,7 +118,7 @@ class MaskedTokenHead(WordHead):
 
 
 def rows_of_kinds(batch: Predicted, mask_id: int) -> dict[str, Tensor]:
-    """(R,) bool for each of `KINDS`, read from input and target; spare rows are of none."""
+    """Return an (R,) bool mask for each of `KINDS`, from input and target; spare rows are in none."""
     counted_R = batch.masked_ids != IGNORED
     mask_R = counted_R & (batch.masked_inputs == mask_id)
     kept_R = counted_R & ~mask_R & (batch.masked_inputs == batch.masked_ids)

@@ -1,4 +1,4 @@
-"""Set the parameters of a module from a seed or from stored tensors; defines how the vocabulary is padded.
+"""Set the parameters of a module from a seed or from stored tensors, and define vocabulary padding.
 
 A tensor that a module holds twice (the tied embedding) has one name here: the first in definition order, as
 `named_parameters` yields it. Checkpoints and exports hold such names and no padding rows.
@@ -19,13 +19,13 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def padded(vocabulary_size: int) -> int:
-    """Rows of the embedding for a vocabulary of `vocabulary_size`."""
+    """Return the number of embedding rows for a vocabulary of `vocabulary_size`."""
     return -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 def bare(kind: type[AnyModule], *sizes: int, **options: Any) -> AnyModule:
-    """A layer on the default device whose parameters are not set yet: `initialize` will, without a draw from the
-    global generator."""
+    """Build a layer on the default device without setting its parameters or drawing from the global generator;
+    `initialize` sets them."""
     return nn.utils.skip_init(kind, *sizes, device=torch.get_default_device(), **options)
 
 
@@ -36,8 +36,8 @@ def bare_embedding(rows: int, size: int) -> nn.Embedding:
 
 
 def vocabulary_rows(module: nn.Module) -> dict[str, int]:
-    """The parameters of `module` that have a row for each entry of the padded vocabulary, with the number of
-    their rows that are real: what its submodules state in an attribute `vocabulary_rows` of their own."""
+    """Return the parameters of `module` with a row per entry of the padded vocabulary, and their number of real
+    rows, as its submodules declare in their attribute `vocabulary_rows`."""
     return {
         f"{prefix}.{name}".lstrip("."): rows
         for prefix, part in module.named_modules()
@@ -47,11 +47,11 @@ def vocabulary_rows(module: nn.Module) -> dict[str, int]:
 
 @torch.no_grad()
 def initialize(module: nn.Module, seed: int, std: float) -> None:
-    """Sets every parameter of `module`: biases 0, LayerNorm 1 and 0, weights from a normal of mean 0 and
-    deviation `std` cut at two deviations (google-research/bert, modeling.py), padding rows 0.
+    """Set every parameter of `module`: biases 0, LayerNorm 1 and 0, weights from a normal of mean 0 and deviation
+    `std` cut at two deviations (google-research/bert, modeling.py), padding rows 0.
 
-    Each tensor is drawn by a generator of its own, keyed by seed and name: equal on every rank, whatever
-    else was drawn, and equal for the same encoder under another objective."""
+    Each tensor has its own generator, keyed by seed and name: equal on every rank, independent of other draws, and
+    equal for the same encoder under another objective."""
     from data_pipeline.compiled.philox import text_key
 
     real_rows = vocabulary_rows(module)
@@ -71,7 +71,7 @@ def initialize(module: nn.Module, seed: int, std: float) -> None:
 
 
 def without_padding(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` (names of `module`'s parameters -> tensors of the same shapes) without vocabulary padding."""
+    """`state` (names of `module`'s parameters -> tensors of the same shapes) stripped of vocabulary padding."""
     rows = vocabulary_rows(module)
     return {name: tensor[: rows[name]] if name in rows else tensor for name, tensor in state.items()}
 
@@ -80,9 +80,9 @@ def without_padding(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str,
 def load_parameters(
     module: nn.Module, state: Mapping[str, Tensor], *, where: str = "", partial: bool = False
 ) -> list[str]:
-    """Copies `state` into the parameters of `module`, by name, with or without vocabulary padding; padding
-    rows become 0. Returns the names that the module has and `state` lacks, or `state` has and the module
-    lacks: none unless `partial`. Raises UserError for such names otherwise, and for a shape that does not fit."""
+    """Copy `state` into the parameters of `module`, by name, with or without vocabulary padding; padding rows
+    become 0. Returns the names that the module has and `state` lacks, or `state` has and the module lacks: none
+    unless `partial`. Raises UserError for such names otherwise, and for a shape that does not fit."""
     parameters, real_rows = dict(module.named_parameters()), vocabulary_rows(module)
     unmatched = sorted(parameters.keys() ^ state.keys())
     if unmatched and not partial:

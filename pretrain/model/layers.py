@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, x_TH: Tensor, packing: Packing, rows_P: Tensor | None = None, visibility: Visibility = FULL
     ) -> Tensor:
-        """(T, H), or (P, H) of the given rows of the run."""
+        """Compute (T, H), or (P, H) for the given rows of the run."""
         q_TND, k_TND, v_TND = (
             project(x_TH).unflatten(-1, (self.heads, -1)) for project in (self.query, self.key, self.value)
         )
@@ -78,7 +78,8 @@ class Layer(nn.Module):
     def forward(
         self, x_TH: Tensor, packing: Packing, rows_P: Tensor | None = None, visibility: Visibility = FULL
     ) -> Tensor:
-        """(T, H), or (P, H) of the given rows of the run: what comes after attention is computed for them only."""
+        """Compute (T, H), or (P, H) for the given rows of the run: everything after attention is computed for these
+        only."""
         attended = self.dropout(self.attention(x_TH, packing, rows_P, visibility))
         x_PH = self.attention_norm(_of_rows(x_TH, rows_P) + attended)
         return self.feed_forward_norm(x_PH + self.dropout(self.feed_forward(x_PH)))

@@ -43,7 +43,7 @@ CAUSAL = Visibility(causal=True)
 
 
 def visible(visibility: Visibility, positions_ES: Tensor, tokens_ES: Tensor) -> Tensor:
-    """(E, 1, S, S) bool: whether the query of each row of a tile sees the key of each column.
+    """Compute an (E, 1, S, S) bool mask: whether the query of each row of a tile sees the key of each column.
 
     `positions_ES` and `tokens_ES` are each row's place in its example and in the packed run; those of padding are its
     example's last token's, so that a padded query sees what that token sees."""

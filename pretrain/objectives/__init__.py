@@ -1,1 +1,1 @@
-"""Define what a model learns: one file an objective, one line in registry.py."""
+"""Define what a model learns: one file per objective, one line in registry.py."""

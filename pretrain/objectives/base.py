@@ -22,16 +22,16 @@ class Model(nn.Module):
     """An encoder with heads. `self.encoder` is the Encoder; heads are further submodules."""
 
     frozen: tuple[nn.Module, ...] = ()
-    """Models that the forward pass reads and training leaves as they are, in evaluation mode. They are no submodules:
-    neither the optimizer nor ZeRO nor a checkpoint knows them, and every rank holds them whole. They follow the model
-    to its device and its dtype."""
+    """Models that the forward pass uses and training does not change, in evaluation mode. They are not submodules,
+    so optimizer, ZeRO and checkpoints skip them, and every rank holds them whole. They follow the model to its
+    device and dtype."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert every tensor, as `to`, `half` and their kind do."""
+        """Convert every tensor, as `to`, `half` and similar methods do."""
         for model in self.frozen:
             model._apply(fn, recurse)
         return super()._apply(fn, recurse)
@@ -56,7 +56,7 @@ class Objective:
     metrics: tuple[str, ...]
     """Names of the figures in Terms.metrics, in the order to show them."""
     headline: str
-    """The one of them that says best how good the model is; status and report lead with it."""
+    """The main metric, shown first in status and report."""
     families: tuple[str, ...]
     """Names in export/families/registry.py of what a model is exported as; several go to a folder each."""
     pairs: bool = False
@@ -103,7 +103,7 @@ class Objective:
         raise NotImplementedError
 
     def targets(self, batch: MicroBatch, vocabulary: VocabularyStamp) -> dict[str, Tensor]:
-        """Find what is right, int64, for each of `words` and `labels`; negative where nothing is predicted."""
+        """Return the int64 targets for each of `words` and `labels`; negative where nothing is predicted."""
         return {}
 
     def predicted_rows(self, tokens: int, masked: int) -> int:

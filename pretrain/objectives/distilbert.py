@@ -47,7 +47,8 @@ class TaughtHead(MaskedTokenHead):
     def forward(  # type: ignore[override]
         self, hidden_TH: Tensor, batch: Predicted, rows: Rows, targets: Targets
     ) -> tuple[MaskedPredictions, SoftTargets]:
-        """Loss, count and hits over the masked rows, and the divergence over `rows`, which are those of `targets`."""
+        """Compute loss, count and hits over the masked rows, and the divergence over `rows`, which are those of
+        `targets`."""
         hidden_SH = self.transform(hidden_TH, batch._replace(masked_index=rows.index_S))
         soft = soft_targets(hidden_SH, self.decoder, self.bias, targets)
         return super().forward(hidden_TH, batch), soft

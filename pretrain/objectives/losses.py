@@ -1,5 +1,4 @@
-"""Carry the parts of a loss as sums and counts, never as means, so that any cut of the global batch gives the same
-loss."""
+"""Represent a loss as sums and counts, not means, so that any split of the global batch gives the same loss."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -36,7 +35,7 @@ class Ranking(NamedTuple):
 
 
 class Terms(dict[str, Term]):
-    """The parts of the loss by name, and beside them what only gets reported."""
+    """The terms of the loss by name, and metrics that are only reported."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ def pair_metrics(task: str, found: Mapping[str, Predictions]) -> Iterable[tuple[
 
 
 def masked_metrics(predictions: MaskedPredictions) -> Iterable[tuple[str, Ratio]]:
-    """(name, figure) of the accuracy over all predicted tokens, and of loss and accuracy at each kind of them."""
+    """Name the accuracy over all predicted tokens, and loss and accuracy per kind, as (name, figure)."""
     yield "mlm_accuracy", accuracy(predictions.all)
     for kind, of_kind in predictions.kinds.items():
         yield f"{kind}_loss", loss_ratio(of_kind)

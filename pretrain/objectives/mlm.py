@@ -1,4 +1,4 @@
-"""Train a masked language model, without a judgement of pairs (Liu et al. 2019, RoBERTa)."""
+"""Train a masked language model without a pair task (Liu et al. 2019, RoBERTa)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,14 @@ class MaskedTokens(Model):
         self.mlm_head = MaskedTokenHead(encoder, mask_id)
 
     def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
-        """The term `mlm`: cross-entropy of the masked tokens."""
+        """Compute the term `mlm`: cross-entropy of the masked tokens."""
         rows, predicted = batch.predicted(pairs=False)
         mlm = self.mlm_head(self.encoder(batch, rows), predicted)
         term = Term(mlm.all.loss, mlm.all.count, 1.0)
         return Terms({"mlm": term}, dict(masked_metrics(mlm)), mlm.answers_R), memory
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
-        """{"mlm": (masked rows, words)}."""
+        """Compute {"mlm": (masked rows, words)}."""
         return {"mlm": self.mlm_head.logits(self.encoder(batch), batch)}
 
 

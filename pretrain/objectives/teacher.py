@@ -19,13 +19,13 @@ from pretrain.export.families.base import Family
 from pretrain.export.families.registry import check_vocabulary, family_of, weight_files
 
 EQUAL = ("hidden", "heads", "intermediate", "activation")
-"""Encoder settings that a student takes over with its teacher's layers."""
+"""Encoder settings in which a student must equal its teacher."""
 AT_LEAST = ("layers", "max_positions")
-"""Those of which a student may have less."""
+"""Encoder settings in which a student may be smaller than its teacher."""
 
 
 class Teacher(NamedTuple):
-    """What a teacher's config.json says."""
+    """Contents of a teacher's config.json."""
 
     folder: Path
     family: Family
@@ -67,8 +67,8 @@ def find_teacher(config: RunConfig) -> Teacher:
 
 
 def check_teacher(config: RunConfig, vocabulary: Vocabulary) -> None:
-    """Raises UserError, in one line with all that differs, for a teacher that this run's student cannot learn from.
-    `vocabulary`: the shards'. Of its weights only the names are read."""
+    """Raise UserError, listing all differences in one line, for a teacher that this run's student cannot learn
+    from. `vocabulary`: the shards'. Of its weights only the names are read."""
     teacher, student = find_teacher(config), config.encoder
     check_vocabulary(teacher.folder, vocabulary)
     differing = [
@@ -93,7 +93,7 @@ def check_teacher(config: RunConfig, vocabulary: Vocabulary) -> None:
 
 
 def _check_head(teacher: Teacher) -> None:
-    """Raises UserError where the weights lack the head whose predictions are learnt."""
+    """Raise UserError if the weights lack the head whose predictions are learnt."""
     try:
         wanted = {teacher.family.their_name(f"mlm_head.dense.{kind}") for kind in ("weight", "bias")}
     except KeyError:
@@ -127,7 +127,7 @@ def teacher_identity(config: RunConfig) -> dict[str, str]:
 
 @cache
 def _hashed(path: Path, size: int, changed: int) -> str:
-    """Hash a file once as long as it is the same: identities are asked for at every checkpoint."""
+    """Hash a file once while it is unchanged: identities are needed at every checkpoint."""
     return file_sha256(path)
 
 

@@ -93,7 +93,7 @@ def has_triton() -> bool:
 
 
 def check_kernels(kind: str, device: torch.device) -> None:
-    """Raises UserError for `train.kernels=triton` where Triton's kernels cannot run."""
+    """Raise UserError for `train.kernels=triton` where Triton's kernels cannot run."""
     if kind != "triton":
         return
     if not has_triton():

@@ -24,7 +24,7 @@ from pretrain.model.projection.slices import (
 
 
 class CrossEntropy(NamedTuple):
-    """Of rows with an id that is not negative; the others count nowhere."""
+    """Results over rows with a non-negative id; others are not counted."""
 
     loss: Tensor
     """0-d, with a gradient: -log softmax(hidden weight' + bias)[id], summed over the rows."""
@@ -40,7 +40,7 @@ class CrossEntropy(NamedTuple):
 def vocabulary_cross_entropy(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
 ) -> CrossEntropy:
-    """The cross-entropy of each row's id, and what the rows would have answered.
+    """Compute the cross-entropy of each row's id, and the rows' predictions.
 
     Words from `vocabulary_size` on are padding: minus infinity in the softmax. The softmax and the sums are in float32
     (float64 for float64 input) whatever the dtype of the input. One backward pass only."""
@@ -54,7 +54,7 @@ def vocabulary_cross_entropy(
 def reference(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
 ) -> CrossEntropy:
-    """The same, plainly."""
+    """Compute the same without slices."""
     logits = F.linear(hidden_RH, weight_VH, bias_V)[:, :vocabulary_size]
     losses_R = F.cross_entropy(logits, ids_R, ignore_index=-1, reduction="none")
     answers_R = logits.argmax(-1)
@@ -65,7 +65,7 @@ def reference(
 def _with_gradients(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Loss, losses and hits of the rows and the gradients of the loss."""
+    """Compute loss, losses and hits of the rows and the gradients of the loss."""
     found, gradients = _compute(ids_R, vocabulary_size, (hidden_RH, weight_VH, bias_V), [True] * 3)
     hidden, weight, bias = (g for g in gradients if g is not None)
     return found.loss, found.losses_R, found.hits_R, hidden, weight, bias
@@ -97,7 +97,7 @@ def _nothing_yet(hidden_RH: Tensor, ids_R: Tensor) -> CrossEntropy:
 def _compute(
     ids_R: Tensor, vocabulary_size: int, inputs: Inputs, wanted: Sequence[bool]
 ) -> tuple[CrossEntropy, Gradients]:
-    """The cross-entropy and the gradients that are wanted."""
+    """Compute the cross-entropy and the requested gradients."""
     found = _nothing_yet(inputs[0], ids_R)
 
     def visit(logits_CV: Tensor, chunk: slice, gradients: Gradients) -> None:
@@ -115,7 +115,7 @@ def _softmax(
     gradients: Gradients,
     result: CrossEntropy,
 ) -> None:
-    """Writes what rows of logits come to into `result`, whose loss it adds to. The rows become the gradient of the
+    """Write the results of rows of logits into `result` and add to its loss. The rows become the gradient of the
     logits, as if every row counted; the bias's is added to `gradients`."""
     dtype = sum_dtype(rows_CV)
     logits_CV = rows_CV if rows_CV.dtype == dtype else rows_CV.to(dtype).add_(bias_V)

@@ -1,8 +1,8 @@
-"""Project rows to the vocabulary a few at a time, and take the gradients of a loss while their logits are hot.
+"""Project rows to the vocabulary in chunks, and compute a loss and its gradients per chunk.
 
-At 30,522 words the logits are the largest tensor of a step. Here they live a few rows at a time: a loss turns a chunk
-of them into its own gradient, from which its share of all three gradients is computed, and their memory is used again.
-The backward pass only scales.
+At 30,522 words the logits are the largest tensor of a step. Here only a chunk of rows exists at a time: a loss
+turns the chunk into its own gradient, from which its share of all three gradients is computed, and the memory is
+reused. The backward pass only scales.
 
 Shape legend: R projected rows, H hidden size, V words with padding, C rows of a chunk, G rows of a group of chunks.
 """
@@ -24,7 +24,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 class Gradients(NamedTuple):
-    """Of the summed loss, in the dtype of the softmax; None where nobody asks."""
+    """Gradients of the summed loss, in the dtype of the softmax; None if not requested."""
 
     hidden_RH: Tensor | None
     weight_VH: Tensor | None
@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
 
     @property
     def asked(self) -> bool:
-        """Whether anybody asks for one of them."""
+        """Return whether any gradient is requested."""
         return any(g is not None for g in self)
 
 
@@ -42,8 +42,8 @@ bias's and turns the logits (C, V) that it is given into their gradient, as if e
 
 
 def project(inputs: Inputs, counted_R: Tensor, wanted: Sequence[bool], visit: Visit) -> Gradients:
-    """Hands the logits of all rows to `visit`, some rows at a time, and returns the gradients that are `wanted` of
-    hidden states, weight and bias. Rows that are not `counted_R` (bool) have no part in them.
+    """Pass the logits of all rows to `visit` in chunks, and return the `wanted` gradients of hidden states, weight
+    and bias. Rows that are not `counted_R` (bool) are excluded from them.
 
     Logits come in the dtype of the hidden states: with the bias where that is `sum_dtype`, else without."""
     hidden_RH, weight_VH, _ = inputs
@@ -67,7 +67,7 @@ def project(inputs: Inputs, counted_R: Tensor, wanted: Sequence[bool], visit: Vi
 
 
 def sum_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of softmaxes and sums over logits of the dtype of `x`."""
+    """Return the dtype of softmaxes and sums over logits of the dtype of `x`."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -82,7 +82,7 @@ def _logits(inputs: Inputs, group: slice, buffer_GV: Tensor) -> Tensor:
 def _add_products(
     error_GV: Tensor, counted_G: Tensor, inputs: Inputs, group: slice, gradients: Gradients
 ) -> None:
-    """Adds what follows from `error_GV`, the gradient of the logits but for rows that do not count: they are left
+    """Add what follows from `error_GV`, the gradient of the logits but for rows that do not count: they are left
     out of what it is multiplied with, which is a thousandth of its size."""
     hidden_GH, weight_VH, _ = inputs[0][group], inputs[1], inputs[2]
     counted_G1 = counted_G[:, None].to(hidden_GH.dtype)
@@ -136,18 +136,18 @@ class EarlyGradients(torch.autograd.Function):
 
 
 def empty_gradients(inputs: Inputs) -> tuple[Tensor, ...]:
-    """Gradients without values, of such an operation's fake."""
+    """Return gradients without values, for such an operation's fake."""
     return tuple(torch.empty_like(x, dtype=sum_dtype(inputs[0])) for x in inputs)
 
 
 def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Sets up the backward pass of such an operation, whose first three arguments are the projection's inputs."""
+    """Set up the backward pass of such an operation, whose first three arguments are the projection's inputs."""
     ctx.save_for_backward(*output[-3:])
     ctx.dtypes, ctx.others = [x.dtype for x in inputs[:3]], len(inputs) - 3
 
 
 def scale_gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    """Backward of such an operation, whose first result is the loss. Rounded once, after the scaling: the scale is
-    1 / N of the global batch, and with fp16 its loss scale as well."""
+    """Run the backward pass of such an operation, whose first result is the loss. Rounded once, after the scaling:
+    the scale is 1 / N of the global batch, and with fp16 its loss scale as well."""
     scaled = ((g * grad).to(dtype) for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
     return *scaled, *[None] * ctx.others

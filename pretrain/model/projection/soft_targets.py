@@ -39,7 +39,7 @@ class Targets(NamedTuple):
 
 
 class SoftTargets(NamedTuple):
-    """Of the rows that count."""
+    """Results over the counted rows."""
 
     loss: Tensor
     """0-d, with a gradient: the Kullback-Leibler divergence of the student's softmax from the teacher's, both softened,
@@ -49,8 +49,8 @@ class SoftTargets(NamedTuple):
 
 
 def soft_targets(hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, targets: Targets) -> SoftTargets:
-    """The divergence of softmax(hidden weight' + bias) from the teacher's (Hinton et al. 2015, section 2; Sanh et al.
-    2019): T squared keeps the size of its gradient independent of the temperature T.
+    """Compute the divergence of softmax(hidden weight' + bias) from the teacher's (Hinton et al. 2015, section 2;
+    Sanh et al. 2019): T squared keeps the size of its gradient independent of the temperature T.
 
     Softmax and sums are in float32 (float64 for float64 input). One backward pass only."""
     if torch.compiler.is_compiling():
@@ -61,7 +61,7 @@ def soft_targets(hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, targets: 
 
 
 def reference(hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, targets: Targets) -> SoftTargets:
-    """The same, plainly."""
+    """Compute the same without slices."""
     size, temperature = targets.vocabulary_size, targets.temperature
     student_RW = F.linear(hidden_RH, weight_VH, bias_V)[:, :size]
     teacher_RW = F.linear(targets.hidden_RK, targets.weight_VK, targets.bias_V)[:, :size]
@@ -87,7 +87,7 @@ def _with_gradients(
     vocabulary_size: int,
     temperature: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Loss and agreements of the rows and the gradients of the loss."""
+    """Compute loss and agreements of the rows and the gradients of the loss."""
     targets = Targets(
         teacher_hidden_RK, teacher_weight_VK, teacher_bias_V, counted_R, vocabulary_size, temperature
     )
@@ -119,7 +119,7 @@ def _nothing_yet(hidden_RH: Tensor, counted_R: Tensor) -> SoftTargets:
 
 
 def _compute(targets: Targets, inputs: Inputs, wanted: Sequence[bool]) -> tuple[SoftTargets, Gradients]:
-    """The divergence and the gradients that are wanted."""
+    """Compute the divergence and the requested gradients."""
     found = _nothing_yet(inputs[0], targets.counted_R)
 
     def visit(logits_CV: Tensor, chunk: slice, gradients: Gradients) -> None:
@@ -132,7 +132,7 @@ def _compute(targets: Targets, inputs: Inputs, wanted: Sequence[bool]) -> tuple[
 def _diverge(
     rows_CV: Tensor, bias_V: Tensor, targets: Targets, gradients: Gradients, result: SoftTargets
 ) -> None:
-    """Writes what rows of the student's logits come to into `result`, whose loss it adds to. The rows become the
+    """Write the results of rows of the student's logits into `result` and add to its loss. The rows become the
     gradient of the logits, as if every row counted; the bias's is added to `gradients`."""
     dtype, size, temperature = sum_dtype(rows_CV), targets.vocabulary_size, targets.temperature
     own_CV = rows_CV if rows_CV.dtype == dtype else rows_CV.to(dtype).add_(bias_V)
@@ -155,7 +155,7 @@ def _diverge(
 
 
 def _teacher_logits(targets: Targets, dtype: torch.dtype) -> Tensor:
-    """As the student's are computed, so that a student that is its teacher diverges by nothing at all."""
+    """Compute the teacher's logits exactly as the student's, so that identical models have zero divergence."""
     hidden_RK, weight_VK, bias_V, *_ = targets
     if hidden_RK.dtype == dtype:
         return torch.addmm(bias_V, hidden_RK, weight_VK.T)
