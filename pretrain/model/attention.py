@@ -2,9 +2,9 @@
 
 Backends, chosen by device, dtype and dropout:
 
-    varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout, all see all flash
-    torch's lower-level flash kernel, with dropout, a causal mask and a window: same devices tiles    dense tiles of
-    near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout, any visibility
+    varlen   torch.nn.attention.varlen: CUDA, half precision, Ampere or newer, no dropout, full visibility
+    flash    torch's lower-level flash kernel, with dropout, a causal mask and a window: same devices
+    tiles    dense tiles of near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout, any visibility
 
 Shape legend: T packed tokens, N heads, D size of a head.
 """
@@ -22,7 +22,7 @@ from pretrain.model.visibility import FULL, Visibility
 
 BACKENDS = ("varlen", "flash", "tiles")
 _HALF = (torch.float16, torch.bfloat16)
-_FLASH_DEVICES = ("cuda", "meta")  # memory is planned on the meta device, which stands for a GPU
+_FLASH_DEVICES = ("cuda", "meta")  # memory is planned on the meta device, which represents a GPU
 
 
 @dataclass(frozen=True, eq=False)

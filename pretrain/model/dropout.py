@@ -20,8 +20,8 @@ _STEPS = 1 << 16
 
 
 def keep_mask(shape: Sequence[int], rate: float) -> tuple[Tensor, float]:
-    """Draw a bool mask of `shape` on the CPU, False with probability round(rate * 2**16) / 2**16, and the factor 1
-    / (1 - that probability) for the survivors. Draws from torch's global CPU generator."""
+    """Draw a bool mask of `shape` on the CPU, False with probability round(rate * 2**16) / 2**16; also return the
+    factor 1 / (1 - that probability) for the survivors. Draws from torch's global CPU generator."""
     keep = torch.empty(shape, dtype=torch.bool)
     fill_keep_mask(keep, rate)
     return keep, survivors_scale(rate)

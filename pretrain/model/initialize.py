@@ -71,7 +71,7 @@ def initialize(module: nn.Module, seed: int, std: float) -> None:
 
 
 def without_padding(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` (names of `module`'s parameters -> tensors of the same shapes) stripped of vocabulary padding."""
+    """Strip vocabulary padding from `state` (names of `module`'s parameters -> tensors of the same shapes)."""
     rows = vocabulary_rows(module)
     return {name: tensor[: rows[name]] if name in rows else tensor for name, tensor in state.items()}
 

@@ -32,7 +32,7 @@ class MaskedTokensAndPairs(Model):
         super().__init__(encoder)
         self.task = task.name
         self.mlm_head = MaskedTokenHead(encoder, mask_id)
-        self.nsp_head = PairHead(encoder, task.labels)  # whatever the task: weights are drawn by name
+        self.nsp_head = PairHead(encoder, task.labels)  # same name for any task: weights are drawn by name
 
     def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
         """Compute the terms `mlm` and that of the pair task: cross-entropies of masked tokens and of pair labels."""

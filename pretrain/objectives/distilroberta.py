@@ -1,7 +1,7 @@
 """Train DistilRoBERTa: a student of a RoBERTa's, with DistilBERT's losses (Sanh et al. 2019, and its published code).
 
-Six layers learn from RoBERTa-base, over its byte-level BPE vocabulary, and leave as a RoBERTa. Where that code freezes
-the positions of such students on request, ours always learn theirs.
+Six layers learn from RoBERTa-base, over its byte-level BPE vocabulary, and are exported as a RoBERTa. That code can
+freeze the position embeddings of such students; here they are always trained.
 """
 
 from pretrain.objectives.distilbert import DistilBert

@@ -63,7 +63,7 @@ class GeneratorHead(MaskedTokenHead):
 
 
 class Detections(NamedTuple):
-    """What the discriminator's head comes to, over all tokens that count: 0-d, but for `ranking`."""
+    """Results of the discriminator's head over all counted tokens: 0-d, except `ranking`."""
 
     all: Predictions
     replaced: Tensor
@@ -123,7 +123,7 @@ class ReplacedTokens(Model):
         super().__init__(encoder)
         self.generator = generator
         self.mlm_head = GeneratorHead(generator, mask_id)
-        self.mlm_head.activation = ACTIVATIONS["gelu"]  # as transformers has it, whatever the encoder's is
+        self.mlm_head.activation = ACTIVATIONS["gelu"]  # as in transformers, independent of the encoder's
         self.rtd_head = ReplacedTokenHead(encoder)
         self.weight, self.seed = config.objective.electra.discriminator_weight, config.run.seed
 
@@ -151,8 +151,8 @@ class ReplacedTokens(Model):
         return Terms(terms, metrics, mlm.answers_R), memory
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
-        """{"mlm": (masked rows, words) of the generator, "rtd": (tokens,) of the discriminator}; both read the batch's
-        own ids."""
+        """Compute {"mlm": (masked rows, words) of the generator, "rtd": (tokens,) of the discriminator}; both read
+        the batch's own ids."""
         return {
             "mlm": self.mlm_head.logits(self.generator(batch), batch),
             "rtd": self.rtd_head.logits(self.encoder(batch)),

@@ -1,4 +1,4 @@
-"""Describe the figures that objectives report: what each is called, and what a model without any context has there.
+"""Describe the metrics that objectives report: their names, and the baseline of a model without context.
 
 A figure's name says what is predicted (its kind), what is measured, and of pairs with which label: mask_loss,
 nsp_accuracy, nsp_accuracy_is_next. Which figures a run has is in its own files, and which of them leads in
@@ -14,7 +14,7 @@ from data_pipeline.sequences.registry import NEXT_SENTENCE, SENTENCE_ORDER
 
 HELD_OUT = "held_out_"
 HEADLINE = "mask_loss"
-"""Of a run whose files name none."""
+"""Main metric of a run whose files name none."""
 LONGEST_NAME = 80
 _NAME = re.compile(
     r"([a-z][a-z0-9]*(?:_[a-z0-9]+)*?)"
@@ -156,13 +156,13 @@ def guess(name: str) -> str:
 
 
 def is_shown(name: str, headline: str) -> bool:
-    """Whether a value of this name, of a line of metrics.jsonl or summary.json, says what a run has learnt."""
+    """Return whether a value of this name in metrics.jsonl or summary.json measures what a run has learnt."""
     own = name.removeprefix(HELD_OUT)
     return own in ("loss", "pairs", headline) or metric(own) is not None
 
 
 def headline_of(summary: Mapping[str, Any]) -> str:
-    """The metric that leads in a run, by its summary.json."""
+    """Return the main metric of a run, from its summary.json."""
     return str(summary.get("headline") or HEADLINE)
 
 
@@ -173,7 +173,7 @@ def leading_kind(headline: str) -> Kind:
 
 
 def leads_alone(headline: str) -> bool:
-    """Whether the metric that leads is none of the three that every kind of prediction is shown by."""
+    """Return whether the main metric is none of the three shown for every kind of prediction."""
     found = metric(headline)
     return found is None or found.what not in ("loss", "accuracy", "perplexity")
 

@@ -19,7 +19,7 @@ ENCODER_VARIANTS = ("embedding_size",)
 
 
 class Registered(NamedTuple):
-    """What is known of an objective before its module, and torch with it, is imported."""
+    """Facts about an objective that are available without importing its module and torch."""
 
     place: str
     """module:class"""
@@ -32,10 +32,10 @@ class Registered(NamedTuple):
     judges_pairs: bool = False
     """Whether it learns the labels of pairs: its figures then have the name of their task."""
     has_memory: bool = False
-    """Whether its model remembers streams from step to step: each row of the global batch then is a stream, and in
-    the documents' order."""
+    """Whether its model keeps memory of streams between steps: each row of the global batch is then a stream, in
+    document order."""
     needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
-    """Further settings that it does not leave open -> the values that it can work with."""
+    """Further settings that it restricts -> their allowed values."""
 
 
 _ROBERTAS = ("full_sentences", "doc_sentences", "segment_pair", "sentence_pair")
@@ -96,7 +96,7 @@ def with_defaults(name: str) -> "Objective":
 
 
 def meet_needs(config: RunConfig) -> None:
-    """Set what the objective does not leave open to the first value that it can work with, where it is another."""
+    """Set restricted settings with a disallowed value to the objective's first allowed value."""
     for key, values in registered(config.objective.name).needs.items():
         group, _, name = key.partition(".")
         if getattr(getattr(config, group), name) not in values:

@@ -43,7 +43,7 @@ def vocabulary_cross_entropy(
     """Compute the cross-entropy of each row's id, and the rows' predictions.
 
     Words from `vocabulary_size` on are padding: minus infinity in the softmax. The softmax and the sums are in float32
-    (float64 for float64 input) whatever the dtype of the input. One backward pass only."""
+    (float64 for float64 input) for any dtype of the input. One backward pass only."""
     if torch.compiler.is_compiling():
         loss, losses_R, hits_R, *_ = _with_gradients(hidden_RH, weight_VH, bias_V, ids_R, vocabulary_size)
         return CrossEntropy(loss, losses_R, hits_R, torch.full_like(ids_R, -1))

@@ -82,8 +82,8 @@ def _logits(inputs: Inputs, group: slice, buffer_GV: Tensor) -> Tensor:
 def _add_products(
     error_GV: Tensor, counted_G: Tensor, inputs: Inputs, group: slice, gradients: Gradients
 ) -> None:
-    """Add what follows from `error_GV`, the gradient of the logits but for rows that do not count: they are left
-    out of what it is multiplied with, which is a thousandth of its size."""
+    """Add the products of `error_GV`, the gradient of the logits but for rows that do not count: they are left out
+    of what it is multiplied with, which is a thousandth of its size."""
     hidden_GH, weight_VH, _ = inputs[0][group], inputs[1], inputs[2]
     counted_G1 = counted_G[:, None].to(hidden_GH.dtype)
     if gradients.hidden_RH is not None:
