@@ -108,11 +108,11 @@ class MicroBatch:
         return self.input_ids.roll(-1).masked_fill(last_T | spare_T, IGNORED)
 
     def real_tokens(self) -> Tensor:
-        """Tell the rows of examples from spare ones: (T,) bool."""
+        """Mark the rows of real, not spare, examples: (T,) bool."""
         return self.streams.index_select(0, self.example_index) != SPARE
 
     def filled(self, ids_R: Tensor) -> "MicroBatch":
-        """Put `ids_R` (R,) into the masked rows: with `masked_ids`, the text as it was. Spare rows stay as they are."""
+        """Put `ids_R` (R,) into the masked rows: with `masked_ids`, the text as it was. Spare rows do not change."""
         rows_R = self.masked_index.masked_fill(self.masked_ids == IGNORED, self.tokens)
         result = replace(self, input_ids=F.pad(self.input_ids, (0, 1)).scatter(0, rows_R, ids_R)[:-1])
         object.__setattr__(result, "packing", self.packing)  # with the tile plan that it keeps

@@ -51,17 +51,17 @@ class Terms(dict[str, Term]):
 
 
 def loss_ratio(predictions: Predictions) -> Ratio:
-    """The mean loss of these predictions, to report."""
+    """Return the mean loss of these predictions, to report."""
     return Ratio(predictions.loss.detach(), predictions.count)
 
 
 def accuracy(predictions: Predictions) -> Ratio:
-    """The share of these predictions that is right."""
+    """Return the share of correct predictions."""
     return Ratio(predictions.hits, predictions.count)
 
 
 def pair_metric_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """Names of `pair_metrics`, in their order."""
+    """List the names of `pair_metrics`, in order."""
     return (
         f"{task}_accuracy",
         *(f"{task}_{what}_{label}" for what in ("loss", "accuracy") for label in labels),
@@ -69,7 +69,7 @@ def pair_metric_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def pair_term(found: Mapping[str, Predictions]) -> Term:
-    """Sum what a PairHead found of each label to a term of weight 1."""
+    """Sum a PairHead's results over labels to a term of weight 1."""
     losses, counts = ([getattr(one, name) for one in found.values()] for name in ("loss", "count"))
     return Term(sum(losses[1:], losses[0]), sum(counts[1:], counts[0]), 1.0)
 

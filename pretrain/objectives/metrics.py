@@ -52,11 +52,11 @@ class Kind(NamedTuple):
 
     @property
     def abbreviation(self) -> str:
-        """The same in a line with little room, and in a sum of losses."""
+        """Short form, for narrow lines and sums of losses."""
         return self.short or self.subject
 
     def said(self, what: str) -> str:
-        """Say which measure of it is meant, as `loss at [MASK]` or `next-sentence loss`."""
+        """Describe one of its measures, as `loss at [MASK]` or `next-sentence loss`."""
         what = "AUC" if what == "auc" else what
         return f"{what} {self.at}" if self.at else f"{self.subject} {what}"
 
@@ -95,7 +95,7 @@ class Metric(NamedTuple):
 
     @property
     def baseline(self) -> str:
-        """The held-out figure, without `held_out_`, of a model that has learnt no context; empty where none can be."""
+        """Name of the context-free baseline, without `held_out_`; empty if there is none."""
         if self.what == "accuracy" and not self.label:
             return f"{self.kind.name}_majority"
         return (
@@ -106,12 +106,12 @@ class Metric(NamedTuple):
 
     @property
     def chance(self) -> float | None:
-        """What a guess has, the same on any text; None where `baseline` says it, or nothing can."""
+        """Value of a random guess if it is the same for any text; else None."""
         return 0.5 if self.what == "auc" else None
 
     @property
     def than(self) -> str:
-        """What that model answers."""
+        """Short name of that baseline, in words."""
         if self.chance is not None:
             return "a guess"
         if self.what != "accuracy":
@@ -123,7 +123,7 @@ class Metric(NamedTuple):
 
 
 def title_of(words: str) -> str:
-    """Begin `words` with a capital letter, the rest as it is."""
+    """Capitalise the first letter of `words`."""
     return words[:1].upper() + words[1:]
 
 
@@ -133,7 +133,7 @@ def label_title(label: str) -> str:
 
 
 def said(name: str) -> str:
-    """Say in words which figure of a run this name, with or without `held_out_`, is of."""
+    """Describe the metric of this name, with or without `held_out_`, in words."""
     found = metric(name)
     if found is None:
         return name.removeprefix(HELD_OUT).replace("_", " ")
@@ -141,7 +141,7 @@ def said(name: str) -> str:
 
 
 def metric(name: str) -> Metric | None:
-    """The figure of this name, with or without `held_out_`; None for one that is no measure of a prediction."""
+    """Parse a metric's name, with or without `held_out_`; None if it does not measure a prediction."""
     found = _NAME.fullmatch(name.removeprefix(HELD_OUT))
     if not found or len(name) > LONGEST_NAME:
         return None
@@ -150,7 +150,7 @@ def metric(name: str) -> Metric | None:
 
 
 def guess(name: str) -> str:
-    """Say what a guess has in the figure of this name, in a sentence; empty where that depends on the text."""
+    """Describe, in a sentence, the value of a random guess for this metric; empty if it depends on the text."""
     found = metric(name)
     return f"A guess has {found.chance:.3f}." if found and found.chance is not None else ""
 
@@ -179,7 +179,7 @@ def leads_alone(headline: str) -> bool:
 
 
 def kinds_in(names: Iterable[str]) -> list[Kind]:
-    """What the figures of these names are of: kinds with words of their own first, then the others in their order."""
+    """List the kinds of the metrics with these names: known kinds first, then the others in order."""
     found = {m.kind.name: m.kind for m in map(metric, names) if m and m.what in ("loss", "accuracy")}
     return [kind for kind in KINDS.values() if kind.name in found] + [
         kind for name, kind in found.items() if name not in KINDS

@@ -36,7 +36,7 @@ class Teacher(NamedTuple):
 
 
 def has_teacher(config: RunConfig) -> bool:
-    """Tell whether the run's objective learns from a teacher."""
+    """Return whether the run's objective learns from a teacher."""
     return "teacher" in config.objective.of_member()
 
 
@@ -132,8 +132,8 @@ def _hashed(path: Path, size: int, changed: int) -> str:
 
 
 def teacher_encoder(config: RunConfig) -> EncoderSettings:
-    """The teacher's sizes; where none is named yet, for a forecast, those of a model like the student with twice its
-    layers, as the published ones are."""
+    """Return the teacher's sizes; if none is named yet, for a forecast, those of the student with twice the layers,
+    as in the published models."""
     if config.objective.of_member()["teacher"]:
         return find_teacher(config).encoder
     return replace(config.encoder, layers=2 * config.encoder.layers, dropout=0.0, attention_dropout=0.0)

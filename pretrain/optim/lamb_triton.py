@@ -156,7 +156,7 @@ def update(
     numbers: Coefficients,
     norms: bool,
 ) -> Tensor | None:
-    """See lamb.Passes."""
+    """Run the first pass as kernels, see flat_layout.Passes."""
     table = chunk_table(layout, weights.device)
     count = len(table.chunks)
     partials = weights.new_empty(2, count)
@@ -186,7 +186,7 @@ def update(
 
 
 def apply(weights: Tensor, update: Tensor, layout: Layout, ratios: Tensor | None, lr: float) -> None:
-    """See lamb.Passes."""
+    """Run the second pass as a kernel, see flat_layout.Passes."""
     table = chunk_table(layout, weights.device)
     if len(table.chunks):
         given = None if ratios is None else ratios.to(torch.float32)
