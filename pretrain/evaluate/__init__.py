@@ -1,1 +1,1 @@
-"""Evaluate models: what they have learnt, beside what needs no learning."""
+"""Evaluate models, beside baselines that need no learning."""

@@ -1,4 +1,4 @@
-"""Compute what a model scores that has learnt nothing but how often things occur."""
+"""Compute the scores of baselines that know only label and word frequencies."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def majority(held_out: Mapping[str, Any]) -> dict[str, float]:
-    """Compute the accuracy on the pairs of always the same answer, from the statistics of these examples, under the
-    name of the pair task that has such labels; empty without pairs."""
+    """Compute the accuracy of the majority label on the pairs, from the statistics of these examples, under the name of
+    the matching pair task; empty without pairs."""
     counts = {str(label): int(count) for label, count in dict(held_out.get("pair_labels", {})).items()}
     tasks = [kind.name for kind in KINDS.values() if kind.labels and counts.keys() <= set(kind.labels)]
     if not tasks or not sum(counts.values()):
@@ -23,7 +23,7 @@ def majority(held_out: Mapping[str, Any]) -> dict[str, float]:
 
 
 def with_majority(figures: Mapping[str, Any], held_out: object) -> dict[str, Any]:
-    """Add the majority label's accuracy from the statistics of the held-out examples where a run did not log it."""
+    """Add the majority label's accuracy from the statistics of the held-out examples if a run did not log it."""
     try:
         known = majority(held_out) if isinstance(held_out, Mapping) else {}
     except (TypeError, ValueError):  # a damaged summary
@@ -32,9 +32,9 @@ def with_majority(figures: Mapping[str, Any], held_out: object) -> dict[str, Any
 
 
 def unigram(kind: str, counts: "Counts") -> dict[str, float]:
-    """Loss and accuracy at the predictions of a kind whose targets have these counts, of the best answer that is the
-    same at all of them: the entropy of the targets in nats, which no fixed distribution of words goes below, and the
-    share of the most frequent word. Empty without a position."""
+    """Compute loss and accuracy of the best constant prediction, from the counts of the targets: their entropy in nats,
+    a lower bound for any fixed distribution of words, and the share of the most frequent word. Empty without
+    positions."""
     from data_pipeline.shards.statistics import unigram_entropy
 
     if not counts.any():
@@ -46,14 +46,15 @@ def unigram(kind: str, counts: "Counts") -> dict[str, float]:
 
 
 def pair_majority(task: str, counts: "Counts") -> dict[str, float]:
-    """Accuracy of always the commoner of two labels with these counts, and how many pairs they are; empty without."""
+    """Return the accuracy of the majority label, from the counts of two labels, and the number of pairs; empty without
+    pairs."""
     if not counts.any():
         return {}
     return {f"{task}_majority": float(counts.max() / counts.sum()), "pairs": float(counts.sum())}
 
 
 def answers_in_short(kind: str, counts: "Counts", words: Sequence[str]) -> dict[str, float | str]:
-    """Return the answer that a model gave most often, and its share of all answers: near 1 where it says the same word
+    """Return the model's most frequent answer, and its share of all answers: near 1 if it predicts the same word
     everywhere. `counts` (words,): how often each word was the answer."""
     top = int(counts.argmax())
     return {f"{kind}_top_share": float(counts[top] / counts.sum()), f"{kind}_top_token": words[top]}

@@ -1,4 +1,4 @@
-"""Fill blanks in sentences with an exported model: its likeliest words."""
+"""Fill blanks in sentences with the likeliest words of an exported model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +8,11 @@ from pretrain.run.folder import CONFIG, EXPORT, SAMPLES, model_folders
 from pretrain.run.tolerant_json import number, objects, table
 
 Guesses = list[tuple[str, float]]
-"""Words and their probabilities, the likeliest first."""
+"""Words and their probabilities, likeliest first."""
 
 
 def run_and_export(folder: Path) -> tuple[Path, Path]:
-    """The run's folder and the exported model's, of a folder that is either; of several models the one that predicts
+    """Return the run folder and the exported model's folder, given either; of several models, the one that predicts
     masked words."""
     is_run = (folder / CONFIG).is_file()
     exported = folder / EXPORT if is_run else folder
@@ -24,8 +24,8 @@ def run_and_export(folder: Path) -> tuple[Path, Path]:
 
 
 def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[str, Guesses]]:
-    """(text, [(word, probability)]) for each text, through transformers.pipeline, as any user of the model would;
-    [MASK] in a text stands for the model's own mask token.
+    """Yield (text, [(word, probability)]) per text, through transformers.pipeline, as any user of the model would;
+    [MASK] in a text is replaced by the model's own mask token.
 
     Raises UserError for a folder without a model or a text without exactly one blank."""
     if not (model / "config.json").is_file() or not list(model.glob("*.safetensors")):
@@ -50,8 +50,8 @@ def fill_blanks(model: Path, texts: list[str], top: int = 5) -> Iterator[tuple[s
 
 
 def held_out_blanks(run: Path) -> list[str]:
-    """What the run's export answered at the blanks of held-out text that it filled: two lines for each, with the word
-    that was there, and one that counts those guessed at once. Raises UserError where there are none."""
+    """Describe the held-out blanks that the run's export filled: two lines per blank, with the true word, and one line
+    with the number of correct first guesses. Raises UserError if there are none."""
     kept = table(run / SAMPLES)
     lines, right = [], 0
     samples = objects(kept.get("samples")) if kept.get("held_out") else []
@@ -72,7 +72,7 @@ def held_out_blanks(run: Path) -> list[str]:
 
 
 def _guesses(found: object) -> Guesses:
-    """Return the pairs of a word and a share that a list holds, which was read from a file."""
+    """Return the (word, share) pairs in a list that was read from a file."""
     pairs = (
         [pair for pair in found if isinstance(pair, list) and len(pair) == 2]
         if isinstance(found, list)

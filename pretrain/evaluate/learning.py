@@ -1,4 +1,4 @@
-"""Read from the lines of a run what it has learnt so far, and judge it."""
+"""Read from a run's metrics what it has learnt so far, and judge it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,13 +10,13 @@ from pretrain.objectives.metrics import headline_of, is_shown
 from pretrain.run.tolerant_json import tables
 
 HEAD = 1 << 16
-"""Bytes at the beginning of metrics.jsonl that tell what loss the run began with."""
+"""Bytes at the beginning of metrics.jsonl that are read for the first loss."""
 
 
 def learning_of(
     metrics: Path, summary: dict[str, Any], newest_lines: Iterable[dict[str, Any]]
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Return the newest figures of training and of the newest evaluation by name, and what they show to be wrong.
+    """Return the newest training and evaluation figures by name, and the findings about them.
 
     `metrics`: the file whose beginning is read; `newest_lines`: those at its end."""
     lines = list(newest_lines)

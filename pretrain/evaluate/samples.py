@@ -1,4 +1,4 @@
-"""Let a model fill blanks in held-out text, and keep its answers beside the true words in the run folder."""
+"""Fill blanks in held-out text with a model, and write its answers and the true words to the run folder."""
 
 import json
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from pretrain.run.folder import SAMPLES
 
 MAX_SAMPLES, GUESSES = 8, 3
 CONTEXT = 12
-"""Tokens that are shown to either side of a blank. The model sees all of the example."""
+"""Tokens shown on either side of a blank. The model sees the whole example."""
 
 
 class Sample(NamedTuple):
-    """A blank: the text around it, the word that was there, and the likeliest words with their probabilities."""
+    """A blank: the text around it, the true word, and the likeliest words with their probabilities."""
 
     before: str
     after: str
@@ -32,8 +32,8 @@ class Sample(NamedTuple):
 
 
 def fill_samples(model: Model, examples: Examples, tokenizer_json: str, mask_id: int) -> list[Sample]:
-    """One blank in each of MAX_SAMPLES examples, evenly spaced: the middle one of its whole words, so that nobody has
-    chosen them. Empty for a model that predicts no words. `model` is on the CPU and in evaluation mode."""
+    """Fill one blank in each of MAX_SAMPLES evenly spaced examples: the middle one of its whole words, so that nobody
+    picks them. Empty for a model that predicts no words. `model` is on the CPU and in evaluation mode."""
     tokenizer = Tokenizer.from_str(tokenizer_json)
     found: list[Sample] = []
     order = np.linspace(0, len(examples) - 1, min(MAX_SAMPLES, len(examples))).round().astype(int)
@@ -72,7 +72,7 @@ def _unmasked(example: Examples) -> Examples:
 
 
 def _whole_words(tokenizer: Tokenizer, tokens: NDArray[Any]) -> Iterator[tuple[int, str]]:
-    """(position, word) of the words that are one token, judged by how they are joined to their neighbours."""
+    """Return (position, word) of the words that are a single token, judged by how they join their neighbours."""
     ids = tokens.tolist()
     for place in range(1, len(ids) - 1):
         word = tokenizer.decode([ids[place]]).strip()
@@ -86,7 +86,7 @@ def _whole_words(tokenizer: Tokenizer, tokens: NDArray[Any]) -> Iterator[tuple[i
 
 @torch.no_grad()
 def _answer(model: Model, example: Examples, place: int, mask_id: int) -> torch.Tensor | None:
-    """(words,) logits at `place`, which shows [MASK] while all else is as written; None without such a head."""
+    """Return the (words,) logits at `place`, the only masked position; None without such a head."""
     tokens = example.tokens.copy()
     blank, tokens[place] = tokens[place], mask_id
     asked = replace(

@@ -1,7 +1,7 @@
-"""Put a run's figures into words, each beside what a model reaches that has learnt no context.
+"""Format a run's figures, each beside the baseline of a model without context.
 
-The kind of predictions that the objective's headline is of leads, then pairs. All others are shown separately: copying
-what is visible scores well on kept words and is no knowledge. Neither torch nor numpy is needed here.
+The predictions of the objective's headline metric come first, then pairs. All others are shown separately: copying what
+is visible scores well on kept words and shows no knowledge. Needs neither torch nor numpy.
 """
 
 import math
@@ -13,19 +13,19 @@ from pretrain.run.tolerant_json import number
 
 
 class Score(NamedTuple):
-    """A figure, and what to hold it against."""
+    """A figure and its baseline."""
 
     what: str
     value: str
     baseline: str = ""
-    """What a model without any knowledge of context has there, in figures; empty where that is not known."""
+    """The baseline of a model without any context, in figures; empty if unknown."""
     than: str = ""
-    """What that model does."""
+    """What that baseline predicts."""
     at: str = ""
-    """Where it is predicted, as `at [MASK]`, for whoever has not said so already."""
+    """Where it is predicted, as `at [MASK]`, for callers that have not stated it."""
     is_share: bool = False
     pairs: bool = False
-    """Of a pair task."""
+    """Whether it is of a pair task."""
 
     def __str__(self) -> str:
         beside = f" ({' '.join((self.than, self.baseline)).strip()})" if self.baseline else ""
@@ -33,8 +33,8 @@ class Score(NamedTuple):
 
 
 def leading(figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE) -> list[Score]:
-    """Score loss, accuracy and perplexity of what the headline predicts, then the pairs, as far as they are known.
-    `prefix`: empty for the figures of training, which have no baselines. `headline`: the objective's."""
+    """Return the known scores: loss, accuracy and perplexity of the headline predictions, then the pairs. `prefix`:
+    empty for training figures, which have no baselines. `headline`: the objective's."""
     kind = leading_kind(headline)
     measures = ("loss", "accuracy", "perplexity") if kind.words else ("loss", "accuracy")
     named = [f"{kind.name}_{what}" for what in measures]
@@ -46,13 +46,13 @@ def leading(figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = 
 
 
 def pair_kinds(figures: Mapping[str, Any], prefix: str = HELD_OUT) -> list[Kind]:
-    """List the pair tasks that the figures have an accuracy of."""
+    """List the pair tasks that have an accuracy in the figures."""
     pairs = [kind for kind in kinds_in(figures) if kind.labels]
     return [kind for kind in pairs if number(figures.get(f"{prefix}{kind.name}_accuracy")) is not None]
 
 
 def _score(name: str, figures: Mapping[str, Any], prefix: str) -> Score | None:
-    """Score one figure; None where it is not known."""
+    """Score one figure; None if it is unknown."""
     found = metric(name)
     if found is None:
         own = number(figures.get(f"{prefix}{name}"))
@@ -74,8 +74,8 @@ def _score(name: str, figures: Mapping[str, Any], prefix: str) -> Score | None:
 def secondary(
     figures: Mapping[str, Any], prefix: str = HELD_OUT, headline: str = HEADLINE
 ) -> list[tuple[str, str]]:
-    """(what, figures) of the positions that show a word, of all predicted ones, of what else is predicted, and of the
-    loss that is minimised."""
+    """Return (what, figures) of the positions that show a word, of all predicted ones, of other predictions, and of the
+    total loss."""
     rows = []
     for kind in kinds_in(figures):
         if kind == leading_kind(headline) or kind.labels:
@@ -91,24 +91,24 @@ def secondary(
 
 
 def sum_of(figures: Iterable[str]) -> str:
-    """Name what `loss` adds up, by the terms beside it."""
+    """Name the sum that `loss` is, by its terms."""
     known = sorted({name.removeprefix(HELD_OUT) for name in figures})
     terms = [kind for kind in kinds_in(known) if f"{kind.name}_loss" in known and not kind.part]
     return " + ".join(kind.abbreviation for kind in terms) or "total"
 
 
 def nats(value: float | None) -> str:
-    """Return a loss, empty where it is not known."""
+    """Format a loss; empty if it is unknown."""
     return f"{value:.3f}" if value is not None else ""
 
 
 def share(value: float | None) -> str:
-    """Return an accuracy, empty where it is not known."""
+    """Format an accuracy; empty if it is unknown."""
     return f"{value:.1%}" if value is not None else ""
 
 
 def perplexity(loss: float | None) -> str:
-    """exp(loss): among how many equally likely words the model chooses; empty where the loss is not known."""
+    """Format exp(loss), the number of equally likely words the model chooses among; empty if the loss is unknown."""
     if loss is None:
         return ""
     among = math.exp(min(loss, 50.0))

@@ -1,6 +1,6 @@
 """Judge from a run's figures whether it learns, in plain sentences.
 
-The terminal, `maskmill status` and the report show the same sentences. Neither torch nor numpy is needed here.
+The terminal, `maskmill status` and the report show the same sentences. Needs neither torch nor numpy.
 """
 
 import math
@@ -15,19 +15,19 @@ from pretrain.run.tolerant_json import number
 PLATEAU, PAIRS, RISEN = "plateau", "pairs", "risen"
 """Kinds of findings."""
 MAX_TOP_SHARE = 0.5
-"""A model gives one and the same answer at more than this share of the [MASK] positions: it ignores the context."""
+"""A model that gives one answer at more than this share of the [MASK] positions ignores the context."""
 STANDARD_ERRORS = 2.0
-"""By so many an accuracy must exceed its baseline to be clearly above it."""
+"""An accuracy must exceed its baseline by this many standard errors to be clearly above it."""
 UNKNOWN_MARGIN = 0.01
-"""The margin where the number of pairs is not known."""
+"""The margin if the number of pairs is unknown."""
 RISE = 0.01
-"""Share by which a loss must exceed where it began: below this it is noise."""
+"""Share by which a loss must exceed its first value: below this it is noise."""
 RECENT = 5
 """Newest log lines whose median loss is compared with the first."""
 
 
 class Finding(NamedTuple):
-    """Something that a person should know about what a run has learnt."""
+    """A statement about what a run has learnt."""
 
     kind: str
     what: str
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 
 class Losses:
-    """Keep the first and the newest losses of a run; its lines of metrics.jsonl are added one by one."""
+    """Keep the first and the newest losses of a run; lines of metrics.jsonl are added one by one."""
 
     def __init__(self) -> None:
         self._first: float | None = None
@@ -62,7 +62,7 @@ class Losses:
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """The loss at the beginning and now: on held-out text where it was evaluated at step 0, else in training."""
+        """Return the first and the current loss: on held-out text if it was evaluated at step 0, else in training."""
         if self._untrained is not None and self._held_out is not None:
             return self._untrained, self._held_out
         if self._first is not None and len(self._recent) > 1:
@@ -73,17 +73,17 @@ class Losses:
 def findings(
     figures: Mapping[str, Any], ends: tuple[float, float] | None = None, headline: str = HEADLINE
 ) -> list[Finding]:
-    """Say what is wrong with what a run has learnt so far, the gravest first; empty where nothing is.
+    """Return what is wrong with what a run has learnt so far, most serious first; empty if nothing is.
 
     `figures`: the newest ones by their names in metrics.jsonl, any of which may be missing; those of an evaluation at
-    step 0 are no ground to judge by. `ends`: first and newest loss. `headline`: the objective's."""
+    step 0 are not judged. `ends`: first and newest loss. `headline`: the objective's."""
     pairs = (_pairs(kind, figures) for kind in KINDS.values() if kind.labels)
     found = (_risen(ends), _plateau(leading_kind(headline), figures), *pairs)
     return [one for one in found if one is not None]
 
 
 def _plateau(kind: Kind, figures: Mapping[str, Any]) -> Finding | None:
-    """Name the plateau on which a model knows how frequent words are and nothing else."""
+    """Describe the plateau at which a model knows only word frequencies."""
     loss, unigram, share = (
         number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss", "top_share")
     )
@@ -109,7 +109,7 @@ def _plateau(kind: Kind, figures: Mapping[str, Any]) -> Finding | None:
 
 
 def _pairs(kind: Kind, figures: Mapping[str, Any]) -> Finding | None:
-    """Tell where pairs are judged no better than by one answer for all."""
+    """Describe pair tasks that are no better than the majority label."""
     accuracy, majority = (
         number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("accuracy", "majority")
     )
@@ -124,7 +124,7 @@ def _pairs(kind: Kind, figures: Mapping[str, Any]) -> Finding | None:
 
 
 def margin(share: float, figures: Mapping[str, Any]) -> float:
-    """By how much an accuracy must exceed `share`: a multiple of the binomial standard error of so many pairs."""
+    """Return how far an accuracy must exceed `share`: a multiple of the binomial standard error for this many pairs."""
     pairs = number(figures.get("held_out_pairs"))
     if not pairs or not 0 <= share <= 1:
         return UNKNOWN_MARGIN

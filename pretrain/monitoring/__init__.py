@@ -1,1 +1,1 @@
-"""Record what happens in a run: metrics, events, the terminal, W&B."""
+"""Record what happens in a run: metrics, events, terminal output, W&B."""

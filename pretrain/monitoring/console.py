@@ -1,6 +1,6 @@
-"""Print what happens in a run as lines on a console: those of a batch log, and those above a live panel.
+"""Print what happens in a run as console lines, for batch logs and above a live panel.
 
-`Lines` is plain. pretrain/monitoring/live_panel.py has the view for a terminal, with the same methods;
+`Lines` is plain. pretrain/monitoring/live_panel.py has the terminal view, with the same methods;
 pretrain/monitoring/run_log.py chooses.
 """
 
@@ -19,13 +19,13 @@ from pretrain.run.tolerant_json import number
 
 
 class Lines:
-    """A line for each log step, evaluation, phase and disturbance."""
+    """One line per log step, evaluation, phase and disturbance."""
 
     def __init__(self, console: Console, last: int, headline: str = HEADLINE) -> None:
         self._console, self._last, self._headline = console, last, headline
         self._losses_seen = Losses()
         self._newest: Mapping[str, Any] = {}
-        """Figures of the newest evaluation, but of none at step 0: nothing has been learnt there."""
+        """Figures of the newest evaluation, except one at step 0: nothing has been learnt there."""
         self._told: set[str] = set()
 
     def __enter__(self) -> "Lines":
@@ -34,35 +34,35 @@ class Lines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Warn of what only the end shows; nothing is left to put away."""
+        """Print warnings that are only known at the end; there is nothing to clean up."""
         if kind is None:
             self._warn_of_learning()
 
     def begin(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """This attempt resumes from `step`; `lines`: what metrics.jsonl has of the attempts before."""
+        """Start at `step`; `lines`: those that metrics.jsonl has from earlier attempts."""
         for line in lines:
             self._note(line)
 
     def enter(self, phase: Phase) -> None:
-        """Steps of this phase follow."""
+        """Start this phase."""
         if phase.name:
             words = f"phase {phase.name}: steps {phase.first + 1:,} to {phase.last:,}"
             self._console.print(words, soft_wrap=True, highlight=False)
 
     def step(self, step: int) -> None:
-        """A step is done."""
+        """Record a finished step."""
 
     def rolled_back(self, step: int) -> None:
-        """The run is at this earlier step again."""
+        """Return to this earlier step."""
 
     def figures(self, line: dict[str, Any]) -> None:
-        """A line of metrics.jsonl was written."""
+        """Show a line that was written to metrics.jsonl."""
         self._note(line)
         words = f"step {line['step']:,}/{self._last:,}  {in_short(line, self._headline)}"
         self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def held_out(self, step: int, figures: Mapping[str, Any]) -> None:
-        """The model was evaluated; what it shows to be wrong is said once, and again at the end."""
+        """Show an evaluation; problems that it shows are reported once, and again at the end."""
         self._note({**figures, "kind": "eval", "step": step})
         words = f"step {step:,}  {held_out_words(figures, self._headline)}"
         self._console.print(words, soft_wrap=True, markup=False)
@@ -72,33 +72,33 @@ class Lines:
             self._warn_of_learning()
 
     def slowdown(self, step: int, words: str) -> None:
-        """Something slows the run down."""
+        """Report a slowdown of the run."""
         self._console.print(f"step {step:,}  {words}", soft_wrap=True, highlight=False)
 
     def disturbed(self, kind: str, words: str) -> None:
-        """A batch was skipped, taken back, or lacked examples."""
+        """Report a batch that was skipped, undone, or lacked examples."""
         self._console.print(f"{kind}: {words}", soft_wrap=True, style="yellow", markup=False)
 
     def warn(self, words: str) -> None:
-        """Something went wrong that does not end the run."""
+        """Report an error that does not end the run."""
         self._console.print(f"maskmill: WARNING: {words}", soft_wrap=True, markup=False, style="bold red")
 
     def saved(self, step: int, seconds: float, size: int) -> None:
-        """A checkpoint became whole."""
+        """Report a completed checkpoint."""
 
     @contextmanager
     def busy(self, words: str) -> Iterator[None]:
-        """While something other than steps goes on."""
+        """Mark a time in which the run does something other than training steps."""
         yield
 
     def _note(self, line: Mapping[str, Any]) -> None:
-        """Keep what the verdict on the run is given by."""
+        """Keep the figures that the run is judged by."""
         self._losses_seen.add(line)
         if line.get("kind") == "eval" and line.get("step") != 0:
             self._newest = line
 
     def _warn_of_learning(self) -> None:
-        """Say what the newest figures show to be wrong with what is learnt, as far as it was not said before."""
+        """Warn of learning problems in the newest figures that were not reported before."""
         for finding in findings(self._newest, self._losses_seen.ends, self._headline):
             if finding.kind not in self._told:
                 self._told.add(finding.kind)
@@ -106,28 +106,29 @@ class Lines:
 
 
 def shows_panels(console: Console, environment: Mapping[str, str]) -> bool:
-    """Whether `console` is a terminal in front of a person: not a file or a pipe (whatever FORCE_COLOR says), not a
-    dumb terminal, not that of a CI job."""
+    """Return whether `console` is an interactive terminal: not a file or a pipe (regardless of FORCE_COLOR), not a dumb
+    terminal, not that of a CI job."""
     in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
     return console.is_terminal and console.file.isatty() and not console.is_dumb_terminal and not in_ci
 
 
 def in_short(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """The figures of a log step in a line: what leads first, then what is minimised, named for what it adds up."""
+    """Format the figures of a log step in a line: the headline metric first, then the total loss, named by its
+    terms."""
     led = led_by(line, headline)
     total = f"{sum_of(line)} loss {_said(line, 'loss')}"
     return f"{led}{'  ' * bool(led)}{total}  lr {line['lr']:.2e}  {line['tokens_per_s']:,.0f} tokens/s"
 
 
 def led_by(line: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """Say what leads of a training line, after where it is predicted; empty where it has none, or no more than the loss
-    that is minimised."""
+    """Format the headline figures of a training line, with where they are predicted; empty if there are none, or only
+    the total loss."""
     scores = [score for score in leading(line, prefix="", headline=headline) if not score.pairs]
     return f"{leading_kind(headline).tag} {'  '.join(map(str, scores))}".strip() if scores else ""
 
 
 def held_out_words(figures: Mapping[str, Any], headline: str = HEADLINE) -> str:
-    """Return the figures of an evaluation, each beside what a model without context would have."""
+    """Format the figures of an evaluation, each beside its baseline without context."""
     scores = "  ".join(map(str, leading(figures, headline=headline)))
     if number(figures.get(f"{HELD_OUT}{headline}")) is not None:
         return f"held-out {leading_kind(headline).at}".rstrip() + f": {scores}"
@@ -135,7 +136,7 @@ def held_out_words(figures: Mapping[str, Any], headline: str = HEADLINE) -> str:
 
 
 def held_out_rows(step: int, figures: Mapping[str, Any], headline: str = HEADLINE) -> list[str]:
-    """Put the same into up to two rows, for where there is little room to the right."""
+    """Format the same in up to two rows, for narrow terminals."""
     scores = leading(figures, headline=headline)
     losses = [str(score) for score in scores if not score.is_share]
     shares = [str(score) for score in scores if score.is_share]

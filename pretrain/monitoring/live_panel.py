@@ -1,7 +1,7 @@
-"""Show what happens in a run as a panel at the foot of the terminal, repainted twice a second.
+"""Show what happens in a run as a panel at the bottom of the terminal, repainted twice a second.
 
-The figures are those of the log steps: nothing here asks the device for anything, and a step costs the note of its
-number. A thread of rich's paints. On leaving, the panel goes and a plain summary stays.
+The figures are those of the log steps: nothing here waits for the device, and a step only records its number. A thread
+of rich paints. At the end, the panel is replaced by a plain summary.
 """
 
 import time
@@ -32,14 +32,14 @@ clock = time.monotonic
 REPAINTS_PER_SECOND = 2
 
 MAX_LOSSES = 512
-"""Losses kept for the picture; beyond it every other one is dropped."""
+"""Maximum number of losses kept for the chart; beyond it every other one is dropped."""
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#%"
 PACE_STEPS = 200
-"""Newest steps that the time left is judged by."""
+"""Newest steps from which the remaining time is estimated."""
 
 
 class Panel(Lines):
-    """Events stay lines, above; figures are shown in place."""
+    """Print events as lines above, and show figures in place."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Panel(Lines):
     def enter(self, phase: Phase) -> None:
         super().enter(phase)
         self._phase, self._doing = phase, "training"
-        self._laps.clear()  # other lengths, another pace
+        self._laps.clear()  # other lengths, so another pace
         self._laps.append((clock(), self._step))
 
     def step(self, step: int) -> None:
@@ -151,12 +151,12 @@ class Panel(Lines):
             self._losses, self._every = self._losses[::2], 2 * self._every
 
     def _painted(self) -> RenderableType:
-        """Return the panel as it is now; on a terminal with no room for it, one line."""
+        """Return the current panel; one line on a terminal that is too small for it."""
         if self._console.height < 14 or self._console.width < 44:
             return Text(self._position(), no_wrap=True, overflow="crop")
         rows = Table.grid(padding=(0, 2), expand=True)
         rows.add_column(style="dim", no_wrap=True)
-        plain = self._console.options.ascii_only  # an ellipsis cannot be written there
+        plain = self._console.options.ascii_only  # the terminal's encoding has no ellipsis
         rows.add_column(ratio=1, no_wrap=True, overflow="crop" if plain else "ellipsis")
         for name, value in self._rows():
             rows.add_row(name, value)
@@ -177,7 +177,8 @@ class Panel(Lines):
         return words + (f"  {duration(left)} left" if left is not None else "")
 
     def _seconds_left(self) -> float | None:
-        """At the pace of the newest steps, with what evaluations and checkpoints took between them."""
+        """Estimate the remaining seconds at the pace of the newest steps, including evaluations and checkpoints between
+        them."""
         laps = list(self._laps)
         if len(laps) < 2 or laps[-1][1] == laps[0][1]:
             return None
@@ -243,7 +244,7 @@ class Panel(Lines):
         return kind.at or kind.subject
 
     def _led(self) -> str:
-        """Return the training figures that lead, without where they are predicted."""
+        """Return the headline training figures, without where they are predicted."""
         return led_by(self._line, self._headline).removeprefix(leading_kind(self._headline).tag).strip()
 
     def _total(self) -> str:

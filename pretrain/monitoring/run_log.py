@@ -1,4 +1,4 @@
-"""Write what happens in each step to metrics.jsonl, summary.json and attempts.jsonl, and show it to a person."""
+"""Write the figures of each step to metrics.jsonl, summary.json and attempts.jsonl, and show them."""
 
 import json
 import math
@@ -40,8 +40,8 @@ EVENTS = "events.jsonl"
 
 
 class RunLog:
-    """Keeps the figures of a run. All ranks have one, since the figures are added up over them; only the first
-    rank's writes and shows anything."""
+    """Keep the figures of a run. All ranks have one, since the figures are summed over ranks; only the first rank's
+    writes and shows anything."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class RunLog:
         self._tracker = open_tracker(
             self._folder, config.monitor, run_id, redact_settings(asdict(config)), world.rank == 0
         )
-        self._left = read_summary(self._folder)  # by the attempt before
-        self._crashed = self._left.get("status") in ("running", "failed")  # it did not end as it should
-        self._lines = read_metrics(self._folder)  # what survives of earlier attempts
+        self._left = read_summary(self._folder)  # by the previous attempt
+        self._crashed = self._left.get("status") in ("running", "failed")  # it did not end properly
+        self._lines = read_metrics(self._folder)  # the lines kept from earlier attempts
         self._summary = begun(config, plans, engine, world, command, self._left, self._lines)
         self._summary["peak_tflops"] = peak / 1e12
         self._started = time.perf_counter()
@@ -104,7 +104,7 @@ class RunLog:
         self._tracker.close(self._summary["status"])
 
     def enter(self, plan: Plan, position: Position) -> None:
-        """From now on steps are of this phase."""
+        """Start this phase."""
         self._plan, phase = plan, plan.phase
         if self._step is None:  # the first of this attempt
             self._attempt_log.started(position.step, self._summary, self._left)
@@ -121,7 +121,7 @@ class RunLog:
         self._step_stats.reset()
 
     def step(self, position: Position, counts: BatchCounts, lr: float) -> None:
-        """Counts an accepted step; at a log step writes a line. All ranks call this."""
+        """Count an accepted step, and write a line at a log step. All ranks call this."""
         self._step_stats.add(position.step, counts)
         self.heartbeat.write(position.step, TRAINING)
         self._step = position.step
@@ -133,17 +133,17 @@ class RunLog:
             self._log_trust_ratios(position)
 
     def flush(self, position: Position, lr: float) -> None:
-        """Writes a line of what is not written yet, if anything. All ranks call this."""
+        """Write a line of what is not yet written, if anything. All ranks call this."""
         if not self._step_stats.empty:
             self._log(position, lr)
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether metrics.jsonl has held-out figures of this step. All ranks call this."""
+        """Return whether metrics.jsonl has held-out figures of this step. All ranks call this."""
         return any(self._world.gather(step in self._evaluated))
 
     def evaluation(self, position: Position, evaluate: Callable[[Engine], Figures]) -> float | None:
-        """Evaluates and writes the held-out figures of this step; the time it takes is not training time. Returns the
-        held-out loss, None where there is none."""
+        """Evaluate, and write the held-out figures of this step; the time it takes is not training time. Returns the
+        held-out loss, None if there is none."""
         started = time.perf_counter()
         self.heartbeat.write(position.step, EVALUATING)
         with self._view.busy("evaluating"):
@@ -159,33 +159,33 @@ class RunLog:
         return known.get("held_out_loss")
 
     def event(self, kind: str, position: Position, text: str) -> None:
-        """Says what disturbed the run, and keeps it in events.jsonl, which no later attempt cuts."""
+        """Report a disturbance of the run, and append it to events.jsonl, which no later attempt cuts."""
         if self._world.rank == 0:
             where = {"batch": position.batch - 1, "step": position.step}
             line = {"event": kind, **where, "text": text, "at": now()}
             try:
                 append(self._folder / EVENTS, json.dumps(line).encode() + b"\n")
-            except OSError as error:  # full or gone for a while: the line is on the terminal
+            except OSError as error:  # full or gone for a while: the terminal has the line
                 self._view.warn(f"{self._folder / EVENTS}: {error.strerror}")
         cause = "damaged" if kind == "damaged" else cause_of(text)
-        if cause != "nan" or self._engine.precision != "fp16":  # overflows are how fp16 finds its loss scale
+        if cause != "nan" or self._engine.precision != "fp16":  # fp16 finds its loss scale by overflows
             self._tracker.alert(cause, text)
         self._view.disturbed(kind, text)
 
     def saved(self, step: int, seconds: float, blocked: float, size: int) -> None:
-        """A checkpoint became whole, so many seconds after it was begun; training waited for `blocked` of them. Its
-        writer's thread calls this."""
+        """Record a completed checkpoint, this many seconds after its start; training waited for `blocked` of them.
+        Called by the writer's thread."""
         self._attempt_log.saved(step, seconds, blocked, size)
         self._view.saved(step, seconds, size)
 
     def rolled_back(self, position: Position) -> None:
-        """Forgets the steps after this position. All ranks call this; where the first cannot write, all end."""
+        """Forget the steps after this position. All ranks call this; if the first cannot write, all end."""
         raise_on_all_ranks(self._world, lambda: self._tracker.cut(position.step))
         self._view.rolled_back(position.step)
         self._step_stats.forget()
 
     def ended(self, status: str) -> None:
-        """What this attempt came to: finished or stopped."""
+        """Record how this attempt ended: finished or stopped."""
         self._summary["status"] = status
 
     def _log(self, position: Position, lr: float) -> None:
@@ -217,7 +217,8 @@ class RunLog:
         self._step_stats.reset()
 
     def _log_trust_ratios(self, position: Position) -> None:
-        """A line of their own: there are as many as tensors, in full float64, fetched from the device at once."""
+        """Log the trust ratios in a line of their own: one per tensor, in full float64, fetched from the device at
+        once."""
         ratios = self._engine.trust_ratios()
         if ratios:
             values = torch.stack(list(ratios.values())).tolist()
@@ -225,7 +226,7 @@ class RunLog:
             self._tracker.log(_in_json({"kind": TRUST, "step": position.step, **named}))
 
     def _say_once(self, words: str, step: int) -> None:
-        """A line for people; what goes on for long is said when it begins, every line of the log has it."""
+        """Print a line for people; a persistent problem is reported when it begins, while every log line has it."""
         kind = words if words.startswith("an outlier") else " ".join(words.split()[:2])
         if kind not in self._said:
             self._said.add(kind)
@@ -240,18 +241,18 @@ class RunLog:
         self._summary[SPENT] = round(time.perf_counter() - self._started, 1)
         try:
             write_summary(self._folder, self._summary)
-        except (OSError, UserError) as error:  # full or gone for a while: it must not end the run here
+        except (OSError, UserError) as error:  # full or gone for a while: must not end the run
             self._view.warn(str(error))
 
 
 def is_due(step: int, every: int, last: int) -> bool:
-    """Whether what happens each `every` steps (0: never) and at the last one happens now."""
+    """Return whether an action done every `every` steps (0: never) and at the last step is due now."""
     return step == last or (every > 0 and step % every == 0)
 
 
 def _in_json(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is unknown, and null for what is no number: JSON has no word for infinity, and the figure before
-    must not stand as the newest."""
+    """Drop unknown figures, and write null for those that are not finite: JSON has no infinity, and the previous figure
+    must not remain as the newest."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in line.items()
@@ -267,8 +268,8 @@ def open_view(
     phases: Sequence[dict[str, Any]] = (),
     headline: str = HEADLINE,
 ) -> Lines:
-    """The view of a run of `last` steps in `phases` (as summary.json has them), led by the metric `headline`: a live
-    panel where `live` asks for one and `console` can show it."""
+    """Open the view of a run of `last` steps in `phases` (as in summary.json) with the metric `headline` first: a live
+    panel if `live` asks for one and `console` can show it."""
     if live and shows_panels(console, os.environ):
         from pretrain.monitoring.live_panel import Panel
 

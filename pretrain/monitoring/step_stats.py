@@ -1,6 +1,6 @@
-"""Average what global batches held and took into the figures of a line of metrics.jsonl.
+"""Average the statistics of global batches into the figures of a line of metrics.jsonl.
 
-They are those of the whole global batch, averaged over the steps since the last line.
+The figures cover the whole global batch, averaged over the steps since the last line.
 """
 
 import time
@@ -15,8 +15,7 @@ from pretrain.training.rank_timing import Pace
 
 
 class StepStats:
-    """Adds up accepted batches on every rank; `read` empties it. `peak`: FLOP/s of all ranks' devices, 0 where it is
-    not known."""
+    """Sum accepted batches on every rank; `read` resets it. `peak`: FLOP/s of all ranks' devices, 0 if unknown."""
 
     def __init__(self, world: World, peak: float) -> None:
         self.meter, self.pace = LossMeter(), Pace(world.device)
@@ -29,28 +28,28 @@ class StepStats:
         return not self._counts
 
     def reset(self) -> None:
-        """The time of the next line begins now."""
+        """Start the time of the next line now."""
         self._counts: list[BatchCounts] = []
         self._since = time.perf_counter()
 
     def forget(self) -> None:
-        """The batches since the last line are undone."""
+        """Drop the batches since the last line."""
         self.meter.forget()
         self.reset()
 
     def add(self, step: int, counts: BatchCounts) -> None:
-        """An accepted step."""
+        """Add an accepted step."""
         self._counts.append(counts)
         self.pace.lap(step, counts.waited)
 
     def leave_out(self, seconds: float) -> None:
-        """What was not training time."""
+        """Subtract time that was not spent training."""
         self._since += seconds
 
     def read(self, plan: Plan) -> dict[str, Any]:
-        """Means of losses and accuracies; tokens and examples a second; `mfu`, the share of the peak that the model's
-        arithmetic came to; `fill`, the share of the micro-batches' token budgets that was used; GB of memory on the
-        rank that has most; what training/rank_timing.py knows. None for what is unknown. All ranks call this
+        """Return means of losses and accuracies; tokens and examples per second; `mfu`, the share of the peak reached
+        by the model's arithmetic; `fill`, the share of the micro-batches' token budgets that was used; maximum GB of
+        memory over ranks; the figures of training/rank_timing.py. None for unknown values. All ranks call this
         together."""
         means = self.meter.read(self._world)
         here = (
@@ -72,7 +71,7 @@ class StepStats:
             "tokens_per_s": tokens / seconds,
             "examples_per_s": examples / seconds,
             "mfu": flops / seconds / self._peak if self._peak else None,
-            "padding_share": 0.0,  # packed: no example is padded; what a micro-batch leaves empty is 1 - fill
+            "padding_share": 0.0,  # packed: no example is padded; unused space in a micro-batch is 1 - fill
             "fill": tokens / budget,
             "data_wait_share": waited / seconds,
             **paces,

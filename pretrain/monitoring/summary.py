@@ -1,4 +1,4 @@
-"""Make the summary.json that a process of a run begins with, from what the run is and what earlier ones left."""
+"""Create the initial summary.json of a process from the run and its earlier attempts."""
 
 import math
 from datetime import UTC, datetime
@@ -25,8 +25,8 @@ def begun(
     left: dict[str, Any],
     lines: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Make the summary; its newest figures are those of `left`, the summary of the attempt before, and of `lines`, what
-    metrics.jsonl still has."""
+    """Create the summary. Its newest figures are those of `left`, the previous attempt's summary, and of `lines`, the
+    lines still in metrics.jsonl."""
     summary: dict[str, Any] = {"started": left.get("started", now()), **machine(world)}
     for line in lines:
         if line.get("kind") != TRUST:
@@ -44,7 +44,7 @@ def begun(
 
 
 def phases_of(plans: list[Plan]) -> list[dict[str, Any]]:
-    """Return the named phases in short; none where the run has but one without a name."""
+    """Return the named phases in short; empty if the run has a single unnamed phase."""
     return [_in_short(plan.phase) for plan in plans] if plans[0].phase.name else []
 
 

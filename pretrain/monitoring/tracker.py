@@ -1,4 +1,4 @@
-"""Write metrics to metrics.jsonl, and through pretrain/monitoring/ to W&B."""
+"""Write metrics to metrics.jsonl, and through pretrain/monitoring/wandb/ to W&B."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from pretrain.run.metrics_file import JsonLines
 
 
 class Tracker(Protocol):
-    """Where a line of metrics goes, and word of what is wrong."""
+    """A receiver of metrics lines and alerts."""
 
     def log(self, line: dict[str, Any]) -> None: ...
 
@@ -20,25 +20,25 @@ class Tracker(Protocol):
 
 
 class Silent:
-    """Keeps nothing: for ranks other than the first, and for `monitor.tracker=none`."""
+    """A tracker that does nothing: for ranks other than the first, and for `monitor.tracker=none`."""
 
     def log(self, line: dict[str, Any]) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def alert(self, cause: str, text: str) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def cut(self, step: int) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def close(self, status: str = "finished") -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 def open_tracker(
     folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any], first_rank: bool
 ) -> Tracker:
-    """The tracker that `monitor.tracker` names; silent on all ranks but the first."""
+    """Open the tracker that `monitor.tracker` names; silent on all ranks but the first."""
     if not first_rank or settings.tracker == "none":
         return Silent()
     if settings.tracker == "wandb":

@@ -1,7 +1,7 @@
-"""Forecast memory, time and cost of a run on a number of GPUs before anyone pays.
+"""Forecast the memory, time and cost of a run on a given number of GPUs.
 
-gpus.py       what a GPU and its links can do, as their makers state it
-memory.py     bytes a rank needs, from the real model on the meta device
-step_time.py  seconds a step takes: arithmetic, optimizer, communication, the slowest rank
-forecast.py   all of it for one run, and what does not add up
+gpus.py       datasheet figures of GPUs and their links
+memory.py     bytes per rank, from the real model on the meta device
+step_time.py  seconds per step: arithmetic, optimizer, communication, the slowest rank
+forecast.py   all of it for one run, with warnings
 """

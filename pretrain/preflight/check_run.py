@@ -1,7 +1,7 @@
-"""Check everything that a run needs, before anybody waits.
+"""Check everything that a run needs before it starts.
 
-What can be wrong is found here, before the first rank starts and without torch, which takes seconds to import: shards,
-vocabulary, lengths, batch.
+Errors in shards, vocabulary, lengths and batch are found here, before the first rank starts. Does not import torch,
+which takes seconds.
 """
 
 import math
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one phase of a checked configuration comes to."""
+    """The checked configuration of one phase, with what follows from it."""
 
     phase: Phase
     index: Index
     streams: int
     precision: str
     masking: DynamicMasking | None
-    """What masks training examples anew, where data.dynamic_masking asks for it."""
+    """Re-masks training examples, where data.dynamic_masking asks for it."""
 
     @cached_property
     def objective(self) -> "Objective":
-        """What the model learns."""
+        """The training objective."""
         return load(self.phase.config)
 
     def order(self, config: RunConfig) -> Order:
-        """Which examples make which global batch."""
+        """Which examples form which global batch."""
         return order_of(
             self.index,
             seed=config.run.seed,
@@ -57,7 +57,7 @@ class Plan:
         )
 
     def step_flops(self, config: RunConfig) -> float:
-        """Operations of one training step over all ranks, for examples of the split's mean length."""
+        """Operations per training step over all ranks, for examples of the split's mean length."""
         split, vocabulary = self.index.train, self.index.vocabulary
         mean, examples = split.tokens / max(split.examples, 1), config.train.global_batch
         masked = round(examples * split.masked / max(split.examples, 1))
@@ -67,11 +67,11 @@ class Plan:
         )
 
     def caps(self, split: Split, config: RunConfig) -> Caps:
-        """The most that a micro-batch of this split's examples may hold."""
+        """Maximum contents of a micro-batch of this split's examples."""
         return self._caps(split, config, None)
 
     def caps_of_one_shape(self, config: RunConfig, ranks: int) -> Caps:
-        """The same of training examples, smaller, so that micro-batches that are padded to the caps are full."""
+        """The same for training examples, but smaller, so that micro-batches padded to the caps are full."""
         histogram = self.index.statistics.get(TRAIN, {}).get("length_histogram")
         length, share = self.index.settings["sequence_length"], math.ceil(config.train.global_batch / ranks)
         most = config.train.micro_batch * length
@@ -85,8 +85,8 @@ class Plan:
 
 
 def check_run(config: RunConfig, ranks: int) -> list[Plan]:
-    """The plan of each phase of the run. Raises UserError, naming what to do, for the first thing that does not fit,
-    in whichever phase it would have shown."""
+    """Return the plan of each phase of the run. Raises UserError for the first problem in any phase, with what to
+    do."""
     if not config.run.dir:
         raise UserError("run.dir is empty", where="settings", expected="a folder for the run")
     plans = [_check_phase(phase, ranks) for phase in phases_of(config)]
@@ -135,13 +135,13 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
     if has_teacher(config):
         check_teacher(config, shards_vocabulary(index))
     plan = Plan(phase, index, streams, _precision(config), _masking(config, index))
-    plan.order(config)  # raises for an order that these shards cannot be read in
-    plan.caps(index.train, config)  # and this for examples that do not fit a micro-batch
+    plan.order(config)  # raises for an order in which these shards cannot be read
+    plan.caps(index.train, config)  # raises for examples that do not fit into a micro-batch
     return plan
 
 
 def check_data(config: RunConfig, index: Index, shards: str) -> None:
-    """Raises UserError for shards, in the folder `shards`, that are not what this configuration trains on."""
+    """Raise UserError if the shards in the folder `shards` are not what this configuration trains on."""
     if index.train.examples == 0:
         raise UserError("holds no training examples", where=shards)
     longest = max(index.train.max_tokens, index.held_out.max_tokens)
@@ -158,7 +158,7 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
             where=shards,
             remedy="prepare them with this recipe",
         )
-    known = config.encoder.segments  # 0: it tells none apart
+    known = config.encoder.segments  # 0: one segment id for all
     if (segments := index.columns.get("segment_ids", 0)) > known > 0:
         raise UserError(
             f"the shards number {segments} segments, encoder.segments={known}",
@@ -209,13 +209,13 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
 
 
 def _judged(config: RunConfig, sequences: object = None) -> PairTask | None:
-    """What the objective judges about pairs of these sequences, or of data.sequences; None where it does not."""
+    """Return the pair task of these sequences, or of data.sequences; None if the objective has none."""
     judges = registered(config.objective.name).judges_pairs
     return pair_task(sequences or config.data.sequences) if judges else None
 
 
 def check_vocabulary(config: RunConfig, vocabulary: Vocabulary, where: object) -> None:
-    """Raises UserError for a vocabulary of another kind than the objective needs; `where` it was found."""
+    """Raise UserError if the vocabulary is of another kind than the objective needs; `where`: its location."""
     kinds = registered(config.objective.name).needs.get("vocabulary.kind", (vocabulary.kind,))
     if vocabulary.kind not in kinds:
         raise UserError(
@@ -227,7 +227,7 @@ def check_vocabulary(config: RunConfig, vocabulary: Vocabulary, where: object) -
 
 
 def _masking(config: RunConfig, index: Index) -> DynamicMasking | None:
-    """Masking by the settings of this run, whatever masked the shards; the vocabulary is the shards'."""
+    """Return this run's own masking, however the shards were masked; the vocabulary is the shards'."""
     if not config.data.dynamic_masking:
         return None
     return DynamicMasking.from_settings(config.data, shards_vocabulary(index), config.run.seed)

@@ -14,17 +14,17 @@ KEYS_IN_ENVIRONMENT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what 
 
 
 class Rule(NamedTuple):
-    """One thing that settings must not be together."""
+    """A combination of settings that is not allowed."""
 
     broken: bool
     what: str
-    """The settings, with their values, and why they do not fit."""
+    """The settings, with their values, and why they conflict."""
     remedy: str
     """What to set instead."""
 
 
 def contradictions(config: RunConfig) -> Iterator[Rule]:
-    """The broken rules. Each single value has to be in its range (preflight/ranges.py)."""
+    """Return the broken rules. Each single value must already be in its range (preflight/ranges.py)."""
     for rules in (_places(config), _data(config), _exact_mode(config), _model(config), _training(config)):
         yield from (rule for rule in rules if rule.broken)
 
@@ -108,7 +108,7 @@ def _data(config: RunConfig) -> list[Rule]:
 
 
 def _exact_mode(config: RunConfig) -> list[Rule]:
-    """What google-research/bert's create_pretraining_data.py has no way to do."""
+    """What google-research/bert's create_pretraining_data.py does not support."""
     data = config.data
     rules = [
         (
@@ -253,7 +253,7 @@ def _training(config: RunConfig) -> list[Rule]:
 
 
 def _changed_of(config: RunConfig, name: str) -> str:
-    """The first setting of objective `name`'s own group that is not at its default; empty where there is none."""
+    """Return the first setting in objective `name`'s own group that is not at its default; empty if there is none."""
     defaults = RunConfig().objective.of_member(name)
     found = config.objective.of_member(name).items()
     return next((key for key, value in found if value != defaults.get(key)), "")

@@ -1,18 +1,18 @@
-"""Look up the data sheet of a GPU by what the GPU calls itself."""
+"""Look up the datasheet of a GPU by its CUDA device name."""
 
 import re
 from typing import NamedTuple
 
 
 class DataSheet(NamedTuple):
-    """One part."""
+    """The datasheet figures of one GPU."""
 
     name: str
-    """A regular expression for a part of the name that CUDA gives it."""
+    """A regular expression for part of the CUDA device name."""
     half_tflops: float
-    """Dense bf16 matrix products (V100 and T4: fp16), 1e12 operations a second."""
+    """Dense bf16 matrix products (V100 and T4: fp16), 1e12 operations per second."""
     watts: int
-    """Highest power (TDP)."""
+    """Maximum power (TDP)."""
 
 
 DATA_SHEETS = (
@@ -34,10 +34,10 @@ DATA_SHEETS = (
     DataSheet(r"A10", 125.0, 150),
     DataSheet(r"T4", 65.0, 70),
 )
-"""NVIDIA's (RTX 4090: the Ada white paper's, with fp32 sums); the first that fits counts. Figures "with sparsity" are
-halved."""
+"""NVIDIA's figures (RTX 4090: from the Ada white paper, with fp32 sums); the first match counts. Figures "with
+sparsity" are halved."""
 
 
 def data_sheet(device: str) -> DataSheet | None:
-    """That of the GPU which CUDA calls `device`; None where it is not known."""
+    """Return the datasheet of the GPU with the CUDA name `device`; None if it is unknown."""
     return next((sheet for sheet in DATA_SHEETS if re.search(rf"\b{sheet.name}\b", device)), None)

@@ -1,4 +1,4 @@
-"""Look up or measure the peak FLOP/s of a device, which the model's operations are compared with."""
+"""Look up or measure the peak FLOP/s of a device."""
 
 import time
 
@@ -8,8 +8,8 @@ from pretrain.preflight.data_sheets import data_sheet
 
 
 def peak_flops(device: torch.device, stated_tflops: float) -> float:
-    """Operations a second that one rank's device can do: stated, known by name, or measured on a CPU with this
-    rank's threads (fp32 matrix product, 1024 cubed); 0 where nothing is known."""
+    """Return the peak operations per second of one rank's device: stated, known by name, or measured on a CPU with this
+    rank's threads (fp32 matrix product, 1024 cubed); 0 if unknown."""
     if stated_tflops > 0:
         return stated_tflops * 1e12
     if device.type == "cuda":
@@ -25,7 +25,7 @@ def peak_flops(device: torch.device, stated_tflops: float) -> float:
 
 
 def peak_source(device: torch.device, stated_tflops: float) -> str:
-    """Where `peak_flops` has its figure from: stated, data sheet, measured or unknown."""
+    """Return the source of `peak_flops`: stated, data sheet, measured or unknown."""
     if stated_tflops > 0:
         return "stated"
     if device.type != "cuda":

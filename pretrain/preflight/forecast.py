@@ -1,4 +1,4 @@
-"""Forecast what a run needs on a cluster, how long it takes, and what does not add up."""
+"""Forecast the memory and time of a run on a cluster, and collect its warnings."""
 
 import math
 from dataclasses import dataclass, replace
@@ -32,23 +32,23 @@ from pretrain.preflight.step_time import (
 from pretrain.preflight.warnings import warnings_of
 
 VOCABULARY = 30_522
-"""Entries taken where neither shards nor a vocabulary say how many: BERT's."""
+"""Vocabulary size assumed where neither shards nor a vocabulary state it: BERT's."""
 DEFAULT_UTILISATION = 0.40
-"""Share of the peak that the arithmetic is taken to reach, where it is neither stated nor measured on such a GPU."""
+"""Assumed share of the peak, where it is neither stated nor measured on such a GPU."""
 MEASURED_EXAMPLES = (8, 16)
-"""Examples of the two passes on the meta device from which memory is extrapolated."""
+"""Examples in the two passes on the meta device from which memory is extrapolated."""
 
 
 class Text(NamedTuple):
-    """What an example is like: from the shards, or full-length ones where there are none yet."""
+    """Length statistics of the examples: from the shards, or full-length examples where there are none yet."""
 
     vocabulary: int
-    examples: int  # 0: not known
+    examples: int  # 0: unknown
     length: float  # mean tokens
     square: float  # mean squared tokens
     masked: float  # mean masked positions
     source: str
-    capped: str  # what data.max_predictions takes from the mask rate, in words; empty: nothing
+    capped: str  # how data.max_predictions limits the mask rate, in words; empty: not at all
 
 
 class Memory(NamedTuple):
@@ -74,36 +74,36 @@ class Forecast:
     precision: str
     memory: tuple[Memory, ...]
     micro_batches: int
-    """Forward and backward passes a rank makes in a step."""
+    """Forward and backward passes per rank and step."""
     moved: float
-    """Bytes that go through collectives in a step."""
+    """Bytes per step through collectives."""
     step: StepTime
     operations: int
-    """Launches of one forward and backward pass over a micro-batch."""
+    """Launches per forward and backward pass over a micro-batch."""
     utilisation: float
     calibrated: bool
-    """Whether a run has been measured on this kind of GPU."""
+    """Whether utilisation was measured on this kind of GPU."""
     tokens: float
     """Tokens of the whole run."""
     epochs: float
-    """Passes over the shards; nan where they are not there yet."""
+    """Passes over the shards; nan if there are no shards yet."""
     seconds: float
     rates: tuple[float, ...]
-    """The learning rate at evenly spaced updates, first and last included."""
+    """The learning rate at evenly spaced updates, including the first and the last."""
     warnings: tuple[str, ...]
 
 
 def forecast_phases(
     config: RunConfig, cluster: Cluster, utilisation: float = 0.0
 ) -> list[tuple[Phase, Forecast]]:
-    """`forecast` for each phase of the run."""
+    """Return the `forecast` of each phase of the run."""
     return [(phase, forecast(phase.config, cluster, utilisation)) for phase in phases_of(config)]
 
 
 def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> Forecast:
-    """What training by `config` takes on `cluster`; `utilisation`: share of the peak that the arithmetic reaches, 0 for
-    what was measured there or is assumed. Reads index.json if it is there, starts nothing.
-    Raises UserError where there are more ranks than examples in a batch."""
+    """Forecast training by `config` on `cluster`. `utilisation`: share of the peak that the arithmetic reaches; 0: the
+    measured or assumed value for the GPU. Reads index.json if it exists and starts nothing. Raises UserError if there
+    are more ranks than examples in a batch."""
     ranks, batch = cluster.ranks, config.train.global_batch
     if ranks > batch:
         raise UserError(
@@ -166,7 +166,7 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> F
 
 
 def text_of(config: RunConfig) -> Text:
-    """Counts of the shards if there are any, full-length examples with the configured masks otherwise."""
+    """Return the statistics of the shards if there are any, else of full-length examples with the configured masks."""
     shards, budget = config.train.shards or config.data.out, MaskBudget.of(config.data)
     if shards and (is_uri(shards) or Path(shards, INDEX).is_file()):
         index = Index.load(shards)
@@ -194,7 +194,7 @@ def text_of(config: RunConfig) -> Text:
 
 
 def _mean_square(index: Index, mean: float) -> float:
-    """From the histogram of lengths, each example at the middle of its bin."""
+    """Estimate the mean squared length from the histogram of lengths, with each example at the middle of its bin."""
     counts = index.statistics.get("train", {}).get("length_histogram", [])
     if not sum(counts):
         return mean**2
@@ -203,15 +203,15 @@ def _mean_square(index: Index, mean: float) -> float:
 
 
 def meta_passes(model: nn.Module, config: RunConfig, precision: str) -> list[PeakBytes]:
-    """Counts of a pass over MEASURED_EXAMPLES full-length examples each."""
+    """Count memory and operations of one pass for each number of full-length examples in MEASURED_EXAMPLES."""
     length = config.data.sequence_length
     masked = MaskBudget.of(config.data).count(length)
     return [meta_pass(model, precision, n, length, masked) for n in MEASURED_EXAMPLES]
 
 
 def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, counted: PeakBytes) -> int:
-    """Operations that the host launches in a pass. A model is compiled where its attention is flash attention and ZeRO
-    does not fetch parameters in the middle (training/compile_model.py)."""
+    """Return the operations that the host launches per pass. A model is compiled if its attention is flash attention
+    and ZeRO does not fetch parameters during the pass (training/compile_model.py)."""
     compiled = (
         config.train.compile != "off" and config.zero.stage < 3 and precision != "fp32" and gpu.has_bf16
     )
@@ -221,7 +221,8 @@ def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, counted: PeakB
 def memory_by_stage(
     model: nn.Module, config: RunConfig, precision: str, cluster: Cluster, passes: list[PeakBytes]
 ) -> tuple[Memory, ...]:
-    """Memory at ZeRO stages 0 to 3, from `meta_passes`: activations grow by a constant for each example more."""
+    """Compute memory at ZeRO stages 0 to 3 from `meta_passes`: activations grow by a constant per additional
+    example."""
     few, many = (counted.peak for counted in passes)
     slope = (many - few) / (MEASURED_EXAMPLES[1] - MEASURED_EXAMPLES[0])
     base = few - MEASURED_EXAMPLES[0] * slope

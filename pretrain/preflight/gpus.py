@@ -1,4 +1,4 @@
-"""Look up what a GPU and its usual links can do, by its name: figures of data sheets, nothing fitted."""
+"""Look up the datasheet figures of a GPU and its usual links by name; nothing is fitted."""
 
 import re
 from typing import NamedTuple
@@ -11,22 +11,20 @@ NVLINK, PCIE = "NVLink", "PCIe"
 
 
 class Gpu(NamedTuple):
-    """One device and the node that it usually sits in."""
+    """One GPU and its usual node."""
 
     name: str
     memory: float  # bytes
-    half_flops: float  # dense bf16 (V100: fp16) with fp32 sums, operations a second
-    single_flops: float  # fp32 operations a second, TF32 not counted
-    memory_bandwidth: float  # bytes a second
-    inside: float  # bytes a second that a GPU sends to the others of its node, one direction
-    between: (
-        float  # bytes a second that a GPU has to other nodes, one direction: its share of the node's adapters
-    )
+    half_flops: float  # dense bf16 (V100: fp16) with fp32 sums, operations per second
+    single_flops: float  # fp32 operations per second, without TF32
+    memory_bandwidth: float  # bytes per second
+    inside: float  # bytes per second per GPU to the other GPUs of its node, one direction
+    between: float  # bytes per second per GPU to other nodes, one direction: its share of the node's adapters
     link: str = NVLINK  # inside the node
 
     @property
     def has_bf16(self) -> bool:
-        """Whether it multiplies bf16: from Ampere on."""
+        """Whether it supports bf16: from Ampere on."""
         return "V100" not in self.name
 
 
@@ -49,29 +47,29 @@ GPUS = {
         "RTX 4090 24 GB", 24 * GB, _half("RTX 4090"), 82.6e12, 1008 * GB, 32 * GB, 3.1 * GBIT, PCIE
     ),
 }
-"""By the name in `--gpu`. NVIDIA's data sheets of the V100, A100, H100, H200 and B200 (SXM parts), of the L40S and the
-A10; the RTX 4090's from the Ada architecture's white paper (bf16 with fp32 sums). Figures "with sparsity" are halved.
+"""By the name in `--gpu`. Sources: NVIDIA's datasheets of the V100, A100, H100, H200 and B200 (SXM), the L40S and the
+A10; for the RTX 4090 the Ada architecture's white paper (bf16 with fp32 sums). Figures "with sparsity" are halved.
 Inside a node: NVLink, or PCIe 4.0 x16 for L40S, A10 and RTX 4090, which have none. Between nodes: DGX-1V, DGX A100, DGX
-H100 and DGX B200 have 4 x 100, 8 x 200, 8 x 400 and 8 x 400 Gbit/s of InfiniBand for eight GPUs; for the others, whose
-machines differ, 400 (L40S), 100 (A10) and 25 Gbit/s (RTX 4090) for eight are assumed, and --network states what is."""
+H100 and DGX B200 have 4 x 100, 8 x 200, 8 x 400 and 8 x 400 Gbit/s of InfiniBand for eight GPUs. The others' machines
+differ: 400 (L40S), 100 (A10) and 25 Gbit/s (RTX 4090) for eight GPUs are assumed; --network overrides them."""
 
 CALIBRATED: dict[str, float] = {}
-"""By the name of a Gpu: the share of the peak that a run of this program reached there, measured. Empty: no run has
-been measured on any GPU yet, so every forecast says that it is not calibrated."""
+"""By the name of a Gpu: the share of the peak that a run of this program was measured to reach. Empty: no run has been
+measured on any GPU yet, so every forecast says that it is not calibrated."""
 
 LINK_EFFICIENCY = 0.8
-"""Share of a link's stated bandwidth that a large collective moves."""
+"""Share of a link's stated bandwidth that a large collective reaches."""
 
 
 def gpu_named(name: str, between_gbit: float = 0.0) -> Gpu:
-    """The GPU called `name`, in any case, with or without blanks and dashes; `between_gbit` states another bandwidth
-    between nodes, Gbit/s per GPU. Raises UserError for an unknown name."""
+    """Return the GPU called `name`, ignoring case, blanks and dashes; `between_gbit` overrides the bandwidth between
+    nodes, Gbit/s per GPU. Raises UserError for an unknown name."""
     gpu = GPUS[key_of(name)]
     return gpu._replace(between=between_gbit * GBIT) if between_gbit else gpu
 
 
 def key_of(name: str) -> str:
-    """The key of GPUS that `name` means: "RTX 4090", "H100" and "nvidia A100-80GB" are understood. Raises UserError."""
+    """Return the key of GPUS for `name`: "RTX 4090", "H100" and "nvidia A100-80GB" are understood. Raises UserError."""
     keys = {_letters(key): key for key in GPUS} | {"4090": "rtx4090", "a10040": "a100", "v10032": "v100"}
     wanted = _letters(name).removeprefix("nvidia").removeprefix("geforce").removesuffix("gb")
     if wanted not in keys:

@@ -1,8 +1,10 @@
-"""Compute the bytes that one rank needs: weights, gradients and optimizer state as the engine lays them out at each
-ZeRO stage, and the peak of one forward and backward pass of the real model, run on the meta device, where tensors have
-shapes and no storage.
+"""Compute the bytes per rank: model states and the peak of one pass.
 
-Not counted: the CUDA context, NCCL's buffers and what the allocator loses to fragments; RESERVED_SHARE leaves room.
+Weights, gradients and optimizer state are counted as the engine lays them out at each ZeRO stage. The peak is that of
+one forward and backward pass of the real model on the meta device, where tensors have shapes and no storage.
+
+Not counted: the CUDA context, NCCL's buffers and fragmentation in the allocator; RESERVED_SHARE reserves memory for
+them.
 """
 
 import weakref
@@ -23,23 +25,23 @@ from pretrain.objectives.registry import load
 from pretrain.optim.param_groups import parameter_groups
 
 RESERVED_SHARE = 0.08
-"""Share of a GPU's memory left to CUDA, NCCL and the allocator."""
+"""Share of a GPU's memory reserved for CUDA, NCCL and the allocator."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ALIGNMENT = 2  # DeepSpeed pads each group of a partition to a multiple of so many elements a rank
+_ALIGNMENT = 2  # DeepSpeed pads each group of a partition to a multiple of this many elements per rank
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes that stay from one micro-batch to the next, on the rank that has most."""
+    """Bytes kept between micro-batches, on the rank with the most."""
 
     weights: int
-    """What forward and backward compute with; frozen models, which every rank holds whole, are a part of it."""
+    """Weights used in forward and backward, including frozen models, which every rank holds whole."""
     gradients: int
-    """The accumulated gradient, fp32, and the bucket that it travels in."""
+    """The accumulated gradient, fp32, and its communication bucket."""
     masters: int
-    """fp32 copies that the optimizer updates; 0 where it updates the weights themselves, or on the CPU."""
+    """fp32 copies that the optimizer updates; 0 if it updates the weights themselves, or on the CPU."""
     moments: int
-    """0 where they are on the CPU."""
+    """0 if they are on the CPU."""
 
     @property
     def total(self) -> int:
@@ -47,13 +49,13 @@ class States:
 
 
 def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
-    """The run's model on the meta device, in fp32."""
+    """Build the run's model on the meta device, in fp32."""
     with torch.device("meta"):
         return load(config).training_model(VocabularyStamp.of_size(vocabulary_size))
 
 
 def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:
-    """Bytes of `model` on a rank of `ranks` under the config's ZeRO stage (distributed/engine.py states the
+    """Compute the bytes of `model` on one of `ranks` ranks at the config's ZeRO stage (distributed/engine.py lists the
     wrappers)."""
     found = _states(model, config, precision, ranks)
     frozen = sum(p.numel() for other in getattr(model, "frozen", ()) for p in other.parameters())
@@ -77,14 +79,14 @@ def _states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> 
     shares = [-(-sum(group) // padding) * padding // ranks for group in groups]
     share = sum(shares)
     gradients = count
-    if stage == 2:  # in low precision DeepSpeed keeps one flat buffer, in fp32 the tensors that lie in it
+    if stage == 2:  # in low precision DeepSpeed keeps one flat buffer, in fp32 the tensors that it contains
         gradients = share if half else _most_gradients(groups, shares, ranks)
     return States((2 if half else 4) * count, 4 * gradients + bucket, 4 * share, 8 * share)
 
 
 def _most_gradients(groups: list[list[int]], shares: list[int], ranks: int) -> int:
-    """Stage 2 in fp32: elements of the gradients that the fullest rank accumulates. A tensor across the border of two
-    ranks' partitions is accumulated whole on both."""
+    """Count the gradient elements that the fullest rank accumulates at stage 2 in fp32. A tensor across the border of
+    two ranks' partitions is accumulated whole on both."""
     held = np.zeros(ranks, np.int64)
     for sizes, share in zip(groups, shares, strict=True):
         ends = np.cumsum(sizes)
@@ -95,12 +97,12 @@ def _most_gradients(groups: list[list[int]], shares: list[int], ranks: int) -> i
 
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "attn", "attention")
-"""Parts of the names of operations that stay kernels of their own in a compiled model."""
+"""Parts of the names of operations that keep their own kernel in a compiled model."""
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations under it make and that are still alive, and the operations that
-    would launch a kernel: all but views."""
+    """Count the bytes of all live storages made by operations under it, and the operations that would launch a kernel:
+    all but views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,13 +137,13 @@ class PeakBytes(TorchDispatchMode):
 
 
 def pass_peak(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> int:
-    """Peak bytes of activations, logits and what else one forward and backward pass makes (`meta_pass`)."""
+    """Return the peak bytes of activations, logits and temporaries in one forward and backward pass (`meta_pass`)."""
     return meta_pass(model, precision, examples, length, masked).peak
 
 
 def meta_pass(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> PeakBytes:
-    """Counts of one forward and backward pass over `examples` examples of `length` tokens, `masked` of each to
-    predict. Parameters' gradients count only while they are made."""
+    """Count one forward and backward pass over `examples` examples of `length` tokens with `masked` predictions each.
+    Parameters' gradients count only while they are computed."""
     model.to(DTYPES[precision])
     batch = MicroBatch.from_arrays(
         tokens=np.ones(examples * length, np.int64),

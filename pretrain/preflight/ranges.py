@@ -1,4 +1,4 @@
-"""List the values that each setting may have."""
+"""Define the allowed values of each setting."""
 
 import math
 from typing import Any
@@ -108,11 +108,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "monitor.alert_every": (0, math.inf),
     "monitor.peak_tflops": (0, math.inf),
 }
-"""The least and the largest value of each number; data.masked_lm_prob and data.max_predictions are MaskBudget's."""
+"""Minimum and maximum of each number; data.masked_lm_prob and data.max_predictions are checked by MaskBudget."""
 
 
 def out_of_range(key: str, value: Any) -> str:
-    """Say what `value` of the setting `key` must be; empty where it is allowed."""
+    """Return what `value` of the setting `key` must be; empty if it is allowed."""
     if key in CHOICES and value not in CHOICES[key]:
         return f"{key} must be one of {', '.join(map(str, CHOICES[key]))}, got {value}"
     low, high = RANGES.get(key, (-math.inf, math.inf))
@@ -122,7 +122,7 @@ def out_of_range(key: str, value: Any) -> str:
 
 
 def value_of(config: RunConfig, key: str) -> Any:
-    """The setting with the dotted name `key`."""
+    """Return the setting with the dotted name `key`."""
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part)

@@ -1,4 +1,4 @@
-"""Check that the disk has room for a run's checkpoints; without torch, so that it can be checked at once."""
+"""Check for enough disk space for a run's checkpoints, without torch, so that the check is immediate."""
 
 import shutil
 from pathlib import Path
@@ -10,15 +10,16 @@ from pretrain.config.settings import RunConfig
 from pretrain.run.human import in_bytes
 
 BYTES_PER_WEIGHT = 12
-"""In a checkpoint: the weight and both moments, fp32."""
+"""Bytes per parameter in a checkpoint: the weight and both moments, fp32."""
 DISK_MARGIN = 1.02
-"""For what a checkpoint holds beside its tensors, and for metrics and the report."""
+"""Bytes for the rest of a checkpoint, metrics and the report."""
 MAX_PARAMETERS_PER_MATRIX_ELEMENT = 3
-"""More than the ratio of all parameters to those of the encoder's matrices: biases, norms, heads, a second model."""
+"""Upper bound of the ratio of all parameters to those of the encoder's matrices: biases, norms, heads, a second
+model."""
 
 
 def surely_has_room(config: RunConfig, vocabulary_size: int) -> bool:
-    """Whether the checkpoints fit even if the model were larger than it can be: then nothing needs to be counted."""
+    """Return whether the checkpoints fit even for the largest possible model: then no parameters need counting."""
     encoder, hidden = config.encoder, config.encoder.hidden
     layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate
     width = max(hidden, encoder.embedding_width)
@@ -34,8 +35,8 @@ def surely_has_room(config: RunConfig, vocabulary_size: int) -> bool:
 
 
 def check_room(config: RunConfig, parameters: int) -> str:
-    """What the checkpoints take and what is free, in words. Raises UserError where they do not fit: as many as are
-    kept, and the next one, which is written before the oldest is dropped."""
+    """Return the space needed and the space free, in words. Raises UserError if the checkpoints do not fit: as many as
+    are kept, plus the next one, which is written before the oldest is deleted."""
     folder = Path(config.run.dir)
     there, made, kept = len(checkpoints(folder)), checkpoints_made(config), most_kept(config)
     size = parameters * BYTES_PER_WEIGHT * DISK_MARGIN
@@ -52,7 +53,7 @@ def check_room(config: RunConfig, parameters: int) -> str:
 
 
 def checkpoints_made(config: RunConfig) -> int:
-    """Checkpoints that the run makes, that of the end of each phase included."""
+    """Return the number of checkpoints that the run makes, including the one at the end of each phase."""
     made = 0
     for phase in phases_of(config):
         every = phase.config.train.checkpoint_every or phase.last
@@ -61,7 +62,7 @@ def checkpoints_made(config: RunConfig) -> int:
 
 
 def most_kept(config: RunConfig) -> int:
-    """Checkpoints of them that stay, at most."""
+    """Return the maximum number of checkpoints kept."""
     settings, made = config.checkpoint, checkpoints_made(config)
     others = made // settings.keep_every if settings.keep_every else 0
     best = settings.keep_best and any(phase.config.train.eval_every for phase in phases_of(config))

@@ -18,7 +18,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 def show_phases(
     phases: list[tuple[Phase, Forecast]], stage: int, console: Console, price: float = 0.0
 ) -> None:
-    """Prints the forecast of each phase, and of them together; `price`: of one GPU for an hour, 0: not known."""
+    """Print the forecast of each phase and of all together; `price`: per GPU-hour, 0: unknown."""
     for phase, found in phases:
         if phase.name:
             console.rule(f"phase {phase.name}: steps {phase.first + 1:,} to {phase.last:,}", align="left")
@@ -37,7 +37,7 @@ def show_phases(
 
 
 def phases_as_values(phases: list[tuple[Phase, Forecast]], price: float = 0.0) -> dict[str, Any]:
-    """The forecast of a run as plain values: of its only phase, or a list of them with what they come to."""
+    """Return the forecast of a run as plain values: of its only phase, or a list of phases with their totals."""
     if len(phases) == 1:
         return as_values(phases[0][1], price)
     values = [
@@ -49,7 +49,7 @@ def phases_as_values(phases: list[tuple[Phase, Forecast]], price: float = 0.0) -
 
 
 def show(found: Forecast, stage: int, console: Console, price: float = 0.0) -> None:
-    """Prints the forecast, no line wider than 80 columns but for names; `stage` is the run's ZeRO stage."""
+    """Print the forecast, at most 80 columns wide except for names; `stage` is the run's ZeRO stage."""
     gpu = found.cluster.gpu
     console.print(
         f"{found.parameters:,} parameters in {found.precision} on {found.cluster.nodes} x "
@@ -70,7 +70,7 @@ def show(found: Forecast, stage: int, console: Console, price: float = 0.0) -> N
 
 
 def basis_of(found: Forecast) -> str:
-    """What the times rest on, in words."""
+    """Return what the times are based on, in words."""
     if found.calibrated:
         return f"calibrated by a run measured on {found.cluster.gpu.name}"
     return (
@@ -138,7 +138,7 @@ def _hours(hours: float) -> str:
 
 
 def curve(values: tuple[float, ...], rows: int = CURVE_ROWS) -> list[str]:
-    """A bar for each value, drawn in `rows` lines from the top down."""
+    """Draw a bar for each value, in `rows` lines from the top down."""
     top = max(values) or 1.0
     heights = [round(value / top * rows * 8) for value in values]
     return [
@@ -148,7 +148,7 @@ def curve(values: tuple[float, ...], rows: int = CURVE_ROWS) -> list[str]:
 
 
 def as_values(found: Forecast, price: float = 0.0) -> dict[str, Any]:
-    """The forecast as plain values, for JSON."""
+    """Return the forecast as plain values, for JSON."""
     gpu_hours = found.seconds / 3600 * found.cluster.ranks
     return {
         "parameters": found.parameters,

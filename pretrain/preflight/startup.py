@@ -1,7 +1,7 @@
-"""Check plans with all ranks connected: one summary before the first step, or one refusal for all ranks.
+"""Check a run with all ranks connected: print one summary before the first step, or raise the same error on all ranks.
 
-check_run.py checks what the settings and the shards say. Here is what can only be known with all ranks there: room on
-the disk for the checkpoints, whether the ranks reach each other and how fast, and what the batches come to.
+check_run.py checks the settings and the shards. This module checks what needs all ranks: disk space for the
+checkpoints, whether the ranks reach each other and how fast, and the resulting batches.
 """
 
 import math
@@ -24,20 +24,20 @@ from pretrain.preflight.room import check_room
 from pretrain.run.human import in_bytes
 
 PROBE_BYTES = {"cuda": 64 << 20, "cpu": 4 << 20}
-"""Bytes of the all-reduce that measures the links."""
+"""Bytes in the all-reduce that measures the links."""
 MAX_EPOCHS = 40
 
 
 def check_links(world: World) -> str:
-    """Adds a vector up over all ranks and says how fast it went. Raises UserError where the sum is wrong. All ranks
-    call this."""
+    """All-reduce a vector over all ranks and return the speed in words. Raises UserError if the sum is wrong.
+    Collective."""
     hosts = world.gather(socket.gethostname())
     where = f"{world.size} ranks on {len(set(hosts))} machine{'s' if len(set(hosts)) > 1 else ''} ({world.device.type})"
     if world.size == 1:
         return f"1 rank ({world.device.type}), {torch.get_num_threads()} threads"
     count = PROBE_BYTES.get(world.device.type, PROBE_BYTES["cpu"]) // 4
     values = torch.full((count,), float(world.rank + 1), device=world.device)
-    dist.all_reduce(values)  # the first one makes the connections
+    dist.all_reduce(values)  # the first call creates the connections
     expected = world.size * (world.size + 1) / 2
     wrong = [r for r, ok in enumerate(world.gather(bool((values == expected).all()))) if not ok]
     if wrong:
@@ -48,7 +48,7 @@ def check_links(world: World) -> str:
         )
     started = time.perf_counter()
     dist.all_reduce(values)
-    float(values[0])  # waits for the device
+    float(values[0])  # wait for the device
     slowest = max(world.gather(time.perf_counter() - started))
     moved = 2 * (world.size - 1) / world.size * 4 * count  # bytes that a rank sends in a ring
     return f"{where}, {torch.get_num_threads()} threads each; all-reduce of {4 * count >> 20} MiB in " + (
@@ -57,7 +57,7 @@ def check_links(world: World) -> str:
 
 
 def doubts(plan: Plan, ranks: int) -> list[str]:
-    """What is allowed in this phase and may still not be meant."""
+    """Return warnings about settings of this phase that are allowed but may be unintended."""
     config, index = plan.phase.config, plan.index
     train, share = config.train, config.train.global_batch / ranks
     mean = index.train.tokens / index.train.examples
@@ -93,7 +93,7 @@ def doubts(plan: Plan, ranks: int) -> list[str]:
 
 
 def phase_lines(plan: Plan, world: World) -> list[str]:
-    """What this phase reads and does, in words."""
+    """Return what this phase reads and does, in words."""
     config, index = plan.phase.config, plan.index
     train, split, order = config.train, index.train, plan.order(config)
     share = math.ceil(train.global_batch / world.size)
@@ -113,15 +113,15 @@ def phase_lines(plan: Plan, world: World) -> list[str]:
 
 
 def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
-    """Elements of all weights of the run's model, rows that pad the vocabulary not counted."""
+    """Count the elements of all weights of the run's model, without vocabulary padding."""
     model = meta_model(config, vocabulary_size)
     rows = vocabulary_rows(model)
     return sum(math.prod([rows.get(name, p.shape[0]), *p.shape[1:]]) for name, p in model.named_parameters())
 
 
 def summary(config: RunConfig, plans: list[Plan], world: World, console: Console) -> None:
-    """Checks disk and links, and has the first rank print what the run is. All ranks call this. Raises UserError
-    for what cannot work."""
+    """Check disk and links, and print a summary of the run on the first rank. All ranks call this. Raises UserError for
+    anything that cannot work."""
     parameters = parameters_of(config, plans[0].index.vocabulary.size)
     room = raise_on_all_ranks(world, lambda: check_room(config, parameters))
     links = check_links(world)

@@ -22,17 +22,18 @@ from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
 from pretrain.preflight.gpus import LINK_EFFICIENCY, NVLINK, PCIE, Gpu
 
 DEVIATION = 0.01
-"""Standard deviation of a rank's step time, as a share of it."""
+"""Standard deviation of a rank's step time, as a share of the step time."""
 BYTES_PER_PARAMETER = 42
 """LAMB in mixed precision: reads gradient, weight and two moments, writes the moments and the update; reads weight
 and update, writes weight and its half-precision copy."""
 LAUNCH_SECONDS = 5e-6
-"""Host time per operation: Python, PyTorch's dispatcher and autograd, cudaLaunchKernel. Profiles of PyTorch show 5 to
-25 microseconds; the lower end, since this is a floor."""
+"""Host time per operation: Python, PyTorch's dispatcher and autograd, cudaLaunchKernel. PyTorch profiles show 5 to 25
+microseconds; this is the lower end, since it is a floor."""
 COMPILED_PER_PRODUCT = 2
-"""Launches of a compiled model per matrix product or attention: itself, and one fused kernel for all between two."""
+"""Launches in a compiled model per matrix product or attention: itself, and one fused kernel for everything up to the
+next."""
 OPERATIONS_PER_GRADIENT = 2
-"""Per tensor and micro-batch: DeepSpeed adds its gradient to the fp32 sum, and copies it to the bucket that travels."""
+"""Per tensor and micro-batch: DeepSpeed adds its gradient to the fp32 sum and copies it to the communication bucket."""
 OPERATIONS_PER_UPDATE = 1
 """Per tensor and step: the norm of its gradient, for clipping."""
 LAMB_LAUNCHES = 3
@@ -43,12 +44,12 @@ RING_BASE, RING_HOP = 8.4e-6, {NVLINK: 3.4e-6, PCIE: 5.7e-6}
 RING_NETWORK_HOP = 14e-6
 TREE_BASE, TREE_HOP = 6.8e-6, {NVLINK: 0.6e-6, PCIE: 1.0e-6}
 TREE_NETWORK_HOP = 5e-6
-"""Seconds of latency in NCCL's own model of its collectives (NVIDIA/nccl, src/graph/tuning.cc, `baseLat` and `hwLat`):
-rings with the Simple protocol, which move much, and trees with LL, which move little."""
+"""Latency in seconds from NCCL's own model of its collectives (NVIDIA/nccl, src/graph/tuning.cc, `baseLat` and
+`hwLat`): rings with the Simple protocol for large messages, trees with LL for small ones."""
 
 
 class Cluster(NamedTuple):
-    """Nodes of equal GPUs."""
+    """Nodes with equal GPUs."""
 
     nodes: int
     gpus_per_node: int
@@ -60,18 +61,18 @@ class Cluster(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """What one rank does in an optimizer step."""
+    """The work of one rank in an optimizer step."""
 
     arithmetic: float
     """Seconds."""
     updated: float
-    """Parameters that it updates."""
+    """Number of parameters that it updates."""
     moved: float
     """Bytes through collectives (`communication_bytes`)."""
     pass_operations: int = 0
-    """That the host launches in forward and backward of all micro-batches."""
+    """Launches by the host in forward and backward of all micro-batches."""
     update_operations: int = 0
-    """That it launches for the optimizer."""
+    """Launches by the host for the optimizer."""
     collectives: int = 0
     """Reduce-scatters and all-gathers (`collectives_per_step`)."""
 
@@ -81,7 +82,7 @@ class StepTime(NamedTuple):
 
     arithmetic: float
     launching: float
-    """For which the GPU waits for the host, beyond its arithmetic."""
+    """Seconds in which the GPU waits for the host, beyond its arithmetic."""
     straggling: float
     optimizer: float
     communication: float
@@ -92,8 +93,8 @@ class StepTime(NamedTuple):
 
 
 def collective_seconds(size: float, cluster: Cluster) -> float:
-    """A reduce-scatter or an all-gather of `size` bytes over all ranks; an all-reduce is both. Rings: each GPU sends
-    (n - 1) / n of the data to its neighbour inside the node, and of its n-th part to other nodes."""
+    """Return the seconds of a reduce-scatter or an all-gather of `size` bytes over all ranks; an all-reduce is both.
+    Rings: each GPU sends (n - 1) / n of the data to its neighbour inside the node, and its n-th part to other nodes."""
     inside, nodes = cluster.gpus_per_node, cluster.nodes
     within = (inside - 1) / inside * size / (cluster.gpu.inside * LINK_EFFICIENCY)
     across = (nodes - 1) / nodes * size / inside / (cluster.gpu.between * LINK_EFFICIENCY)
@@ -101,14 +102,16 @@ def collective_seconds(size: float, cluster: Cluster) -> float:
 
 
 def ring_latency(cluster: Cluster) -> float:
-    """Seconds that a reduce-scatter or an all-gather takes even of nothing: a ring of all ranks, hop after hop."""
+    """Return the latency in seconds of an empty reduce-scatter or all-gather: one ring over all ranks, hop after
+    hop."""
     across = cluster.nodes - 1
     within = cluster.ranks - 1 - across
     return RING_BASE + within * RING_HOP[cluster.gpu.link] + across * RING_NETWORK_HOP
 
 
 def small_all_reduce(cluster: Cluster) -> float:
-    """Seconds of an all-reduce of a few numbers: up a tree of nodes and down again, in each along a chain of GPUs."""
+    """Return the seconds of an all-reduce of a few numbers: up and down a tree of nodes, with a chain of GPUs in
+    each."""
     within = (cluster.gpus_per_node - 1) * TREE_HOP[cluster.gpu.link]
     return TREE_BASE + 2 * (within + floor(log2(cluster.nodes)) * TREE_NETWORK_HOP)
 
@@ -116,8 +119,8 @@ def small_all_reduce(cluster: Cluster) -> float:
 def communication_bytes(
     stage: int, parameters: int, micro_batches: int, gradient_bytes: int, weight_bytes: int
 ) -> float:
-    """Bytes that go through a reduce-scatter or an all-gather in one step at a ZeRO stage: gradients once (stage 2
-    and 3: at every micro-batch), updated weights once (stage 3: gathered for each forward and backward pass)."""
+    """Return the bytes per step through a reduce-scatter or an all-gather at a ZeRO stage: gradients once (stage 2 and
+    3: per micro-batch), updated weights once (stage 3: gathered for each forward and backward pass)."""
     gradients, weights = parameters * gradient_bytes, parameters * weight_bytes
     if stage == 0:
         return 2.0 * gradients  # an all-reduce
@@ -129,8 +132,8 @@ def communication_bytes(
 
 
 def collectives_per_step(stage: int, parameters: int, micro_batches: int, layers: int) -> int:
-    """Reduce-scatters and all-gathers in which those bytes travel: gradients by buckets, weights in as many; stage 3
-    gathers weights layer by layer, twice for each micro-batch."""
+    """Return the number of reduce-scatters and all-gathers for those bytes: one per gradient bucket, and as many for
+    the weights; stage 3 gathers weights layer by layer, twice per micro-batch."""
     buckets = ceil(parameters / BUCKET_ELEMENTS)
     if stage <= 1:
         return 2 * buckets
@@ -140,26 +143,26 @@ def collectives_per_step(stage: int, parameters: int, micro_batches: int, layers
 
 
 def update_operations(stage: int, tensors: int) -> int:
-    """Operations that the host launches in an update of so many tensors. LAMB's flat tensors are the two groups of
-    parameters, with weight decay and without; at stage 0 each tensor is one."""
+    """Return the operations that the host launches to update this many tensors. LAMB's flat tensors are the two groups
+    of parameters, with weight decay and without; at stage 0 each tensor is one."""
     return OPERATIONS_PER_UPDATE * tensors + LAMB_LAUNCHES * (2 if stage else tensors)
 
 
 def straggling(ranks: int) -> float:
-    """By how much the slowest of `ranks` ranks exceeds their mean, as a share (Blom 1958's approximation of the
-    expected largest of so many normal draws)."""
+    """Return how far the slowest of `ranks` ranks exceeds their mean, as a share (Blom 1958's approximation of the
+    expected maximum of normal draws)."""
     if ranks == 1:
         return 0.0
     return DEVIATION * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def optimizer_seconds(parameters_updated: float, gpu: Gpu) -> float:
-    """LAMB's update of so many parameters on one GPU, at the data sheet's memory bandwidth."""
+    """Return the seconds of LAMB's update of this many parameters on one GPU, at the datasheet's memory bandwidth."""
     return parameters_updated * BYTES_PER_PARAMETER / gpu.memory_bandwidth
 
 
 def step_time(work: StepWork, cluster: Cluster) -> StepTime:
-    """Of a step in which each rank of `cluster` does `work`."""
+    """Predict the time of a step in which each rank of `cluster` does `work`."""
     launches = work.pass_operations * LAUNCH_SECONDS
     communication = 0.0
     if cluster.ranks > 1:

@@ -1,4 +1,4 @@
-"""Check a RunConfig, and refuse all wrong settings in one UserError."""
+"""Check a RunConfig, and report all wrong settings in one UserError."""
 
 import copy
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from pretrain.preflight.ranges import CHOICES, RANGES, out_of_range, value_of
 
 
 def check(config: RunConfig) -> None:
-    """Raises UserError that lists every value out of range and every contradiction, each with what to do."""
+    """Raise UserError that lists every value out of range and every contradiction, each with what to do."""
     if wrong := wrong_settings(config):
         raise one_error(wrong, where="settings")
 
 
 def wrong_settings(config: RunConfig) -> list[UserError]:
-    """List what is wrong with the settings; what only follows from another mistake is left out."""
+    """List the wrong settings; follow-up errors of another mistake are left out."""
     keys = [key for key in {**CHOICES, **RANGES} if out_of_range(key, value_of(config, key))]
     wrong = [_error(config, key) for key in keys]
     wrong += filter(None, (_refused(check, config) for check in _CHECKS))
     if any(error.where == "objective.name" for error in wrong):
-        return wrong  # what fits is not known
+        return wrong  # the allowed values are unknown
     rest, defaults = copy.deepcopy(config), RunConfig()
     for key in keys:
         _set(rest, key, value_of(defaults, key))
@@ -75,7 +75,7 @@ def _mask_stages(config: RunConfig) -> None:
 
 
 def _mask_budget(config: RunConfig) -> None:
-    from data_pipeline.masking.mask_budget import MaskBudget  # numpy, which completion need not wait for
+    from data_pipeline.masking.mask_budget import MaskBudget  # imports numpy, slow for completion
 
     MaskBudget.of(config.data)
 

@@ -1,4 +1,4 @@
-"""Say what does not add up in a forecast, with what to change."""
+"""Warn about problems in a forecast, with what to change."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def warnings_of(config: RunConfig, found: "Forecast") -> list[str]:
-    """Lines about what does not fit, or may not be meant."""
+    """Return lines about settings that do not fit or may be unintended."""
     train, ranks = config.train, found.cluster.ranks
     here = found.memory[config.zero.stage]
     checks = [

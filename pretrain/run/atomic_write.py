@@ -1,7 +1,7 @@
-"""Write lines and small files of a run folder so that nobody reads half of one.
+"""Append lines and replace small files of a run folder so that no reader sees half of one.
 
-Without fsync, unlike data_pipeline/io/files.py: what is written here, every log step and more often, may be lost with
-the machine, and must not make a step wait for the disk. All raise OSError where the folder is full or gone.
+Without fsync, unlike data_pipeline/io/files.py: these writes happen every log step or more often. Losing them with the
+machine is acceptable; blocking a step on the disk is not. All functions raise OSError if the folder is full or gone.
 """
 
 import errno
@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def append(path: Path, lines: bytes) -> None:
-    """Appends whole lines, or nothing of them. What a kill left of an earlier line is ended before: it takes none of
-    these with it."""
+    """Append whole lines, or nothing. A torn line left by a killed process is ended first, so that it does not merge
+    with these."""
     with path.open("ab+", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         if before:
@@ -28,7 +28,7 @@ def append(path: Path, lines: bytes) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Puts `text` in place of what the file holds, at once."""
+    """Replace the content of the file with `text` atomically."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """Log each start, checkpoint and end of a run's processes to attempts.jsonl, and read it back.
 
-An attempt lasts from one start of the run to its end. One that is killed cannot log its end: the next one does, with
-what summary.json last had. The file is never cut, so it also has the steps that were done twice.
+An attempt lasts from one start of the run to its end. A killed attempt cannot log its end: the next one does, from the
+last summary.json. The file is never cut, so it also counts the steps that were done twice.
 """
 
 import json
@@ -17,18 +17,18 @@ from pretrain.run.tolerant_json import tables, text_of
 
 ATTEMPTS = "attempts.jsonl"
 SPENT = "attempt_seconds"
-"""Key of summary.json: seconds of the newest attempt, those included that a kill made undone."""
+"""Key of summary.json: seconds of the newest attempt, including those lost to a kill."""
 LOST = "lost"
-"""Status of an attempt that did not log its end: killed, crashed, or its machine is gone."""
+"""Status of an attempt that did not log its end: it was killed, it crashed, or its machine is gone."""
 
 
 class Save(NamedTuple):
-    """A checkpoint that became whole."""
+    """A completed checkpoint."""
 
     step: int
     at: datetime
-    seconds: float  # from its start until it was whole
-    blocked: float  # of which training waited while tensors were copied
+    seconds: float  # from its start until it was complete
+    blocked: float  # of these, seconds that training waited while tensors were copied
     bytes: int
 
 
@@ -38,8 +38,8 @@ class Attempt:
 
     number: int
     started: datetime
-    first: int  # the step that it resumed from
-    seconds: float = 0.0  # of training before it, in all attempts
+    first: int  # the step from which it resumed
+    seconds: float = 0.0  # seconds of training before it, in all attempts
     ended: datetime | None = None
     status: str = "running"
     last: int | None = None  # the step that it reached
@@ -53,7 +53,7 @@ class Attempt:
     threads: int = 0
     """CPU threads of each rank."""
     spent: float = 0.0
-    """Seconds from the moment its engine was ready to its last record."""
+    """Seconds from the moment the engine was ready to the last record."""
     saves: list[Save] = field(default_factory=list)
 
     @property
@@ -62,20 +62,20 @@ class Attempt:
         return self.spent * self.ranks * (1 if self.device_type == "cuda" else self.threads) / 3600
 
     def moment(self, seconds: float) -> datetime:
-        """The time of day at which the run had trained for `seconds`, all attempts together."""
+        """Return the time of day at which the run had trained for `seconds`, over all attempts."""
         return self.started + timedelta(seconds=max(0.0, seconds - self.seconds))
 
 
 class AttemptLog:
-    """Writes attempts.jsonl; does nothing on ranks other than the first. A folder that is full for a while costs lines,
-    not the run."""
+    """Write attempts.jsonl; do nothing on ranks other than the first. A folder that is full for a while loses lines,
+    but does not end the run."""
 
     def __init__(self, folder: Path, writes: bool) -> None:
         self._path, self._writes = folder / ATTEMPTS, writes
 
     def started(self, step: int, summary: dict[str, Any], before: dict[str, Any]) -> None:
-        """Log that an attempt begins at `step`, and the end of the one before where that is missing. `summary`: what
-        this one will write; `before`: what the one before wrote last."""
+        """Log the start of an attempt at `step`, and the end of the previous one if it is missing. `summary`: what this
+        attempt will write; `before`: what the previous one wrote last."""
         attempts = read_attempts(self._path.parent) if self._writes else []
         if attempts and attempts[-1].ended is None:
             seconds = float(before.get("seconds", attempts[-1].seconds))
@@ -89,7 +89,7 @@ class AttemptLog:
         )
 
     def saved(self, step: int, seconds: float, blocked: float, size: int) -> None:
-        """Log that the checkpoint of `step` became whole."""
+        """Log that the checkpoint of `step` is complete."""
         self._write(
             {
                 "event": "saved",
@@ -102,7 +102,7 @@ class AttemptLog:
         )
 
     def ended(self, step: int, summary: dict[str, Any]) -> None:
-        """Log that this attempt ends, with the status and the error of its `summary`."""
+        """Log the end of this attempt, with the status and the error from its `summary`."""
         words = {
             "status": summary["status"],
             "error": summary.get("error", ""),
@@ -117,8 +117,8 @@ class AttemptLog:
 
 
 def read_attempts(folder: Path, summary: Mapping[str, Any] | None = None) -> list[Attempt]:
-    """Read the attempts of the run in `folder`, oldest first; lines that are torn or malformed are skipped. `summary`:
-    summary.json, which has the seconds of an attempt that has no end yet."""
+    """Read the attempts of the run in `folder`, oldest first; torn or malformed lines are skipped. `summary`:
+    summary.json, which has the seconds of an attempt that has not ended."""
     attempts: list[Attempt] = []
     for line in tables(text_of(folder / ATTEMPTS)):
         with suppress(KeyError, ValueError, TypeError, OverflowError):

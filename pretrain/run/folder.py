@@ -1,10 +1,10 @@
-"""Read and write a run's folder: what it is a run of (identity), how far it is (summary), and its parts by name.
+"""Read and write a run folder: its identity, its summary, and its files by name.
 
-RUN/config.yaml       resolved settings        RUN/metrics.jsonl     a line a log step
+RUN/config.yaml       resolved settings        RUN/metrics.jsonl     one line per log step
 RUN/run.json          identity, W&B run id     RUN/summary.json      status and newest figures
 RUN/checkpoints/      see checkpoint/store.py  RUN/logs/             output of ranks other than the first, stacks
-RUN/events.jsonl      a line a disturbance: skipped batches, rollbacks, damaged data
-RUN/attempts.jsonl       a line for each start, checkpoint and end of the run's attempts
+RUN/events.jsonl      one line per disturbance: skipped batches, rollbacks, damaged data
+RUN/attempts.jsonl    one line per start, checkpoint and end of the run's attempts
 """
 
 import json
@@ -31,19 +31,19 @@ OTHER_VERSION = (
     "finish and export it with the Maskmill that wrote it; init_from=EXPORT starts a new run from its weights"
 )
 EXPORT, SAMPLES = "export", "samples.json"
-"""The folder of the exported model, and the blanks that it filled."""
+"""The folder of the exported model, and the blanks that the model filled."""
 
 
 def model_folders(folder: Path) -> list[Path]:
-    """The Hugging Face models that `folder` is: itself, or, where an objective leaves several, the folders in it. Empty
-    for another folder; a run's export is not the run."""
+    """Return the Hugging Face models in `folder`: itself, or the folders in it if the objective exports several. Empty
+    for another folder; the export of a run folder is not searched."""
     if (folder / "config.json").is_file():
         return [folder]
     return [] if (folder / RUN).is_file() else sorted(path.parent for path in folder.glob("*/config.json"))
 
 
 def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, remedy: str) -> None:
-    """Raises UserError, with the settings that differ, where `then` is another run's identity than `now`."""
+    """Raise UserError, with the settings that differ, if the run identity `then` differs from `now`."""
     differing = [
         f"{key}={value} (there: {then.get(key)})" for key, value in now.items() if then.get(key) != value
     ]
@@ -56,7 +56,7 @@ def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, rem
 
 
 def read_config(run: Path) -> RunConfig:
-    """The resolved settings that a run folder keeps."""
+    """Read the resolved settings of a run folder."""
     path = run / CONFIG
     refuse_other_format(table(run / RUN), run)
     if not path.is_file():
@@ -71,7 +71,7 @@ def read_config(run: Path) -> RunConfig:
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """run.json of `folder`; None where there is none."""
+    """Read run.json of `folder`; None if there is none."""
     path = folder / RUN
     if not path.is_file():
         return None
@@ -79,7 +79,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def parsed_run(data: bytes, where: object) -> dict[str, Any]:
-    """What `data`, the bytes of a run.json, says. Raises UserError."""
+    """Parse `data`, the bytes of a run.json. Raises UserError."""
     values = object_of(data) or {}
     if "identity" in values:
         refuse_other_format(values, where)
@@ -89,8 +89,8 @@ def parsed_run(data: bytes, where: object) -> dict[str, Any]:
 
 
 def refuse_other_format(values: dict[str, Any], where: object) -> None:
-    """Raises UserError where `values`, those of a run.json, are of another version of the files than FORMAT. Values
-    without an identity are no run.json."""
+    """Raise UserError if `values`, those of a run.json, have another file format version than FORMAT. Values without an
+    identity are not a run.json."""
     if "identity" in values and values.get("format", 1) != FORMAT:
         raise UserError(
             f"run folder of format {str(values.get('format', 1))[:20]}",
@@ -101,7 +101,7 @@ def refuse_other_format(values: dict[str, Any], where: object) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of `folder`, empty where there is none. Raises UserError where it is no summary."""
+    """Read summary.json of `folder`; empty if there is none. Raises UserError if it is not a summary."""
     path = folder / SUMMARY
     try:
         values = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
@@ -123,5 +123,5 @@ _PHASE = ("last", "global_batch", "sequence_length", "lr")
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Replaces summary.json as a whole."""
+    """Replace summary.json as a whole."""
     write_whole(folder / SUMMARY, canonical_json(summary, indent=1))

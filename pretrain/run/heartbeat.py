@@ -1,7 +1,7 @@
-"""Write and read a small file with a run's step, what it is doing, and its process.
+"""Write and read a heartbeat file: a run's step, its activity and its process.
 
-metrics.jsonl has a line every train.log_every steps, and none while the model is evaluated or saved. The first rank's
-heartbeat tells a long wait from a dead run to whoever looks at the run from another machine.
+metrics.jsonl gets a line every train.log_every steps, and none while the model is evaluated or saved. The first rank's
+heartbeat lets an observer on another machine distinguish a long wait from a dead run.
 """
 
 import json
@@ -18,11 +18,11 @@ from pretrain.run.tolerant_json import table
 HEARTBEAT = ".heartbeat.json"
 STARTING, TRAINING, EVALUATING, SAVING = "starting", "training", "evaluating", "saving"
 MIN_INTERVAL_SECONDS = 5.0
-"""Between two writes with the same `doing`: frequent writes slow a shared folder down."""
+"""Minimum seconds between two writes with the same `doing`: frequent writes slow a shared folder down."""
 
 
 class Heartbeat:
-    """Writes the heartbeat file of a run, on the first rank only."""
+    """Write the heartbeat file of a run, on the first rank only."""
 
     def __init__(self, folder: Path, first_rank: bool) -> None:
         self._path = folder / HEARTBEAT if first_rank else None
@@ -35,7 +35,7 @@ class Heartbeat:
         self._last, self._doing = 0.0, ""
 
     def write(self, step: int, doing: str) -> None:
-        """Records that `step` steps are done and what is being done now. Ignores a folder that is full or gone."""
+        """Write the number of finished steps and the current activity. Ignores a folder that is full or gone."""
         if self._path is None or (
             doing == self._doing and time.monotonic() - self._last < MIN_INTERVAL_SECONDS
         ):
@@ -47,7 +47,7 @@ class Heartbeat:
 
 
 def read_heartbeat(folder: Path) -> dict[str, Any]:
-    """Read the newest heartbeat; empty where there is none, or none that can be read."""
+    """Read the newest heartbeat; empty if there is none or it cannot be read."""
     try:
         values = table(folder / HEARTBEAT)
         return {**values, "at": float(values["at"]), "step": int(values["step"]), "pid": int(values["pid"])}
@@ -56,8 +56,8 @@ def read_heartbeat(folder: Path) -> dict[str, Any]:
 
 
 def is_dead(heartbeat: dict[str, Any]) -> bool:
-    """Tell whether the process that wrote it is known to have ended: it was on this machine and is gone. In another
-    container, which has process numbers of its own, nothing is known: False."""
+    """Return whether the process that wrote it is known to have ended: it ran on this machine and is gone. In another
+    container, which numbers its processes separately, nothing is known: False."""
     if heartbeat.get("host") != socket.gethostname() or heartbeat.get("pid_namespace") != _pid_namespace():
         return False
     try:
@@ -70,7 +70,7 @@ def is_dead(heartbeat: dict[str, Any]) -> bool:
 
 
 def _pid_namespace() -> str:
-    """Name the PID namespace (Linux) of this process; empty elsewhere."""
+    """Return the PID namespace (Linux) of this process; empty elsewhere."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""

@@ -1,8 +1,8 @@
-"""Format seconds and bytes as people say them."""
+"""Format seconds and bytes for people."""
 
 
 def duration(seconds: float | None) -> str:
-    """42 s, 3 min 5 s, 2 h 10 min, 4 d 3 h; empty where the seconds are unknown or negative."""
+    """Format seconds: 42 s, 3 min 5 s, 2 h 10 min, 4 d 3 h; empty if they are unknown or negative."""
     if seconds is None or seconds < 0:
         return ""
     whole = round(seconds)
@@ -18,7 +18,7 @@ def duration(seconds: float | None) -> str:
 
 
 def in_bytes(count: float) -> str:
-    """12 kB, 136.7 MB, 66.5 GB, 1.2 TB."""
+    """Format bytes: 12 kB, 136.7 MB, 66.5 GB, 1.2 TB."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= factor:
             return f"{count / factor:,.1f} {unit}"

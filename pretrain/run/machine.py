@@ -13,14 +13,15 @@ from pretrain.distributed.world import World
 
 
 def peak_memory(device: torch.device) -> float:
-    """GB of this rank at its peak: of the GPU, or of the process."""
+    """Return this rank's peak memory in GB: of the GPU, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def machine(world: World) -> dict[str, Any]:
-    """Device of the first rank, hosts, ranks, threads of a rank and versions, for summary.json. All ranks call this."""
+    """Return the first rank's device, hosts, ranks, threads per rank and versions, for summary.json. All ranks call
+    this."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else _cpu_name()
     names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
     return {

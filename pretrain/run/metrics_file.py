@@ -1,6 +1,6 @@
 """Append to, read and cut metrics.jsonl.
 
-It is the surviving history, written once: a resumed run cuts it at its checkpoint's step.
+It is the run's only copy of the history: a resumed run cuts it at its checkpoint's step.
 """
 
 import json
@@ -20,35 +20,35 @@ FIGURES = re.compile(
     "step|steps|batch|loss|lr|seconds|ranks|tokens_per_s|parameters|held_out_pairs"
     "|.*_(loss|accuracy|perplexity|majority|top_share)"
 )
-"""What verbs reckon with, of a line of metrics.jsonl and of summary.json."""
+"""Figures in a line of metrics.jsonl and in summary.json that commands compute with."""
 TRUST, TRUST_PREFIX = "trust", "trust_ratio/"
-"""Kind of a line that holds LAMB's trust ratio of each tensor, and what is put before the tensors' names."""
+"""Kind of a line that holds LAMB's trust ratio of each tensor, and the prefix of the tensors' names."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 class JsonLines:
-    """Appends to metrics.jsonl, a whole line at a time, so that a killed run leaves at most one torn line. Where the
-    folder is full or gone for a while, that is told, and the lines wait for the next one."""
+    """Append whole lines to metrics.jsonl, so that a killed run leaves at most one torn line. If the folder is full or
+    gone for a while, warn and keep the lines until the next write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / METRICS
         self._waiting: list[bytes] = []
 
     def log(self, line: dict[str, Any]) -> None:
-        """Writes `line` and flushes it."""
+        """Write `line` and flush it."""
         self._waiting.append(json.dumps(line).encode() + b"\n")
         self.close()
 
     def alert(self, cause: str, text: str) -> None:
-        """Does nothing: events.jsonl has what happened, and the terminal said it."""
+        """Do nothing: events.jsonl has the event, and the terminal showed it."""
 
     def cut(self, step: int) -> None:
-        """Moves the lines after `step`, which a rolled back run does again, to metrics.lost.jsonl."""
+        """Move the lines after `step`, which a rolled-back run repeats, to metrics.lost.jsonl."""
         self.close()
         cut_metrics(self._folder, step)
 
     def close(self, status: str = "finished") -> None:
-        """Writes what waits."""
+        """Write the lines still waiting."""
         if not self._waiting:
             return
         try:
@@ -60,7 +60,8 @@ class JsonLines:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a torn last line, left by a kill, is not one, nor is one whose figures are none."""
+    """Read the lines of metrics.jsonl, without a torn last line left by a kill and lines whose figures are not
+    numbers."""
     path = folder / METRICS
     if not path.is_file():
         return []
@@ -69,22 +70,23 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def layer_of(tensor: str) -> int | None:
-    """The layer, from 1 on, that the tensor of this name is of; 0: the embeddings; None: the heads."""
+    """Return the layer of a tensor by its name, counted from 1; 0: the embeddings; None: the heads."""
     if found := _LAYER.search(tensor):
         return int(found[1]) + 1
     return 0 if ".embeddings." in f".{tensor}" else None
 
 
 def wrong_figure(values: Mapping[str, Any]) -> str:
-    """The name of a figure that is no number, of those that are reckoned with; empty where all are. NaN is one, and
-    what is unknown is null."""
+    """Return the name of a figure of FIGURES that is not a number; empty if all are. NaN is a number, null is
+    unknown."""
     known = {name: v for name, v in values.items() if v is not None and FIGURES.fullmatch(name)}
     return next((name for name, value in known.items() if not is_number(value) and value == value), "")
 
 
 def cut_metrics(folder: Path, step: int) -> int:
-    """Keeps the lines up to `step` in metrics.jsonl; later ones, which the checkpoint does not know of, go to
-    metrics.lost.jsonl. Returns how many went. Raises UserError where the disk is full: the history then stays."""
+    """Keep the lines up to `step` in metrics.jsonl and move later ones, which the checkpoint does not include, to
+    metrics.lost.jsonl. Returns how many were moved. Raises UserError if the disk is full: the history is then
+    unchanged."""
     lines = read_metrics(folder)
     kept = [line for line in lines if line.get("step", 0) <= step]
     lost = [line for line in lines if line.get("step", 0) > step]

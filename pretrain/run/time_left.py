@@ -1,4 +1,4 @@
-"""Estimate the seconds that a run has left."""
+"""Estimate the remaining seconds of a run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from pretrain.run.tolerant_json import number
 def seconds_left(
     step: int, a_step: float, steps: int, phases: Sequence[dict[str, Any]], measured: float | None = None
 ) -> float:
-    """Of a run of `steps` steps that has done `step` of them, at `a_step` seconds each, which were measured up to the
-    step `measured` (None: up to `step`). `phases`: as summary.json has them, none for a run without; steps of other
-    phases than that of the measure count by their tokens."""
+    """Return the remaining seconds of a run that has done `step` of `steps` steps, at `a_step` seconds per step,
+    measured up to the step `measured` (None: up to `step`). `phases`: as in summary.json, empty for a run without
+    phases; steps of other phases than the measured one are scaled by their tokens."""
     here = _place(step, phases)
     if here is None:
         return max(0, steps - step) * a_step
@@ -25,7 +25,7 @@ def seconds_left(
 
 
 def phase_at(step: float, phases: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The phase that the run's step `step`, counted from 1, is of; None where there is none."""
+    """Return the phase of the run's step `step`, counted from 1; None if there is none."""
     place = _place(step, phases)
     return None if place is None else phases[place]
 
@@ -35,7 +35,7 @@ def _place(step: float, phases: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _tokens(phase: dict[str, Any]) -> float:
-    """Of a step, at most."""
+    """Return the maximum number of tokens per step."""
     return _of(phase, "global_batch") * _of(phase, "sequence_length")
 
 

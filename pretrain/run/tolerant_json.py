@@ -1,6 +1,7 @@
-"""Read what can be read of run-folder files that may be missing, torn or malformed; nothing here raises.
+"""Read run-folder files that may be missing, torn or malformed.
 
-For whoever looks at a run from outside: it may be writing, or may have been killed while it wrote.
+For observers of a run: it may be writing, or may have been killed while it wrote. Only the readers `read_json` and
+`read_yaml` raise.
 """
 
 import json
@@ -15,22 +16,22 @@ from yaml import YAMLError
 from pretrain.config.safe_yaml import load_yaml
 
 LARGEST = 2.0**62
-"""Numbers at or above it are taken for damage: they overflow what is computed from them."""
+"""Numbers at or above it are treated as damage: they overflow later computations."""
 
 
 class SavedCheckpoint(NamedTuple):
-    """A whole checkpoint of the run: where, at which step, how large, and how good."""
+    """A complete checkpoint of the run: its path, step, size and quality."""
 
     name: str
     step: int
     bytes: int
     held_out_loss: float | None = None
     conditions: dict[str, Any] = {}  # noqa: RUF012 (a NamedTuple's default, never changed)
-    """Under which a resumed run is bit-exact."""
+    """Settings under which a resumed run is bit-exact."""
 
 
 def text_of(path: Path, last: int | None = None) -> str:
-    """Read the text in `path`, or of its `last` bytes alone; empty where it cannot be read."""
+    """Read the text in `path`, or only its `last` bytes; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             if last is not None:
@@ -41,19 +42,19 @@ def text_of(path: Path, last: int | None = None) -> str:
 
 
 def table(path: Path) -> dict[str, Any]:
-    """Read the JSON object in `path`; empty where there is none."""
+    """Read the JSON object in `path`; empty if there is none."""
     return object_of(text_of(path)) or {}
 
 
 def tables(text: str) -> Iterator[dict[str, Any]]:
-    """Parse the JSON objects of a text that has one a line; other lines, torn ones among them, are skipped."""
+    """Parse the JSON objects of a text with one per line; other lines, including torn ones, are skipped."""
     for line in text.splitlines():
         if (values := object_of(line)) is not None:
             yield values
 
 
 def object_of(text: str | bytes) -> dict[str, Any] | None:
-    """Parse a text as a JSON object; None where it is something else."""
+    """Parse a text as a JSON object; None if it is something else."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -62,27 +63,27 @@ def object_of(text: str | bytes) -> dict[str, Any] | None:
 
 
 def objects(value: object) -> list[dict[str, Any]]:
-    """The JSON objects among the entries of a list; none where it is no list."""
+    """Return the JSON objects among the entries of a list; empty if it is not a list."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def number(value: object) -> float | None:
-    """`value` where it is a number below LARGEST; None for anything else, NaN and infinity among it."""
+    """Return `value` if it is a number below LARGEST, else None, as for NaN and infinity."""
     return float(value) if is_number(value) else None  # type: ignore[arg-type]
 
 
 def is_number(value: object) -> bool:
-    """Tell whether `value` is a number that is neither NaN nor beyond LARGEST."""
+    """Return whether `value` is a number that is neither NaN nor beyond LARGEST."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def is_count(value: object) -> bool:
-    """Tell whether `value` is an integer from 0 to LARGEST."""
+    """Return whether `value` is an integer from 0 to LARGEST."""
     return type(value) is int and 0 <= value < LARGEST
 
 
 def read(path: Path, reader: Callable[[Path], Any], fallback: Any, complaints: list[str]) -> Any:
-    """What `reader` makes of the file; `fallback`, with a complaint, where it cannot be read."""
+    """Return the result of `reader` on the file; `fallback`, with a complaint, if it cannot be read."""
     if not path.is_file():
         complaints.append(f"{path.name} is missing.")
         return fallback
@@ -110,10 +111,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """List the checkpoints of a run whose marker is there, oldest first, from the markers alone."""
+    """List the complete checkpoints of a run, oldest first, from their markers alone."""
     found = []
     for marker in (folder / "checkpoints").glob("*/checkpoint.json"):
-        if marker.parent.suffix in (".partial", ".damaged"):  # a save under way, or one that was set aside
+        if marker.parent.suffix in (".partial", ".damaged"):  # a save in progress, or one that was set aside
             continue
         values = table(marker)
         try:

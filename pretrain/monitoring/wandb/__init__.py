@@ -1,11 +1,11 @@
-"""Show a run on W&B: one run for one training, alerts, artifacts, dashboards.
+"""Show a run on W&B: one W&B run per training, alerts, artifacts, dashboards.
 
-points.py      a line of metrics.jsonl -> a point
-connection.py  one process of a run on W&B (the only import of wandb)
-tracker.py     what the training loop logs to
-sync.py        what W&B has not, sent later
-alerts.py      what is wrong -> at most one alert an hour
-run_identity.py      prepare, train, export: what each is called
+points.py            convert a line of metrics.jsonl to a point
+connection.py        connect one process of a run to W&B (the only import of wandb)
+tracker.py           the tracker that the training loop logs to
+sync.py              send what W&B lacks
+alerts.py            send at most one alert per cause and interval
+run_identity.py      names of the stages: prepare, train, export
 artifacts.py         index -> checkpoint -> model
 dashboard_panels.py  sections and panels of the dashboard
 dashboard.py         their spec (the only import of wandb-workspaces)

@@ -1,8 +1,7 @@
-"""Turn what is wrong with a run into alerts: its cause, a sentence that says what to do, and whether it is time to
-send one.
+"""Turn problems of a run into alerts: the cause, what to do, and whether one is due.
 
-Of one cause, at most one alert is sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes
-every minute tells so once. The times are kept in wandb_alerts.json in the run folder.
+Per cause, at most one alert is sent in `monitor.alert_every` seconds, over all attempts of a run: a run that crashes
+every minute sends only one. The times are kept in wandb_alerts.json in the run folder.
 """
 
 import json
@@ -19,9 +18,9 @@ from pretrain.run.tolerant_json import number, table
 
 SENT = "wandb_alerts.json"
 SERIOUS = ("failed", "disk")
-"""Causes that end a run or are going to."""
+"""Causes that end a run, or are about to."""
 CHECKPOINTS_OF_ROOM = 2
-"""The disk is nearly full where less than so many checkpoints fit."""
+"""The disk counts as nearly full if fewer than this many checkpoints fit."""
 
 ADVICE = {
     "nan": "One such batch is skipped and does no harm; if they go on, lower optim.lr or use train.precision=bf16.",
@@ -50,7 +49,7 @@ _SIGNS = (
 
 
 class Alert(NamedTuple):
-    """What a person is told."""
+    """The message that a person gets."""
 
     title: str
     text: str
@@ -58,22 +57,23 @@ class Alert(NamedTuple):
 
 
 def cause_of(text: str) -> str:
-    """Which of ADVICE's causes a line of the guard or of the pace tells of; empty for what is no reason to disturb
-    anybody, as a single slow step."""
+    """Return the key of ADVICE that matches a line about skipped steps or slowdowns; empty if it needs no alert, such
+    as a single slow step."""
     return next((cause for cause, sign in _SIGNS if sign.search(text)), "")
 
 
 class Alerts:
-    """Which alerts of one run are due."""
+    """Decide which alerts of one run are due."""
 
     def __init__(self, folder: Path, name: str, every: float, clock: Callable[[], float] = time.time) -> None:
         self._path, self._name, self._clock = folder / SENT, name, clock
         self.every = every
-        """Seconds between two alerts of one cause; 0: none at all."""
+        """Seconds between two alerts of one cause; 0: no alerts."""
         self._sent = _read(self._path)
 
     def due(self, cause: str, text: str) -> Alert | None:
-        """The alert to send now; None for an unknown cause, one that was told lately, or with alerts switched off."""
+        """Return the alert to send now; None for an unknown cause, one that was sent recently, or with alerts switched
+        off."""
         now = self._clock()
         if (
             not text
@@ -83,16 +83,16 @@ class Alerts:
         ):
             return None
         self._sent[cause] = now
-        with suppress(OSError):  # the disk may be what is full
+        with suppress(OSError):  # the full disk may be the cause
             replace(self._path, json.dumps(self._sent))
         return Alert(f"{self._name}: {cause}", f"{text}\n{ADVICE[cause]}", cause in SERIOUS)
 
 
 def disk_nearly_full(folder: Path, checkpoint_bytes: float) -> str:
-    """Say what to tell of the disk that `folder` is on; empty where there is room enough."""
+    """Return a warning about the disk of `folder`; empty if there is enough space."""
     try:
         free = shutil.disk_usage(folder).free
-    except OSError:  # gone for a while: the checkpoint's own line tells
+    except OSError:  # gone for a while: the checkpoint's own line reports it
         return ""
     if free >= CHECKPOINTS_OF_ROOM * checkpoint_bytes:
         return ""

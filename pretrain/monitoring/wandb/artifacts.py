@@ -1,10 +1,10 @@
-"""Log run folders, shards and exported models as W&B artifacts, with what was made from what.
+"""Log run folders, shards and exported models as W&B artifacts with their lineage.
 
     prepare ─► index (index.json, tokenizer.json) ─► train ─► checkpoint (its marker: hashes) ─► export ─► model
 
 `monitor.artifacts=index` sends the first two: no text and no weights, but hashes, counts and the vocabulary.
-`monitor.artifacts=all` sends the exported model as well. An artifact's version is its content, so that equal shards
-are one version whoever names them, and the stages link up by themselves.
+`monitor.artifacts=all` also sends the exported model. An artifact's version is its content: equal shards are one
+version, whoever logs them, and the stages link up automatically.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ def outputs_of_training(connection: Connection, config: RunConfig, run_id: str) 
 
 
 def as_far_as_it_goes(call: Callable[..., None], connection: Connection, *others: Any) -> None:
-    """Link or send artifacts; a run without them is a run: shards may be on another machine."""
+    """Link or send artifacts; errors are only warnings, since shards may be on another machine."""
     try:
         call(connection, *others)
     except Exception as error:
@@ -73,7 +73,7 @@ def as_far_as_it_goes(call: Callable[..., None], connection: Connection, *others
 
 
 def record_prepare(config: RunConfig, index: Index) -> None:
-    """Log a run of the job type `prepare` for shards that were just made, where monitor.tracker is wandb."""
+    """Log a W&B run of job type `prepare` for new shards, if monitor.tracker is wandb."""
     if config.monitor.tracker != "wandb":
         return
 
@@ -87,8 +87,8 @@ def record_prepare(config: RunConfig, index: Index) -> None:
 
 
 def record_export(run: Path, checkpoint: Checkpoint, model: Path) -> None:
-    """Log a run of the job type `export` for a model that was just exported from a checkpoint of `run`, where its
-    monitor.tracker is wandb."""
+    """Log a W&B run of job type `export` for a model exported from a checkpoint of `run`, if its monitor.tracker is
+    wandb."""
     known, config = read_run(run), settings_of(run)
     if known is None or config is None or config.monitor.tracker != "wandb":
         return
@@ -109,7 +109,7 @@ def record_export(run: Path, checkpoint: Checkpoint, model: Path) -> None:
 
 
 def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
-    """Log a whole run on W&B; what goes wrong with it is told and does no harm to what was made."""
+    """Log a whole run on W&B; errors are reported and do not affect the shards or the model."""
     try:
         connection = begin(stage)
         record(connection)
@@ -120,7 +120,7 @@ def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:
 
 
 def settings_of(run: Path) -> RunConfig | None:
-    """Return the settings that a run folder keeps; None where it has none that can be read."""
+    """Return the settings of a run folder; None if they cannot be read."""
     from pretrain.run.folder import read_config
 
     try:

@@ -1,6 +1,6 @@
 """Connect to a run on W&B, online or offline, and send points to it. The only import of wandb.
 
-Nothing here waits for ever, and nothing that W&B does ends a training: what it cannot take is told in one line.
+Every call has a time limit, and no W&B failure ends a training: each is reported in one line.
 """
 
 import os
@@ -15,7 +15,8 @@ from pretrain.monitoring.wandb.points import Bars
 from pretrain.monitoring.wandb.run_identity import Stage
 
 TO_START, TO_FINISH, TO_LINK = 60.0, 120.0, 60.0
-"""Seconds that the start, the end and one artifact may take; WANDB_INIT_TIMEOUT, WANDB_FINISH_TIMEOUT say others."""
+"""Time limit in seconds for the start, the end and one artifact; WANDB_INIT_TIMEOUT and WANDB_FINISH_TIMEOUT override
+it."""
 HOST = "https://api.wandb.ai"
 Point = Mapping[str, float | Bars]
 
@@ -28,16 +29,16 @@ class Connection:
 
     @property
     def points(self) -> int:
-        """Points of this run that the server has, as this attempt began."""
+        """Number of points of this run on the server when this attempt began."""
         return int(self._run.starting_step)
 
     @property
     def url(self) -> str:
-        """Where a person sees it; empty offline."""
+        """The run's web page; empty offline."""
         return str(self._run.url or "")
 
     def log(self, point: Point) -> None:
-        """Send a point; it travels in the background."""
+        """Send a point in the background."""
         wandb = _wandb()
 
         def drawn(value: float | Bars) -> Any:
@@ -48,16 +49,16 @@ class Connection:
         self._run.log({key: drawn(value) for key, value in point.items()})
 
     def summarize(self, values: dict[str, Any]) -> None:
-        """Give the figures of the whole run, beside its newest point."""
+        """Set the figures of the whole run, beside its newest point."""
         self._run.summary.update(values)
 
     def alert(self, title: str, text: str, error: bool, wait: float) -> None:
-        """Send a message to whoever watches the project; of one title, the server passes on one in `wait` seconds."""
+        """Send a message to those who watch the project; the server passes on one per title in `wait` seconds."""
         self._run.alert(title=title, text=text, level="ERROR" if error else "WARN", wait_duration=wait)
 
     def uses(self, name: str, kind: str, files: Mapping[str, bytes | Path], facts: dict[str, Any]) -> None:
-        """Say that this run has these files as its input: the version of the artifact that has them, or a new one.
-        Offline nothing: W&B cannot link then, `maskmill sync` does later."""
+        """Declare these files an input of the run: the version of the artifact that has them, or a new one. Offline it
+        does nothing: W&B cannot link then, and `maskmill sync` does it later."""
         if self.online:
             artifact = _artifact(name, kind, files, facts)
             within(TO_LINK, lambda: self._run.use_artifact(artifact), f"the artifact {name} was not linked")
@@ -65,7 +66,7 @@ class Connection:
     def makes(
         self, name: str, kind: str, files: Mapping[str, bytes | Path], facts: dict[str, Any], alias: str
     ) -> None:
-        """Upload these files as the output of this run."""
+        """Upload these files as an output of the run."""
         self._run.log_artifact(_artifact(name, kind, files, facts), aliases=["latest", alias])
 
     def finish(self, exit_code: int = 0, preempted: bool = False) -> bool:
@@ -80,12 +81,12 @@ class Connection:
 
 
 def has_key() -> bool:
-    """Tell whether W&B is to be reached: there is a key, and WANDB_MODE does not forbid it."""
+    """Return whether W&B should be contacted: there is a key, and WANDB_MODE does not forbid it."""
     return not why_offline()
 
 
 def why_offline() -> str:
-    """Say what keeps W&B from being reached, with what to do; empty where nothing does."""
+    """Return why W&B cannot be contacted, with what to do; empty if it can."""
     mode = os.environ.get("WANDB_MODE", "online")
     if mode in ("offline", "disabled"):
         return f"WANDB_MODE={mode}"
@@ -98,19 +99,19 @@ def why_offline() -> str:
 
 
 def begin(stage: Stage) -> Connection:
-    """Online where there is a key and a server, else offline, in the folder of the stage."""
+    """Start online if there is a key and a server, else offline, in the folder of the stage."""
     if not has_key():
         return start(stage, online=False)
     try:
         return start(stage, online=True)
-    except Exception as error:  # a firewall, a server that is down: the run continues, `maskmill sync` sends it
+    except Exception as error:  # a firewall or a server that is down: the run continues, `maskmill sync` sends it
         warn(f"W&B cannot be reached, going on offline: {first_line(error)}")
-        _wandb().teardown()  # W&B's own process still holds the run's id for the attempt that failed
+        _wandb().teardown()  # W&B's own process still holds the run's id for the failed attempt
         return start(stage, online=False)
 
 
 def start(stage: Stage, online: bool) -> Connection:
-    """One more attempt of the stage's run. Raises what wandb raises where it cannot be reached."""
+    """Start another attempt of the stage's run. Raises what wandb raises if it cannot be reached."""
     wandb = _wandb()
     run = wandb.init(
         project=stage.project,
@@ -126,7 +127,7 @@ def start(stage: Stage, online: bool) -> Connection:
         settings=wandb.Settings(
             silent=True,
             console="off",
-            # no metadata: it holds the command line, and that whatever is in a URI of it
+            # no metadata: it holds the command line, including credentials in its URIs
             x_disable_meta=True,
             init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", TO_START)),
             finish_timeout=float(os.environ.get("WANDB_FINISH_TIMEOUT", TO_FINISH)),
@@ -139,19 +140,19 @@ def start(stage: Stage, online: bool) -> Connection:
 
 
 def default_entity() -> str:
-    """Return the user or team that the key is of."""
+    """Return the user or team of the key."""
     return str(_wandb().Api().default_entity)
 
 
 def make_project(entity: str, project: str) -> None:
-    """Make the project unless it is there."""
+    """Create the project if it does not exist."""
     api = _wandb().Api()
     if project not in {known.name for known in api.projects(entity)}:
         api.create_project(project, entity)
 
 
 def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
-    """Call, and continue after so many seconds in any case; warn of what went wrong, with `otherwise`."""
+    """Call, with a time limit in seconds; on an error or timeout warn, with `otherwise`, and continue."""
     wrong: list[Exception] = []
 
     def tried() -> None:
@@ -169,22 +170,22 @@ def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Of what an exception says, or its kind."""
+    """Return the first line of an exception's message, or its type."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def tell(text: str) -> None:
-    """Print a line for the person in front of the run; only what a rank writes to stdout is shown there."""
+    """Print a line for the user; of a rank, only stdout is shown."""
     print(f"maskmill: {text}", flush=True)
 
 
 def warn(text: str) -> None:
-    """Print a warning for the person in front of the run: of a rank, only what goes to stdout is shown there."""
+    """Print a warning for the user; of a rank, only stdout is shown."""
     print(f"maskmill: WARNING: {text}", flush=True)
 
 
 def _wandb() -> Any:
-    import wandb  # seconds to import: only who asks for it waits
+    import wandb  # takes seconds to import, so only if needed
 
     wandb.setup(wandb.Settings(silent=True))
     return wandb

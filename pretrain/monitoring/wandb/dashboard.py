@@ -1,8 +1,7 @@
-"""Draw a W&B workspace and a report of a project or run, or print their spec as JSON. The only import of
-wandb-workspaces.
+"""Create a W&B workspace and a report of a project or run, or print their spec as JSON.
 
-Dashboards are code: what they show is dashboard_panels.py's table, and calling this again after a change re-creates
-them.
+The only import of wandb-workspaces. The dashboard is defined by the table in dashboard_panels.py; after a change,
+another call re-creates it.
 """
 
 import importlib
@@ -25,25 +24,25 @@ ABOUT = "What `maskmill dashboard` draws of a training: is it learning, how fast
 
 @dataclass(frozen=True)
 class Target:
-    """Whose dashboard it is."""
+    """The project or run that a dashboard shows."""
 
     entity: str
-    """User or team; empty: whoever the key is of."""
+    """User or team; empty: that of the key."""
     project: str
     group: str = ""
-    """Of one training; empty: of all in the project."""
+    """The group of one training; empty: all in the project."""
     objective: str = ""
     optimizer: str = ""
-    """Both empty: any."""
+    """Objective and optimizer; empty: any."""
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The title shown to people."""
         return f"{TITLE}: {self.group}" if self.group else TITLE
 
 
 def target_of(source: str, entity: str = "") -> Target:
-    """Say what `source` names: a run folder, `project`, or `entity/project`. Raises UserError."""
+    """Parse `source`: a run folder, `project`, or `entity/project`. Raises UserError."""
     folder = Path(source)
     if folder.is_dir():
         config = settings_of(folder)
@@ -64,7 +63,7 @@ def target_of(source: str, entity: str = "") -> Target:
 
 
 def as_values(target: Target) -> dict[str, Any]:
-    """Return the spec of both, as W&B keeps it; made without a network."""
+    """Return the spec of workspace and report, as W&B stores it; made without a network."""
     _need_library()
     workspace, report = _workspace(target), _report(target, online=False)
     return {
@@ -74,8 +73,8 @@ def as_values(target: Target) -> dict[str, Any]:
 
 
 def create(target: Target) -> dict[str, str]:
-    """Make both on W&B, and the project where there is none; return the address of each. Raises UserError without a
-    key, a server, or the library."""
+    """Create workspace and report on W&B, and the project if it does not exist; return their addresses. Raises
+    UserError without a key, a server, or the library."""
     _need_library()
     if not has_key():
         raise UserError(
@@ -131,7 +130,7 @@ def _report(target: Target, online: bool) -> Any:
 
 
 def _chart(panel: Panel, place: int | None = None) -> Any:
-    """One chart; in a report at its place of a grid, two side by side."""
+    """Create one chart; in a report in its cell of a two-column grid."""
     import wandb_workspaces.reports.v2 as wr
 
     layout: dict[str, Any] = (
@@ -149,7 +148,7 @@ def _chart(panel: Panel, place: int | None = None) -> Any:
 
 
 def _filters(target: Target) -> str:
-    """Trainings alone: what prepared and what exported has no curves."""
+    """Select training runs only: prepare and export runs have no curves."""
     of_one = f" and Metric('Group') == {target.group!r}" if target.group else ""
     return f"Metric('JobType') == 'train'{of_one}"
 
@@ -162,7 +161,7 @@ def _need_library() -> None:
     if importlib.util.find_spec("wandb_workspaces") is None:
         remedy = "pip install 'maskmill[dashboard]'"
         raise UserError("needs wandb-workspaces", where="dashboard", remedy=remedy)
-    with warnings.catch_warnings():  # it still declares its types in an older way of pydantic's
+    with warnings.catch_warnings():  # it still declares its types in pydantic's old style
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("wandb_workspaces.workspaces")
         importlib.import_module("wandb_workspaces.reports.v2")

@@ -1,7 +1,6 @@
-"""Lay out what the dashboard shows, section by section, from names of metrics. No W&B here: a plain table of panels.
+"""Define the dashboard's sections and panels as a plain table of metric names, without W&B.
 
-Every key is one that a training logs: those of every run are named here, those of the objectives come from the
-objectives themselves.
+Every key is logged by a training: those of every run are named here, those of the objectives come from the objectives.
 """
 
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ class Panel:
     title: str
     keys: tuple[str, ...] = ()
     pattern: str = ""
-    """Of keys, where their number is the run's: a regular expression."""
+    """A regular expression for keys whose number depends on the run."""
     unit: str = ""
     log: bool = False
     """A logarithmic y-axis."""
@@ -38,12 +37,12 @@ class Section:
 
 
 def sections(objective: str = "", optimizer: str = "") -> list[Section]:
-    """Return the dashboard of runs of `objective` with `optimizer`; empty: of any."""
+    """Return the dashboard for runs of `objective` with `optimizer`; empty: any."""
     return [_learning(objective), _speed(), _optimizer(optimizer), _health()]
 
 
 def keys_of(found: list[Section]) -> set[str]:
-    """All keys that are named; not those that patterns find."""
+    """Return all keys that are named, without those that patterns match."""
     return {key for section in found for panel in section.panels for key in panel.keys}
 
 
@@ -98,7 +97,7 @@ def _question(leads: list[Kind], pairs: bool) -> str:
 
 
 def _leading(kind: Kind) -> list[Panel]:
-    """Say what leads, each figure beside its baseline."""
+    """Return the headline figures, each beside its baseline."""
     name = kind.name
     accuracy = (f"{name}_accuracy", f"{HELD_OUT}{name}_accuracy", f"{HELD_OUT}{name}_majority")
     losses = (f"{name}_loss", f"{HELD_OUT}{name}_loss")
@@ -117,7 +116,7 @@ def _leading(kind: Kind) -> list[Panel]:
 
 
 def _where_a_word_is_shown(kinds: list[str]) -> list[Panel]:
-    """Secondary: copying does well at kept words."""
+    """Return the secondary panels: copying does well at kept words."""
     return [
         Panel(f"{what.capitalize()} where a word is shown", (*names, *_held_out(names)))
         for what in ("accuracy", "loss")

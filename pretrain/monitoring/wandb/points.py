@@ -1,7 +1,7 @@
-"""Convert a line of metrics.jsonl to the point that W&B draws: numbers, and bars that become rows of a heat map.
+"""Convert a line of metrics.jsonl to a W&B point: numbers, and histograms that form the rows of a heat map.
 
-W&B draws a histogram that is logged step after step as a heat map: the steps go right, the bins up, the count is the
-colour. Bars whose bins are layers or ranks therefore make the picture "layer by step" or "rank by step".
+W&B draws a histogram that is logged at every step as a heat map: steps on the x-axis, bins on the y-axis, counts as
+colour. Histograms whose bins are layers or ranks therefore show "layer by step" or "rank by step".
 """
 
 import math
@@ -14,22 +14,22 @@ from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, layer_of
 
 TRUST_SPREAD, TRUST_BY_LAYER = "trust_ratios", "trust_ratio_by_layer"
 BY_RANK = {"step_ms_by_rank": "step_ms/rank_", "forward_ms_by_rank": "forward_ms/rank_"}
-"""Fields with a number a rank, and what the curve of one rank is called."""
+"""Fields with one number per rank, and the name of the curve of one rank."""
 MOST_CURVES = 16
-"""Ranks up to which each has a curve of its own beside the heat map."""
+"""Maximum number of ranks with a curve each, beside the heat map."""
 MOST_BINS = 512
-"""Of a histogram on W&B."""
+"""Maximum number of bins in a W&B histogram."""
 
 
 class Bars(NamedTuple):
-    """A histogram that is given: the height of each bin, and the edges, one more."""
+    """A given histogram: the height of each bin, and the edges, one more than bins."""
 
     heights: list[float]
     edges: list[float]
 
 
 def point_of(line: dict[str, Any]) -> dict[str, float | Bars]:
-    """Say what W&B gets of a line: its numbers, and of numbers by rank or by layer the bars."""
+    """Convert a line to its W&B point: its numbers, and histograms of numbers by rank or by layer."""
     point: dict[str, float | Bars] = {k: v for k, v in line.items() if isinstance(v, int | float)}
     for field, curve in BY_RANK.items():
         if values := line.get(field):
@@ -48,15 +48,16 @@ def point_of(line: dict[str, Any]) -> dict[str, float | Bars]:
 
 
 def by_rank(values: list[float]) -> Bars:
-    """Bin r is rank r; where there are more ranks than bins, a bin is the slowest of some neighbours."""
+    """Return a histogram whose bin r is rank r; with more ranks than bins, a bin is the slowest of several
+    neighbours."""
     together = -(-len(values) // MOST_BINS)
     heights = [max(values[start : start + together]) for start in range(0, len(values), together)]
     return Bars(heights, [float(bin * together) for bin in range(len(heights) + 1)])
 
 
 def by_layer(ratios: dict[str, float]) -> Bars:
-    """Geometric mean, since ratios are factors, over the tensors of each layer: bin 0 is the embeddings, bin i the ith
-    layer, the last the heads."""
+    """Return the geometric mean, since ratios are factors, over the tensors of each layer: bin 0 is the embeddings, bin
+    i the ith layer, the last the heads."""
     logs: dict[int | None, list[float]] = {}
     for name, ratio in ratios.items():
         if ratio > 0:

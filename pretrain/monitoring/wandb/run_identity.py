@@ -1,7 +1,7 @@
 """Choose the name, group and configuration of a run on W&B from its settings and folder.
 
-One group a training, named after its run folder; in it a run for each stage (the job type): prepare, train, export. The
-run of `train` has one id for all its attempts and phases, kept in run.json.
+There is one group per training, named after its run folder, with a W&B run per stage (the job type): prepare, train,
+export. The run of `train` has one id for all its attempts and phases, kept in run.json.
 """
 
 import os
@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Stage:
-    """What W&B is told of a run as it starts."""
+    """What W&B gets at the start of a run."""
 
     folder: Path
-    """Where W&B's own files go, in a folder `wandb`."""
+    """Parent of W&B's own folder `wandb`."""
     project: str
     id: str
     name: str
@@ -39,7 +39,7 @@ class Stage:
 def train_stage(
     folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any], identity: dict[str, Any]
 ) -> Stage:
-    """Of a training; `identity`: of its run.json, which has the hash of each phase's index."""
+    """Return the stage of a training; `identity`: that of its run.json, which has the hash of each phase's index."""
     hashes = {key: value for key, value in identity.items() if key.rpartition(".")[2] == "data"}
     facts = {"code": code_version(), "data_index": hashes, "vocabulary_sha256": identity.get("vocabulary")}
     group = group_of(folder, settings.group)
@@ -47,8 +47,8 @@ def train_stage(
 
 
 def prepare_stage(config: RunConfig, index: Index) -> Stage:
-    """Of the shards that were just made. W&B's files go where W&B has them by default, WANDB_DIR or here:
-    the folder of the shards holds shards."""
+    """Return the stage of new shards. W&B's files go to W&B's default, WANDB_DIR or the working directory: the folder
+    of the shards holds only shards."""
     facts = {"code": code_version(), "data_index": {"data": index.identity}}
     settings = {**redact_settings(asdict(config)), **facts}
     group = group_of(Path(config.run.dir), config.monitor.group)
@@ -66,7 +66,7 @@ def prepare_stage(config: RunConfig, index: Index) -> Stage:
 
 
 def export_stage(run: Path, config: RunConfig, run_id: str, step: int) -> Stage:
-    """Of a model that was just exported from a checkpoint of `run`."""
+    """Return the stage of a model that was just exported from a checkpoint of `run`."""
     settings = {
         **redact_settings(asdict(config)),
         "code": code_version(),
@@ -78,18 +78,18 @@ def export_stage(run: Path, config: RunConfig, run_id: str, step: int) -> Stage:
 
 
 def group_of(folder: Path, wanted: str = "") -> str:
-    """Say what the stages of one training have in common on W&B."""
+    """Return the W&B group of all stages of a training."""
     return wanted or folder.resolve().name
 
 
 def folder_name(folder: str) -> str:
-    """Return the last part of a path or URI, as an artifact may be called."""
+    """Return the last part of a path or URI, in the form of an artifact name."""
     return re.sub(r"[^\w.-]+", "-", folder.rstrip("/").rpartition("/")[2]) or "shards"
 
 
 @cache
 def code_version() -> dict[str, Any]:
-    """Return the installed version; of a working tree also its commit, and whether files differ from it."""
+    """Return the installed version; in a working tree also its commit, and whether files differ from it."""
     try:
         found: dict[str, Any] = {"version": version("maskmill")}
     except PackageNotFoundError:
@@ -100,7 +100,7 @@ def code_version() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-    if not (ROOT / ".git").exists():  # an installed package, perhaps inside somebody else's repository
+    if not (ROOT / ".git").exists():  # an installed package, perhaps inside another repository
         return ""
     try:
         done = subprocess.run(

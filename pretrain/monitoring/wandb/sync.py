@@ -1,7 +1,7 @@
-"""Send the part of a run folder's history that W&B lacks, as one run.
+"""Send the part of a run's history that W&B lacks, as one run.
 
-The history comes from metrics.jsonl, not from the offline files of each attempt: those hold steps that a resumed run did
-again.
+The history comes from metrics.jsonl, not from the offline files of each attempt, which hold steps that a resumed run
+repeated.
 """
 
 from dataclasses import asdict
@@ -19,9 +19,8 @@ from pretrain.run.uploaded import Uploaded, agreed
 
 
 def sync_run(folder: Path) -> int:
-    """Send the lines of metrics.jsonl that W&B has not yet, whatever the number of attempts, and where
-    monitor.artifacts says so the artifacts; returns the number of lines. Raises UserError without a key or a
-    server."""
+    """Send the lines of metrics.jsonl that W&B lacks, over any number of attempts, and the artifacts if
+    monitor.artifacts is set; return the number of lines. Raises UserError without a key or a server."""
     known, config = read_run(folder), artifacts.settings_of(folder)
     if known is None or config is None:
         raise UserError("not a run folder", where=folder, expected=f"a folder with {RUN}")

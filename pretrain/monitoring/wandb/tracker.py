@@ -1,8 +1,8 @@
 """Track metrics in metrics.jsonl first, then on W&B: the tracker of `monitor.tracker=wandb`.
 
-W&B is fed with the lines of metrics.jsonl under the run's own `step` axis and never decides what is true. Whatever it
-does, training continues: on its first failure this attempt continues without it, and the next attempt or `maskmill
-sync` sends what it has not.
+W&B receives the lines of metrics.jsonl, on the run's own `step` axis; metrics.jsonl is authoritative. No W&B failure
+ends the training: after the first failure this attempt continues without W&B, and the next attempt or `maskmill sync`
+sends the rest.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from pretrain.run.metrics_file import JsonLines, read_metrics
 from pretrain.run.uploaded import Uploaded, agreed
 
 EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
-"""What W&B takes an attempt's end for."""
+"""The exit code passed to W&B for each end of an attempt."""
 
 
 class Wandb:
-    """metrics.jsonl and W&B: online where there is a key, else offline, to be sent by `maskmill sync`."""
+    """Write to metrics.jsonl and W&B: online if there is a key, else offline, to be sent by `maskmill sync`."""
 
     def __init__(self, folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> None:
         self._lines, self._folder, self._id = JsonLines(folder), folder, run_id
@@ -46,18 +46,18 @@ class Wandb:
         self._try(lambda connection: self._hand_over(connection, line))
 
     def alert(self, cause: str, text: str) -> None:
-        """Tell those who watch the project, at most once a cause and interval."""
+        """Alert those who watch the project, at most once per cause and interval."""
         if alert := self._alerts.due(cause, text):
             wait = self._alerts.every
             self._try(lambda connection: connection.alert(*alert, wait))
 
     def cut(self, step: int) -> None:
-        """The same for metrics.jsonl; W&B, which takes nothing back, shows the later lines beside the earlier."""
+        """Cut metrics.jsonl; W&B, which deletes nothing, shows the later lines beside the earlier."""
         self._lines.cut(step)
         self._uploaded = Uploaded.read(self._folder) or self._uploaded
 
     def close(self, status: str = "finished") -> None:
-        """End both; an online run is then complete on the server, or a line says how to make it so."""
+        """End both; an online run is then complete on the server, or a line says how to complete it."""
         self._lines.close()
         self._link(artifacts.outputs_of_training, self._id)
         self._try(lambda connection: self._finish(connection, status))
@@ -71,7 +71,7 @@ class Wandb:
             )
 
     def _catch_up(self, connection: Connection) -> None:
-        """Send first what earlier attempts logged offline, or lost on the way."""
+        """Send what earlier attempts logged offline or lost in transit."""
         if not connection.online:
             return
         lines = read_metrics(self._folder)
@@ -114,6 +114,6 @@ class Wandb:
 
 
 def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:
-    """Say what the training in `folder` is on W&B."""
+    """Return the W&B stage of the training in `folder`."""
     known = read_run(folder)
     return train_stage(folder, settings, run_id, config, known["identity"] if known else {})
