@@ -1,7 +1,6 @@
-"""List what of an exported folder may leave this machine, each file checked. No network here.
+"""List the files of an export that may be uploaded, each checked against its hash. No network here.
 
-It is a list of known names, each checked against the hash of its export: a folder that holds more than an export
-(checkpoints, logs, keys) gives none of it away.
+Only known names are listed: other contents of a folder (checkpoints, logs, keys) are never uploaded.
 """
 
 import hashlib
@@ -17,10 +16,10 @@ from data_pipeline.io.files import file_sha256
 from pretrain.run.folder import EXPORT, RUN, model_folders
 
 NOTE, CARD = "maskmill.json", "README.md"
-"""A run's own export, in its folder; and the file by which a folder is known as a run's."""
+"""The export's name in its run folder; and the file that identifies a run folder."""
 CHANGED = "is missing or its bytes changed since the export"
 PLACEHOLDER = "THIS_MODEL"
-"""Stands in a card's snippets for the folder, or the model's name on the hub, which a push puts in."""
+"""Placeholder in a card's snippets for the folder, or for the model's name on the hub, which a push inserts."""
 BELONGS = frozenset(
     (
         *(NOTE, CARD, "config.json", "generation_config.json", "model.safetensors"),
@@ -28,20 +27,20 @@ BELONGS = frozenset(
         *("vocab.txt", "vocab.json", "merges.txt"),
     )
 )
-"""Names that an export may hold; nothing else is sent."""
+"""Names that an export may contain; nothing else is sent."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What is going to be sent."""
+    """The files to send."""
 
     files: Mapping[str, Path | bytes]
     left_out: tuple[str, ...]
-    """Names in the folder that are no part of an export."""
+    """Names in the folder that are not part of an export."""
     edited: bool
-    """Whether the card is no longer as it was exported: people may write on it."""
+    """Whether the card differs from the exported one: people may edit it."""
     step: int
-    """The step of the run at which it was exported."""
+    """The run's step at export."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -53,8 +52,8 @@ class Upload:
 
 
 def exported_folders(source: Path) -> list[Path]:
-    """The exported models that `source` holds, or that a run of this folder has: one, or, of an objective that leaves
-    several, each in a folder of its own. Raises UserError where a run has none."""
+    """Return the exported models in `source`, or of the run in this folder: one, or several in a folder each, if the
+    objective exports several. Raises UserError for a run without any."""
     if (source / NOTE).is_file() or not (source / RUN).is_file():
         return model_folders(source) or [source]
     if not (source / EXPORT).is_dir():
@@ -63,21 +62,21 @@ def exported_folders(source: Path) -> list[Path]:
 
 
 def newest_step(source: Path) -> int:
-    """Return the step of the newest checkpoint of a run folder, by its name; 0 where there is none."""
+    """Return the step of the newest checkpoint of a run folder, by its name; 0 if there is none."""
     markers = source.glob("checkpoints/step-*/checkpoint.json")
     numbers = [marker.parent.name.removeprefix("step-") for marker in markers]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def changed(folder: Path, hashes: Mapping[str, str]) -> list[str]:
-    """List the names of the files that are missing or have other bytes than when they were exported."""
+    """List the files that are missing or differ from the exported ones."""
     files = ((name, folder / Path(name).name) for name in hashes)
     return [name for name, file in files if not file.is_file() or file_sha256(file) != hashes[name]]
 
 
 def gather(folder: Path, repo: str) -> Upload:
-    """The files of the export in `folder`, after a check of its proof and of every hash; the card's PLACEHOLDER becomes
-    the name `repo`. Raises UserError for a folder that is no export or is not as it was exported."""
+    """Collect the files of the export in `folder`, after checking its proof and every hash; the card's PLACEHOLDER is
+    replaced by the name `repo`. Raises UserError for a folder that is not an export, or was changed."""
     note = _note(folder)
     hashes = dict(note["sha256"])
     if foreign := sorted(hashes.keys() - BELONGS):
@@ -98,7 +97,7 @@ def gather(folder: Path, repo: str) -> Upload:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """maskmill.json of an export whose proof holds."""
+    """Return maskmill.json of an export whose proof is valid."""
     path = folder / NOTE
     if not path.is_file():
         raise UserError(

@@ -1,4 +1,4 @@
-"""Write the model card, README.md of the exported folder, from what a run knows of itself."""
+"""Write the model card, README.md of the exported folder, from the run's own records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ Facts = Mapping[str, "str | Mapping[str, object]"]
 
 @dataclass(frozen=True)
 class Card:
-    """What the card says beside what the export itself knows."""
+    """The card's content beyond what the export itself knows."""
 
     facts: Facts
     title: str = ""
     """Empty: the name of the folder."""
     languages: tuple[str, ...] = ()
-    """ISO 639 codes, where they were stated."""
+    """ISO 639 codes, if stated."""
     license: str = ""
     """Empty: not stated."""
     step: int = 0
-    """Of the run, at which its checkpoint was saved."""
+    """Step of the run at which its checkpoint was saved."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Name of a figure -> its value on held-out text, for the card's metadata."""
 
@@ -70,7 +70,7 @@ texts = write(f"{{write.tokenizer.cls_token}} {opening}", add_special_tokens=Fal
 ```""",
     "": "",
 }
-"""What the card shows of each pipeline of transformers."""
+"""The snippet that the card shows for each pipeline of transformers."""
 LIMITS = """\
 A pretrained encoder is a starting point: fine-tune it for a task and measure it there. Beyond the figures above
 nothing was measured: no downstream task, no robustness, no bias.
@@ -89,8 +89,8 @@ CITATION = """```bibtex
 
 
 def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Parity]) -> None:
-    """Write README.md: metadata for the hub, how to use the model, a section for each of the card's facts, what the
-    parity check found, limits, license, citation."""
+    """Write README.md: metadata for the hub, usage, a section for each of the card's facts, the result of the parity
+    check, limits, license, citation."""
     sentence = sentence_for(card.languages)
     blank = sentence or SENTENCES["en"]
     pipeline = _PIPELINES[family.pipeline].format(

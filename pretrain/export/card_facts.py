@@ -1,7 +1,8 @@
-"""Gather what the model card says of data, recipe, training, hardware and scores from a run folder and its checkpoint.
+"""Collect the model card's facts about data, recipe, training, hardware and scores from a run folder and its
+checkpoint.
 
-A card is published: of files and folders it has the last name only, of URIs nothing that could be secret, and of the
-settings those that decide the result.
+A card is published: it shows only the last name of files and folders, nothing in URIs that could be secret, and only
+the settings that decide the result.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,8 @@ from pretrain.run.tolerant_json import is_number
 
 
 def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, config: RunConfig) -> Card:
-    """The card of the model in `checkpoint`. `whole`: the run's settings; `config`: those of the phase it is in."""
+    """Return the card of the model in `checkpoint`. `whole`: the run's settings; `config`: those of its current
+    phase."""
     summary, about = read_summary(run), read_run(run) or {}
     figures, headline = _figures(run, checkpoint.step), headline_of(summary)
     facts: dict[str, str | Mapping[str, object]] = {
@@ -48,7 +50,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
 
 
 def _published(figures: Mapping[str, Any], headline: str) -> dict[str, float]:
-    """Return the held-out figures that go into the card's metadata: of what leads, and of pairs."""
+    """Return the held-out figures for the card's metadata: the headline metric and pairs."""
     lead = leading_kind(headline).name
     names = [headline, *(f"{lead}_{what}" for what in ("loss", "accuracy", "perplexity"))]
     names += [f"{kind.name}_accuracy" for kind in pair_kinds(figures)]
@@ -149,7 +151,8 @@ def _energy(attempts: list[Attempt]) -> str:
 
 
 def _scores(figures: Mapping[str, Any], index: Index, headline: str) -> "str | dict[str, object]":
-    """Say what leads beside its baselines; then what copying could do; then what is wrong, in words."""
+    """Return the headline scores beside their baselines, then what copying could achieve, then the findings in
+    words."""
     if not figures:
         return "The run was not evaluated at this step."
     known = with_majority(figures, index.statistics.get("held_out"))
@@ -170,7 +173,7 @@ def _beside(score: Score) -> str:
 
 
 def _figures(run: Path, step: int) -> dict[str, Any]:
-    """Return the held-out figures of this very step, without what was no number."""
+    """Return the held-out figures of exactly this step, without those that are not numbers."""
     here = [line for line in read_metrics(run) if line.get("kind") == "eval" and line.get("step") == step]
     return {
         name: value
@@ -187,5 +190,5 @@ def _shown(value: Any) -> object:
 
 
 def _rounded(value: float) -> str:
-    """Two figures: more would be a claim."""
+    """Round to two digits: more would claim too much precision."""
     return f"{float(f'{value:.2g}'):,g}"

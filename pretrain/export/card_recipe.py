@@ -1,6 +1,6 @@
-"""Write the part of a model card that tells how to train the model again: a recipe without anything private.
+"""Write the model card's section on how to reproduce the model, without private data.
 
-Of files and folders it has the last name only, of URIs nothing that could be secret, and of the settings those that
+It shows only the last name of files and folders, nothing in URIs that could be secret, and only the settings that
 decide the result.
 """
 
@@ -24,7 +24,7 @@ NO_PART_OF_A_RECIPE = {
     "monitor": None,
     "export": None,
 }
-"""Groups, or settings of them, that say where and how a run is carried out, not what it learns."""
+"""Groups or settings that define where and how a run is executed, not what it learns."""
 
 
 def name_only(place: str) -> str:
@@ -34,7 +34,7 @@ def name_only(place: str) -> str:
 
 
 def reproduce(whole: RunConfig, index: Index, summary: Mapping[str, Any]) -> str:
-    """Return the recipe and the commands that make the same model of the same text."""
+    """Return the recipe and the commands that reproduce the model from the same text."""
     versions = ", ".join(f"{name} {number}" for name, number in dict(summary.get("versions") or {}).items())
     return _REPRODUCE.format(
         recipe=recipe_yaml(whole), index=index.identity, versions=versions or "not recorded"
@@ -59,8 +59,8 @@ the weights are the same bit for bit; elsewhere within rounding, with other draw
 
 
 def recipe_yaml(config: RunConfig) -> str:
-    """The settings that differ from the defaults and decide what is learnt, as a recipe; of files and folders their
-    last names."""
+    """Return a recipe of the non-default settings that decide what is learnt, with only the last names of files and
+    folders."""
     differing = _differing(asdict(config), asdict(RunConfig()))
     return yaml.safe_dump(redact_settings(_named(differing)), sort_keys=False, allow_unicode=True, width=100)
 
@@ -89,7 +89,7 @@ def _learnt(phase: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(values: Any) -> Any:
-    """With every file and folder by its last name."""
+    """Replace every file and folder by its last name."""
     if isinstance(values, list):
         return [_named(value) for value in values]
     if not isinstance(values, dict):

@@ -1,7 +1,7 @@
-"""Estimate a range of energy from device-hours, and tell in words what it rests on.
+"""Estimate a range of energy from device-hours, and state its assumptions.
 
-kWh = device-hours x highest power of the device x load x PUE. Nothing was measured, so the load and the overhead of
-the machine room are ranges, and so is the result. Of a device that is not in the table nothing is said.
+kWh = device-hours x maximum power of the device x load x PUE. Nothing is measured, so load and PUE are ranges, and so
+is the result. There is no estimate for a device that is not in the table.
 """
 
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from pretrain.preflight.data_sheets import data_sheet
 from pretrain.run.attempts import Attempt
 
 LOAD = (0.5, 1.0)
-"""Share of that power which a training device draws."""
+"""Share of the maximum power that a device draws in training."""
 PUE = (1.1, 1.58)
-"""Power of the whole room for each watt in the machines: from a cloud's fleet (Patterson et al. 2021) to the world's
-average of 2018 (Strubell et al. 2019, section 2)."""
+"""PUE, total power per watt of the machines: from a cloud's fleet (Patterson et al. 2021) to the world average of 2018
+(Strubell et al. 2019, section 2)."""
 FORMULA = (
     "kWh = GPU-hours x highest power of the GPU (its data sheet) x load x PUE / 1000, with a load of"
     f" {LOAD[0]} to {LOAD[1]:.0f} and a PUE of {PUE[0]} (Patterson et al. 2021) to {PUE[1]} (Strubell et al. 2019)."
@@ -24,20 +24,20 @@ FORMULA = (
 
 
 class Energy(NamedTuple):
-    """From the least to the most, in kWh."""
+    """Minimum and maximum in kWh."""
 
     least: float
     most: float
 
 
 def watts(device: str) -> int | None:
-    """Highest power of the GPU that CUDA calls `device`; None where it is not known."""
+    """Return the maximum power of the GPU with the CUDA name `device`; None if unknown."""
     sheet = data_sheet(device)
     return sheet.watts if sheet else None
 
 
 def estimate(attempts: Iterable[Attempt]) -> Energy | None:
-    """Estimate what these attempts took; None where a device is not known, since half of a sum misleads."""
+    """Estimate the energy of these attempts; None if a device is unknown, since a partial sum misleads."""
     hours = 0.0  # kW x h, before load and overhead
     for attempt in attempts:
         power = watts(attempt.device) if attempt.device_type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Export a run or checkpoint folder to a Hugging Face folder, with its model card and the proof that it passed."""
+"""Export a run or checkpoint folder to a Hugging Face folder, with its model card and parity proof."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +18,13 @@ from pretrain.run.folder import CONFIG, EXPORT, read_config, read_run
 
 
 class Exported(NamedTuple):
-    """What was made of what."""
+    """The result of an export and its source."""
 
     model: Path
     run: Path
     checkpoint: Checkpoint
     proof: str
-    """A line that says what it found."""
+    """A line with the result of the parity check."""
     samples: list[Sample]
     """Blanks that the model filled."""
     held_out: bool
@@ -32,8 +32,8 @@ class Exported(NamedTuple):
 
 
 def export_run(source: Path, out: str, license: str = "") -> Exported:
-    """Export the newest checkpoint of a run, or the checkpoint in `source`. `license`: for the model card, in place of
-    export.license. Raises UserError, and leaves nothing, where the two models differ."""
+    """Export the newest checkpoint of a run, or the checkpoint in `source`. `license`: for the model card, overrides
+    export.license. Raises UserError, and leaves nothing, if the two models differ."""
     checkpoint = find_checkpoint(source)
     run = source if (source / CONFIG).is_file() else checkpoint.folder.resolve().parent.parent
     whole = read_config(run)
@@ -53,7 +53,7 @@ def export_run(source: Path, out: str, license: str = "") -> Exported:
         target,
         examples,
         replace(card, license=license) if license else card,
-        overwrite=not out,  # the run's own export may be renewed; what the user names must be new
+        overwrite=not out,  # the run's own export may be replaced; a path that the user names must be new
         proven=lambda model: samples.extend(fill_samples(model, examples, tokenizer, index.vocabulary.mask)),
     )
     heads = ", ".join(
@@ -65,6 +65,6 @@ def export_run(source: Path, out: str, license: str = "") -> Exported:
 
 
 def proof_examples(index: Index) -> Examples:
-    """Real examples, short and long: the first held-out block, or a training one where none was set aside."""
+    """Return real examples, short and long: the first held-out block, or a training block if nothing was held out."""
     split = index.held_out if index.held_out.examples else index.train
     return next(BlockReader(index, split).read([(0, 0)]))

@@ -1,4 +1,4 @@
-"""Upload the files of an export to a repository on the Hugging Face hub in one commit.
+"""Upload the files of an export to a Hugging Face hub repository in one commit.
 
 The only import of huggingface_hub.
 """
@@ -20,7 +20,7 @@ from pretrain.export.bundle import Upload
 from pretrain.export.families.base import Family
 
 TIMEOUT = (10.0, 120.0, 120.0, 10.0)
-"""Seconds to connect, read, write and wait for a connection: huggingface_hub's own client waits for ever."""
+"""Timeout in seconds to connect, read, write and wait for a connection: huggingface_hub's own client has none."""
 HOW_TO_LOG_IN = (
     "hf auth login, or a token with the right to write (huggingface.co/settings/tokens) in HF_TOKEN"
 )
@@ -51,7 +51,7 @@ LICENSES = frozenset(
         *("odbl", "pddl", "wtfpl", "artistic-2.0", "other", "unknown"),
     )
 )
-"""Licenses that the hub knows by these identifiers; another one goes there as `other`, with its name."""
+"""Licenses with an identifier on the hub; another one is sent as `other`, with its name."""
 
 
 TASKS = {
@@ -59,23 +59,23 @@ TASKS = {
     "text-generation": "Language modelling",
     "feature-extraction": "Pretraining",
 }
-"""Names of the tasks that scores are of, by the hub's own identifiers."""
+"""Names of the scored tasks, by the hub's own identifiers."""
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where it is now."""
+    """Where the model was uploaded."""
 
     url: str
     commit: str
     new: bool
-    """False: the repository held all of it already, and there is no new commit."""
+    """False: the repository already held all of it, and there is no new commit."""
 
 
 def front_matter(
     name: str, languages: tuple[str, ...], license: str, scores: Mapping[str, float], family: Family
 ) -> str:
-    """Return the metadata block at the top of a model card, by the hub's own writer."""
+    """Return the metadata block at the top of a model card, as the hub's own writer formats it."""
     task = family.pipeline or "feature-extraction"
     results = [
         EvalResult(
@@ -108,7 +108,7 @@ def front_matter(
 
 
 def check_name(repo: str) -> None:
-    """Raise UserError where `repo` cannot be the name of a repository."""
+    """Raise UserError if `repo` is not a valid repository name."""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -118,9 +118,9 @@ def check_name(repo: str) -> None:
 
 
 def push(upload: Upload, repo: str, private: bool) -> Pushed:
-    """Send all files in one commit to `repo`, which is made where it does not exist. Raises UserError where there is
-    no token, the hub cannot be reached, or it does not take them; a repository that exists and is public is no place
-    for what is to be private."""
+    """Send all files in one commit to `repo`, which is created if it does not exist. Raises UserError if there is no
+    token, the hub cannot be reached or refuses them, or if they are to be private and the existing repository is
+    public."""
     token = _token()
     with _told(repo), _patient():
         if not sys.stderr.isatty():
@@ -156,7 +156,7 @@ def _token() -> str:
 
 @contextmanager
 def _patient() -> Iterator[None]:
-    """huggingface_hub's client, but one that gives up after TIMEOUT."""
+    """Return huggingface_hub's client with TIMEOUT."""
     own = huggingface_hub.get_session()
     kind, hooks = type(own), own.event_hooks
     huggingface_hub.set_client_factory(
@@ -170,7 +170,7 @@ def _patient() -> Iterator[None]:
 
 @contextmanager
 def _told(repo: str) -> Iterator[None]:
-    """What the hub or the network refuse, in one line."""
+    """Format an error of the hub or the network in one line."""
     try:
         yield
     except OfflineModeIsEnabled:
@@ -178,7 +178,7 @@ def _told(repo: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise _refused(error, repo) from None
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        cause = error.__cause__ or error  # an upload's error wraps the one that says why
+        cause = error.__cause__ or error  # an upload's error wraps the one with the reason
         if isinstance(cause, HfHubHTTPError):
             raise _refused(cause, repo) from None
         where = redact(huggingface_hub.constants.ENDPOINT)

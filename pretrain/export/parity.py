@@ -1,7 +1,7 @@
 """Compare the logits of our model with those of the exported folder on real examples: every export must pass.
 
-In float64 with dropout off, two programs that compute the same function agree to rounding: anything beyond
-1e-9 of the largest logit is a wrong name, a wrong setting or a wrong mask, and the export fails.
+In float64 with dropout off, two programs that compute the same function agree to rounding. A difference above 1e-9 of
+the largest logit means a wrong name, setting or mask, and the export fails.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from pretrain.model.batch import MicroBatch
 from pretrain.objectives.base import Model
 
 TOLERANCE = 1e-9
-"""Allowed difference in float64, as a share of the largest logit where that is above 1."""
+"""Allowed difference in float64, as a share of the largest logit if that is above 1."""
 EXAMPLES = 16
-"""Examples that are compared, from the shortest to the longest at hand."""
+"""Number of compared examples, from the shortest to the longest available."""
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How close the logits of one head are."""
+    """The difference between the logits of one head."""
 
     difference: float  # largest absolute difference of two logits, in float64
     allowed: float
@@ -38,10 +38,10 @@ class Parity:
 def check_parity(
     model: Model, folder: Path, family: Family, held_out: Examples, pad: int
 ) -> dict[str, Parity]:
-    """Compare `model` with what transformers loads from `folder`, each head of the family separately, at every token
-    of EXAMPLES of `held_out`. `model` is left in float32 and evaluation mode. `pad` is the id of [PAD].
+    """Compare `model` with what transformers loads from `folder`, each head of the family separately, at every token of
+    EXAMPLES of `held_out`. `model` is left in float32 and evaluation mode. `pad` is the id of [PAD].
 
-    Raises UserError where keys are missing or left over, weights are not tied, or a head's logits differ."""
+    Raises UserError if keys are missing or left over, weights are not tied, or a head's logits differ."""
     theirs = _loaded(folder, family.export_class)
     batches = list(_batches(held_out))
     exact = _compare(model.double().eval(), theirs.double().eval(), family, batches, pad)
@@ -63,7 +63,7 @@ def check_parity(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without progress bars and notices."""
+    """Silence transformers' progress bars and notices."""
     bars, verbosity = (
         transformers.utils.logging.is_progress_bar_enabled(),
         transformers.logging.get_verbosity(),
@@ -97,8 +97,8 @@ def _loaded(folder: Path, export_class: str) -> transformers.PreTrainedModel:
 
 
 def _batches(held_out: Examples) -> Iterator[MicroBatch]:
-    """Yield pairs of a short and a long example, so that one of them is padded on the other side, with a prediction
-    asked for at every token; two at a time, since a row of logits is as long as the vocabulary."""
+    """Yield pairs of a short and a long example, so that one of them is padded on the other side, with a prediction at
+    every token. Only two at a time, since a row of logits is as long as the vocabulary."""
     if not len(held_out):
         raise UserError("no example to compare the exported model on", remedy="set data.held_out above 0")
     by_length = np.argsort(held_out.lengths, kind="stable")
@@ -114,7 +114,7 @@ def _batches(held_out: Examples) -> Iterator[MicroBatch]:
 def _compare(
     ours: Model, theirs: transformers.PreTrainedModel, family: Family, batches: list[MicroBatch], pad: int
 ) -> dict[str, tuple[float, float]]:
-    """For each head of the family, the largest difference and the largest logit over `batches`."""
+    """Return the largest difference and the largest logit over `batches` for each head of the family."""
     found = dict.fromkeys(family.heads, (0.0, 0.0))
     for batch in batches:
         our_logits, their_logits = ours.logits(batch), family.logits(theirs, batch, pad)

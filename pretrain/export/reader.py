@@ -1,4 +1,4 @@
-"""Read the weights of a Hugging Face model by our names, whatever registered family it is of."""
+"""Read the weights of a Hugging Face model of any registered family, under our names."""
 
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from pretrain.run.folder import model_folders
 
 
 def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> dict[str, Tensor]:
-    """The weights of the model in `source`, or of all models that its folders hold, by our names: float32, without
-    vocabulary padding; heads that it lacks are lacking here too. Only safetensors is read: loading it runs no code.
+    """Return the weights of the model in `source`, or of all models in its folders, by our names: float32, without
+    vocabulary padding; heads missing in the source are missing in the result. Reads only safetensors: loading it runs
+    no code.
 
-    Raises UserError where no family reads it, or its config.json differs from the settings of `run`."""
+    Raises UserError if no family reads it, or its config.json differs from the settings of `run`."""
     state: dict[str, Tensor] = {}
     for folder in model_folders(source) or [source]:
         check_config(folder, run, vocabulary_size)

@@ -1,6 +1,6 @@
 """Choose a sentence with a blank in the language of a model's text, for its card.
 
-No sentence of the text itself: a card is published, and the text may be nobody else's business.
+It is never a sentence of the text itself: a card is published, and the text may be private.
 """
 
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ SENTENCES = {
 
 
 def sentence_for(languages: Iterable[str]) -> str | None:
-    """A sentence with one BLANK in the first of the stated languages that is known; English where none is stated, None
-    where none of those stated is known."""
+    """Return a sentence with one BLANK in the first stated language that is known; English if none is stated, None if
+    none of those stated is known."""
     stated = [language.lower().partition("-")[0] for language in languages]
     if not stated:
         return SENTENCES["en"]

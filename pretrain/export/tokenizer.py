@@ -1,4 +1,4 @@
-"""Write the tokenizer files that transformers loads, with equal ids, from a tokenizer.json."""
+"""Write the tokenizer files for transformers, with equal ids, from a tokenizer.json."""
 
 import json
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ PROBES = (
     "  spaces  before,\n between \u3000and behind ",
     "x" * 150,
 )
-"""Texts on which letter case, accents, ideographs, blanks and very long words show."""
+"""Texts that reveal differences in letter case, accents, ideographs, blanks and very long words."""
 
 
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
-"""What BERT's own tokenizer returns unless it is told otherwise."""
+"""What BERT's own tokenizer returns by default."""
 
 
 def vocabulary_of(tokenizer_json: str) -> VocabularyStamp:
-    """Describe the vocabulary in this text. Raises UserError where it is none."""
+    """Parse the vocabulary in this text. Raises UserError if it is not one."""
     return VocabularyStamp.of(parse_tokenizer_json(tokenizer_json, "tokenizer.json"))
 
 
@@ -41,11 +41,11 @@ def write_tokenizer(
     inputs: tuple[str, ...] = INPUTS,
     special_ids: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and what else holds a vocabulary of its
-    kind into `folder`. A WordPiece vocabulary loads as BERT's own tokenizer class, others as the general one; either
-    returns `inputs`. `special_ids`: as Family has them; they name further special tokens (bos_token, eos_token).
+    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and other vocabulary files of its kind into
+    `folder`. A WordPiece vocabulary loads as BERT's own tokenizer class, others as the general one; both return
+    `inputs`. `special_ids`: as in Family; they name further special tokens (bos_token, eos_token).
 
-    Raises UserError where the text is none of our vocabularies, or the tokenizer loaded back gives other ids on
+    Raises UserError if the text is not one of our vocabularies, or the re-loaded tokenizer gives other ids on
     PROBES."""
     vocabulary = parse_tokenizer_json(tokenizer_json, "tokenizer.json")
     specials = {f"{role}_token": token for role, token in vocabulary.specials._asdict().items()}

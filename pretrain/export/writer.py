@@ -1,4 +1,4 @@
-"""Export weights to a folder that transformers loads, and only if it computes the same."""
+"""Export weights to a folder that transformers loads, only if it computes the same logits."""
 
 import os
 import re
@@ -43,13 +43,13 @@ def export(
     proven: Callable[[Model], None] = lambda model: None,
 ) -> dict[str, Parity]:
     """Write config.json, model.safetensors, tokenizer files and README.md (from `card`) to the folder `out`; for an
-    objective of several families, to a folder in it for each of them.
+    objective of several families, to a folder in it for each family.
 
-    `state` maps our parameter names to float32 tensors, with or without vocabulary padding. The folder appears
-    under its name only after transformers has loaded each model and computed, for real examples of `held_out`, the
-    same logits as ours: see `check_parity`, whose results by head are returned. Raises UserError if it
-    does not, if `out` exists (unless `overwrite`), or if state and `config` do not fit; then nothing is left.
-    `proven` is called with our model, on the CPU in float32 and evaluation mode, once all have passed."""
+    `state` maps our parameter names to float32 tensors, with or without vocabulary padding. The folder gets its name
+    only after transformers has loaded each model and computed the same logits as ours on real examples of `held_out`
+    (see `check_parity`); returns the results by head. Raises UserError if the logits differ, if `out` exists (unless
+    `overwrite`), or if `state` and `config` do not fit; then nothing is left. `proven` is called with our model, on the
+    CPU in float32 and evaluation mode, once all have passed."""
     vocabulary, objective = vocabulary_of(tokenizer_json), load(config)
     model = objective.build_model(vocabulary)
     load_parameters(model, state, where="weights to export")
@@ -74,7 +74,7 @@ def export(
 
 
 def family_folders(names: Sequence[str], out: Path) -> dict[Path, Family]:
-    """Say where each family of an objective is exported to: `out` itself, or a folder in it for each of several."""
+    """Return the export folder of each family of an objective: `out` itself, or a folder in it for each of several."""
     families = [FAMILIES[name] for name in names]
     return {out / family.folder if len(families) > 1 else out: family for family in families}
 
@@ -86,7 +86,7 @@ def write_config(family: Family, fields: Config, folder: Path) -> None:
 
 
 def write_weights(model: Model, family: Family, fields: Config, folder: Path) -> None:
-    """Write model.safetensors, and heads without a place in it to files beside it: float32, Hugging Face names, tied
+    """Write model.safetensors, and heads that the class lacks to files beside it: float32, Hugging Face names, tied
     tensors once, no vocabulary padding."""
     state = without_padding(model, {n: p.detach().float() for n, p in model.named_parameters()})
     files = {"model.safetensors": family.to_hugging_face(state, fields)}
@@ -97,7 +97,7 @@ def write_weights(model: Model, family: Family, fields: Config, folder: Path) ->
         for file, tensors in files.items():
             whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(whole, folder / file, metadata={"format": "pt"})
-    except SafetensorError as error:  # its word for a full disk
+    except SafetensorError as error:  # its message for a full disk
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
@@ -106,7 +106,7 @@ def write_weights(model: Model, family: Family, fields: Config, folder: Path) ->
 
 def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
     """Write maskmill.json: the SHA-256 of every other file, which `maskmill inspect` and `maskmill push` verify, the
-    proof that was passed, and the step of the run."""
+    parity proof, and the step of the run."""
     hashes = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     proof = {head: asdict(found) for head, found in parity.items()}
     note = {"maskmill": version("maskmill"), "proof": proof, "sha256": hashes, "step": step}
@@ -114,9 +114,9 @@ def write_hashes(folder: Path, parity: Mapping[str, Parity], step: int) -> None:
 
 
 def set_modes_by_umask(folder: Path) -> None:
-    """Give every file under `folder` the mode of a newly created one: safetensors makes its files 0600, whatever the
-    umask is, so that a group that may read the folder could not load the model."""
-    probe = folder / f".{secrets.token_hex(4)}"  # asking for the umask would set it, for all threads
+    """Give every file under `folder` the mode of a newly created one. safetensors always creates its files with mode
+    0600, so a group that may read the folder could not load the model."""
+    probe = folder / f".{secrets.token_hex(4)}"  # reading the umask would set it, for all threads
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
@@ -127,7 +127,7 @@ def set_modes_by_umask(folder: Path) -> None:
 
 @contextmanager
 def _folder_when_whole(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A new folder beside `out` that gets its name when the block ends well, and vanishes when it does not."""
+    """Yield a new folder beside `out` that is renamed to `out` if the block succeeds, and deleted if not."""
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             "exists already", where=out, expected="a new folder", remedy="name another or remove it"

@@ -1,7 +1,6 @@
 """Describe a run, a checkpoint or an exported model, for people or as JSON.
 
-Every hash is verified on the way: what is shown has the bytes that were written. Shards are
-data_pipeline/shards/inspect/scan.py's.
+Every hash is verified: what is shown is what was written. Shards are described by data_pipeline/shards/inspect/scan.py.
 """
 
 import json
@@ -27,7 +26,7 @@ from pretrain.run.tolerant_json import is_number
 
 
 def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> None:
-    """Print what `describe` says of `path`. Raises UserError where a checkpoint is damaged."""
+    """Print the facts of `describe` about `path`. Raises UserError if a checkpoint is damaged."""
     if as_json:
         print(json.dumps(facts, indent=1, sort_keys=True))
     elif facts["kind"] == "run":
@@ -44,8 +43,8 @@ def show(facts: dict[str, Any], path: Path, console: Console, as_json: bool) -> 
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Facts about `path` by name; of a run, `damaged` tells of each checkpoint that is. Raises UserError for another
-    damaged file, or a folder that is none of ours."""
+    """Return facts about `path` by name; `damaged` of a run lists its damaged checkpoints. Raises UserError for another
+    damaged file, or an unknown kind of folder."""
     if (path / RUN).is_file():
         return _run(path)
     if (path / MARKER).is_file():
@@ -126,7 +125,7 @@ def _model(path: Path) -> dict[str, Any]:
 
 
 def _model_hashes(path: Path) -> str:
-    """Raise UserError for the first file of an exported model whose bytes are not those that were written."""
+    """Raise UserError for the first file of an exported model whose bytes differ from those that were written."""
     note = path / NOTE
     if not note.is_file():
         return "none: not exported by Maskmill"
@@ -150,7 +149,7 @@ def _show(facts: dict[str, Any], console: Console) -> None:
 
 
 def _show_run(facts: dict[str, Any], path: Path, console: Console) -> None:
-    """Print the few figures that a person asks for first; the rest is in --json and in the report."""
+    """Print the few figures that a person asks for first; --json and the report have the rest."""
     table = Table(title=f"run {path}", show_header=False, title_justify="left")
     for name, value in run_headlines(facts, read_metrics(path)):
         table.add_row(escape(name), escape(value))
@@ -158,7 +157,7 @@ def _show_run(facts: dict[str, Any], path: Path, console: Console) -> None:
 
 
 def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Say what a run came to, in words: (what, figure)."""
+    """Return a run's results in words: (what, figure)."""
     rows = [
         (
             "status",
@@ -184,7 +183,7 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
 
 
 def _learning(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Say what leads beside its baselines, then what copying could do, then what is wrong."""
+    """Return the headline figures beside their baselines, then what copying could achieve, then the findings."""
     data = facts.get("data")
     figures = with_majority(facts, data.get("held_out") if isinstance(data, dict) else None)
     evaluated = [line for line in lines if line.get("kind") == "eval"]

@@ -1,4 +1,4 @@
-"""Keep the blanks that an export filled, and show them in the run's report."""
+"""Save the blanks that an export filled, and show them in the run's report."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,8 @@ from pretrain.run.folder import SAMPLES
 
 
 def show_samples(run: Path, step: int, samples: list[Sample], held_out: bool) -> None:
-    """Keep the filled blanks in the run folder, and draw its report again with them, if it has one. The export is done:
-    a run folder that cannot be written stays as it is."""
+    """Save the filled blanks in the run folder, and re-write its report with them, if it has one. The export is done by
+    then: a run folder that cannot be written is left as it is."""
     try:
         write_samples(run, step, samples, held_out)
         if (run / REPORT).is_file():

@@ -1,7 +1,7 @@
-"""Read from a run's files where it is, how it is, what it has learnt, and what to do next.
+"""Read from a run's files its progress, health, learning, and the next thing to do.
 
-From files alone, and without torch, so that it takes no time on a login node; forgiving what a run that is writing, or
-was killed, leaves half-written.
+Uses files alone and no torch, so that it is fast on a login node. Half-written files, of a running or killed process,
+are tolerated.
 """
 
 import re
@@ -24,17 +24,18 @@ NOT_STARTED, STARTING, RUNNING, STALLED = "not started", "starting", "running", 
 STOPPED, FINISHED, CRASHED = "saved and stopped", "finished", "crashed"
 
 SUBMITTED = "logs/slurm.json"
-"""In a run folder: the jobs that `maskmill slurm` submitted for it."""
+"""File in a run folder with the jobs that `maskmill slurm` submitted for it."""
 TAIL = 1 << 18
-"""Bytes at the end of metrics.jsonl, and of each log, that are looked at."""
+"""Bytes read at the end of metrics.jsonl, and of each log."""
 RECENT = 50
-"""Log lines that speed and the time left are judged by."""
+"""Log lines from which speed and the remaining time are estimated."""
 STEPS_OF_SILENCE, LEAST_SILENCE = 20, 120.0
-"""A run is stalled that is training and says nothing for so many of its usual steps, and for so many seconds."""
+"""A training run is stalled if it writes nothing for this many of its usual steps, and for this many seconds."""
 MOMENT = 30.0
-"""Seconds that a rank which fails takes, at most, to end the others."""
+"""Maximum seconds that a failing rank takes to end the others."""
 UNKNOWN_SILENCE = 1800.0
-"""Seconds for what has no usual time: starting, evaluating, saving, the first steps. run.step_limit's default."""
+"""Seconds allowed for phases without a usual time: starting, evaluating, saving, the first steps. run.step_limit's
+default."""
 
 _ERROR = re.compile(
     r"(maskmill: (?!WARNING|restarting)|(\[rank\d+\]: ?)?([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|OutOfMemory)\b"
@@ -44,16 +45,16 @@ _ERROR = re.compile(
 
 @dataclass
 class Status:
-    """What the files of a run say. Figures are None where they say nothing; times are seconds."""
+    """The state of a run according to its files. Unknown figures are None; times are seconds."""
 
     folder: Path
     health: str = NOT_STARTED
     why: str = ""
-    """What the health was judged by, in words."""
+    """The grounds for the health, in words."""
     error: str = ""
-    """Of a run that crashed: the last line of an error."""
+    """Of a crashed run: the last line of an error."""
     log: str = ""
-    """The log that it is in."""
+    """The log with the error."""
     doing: str = ""
     step: int = 0
     steps: int | None = None
@@ -61,34 +62,34 @@ class Status:
     loss: float | None = None
     held_out_loss: float | None = None
     figures: dict[str, Any] = field(default_factory=dict)
-    """Of training and of the newest evaluation, by their names in metrics.jsonl."""
+    """Training and newest evaluation figures, by their names in metrics.jsonl."""
     headline: str = HEADLINE
-    """The metric that the run's objective leads with."""
+    """The objective's headline metric."""
     findings: list[str] = field(default_factory=list)
-    """What is wrong with what it has learnt, and what usually helps."""
+    """Problems with what it has learnt, and what usually helps."""
     tokens_per_s: float | None = None
     step_seconds: float | None = None
     seconds_left: float | None = None
     checkpoint: str = ""
-    """Name of the newest whole one."""
+    """Name of the newest complete checkpoint."""
     checkpoint_step: int | None = None
     checkpoint_age: float | None = None
     attempts: int = 0
     events: int = 0
     last_event: str = ""
     quiet: float | None = None
-    """Since the run last wrote anything."""
+    """Seconds since the run last wrote anything."""
     host: str = ""
     job: str = ""
-    """Of Slurm, of the newest attempt."""
+    """Slurm job of the newest attempt."""
     started: str = ""
     command: str = ""
     jobs: list[dict[str, Any]] = field(default_factory=list)
-    """That `maskmill slurm` submitted."""
+    """Jobs that `maskmill slurm` submitted."""
 
 
 def read_status(folder: Path, now: float | None = None) -> Status:
-    """Return the status of the run in `folder`, which need not be there yet; `now`: seconds since 1970."""
+    """Return the status of the run in `folder`, which need not exist yet; `now`: seconds since 1970."""
     now = time.time() if now is None else now
     status = Status(folder)
     summary, run, heartbeat = (
@@ -128,7 +129,7 @@ def _figures(
     status.command = str(summary.get("command") or "")
     status.loss, status.tokens_per_s = number(newest.get("loss")), number(newest.get("tokens_per_s"))
     for line in [summary, *(line for line in lines if line.get("kind") == "eval")]:
-        if "held_out_loss" in line:  # null: it was no number
+        if "held_out_loss" in line:  # null: it was not a number
             status.held_out_loss = number(line["held_out_loss"])
     pace = [line for line in trained if line.get("phase", "") == (status.phase or line.get("phase", ""))]
     pace = pace[-RECENT:]
@@ -137,7 +138,7 @@ def _figures(
         status.tokens_per_s = median(speeds)
     status.step_seconds = _step_seconds(pace, summary)
     measured, reached = status.step, heartbeat.get("step", 0)
-    if summary.get("status") == "running" and reached > status.step:  # between two lines of the log
+    if summary.get("status") == "running" and reached > status.step:  # between two log lines
         status.step = reached
     if status.steps and status.step_seconds is not None:
         phases = objects(summary.get("phases"))
@@ -145,7 +146,8 @@ def _figures(
 
 
 def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:
-    """Seconds a step, evaluations and saves included: `seconds` of a line is the time that its run has trained."""
+    """Return the seconds per step, evaluations and saves included: `seconds` of a line is the time that its run has
+    trained."""
     points = [(number(line.get("step")), number(line.get("seconds"))) for line in pace]
     known = [(step, seconds) for step, seconds in points if step is not None and seconds is not None]
     gaps = [
@@ -178,18 +180,18 @@ def _health(status: Status, summary: dict[str, Any], heartbeat: dict[str, Any], 
     begun = _changed(folder / "run.json")
     said = max(
         (_changed(folder / name) or 0.0 for name in ("summary.json", METRICS)), default=0.0
-    )  # what the run wrote last, but for its heartbeat
+    )  # what the run wrote last, except for its heartbeat
     if begun is None and not summary:
         status.why = "nothing was trained here yet"
         if (at := _changed(folder / SUBMITTED)) is not None and _find_error(status, at):
             status.health, status.why = CRASHED, "a job before the training failed"
         return
     told = summary.get("status")
-    if told == "finished":  # no attempt of it begins any more, whatever a copy made of the files' times
+    if told == "finished":  # no attempt will start any more, even if copying changed the files' times
         status.health, status.why = FINISHED, "all steps are done"
     elif said < (begun or 0.0) and heartbeat.get("at", 0.0) < (
         begun or 0.0
-    ):  # an attempt that has not come to training
+    ):  # an attempt that has not reached training
         _judge(status, STARTING, begun or now, UNKNOWN_SILENCE, "an attempt of the run began", {}, now)
     elif told == "stopped":
         status.health, status.why = STOPPED, "it was asked to stop, or came to run.stop_after"
@@ -221,7 +223,7 @@ def _patience(status: Status) -> float:
 def _judge(
     status: Status, alive: str, at: float, patience: float, what: str, heartbeat: dict[str, Any], now: float
 ) -> None:
-    """Judge a run that has not said that it ended: it runs, is stalled, or died without a word."""
+    """Judge a run that has not logged its end: it is running, stalled, or dead."""
     status.quiet = max(0.0, now - at)
     if heartbeat and is_dead(heartbeat):
         status.health, status.why = CRASHED, "its process is gone and said nothing: it was killed"
@@ -239,8 +241,8 @@ def _judge(
 
 
 def _find_error(status: Status, since: float) -> bool:
-    """Find the last line that tells an error in the logs written to since then; of several logs, in the one that was
-    written to first. Whether it is also the log's last line: an earlier one may be of an attempt before."""
+    """Find the last line with an error in the logs written since then; of several logs, in the one written first. Also
+    returns whether it is the log's last line: an earlier one may be from a previous attempt."""
     logs = [
         (at, path) for path in (status.folder / "logs").glob("*.log") if (at := _changed(path)) is not None
     ]

@@ -1,4 +1,4 @@
-"""Put a Status into the words that a person reads, and say what to do next."""
+"""Format a Status for people, with what to do next."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -37,7 +37,7 @@ def in_words(status: Status, again: str) -> str:
 
 
 def what_next(status: Status, again: str) -> str:
-    """Say what a person does about it."""
+    """Return what the user should do next."""
     logs, numbers = status.folder / "logs", ",".join(str(job.get("job")) for job in status.jobs)
     if status.health == NOT_STARTED:
         if numbers:
@@ -49,7 +49,7 @@ def what_next(status: Status, again: str) -> str:
         if model := exported_model(status):
             return f"maskmill report {status.folder}; the model is in {model}"
         return f"maskmill export {status.folder}"
-    # a job of Slurm that was stopped at its time limit, or failed, may be about to resume by itself
+    # a Slurm job that hit its time limit, or failed, may be about to resume by itself
     first = f"squeue --jobs={numbers} says whether Slurm restarts it; if not, " if numbers else ""
     if status.health == STOPPED:
         return f"{first}rerun to resume: {again}"
@@ -73,14 +73,14 @@ def exported_model(status: Status) -> Path | None:
 
 
 def _leads(status: Status) -> str:
-    """Say where the figures that lead are predicted; `learnt` where that is not said, or where there are none."""
+    """Return where the headline figures are predicted; `learnt` if that is not stated, or if there are none."""
     at = leading_kind(status.headline).at
     known = any(f"{prefix}{status.headline}" in status.figures for prefix in ("", HELD_OUT))
     return at if at and known else "learnt"
 
 
 def _scores(status: Status) -> str:
-    """Say what leads, on held-out text beside its baselines; in training where nothing was held out."""
+    """Return the headline figures, on held-out text beside their baselines; in training if nothing was held out."""
     held_out = ", ".join(map(str, leading(status.figures, headline=status.headline)))
     trained = leading(status.figures, prefix="", headline=status.headline)
     words = f"{held_out}, held out" if held_out else ""
@@ -89,7 +89,7 @@ def _scores(status: Status) -> str:
 
 
 def _losses(status: Status) -> str:
-    """Return the loss that is minimised, named for what it adds up."""
+    """Return the total loss, named by its terms."""
     parts = [f"{status.loss:.3f} in training" if status.loss is not None else ""]
     if status.held_out_loss is not None:
         parts.append(f"{status.held_out_loss:.3f} held out")
@@ -136,7 +136,7 @@ def _attempts(status: Status) -> str:
 
 
 def command_again(status: Status, source: str) -> str:
-    """Return the command that the run itself recorded; else the one that starts the recipe that `source` names."""
+    """Return the command that the run itself recorded, else the one that starts the recipe `source`."""
     if status.command:
         return status.command
     return f"maskmill train {source}" if not Path(source).is_dir() else "maskmill train RECIPE"

@@ -1,1 +1,1 @@
-"""Convert weights to a Hugging Face family and back: one file a family."""
+"""Convert weights to a Hugging Face family and back: one file per family."""

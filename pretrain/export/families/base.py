@@ -1,7 +1,7 @@
-"""Define what a Hugging Face family is: config and weights in both directions, and how its logits are computed.
+"""Define a Hugging Face family: config and weights in both directions, and how its logits are computed.
 
-No torch is imported here, so that a folder's config.json is checked before any rank starts: translation calls only
-methods of the tensors that it is given.
+Does not import torch, so that a folder's config.json can be checked before any rank starts: conversion only calls
+methods of the given tensors.
 """
 
 import re
@@ -26,7 +26,7 @@ Config = Mapping[str, Any]
 
 POSITIONS = "encoder.embeddings.position.weight"
 UNCHECKED = ("dropout", "attention_dropout", "initializer_range")
-"""Settings of training, in which a run may differ from the model that it starts from."""
+"""Training settings that a run may change from the model that it starts from."""
 
 
 class Field(NamedTuple):
@@ -36,11 +36,11 @@ class Field(NamedTuple):
     to: Callable[[Any], Any]
     """Our value -> theirs."""
     back: Callable[[Any], Any]
-    """Their value -> ours; None where we have none."""
+    """Their value -> ours; None if we have none."""
 
 
 class Weight(NamedTuple):
-    """A tensor that is stored in another form than ours: more rows, another order of its dimensions."""
+    """A tensor that is stored in another form than ours: with more rows, or another order of its dimensions."""
 
     name: str
     to: Callable[["Tensor", Config], "Tensor"]
@@ -48,29 +48,29 @@ class Weight(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Which output of transformers' model holds the logits of one of our heads."""
+    """The output of transformers' model that holds the logits of one of our heads."""
 
     output: str
     per_token: bool = True
-    """Shaped (examples, longest, ...), one row a token; False: (examples, ...)."""
+    """Shaped (examples, longest, ...), one row per token; False: (examples, ...)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One model class of transformers, as data. A family that needs more than the tables say (a tensor added, copied
-    or folded into another, inputs of its own) is a subclass that overrides the method concerned."""
+    """One model class of transformers, as data. A family that needs more than the tables express (a tensor added,
+    copied or folded into another, its own inputs) is a subclass that overrides the method concerned."""
 
     export_class: str
     """The class of transformers that loads an export; also the name of the family."""
     model_type: str
-    """Value of that field in config.json."""
+    """Value of `model_type` in config.json."""
     prefix: str
-    """First part of the names of encoder weights, which files of a bare encoder lack."""
+    """First part of the names of encoder weights, which files of an encoder without heads lack."""
     what: str
-    """What the model is, a sentence for the card."""
+    """A sentence for the card that describes the model."""
     names: Mapping[str, str | Weight]
     """Our parameters -> theirs, with a letter in braces for each number. A name without .weight or .bias stands for
-    both of them."""
+    both."""
     heads: Mapping[str, Head]
     """Our heads, by their names in `Model.logits`, whose logits an export is compared on."""
     fields: Mapping[str, str | Field]
@@ -82,22 +82,22 @@ class Family:
     special_ids: Mapping[str, str] = field(default_factory=lambda: {"pad_token_id": "pad"})
     """Fields with a special id -> its role in a vocabulary."""
     left_out: tuple[str, ...] = ()
-    """Beginnings of our names that this folder does not hold: heads without a place in it, another folder's part."""
+    """Prefixes of our names that this folder does not hold: heads that the class lacks, parts in another folder."""
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Files beside the model, for heads that its class has no place for -> the beginning of our names of such a head,
-    under which the file holds it."""
+    """Files beside the model, for heads that the class lacks -> the prefix of our names of such a head, under which the
+    file holds it."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Copies -> the tensors they are copies of. Copies are read and compared, never written: with both present and
+    """Copies -> the tensors they are copies of. Copies are read and compared, never written: if both are present and
     different, transformers leaves them untied without a warning."""
     buffers: tuple[str, ...] = ()
-    """Names in files that are no parameters."""
+    """Names in files that are not parameters."""
     legacy: Mapping[str, str] = field(default_factory=dict)
-    """Parts of names in older files -> what they are now."""
+    """Parts of names in older files -> their current names."""
     segment_table: str = ""
-    """Their table of segments. One of a single row adds the same to every token: it is written, as zeros, where an
-    encoder has no segments, and what is read of it goes into the table of positions."""
+    """Their segment table. A single row adds the same to every token: it is written, as zeros, if an encoder has no
+    segments, and when read it is added to the position table."""
     model_inputs: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")
-    """What its tokenizer returns and its forward takes."""
+    """The inputs that its tokenizer returns and its forward takes."""
     folder: str = ""
     """Name of its folder where an objective exports several."""
     pipeline: str = "fill-mask"
@@ -110,7 +110,7 @@ class Family:
         return run.encoder
 
     def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
-        """Return the fields of config.json, but for those that name class and dtype."""
+        """Return the fields of config.json, without class and dtype."""
         encoder = self.encoder(run)
         fields = {ours: _field(entry) for ours, entry in self.fields.items()}
         return {
@@ -121,7 +121,8 @@ class Family:
         }
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """Return the encoder settings that a config.json states, by name; None for what it lacks or we do not have."""
+        """Return the encoder settings stated in a config.json, by name; None for those that it lacks or we do not
+        have."""
         known = {**self.defaults, **config}
         fields = {ours: _field(entry) for ours, entry in self.fields.items()}
         return {
@@ -130,7 +131,8 @@ class Family:
         }
 
     def differences(self, config: Config, run: RunConfig, vocabulary_size: int) -> list[str]:
-        """Say how a config.json differs from the settings of a run that is to start from its weights, one line each."""
+        """Describe how a config.json differs from the settings of a run that is to start from its weights, one line
+        each."""
         encoder, theirs = self.encoder(run), self.settings(config)
         found = [
             f"encoder.{ours} is {getattr(encoder, ours)}, {_field(entry).name} {config.get(_field(entry).name)}"
@@ -148,16 +150,16 @@ class Family:
         ]
 
     def their_name(self, name: str) -> str:
-        """Their name of our parameter `name`. Raises KeyError for one that has no place in the folder."""
+        """Return their name of our parameter `name`. Raises KeyError if the folder has no place for it."""
         return self._to(name)[0]
 
     def our_name(self, name: str) -> str:
-        """Our name of their parameter `name`. Raises KeyError for one that we have no place for."""
+        """Return our name of their parameter `name`. Raises KeyError if we have no place for it."""
         return self._back(name)[0]
 
     def to_hugging_face(self, state: "Mapping[str, Tensor]", config: Config) -> "dict[str, Tensor]":
-        """Convert our parameters, without vocabulary padding, to those that the folder holds: no tied copies, nothing
-        that is left out. `config`: the folder's. Raises UserError for a parameter without a place."""
+        """Convert our parameters, without vocabulary padding, to those that the folder holds, without tied copies and
+        omitted heads. `config`: the folder's. Raises UserError for a parameter without a place."""
         tensors = {}
         for ours, tensor in state.items():
             if ours.startswith((*self.left_out, *self.beside.values())):
@@ -179,8 +181,8 @@ class Family:
     def from_hugging_face(
         self, stored: "Mapping[str, Tensor]", config: Config, where: Path
     ) -> "dict[str, Tensor]":
-        """Convert a folder's tensors to our parameters, float32: heads that it lacks are lacking here too. `where`: the
-        folder.
+        """Convert a folder's tensors to our parameters, float32; heads missing in the folder are missing in the result.
+        `where`: the folder.
 
         Raises UserError for a tensor without a place and for tied copies that differ."""
         state, unknown = {}, []
@@ -205,7 +207,8 @@ class Family:
         return state
 
     def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":
-        """What transformers' forward takes for a packed batch: its examples padded on the right with the id `pad`."""
+        """Return the inputs of transformers' forward for a packed batch: its examples padded on the right with the id
+        `pad`."""
         example, position = _places(batch)
         shape = (len(batch.lengths), max(batch.lengths))
         columns = {
@@ -244,13 +247,13 @@ class Family:
         raise KeyError(f"{name} of {self.export_class} has no place here")
 
     def _sources(self, stored: "Mapping[str, Tensor]", where: Path) -> "dict[str, Tensor]":
-        """Return the tensors that are parameters, by today's names: no buffers, one of each tied pair."""
+        """Return the tensors that are parameters, by current names: no buffers, one of each tied pair."""
         named = {}
         for name, tensor in stored.items():
             for old, new in self.legacy.items():
                 name = name.replace(old, new)
             named[name] = tensor
-        if not any(name.split(".")[0] in self._first_parts() for name in named):  # a bare encoder
+        if not any(name.split(".")[0] in self._first_parts() for name in named):  # an encoder without heads
             named = {f"{self.prefix}.{name}": tensor for name, tensor in named.items()}
         sources = {n: t for n, t in named.items() if n not in self.tied and n not in self.buffers}
         for copy, source in self.tied.items():
@@ -279,7 +282,7 @@ def _same(value: Any, _: object = None) -> Any:
 
 
 def _matched(pattern: str, name: str) -> dict[str, str] | None:
-    """Return the numbers of `name`, and its ending where `pattern` stands for both; None where they do not match."""
+    """Return the numbers in `name`, and its ending if `pattern` covers both; None if they do not match."""
     found = _compiled(pattern).fullmatch(name)
     return {key: value or "" for key, value in found.groupdict().items()} if found else None
 
@@ -291,7 +294,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _places(batch: "MicroBatch") -> "tuple[Tensor, Tensor]":
-    """Return the example of each token of the run, and its position there."""
+    """Return, for each token in the batch, its example and its position there."""
     return (batch.positions == 0).cumsum(0) - 1, batch.positions
 
 

@@ -1,20 +1,20 @@
-"""Describe BERT as transformers has it: a head for masked words, with or without one for pairs of segments."""
+"""Define BERT's families in transformers: a head for masked words, with or without one for pairs of segments."""
 
 from dataclasses import replace
 
 from pretrain.export.families.base import Family, Field, Head
 
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu"}
-"""Our activation -> `hidden_act`. Of the tanh forms this is the one that calls the same kernel as ours."""
+"""Our activation -> `hidden_act`. Of the tanh forms, this one calls the same kernel as ours."""
 READABLE_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
 
 
 def _rows(segments: int) -> int:
-    return segments or 1  # transformers cannot do without a table
+    return segments or 1  # transformers needs a table
 
 
 def _segments(rows: int) -> int:
-    return 0 if rows == 1 else rows  # one row tells nothing apart
+    return 0 if rows == 1 else rows  # one row carries no information
 
 
 FIELDS: dict[str, str | Field] = {
@@ -46,11 +46,11 @@ NAMES = {
     "encoder.layers.{i}.feed_forward_norm": "bert.encoder.layer.{i}.output.LayerNorm",
     "mlm_head.dense": "cls.predictions.transform.dense",
     "mlm_head.norm": "cls.predictions.transform.LayerNorm",
-    "mlm_head": "cls.predictions",  # its bias, one number a word
+    "mlm_head": "cls.predictions",  # its bias, one number per word
     "nsp_head.pooler": "bert.pooler.dense",
     "nsp_head.classifier": "cls.seq_relationship",
 }
-"""One table for all classes of BERT: files of bert-base-uncased name BertForMaskedLM and hold the pooler as well."""
+"""One table for all classes of BERT: files of bert-base-uncased name BertForMaskedLM and also hold the pooler."""
 
 BERT_FOR_PRETRAINING = Family(
     export_class="BertForPreTraining",

@@ -1,4 +1,4 @@
-"""Describe a left-to-right BERT as transformers has it: BertLMHeadModel, causal by `is_decoder`, without a pooler."""
+"""Define left-to-right BERT in transformers: BertLMHeadModel, causal by `is_decoder`, without a pooler."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from pretrain.export.families.bert import BERT_FOR_PRETRAINING
 BERT_DECODER = replace(
     BERT_FOR_PRETRAINING,
     export_class="BertLMHeadModel",
-    # without is_decoder the same class attends both ways, and without a cache its figures are the same but slow
+    # without is_decoder the class attends both ways; without a cache its results are equal, but slow
     fixed={**BERT_FOR_PRETRAINING.fixed, "is_decoder": True},
     heads={"causal": Head("logits")},
     what="A decoder with the layers of BERT and a language-model head: each token attends to itself and to what is"

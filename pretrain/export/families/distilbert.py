@@ -1,4 +1,4 @@
-"""Describe DistilBERT as transformers has it: BERT's layers under other names, no segments and no pooler."""
+"""Define DistilBERT in transformers: BERT's layers under other names, no segments and no pooler."""
 
 from typing import Any
 
@@ -9,10 +9,11 @@ _LAYER, _THEIR_LAYER = "encoder.layers.{i}", "distilbert.transformer.layer.{i}"
 
 
 class DistilBert(Family):
-    """A family that leaves two settings no choice: its class has the epsilon of LayerNorm written into it."""
+    """A family that fixes two settings: its class hard-codes the epsilon of LayerNorm."""
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """The encoder settings that a config.json states, by name; None for what it lacks or we do not have."""
+        """Return the encoder settings stated in a config.json, by name; None for those that it lacks or we do not
+        have."""
         return super().settings(config) | {"segments": 0, "layer_norm_eps": 1e-12}
 
 
@@ -36,7 +37,7 @@ DISTILBERT_FOR_MASKED_LM = DistilBert(
         f"{_LAYER}.feed_forward_norm": f"{_THEIR_LAYER}.output_layer_norm",
         "mlm_head.dense": "vocab_transform",
         "mlm_head.norm": "vocab_layer_norm",
-        "mlm_head": "vocab_projector",  # its bias, one number a word
+        "mlm_head": "vocab_projector",  # its bias, one number per word
     },
     heads={"mlm": Head("logits")},
     fields={

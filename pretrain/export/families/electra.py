@@ -1,4 +1,4 @@
-"""Describe ELECTRA as transformers has it: a discriminator and a generator with the same embeddings, in two folders."""
+"""Define ELECTRA in transformers: a discriminator and a generator with the same embeddings, in two folders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from pretrain.export.families.bert import BERT_FOR_PRETRAINING, NAMES
 
 
 def _encoder_names(ours: str) -> Mapping[str, str]:
-    """The names of an encoder that is `ours` here, its embeddings those of the discriminator."""
+    """Return the names of the encoder that we call `ours`, with the discriminator's embeddings."""
     shared = {
         name: theirs.replace("bert", "electra", 1)
         for name, theirs in NAMES.items()
@@ -22,18 +22,18 @@ def _encoder_names(ours: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ElectraDiscriminator(Family):
-    """config.json states the width of the embeddings, equal to the encoder's or not."""
+    """A family whose config.json states the width of the embeddings, equal to the encoder's or not."""
 
     def encoder(self, run: RunConfig) -> EncoderSettings:
-        """The settings of the run's encoder, with the width of its embeddings in numbers."""
+        """Return the settings of the run's encoder, with the embedding width as a number."""
         return replace(run.encoder, embedding_size=run.encoder.embedding_width)
 
 
 class ElectraGenerator(ElectraDiscriminator):
-    """As the discriminator, but smaller."""
+    """The same as the discriminator, but smaller."""
 
     def encoder(self, run: RunConfig) -> EncoderSettings:
-        """The settings of the generator's encoder."""
+        """Return the settings of the generator's encoder."""
         return run.objective.electra.generator(run.encoder)
 
 
@@ -71,7 +71,7 @@ ELECTRA_FOR_MASKED_LM = ElectraGenerator(
             **_encoder_names("generator"),
             "mlm_head.dense": "generator_predictions.dense",
             "mlm_head.norm": "generator_predictions.LayerNorm",
-            "mlm_head": "generator_lm_head",  # its bias, one number a word
+            "mlm_head": "generator_lm_head",  # its bias, one number per word
         },
         "heads": {"mlm": Head("logits")},
         "left_out": ("encoder.layers.", "encoder.projection.", "rtd_head."),

@@ -1,4 +1,4 @@
-"""Register the families by the class of transformers that loads them, and find the one of a folder; without torch."""
+"""Register the families by their transformers class, and find the family of a folder, without torch."""
 
 import json
 from pathlib import Path
@@ -32,8 +32,8 @@ FAMILIES = {
 
 
 def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
-    """The family that reads a folder of transformers, by the class or else the model_type that its config.json names,
-    and the fields of that file. Raises UserError where there is none."""
+    """Return the family that reads a folder of transformers, found by the class or else the model_type in its
+    config.json, and the fields of that file. Raises UserError if there is none."""
     path = folder / "config.json"
     try:
         config = dict(json.loads(path.read_text("utf-8")))
@@ -48,7 +48,7 @@ def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
 
 
 def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
-    """Raise UserError listing how the folder's config.json differs from the run's settings, dropout aside."""
+    """Raise UserError listing how the folder's config.json differs from the run's settings, except for dropout."""
     family, config = family_of(folder)
     if differences := family.differences(config, run, vocabulary_size):
         raise UserError(
@@ -57,7 +57,7 @@ def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
 
 
 def check_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
-    """Raises UserError where the folder has another vocabulary than `vocabulary`, the shards'."""
+    """Raise UserError if the folder's vocabulary differs from `vocabulary`, the shards'."""
     if any((folder / name).is_file() for name in VOCABULARY_FILES):
         ours, theirs = vocabulary.tokens, load_vocabulary(folder).tokens
         if ours != theirs:
@@ -70,7 +70,7 @@ def check_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files. Raises UserError where it has none."""
+    """Return the folder's safetensors files. Raises UserError if it has none."""
     paths = sorted(folder.glob("model*.safetensors"))
     if not paths:
         remedy = (

@@ -1,4 +1,4 @@
-"""Describe RoBERTa and XLM-R as transformers has them: positions are numbered behind the id of <pad>."""
+"""Define RoBERTa and XLM-R in transformers: positions are numbered from the id of <pad> + 1."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def rows_before(config: Config) -> int:
-    """Count the rows of the position table that no token of a text has: the first token is number pad + 1."""
+    """Count the rows of the position table that no token uses: the first token has number pad + 1."""
     return int(config.get("pad_token_id", 1)) + 1
 
 
 def with_rows_before(position: "Tensor", config: Config) -> "Tensor":
-    """Put rows of zeros before our table of positions: (positions, H) -> (rows before + positions, H)."""
+    """Prepend rows of zeros to our position table: (positions, H) -> (rows before + positions, H)."""
     before = rows_before(config)
     table = position.new_zeros(before + position.shape[0], position.shape[1])
     table[before:] = position
@@ -28,26 +28,27 @@ def with_rows_before(position: "Tensor", config: Config) -> "Tensor":
 
 
 def without_rows_before(position: "Tensor", config: Config) -> "Tensor":
-    """Take off the rows that `with_rows_before` puts there."""
+    """Remove the rows that `with_rows_before` adds."""
     return position[rows_before(config) :].clone()
 
 
 class Roberta(Family):
-    """A family of which `max_position_embeddings` counts the rows before the first token's as well."""
+    """A family whose `max_position_embeddings` also counts the rows before the first token's."""
 
     def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
-        """The fields of config.json, but for those that name class and dtype."""
+        """Return the fields of config.json, without class and dtype."""
         fields = super().config(run, vocabulary)
         return fields | {"max_position_embeddings": fields["max_position_embeddings"] + rows_before(fields)}
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """The encoder settings that a config.json states, by name; None for what it lacks or we do not have."""
+        """Return the encoder settings stated in a config.json, by name; None for those that it lacks or we do not
+        have."""
         found = super().settings(config)
         return found | {"max_positions": (found["max_positions"] or 0) - rows_before(config)}
 
     def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":
-        """What transformers' forward takes for a packed batch. It takes positions as well where a token is <pad>, which
-        random replacement makes of some: transformers would not count it."""
+        """Return the inputs of transformers' forward for a packed batch, with explicit positions if a token is <pad>
+        (random replacement produces some): transformers would not count it."""
         inputs = super().inputs(batch, pad)
         if (batch.input_ids == pad).any():
             mask = inputs["attention_mask"]
@@ -72,7 +73,7 @@ ROBERTA_FOR_MASKED_LM = Roberta(
         ),
         "mlm_head.dense": "lm_head.dense",
         "mlm_head.norm": "lm_head.layer_norm",
-        "mlm_head": "lm_head",  # its bias, one number a word
+        "mlm_head": "lm_head",  # its bias, one number per word
         "nsp_head.pooler": "roberta.pooler.dense",
     },
     heads={"mlm": Head("logits")},

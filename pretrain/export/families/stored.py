@@ -1,6 +1,6 @@
-"""Read the tensors of a Hugging Face folder, by the names that they have there.
+"""Read the tensors of a Hugging Face folder, by their names in its files.
 
-Only safetensors is read: loading it runs no code.
+Reads only safetensors: loading it runs no code.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from pretrain.export.families.registry import weight_files
 
 
 def stored_tensors(folder: Path, paths: Sequence[Path] = ()) -> dict[str, Tensor]:
-    """Read all weight files of the folder, or `paths` in it. Raises UserError where it has none, or a damaged one."""
+    """Read all weight files of the folder, or `paths` in it. Raises UserError if it has none, or one is damaged."""
     stored: dict[str, Tensor] = {}
     for path in paths or weight_files(folder):
         try:

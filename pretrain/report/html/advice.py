@@ -1,4 +1,4 @@
-"""List what a person should look at in a run, and what to do about it: nothing where all is well."""
+"""List problems of a run and what to do about them."""
 
 from dataclasses import dataclass
 from html import escape
@@ -13,16 +13,16 @@ from pretrain.report.html.record import Points, RunRecord
 from pretrain.run.tolerant_json import number
 
 MANY = 0.05
-"""Share of batches from which skipped ones are grave."""
+"""Share of batches from which skipped ones are serious."""
 SLOWDOWN_SHARES, MIN_SLOW_LINES = {"waiting for data": 0.05, "rank": 0.1, "an outlier": 0.1}, 5
-"""Share and number of log lines from which what holds a run up is worth a word: ranks always jitter a little."""
+"""Share and number of log lines from which slowdowns are reported: ranks always jitter a little."""
 WORSE = 0.02
-"""Share by which the held-out loss has risen above its lowest when it is said that the model overfits."""
+"""Rise of the held-out loss above its minimum, as a share, from which overfitting is reported."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What is wrong, what to do, and whether it is grave."""
+    """What is wrong, what to do, and whether it is serious."""
 
     what: str
     remedy: str
@@ -30,7 +30,7 @@ class Advice:
 
 
 def advice_section(run: RunRecord) -> str:
-    """Return the warnings as a list, the grave ones first; empty where there are none."""
+    """Return the warnings as a list, serious ones first; empty if there are none."""
     found = sorted(advice(run), key=lambda one: not one.grave)
     items = "".join(
         f'<li class="{"grave" if one.grave else "mild"}"><b>{escape(one.what)}</b> {escape(one.remedy)}</li>'
@@ -43,7 +43,7 @@ def advice_section(run: RunRecord) -> str:
 
 
 def advice(run: RunRecord) -> list[Advice]:
-    """All of it, in the order of the page."""
+    """Return all advice, in the order of the page."""
     return [*_ends(run), *_broken(run), *_batches(run), *_learning(run), *_speed(run), *_files(run)]
 
 
@@ -79,7 +79,7 @@ def _broken(run: RunRecord) -> list[Advice]:
 
 
 def _not_finite(metrics: dict[str, Points], names: dict[str, str], lines: str) -> list[Advice]:
-    """Of the first of these metrics that has a value which is no number."""
+    """Warn of the first of these metrics with a value that is not finite."""
     for name, words in names.items():
         points = metrics.get(name)
         if points is not None and (wrong := points.steps[~np.isfinite(points.values)]).size:
@@ -147,7 +147,7 @@ def _learning(run: RunRecord) -> list[Advice]:
 
 
 def _risen(points: Points) -> float | None:
-    """Return the step of the lowest value, where the newest is clearly above it."""
+    """Return the step of the minimum, if the newest value is clearly above it."""
     finite = np.isfinite(points.values)
     values, steps = points.values[finite], points.steps[finite]
     if len(values) < 3:

@@ -1,4 +1,4 @@
-"""Show the blanks that the exported model filled, beside the true words."""
+"""Show the blanks that the exported model filled, with the true words."""
 
 from html import escape
 from typing import Any
@@ -11,7 +11,7 @@ MAX_ROWS = 16
 
 
 def blanks_section(run: RunRecord) -> str:
-    """Return the section; empty for a run that was not exported yet."""
+    """Return the section; empty for a run that is not exported yet."""
     rows = "".join(_row(sample) for sample in objects(run.samples.get("samples"))[:MAX_ROWS])
     if not rows:
         return ""

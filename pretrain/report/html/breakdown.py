@@ -14,7 +14,7 @@ MOST_RANKS = 12
 
 
 def time_figures(run: RunRecord) -> list[str]:
-    """Figures, as HTML, of what was measured; those that were not are left out."""
+    """Return the measured times as HTML figures; those not measured are left out."""
     return [figure for figure in (_of_a_step(run), _of_the_run(run), _by_rank(run)) if figure]
 
 
@@ -38,7 +38,7 @@ def _of_a_step(run: RunRecord) -> str:
 
 
 def _of_the_run(run: RunRecord) -> str:
-    """Count the seconds of this run: evaluations and copies of checkpoints stand beside all else."""
+    """Return the seconds of this run: evaluations and checkpoint copies beside everything else."""
     seconds, spent = number(run.summary.get("seconds")), run.held_out.get("eval_seconds")
     blocked = sum(save.blocked for attempt in run.history for save in attempt.saves)
     evaluating = float(np.nansum(spent.values)) if spent is not None else 0.0
@@ -57,7 +57,7 @@ def _of_the_run(run: RunRecord) -> str:
 
 
 def _stack(id_: str, title: str, about: str, parts: dict[str, tuple[float, int]], unit: str) -> str:
-    """Return a bar in parts, each with its value and share beside it: the list is the table behind the picture."""
+    """Return a bar in parts, each with its value and share beside it, as the table of the picture."""
     total = sum(value for value, _ in parts.values()) or 1.0
     at, bars = 0.0, ""
     for value, colour in parts.values():
@@ -79,7 +79,7 @@ def _stack(id_: str, title: str, about: str, parts: dict[str, tuple[float, int]]
 
 
 def _by_rank(run: RunRecord) -> str:
-    """Say how often each rank was the slowest, and by how much: at random is well, one alone is not."""
+    """Show how often each rank was the slowest, and by how much: random is fine, always the same rank is not."""
     ranks, ratios = run.train.get("slowest_rank"), run.train.get("slowest_rank_ratio")
     if ranks is None or ratios is None:
         return ""

@@ -1,4 +1,4 @@
-"""Write the top of the page: what ran, where, how well, in one look."""
+"""Write the top of the page: what ran, where and how well, at a glance."""
 
 import math
 from datetime import datetime
@@ -29,7 +29,7 @@ STATUS = {
 
 
 def headline(run: RunRecord, advice: str) -> str:
-    """Title, status, how well it did in words, what to look at, then a tile for every number that matters."""
+    """Return title, status, the result in words, advice, and a tile for every important number."""
     kind, status = STATUS.get(run.status, ("fair", run.status))
     return (
         f'<header><p class="status {kind}">{escape(status)}</p><h1>{escape(run.name)}</h1>'
@@ -39,7 +39,7 @@ def headline(run: RunRecord, advice: str) -> str:
 
 
 def verdict(run: RunRecord) -> str:
-    """Say how well the run did, or does so far, in a sentence."""
+    """Describe in a sentence how well the run did, or is doing so far."""
     kind, figures = run.kind, run.figures
     loss, unigram = (
         number(figures.get(f"{HELD_OUT}{kind.name}_{what}")) for what in ("loss", "unigram_loss")
@@ -58,7 +58,7 @@ def verdict(run: RunRecord) -> str:
 
 
 def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
-    """Say the same of an objective that leads with something else, or of a run that was not evaluated yet."""
+    """Describe the same for an objective with another headline, or a run that is not yet evaluated."""
     terms = [kind for kind in kinds_in(figures) if not kind.part and not kind.labels]
     for name, caveat in [
         (run.headline, ""),
@@ -76,7 +76,7 @@ def _verdict_without_words(run: RunRecord, figures: dict[str, Any]) -> str:
 
 
 def moment(value: Any) -> datetime | None:
-    """Return a moment written as ISO 8601 text."""
+    """Format a moment given as ISO 8601 text."""
     try:
         return datetime.fromisoformat(str(value))
     except ValueError:
@@ -84,7 +84,7 @@ def moment(value: Any) -> datetime | None:
 
 
 def elapsed(run: RunRecord) -> float | None:
-    """Count the seconds of training: the run's own count, else from its start to its end."""
+    """Return the seconds of training: the run's own count, else from its start to its end."""
     own = number(run.summary.get("seconds"))
     if own is not None:
         return own
@@ -115,7 +115,7 @@ def _sentence(run: RunRecord) -> str:
 
 
 def _steps(run: RunRecord) -> float | None:
-    """Steps done: as the run itself says, once it has ended, else as its lines say."""
+    """Return the finished steps: from the summary of an ended run, else from its lines."""
     logged = max((float(metric.steps[-1]) for metric in run.train.values()), default=None)
     told = number(run.summary.get("step"))
     if told is None and run.status == "finished":
@@ -159,7 +159,8 @@ def _tiles(run: RunRecord) -> list[str]:
 
 
 def _left(run: RunRecord) -> float | None:
-    """Seconds to go of a run that goes on, at the pace of its newest tenth, of the newest phase if there are any."""
+    """Estimate the remaining seconds of a running run, at the pace of its newest tenth, within the newest phase if
+    any."""
     points, planned = run.train.get("seconds"), number(run.summary.get("steps"))
     if run.ended or points is None or planned is None:
         return None

@@ -1,4 +1,4 @@
-"""Show what became of a run: its attempts and checkpoints on a line of time, and its disturbances."""
+"""Show a run's history: its attempts and checkpoints on a timeline, and its disturbances."""
 
 from datetime import datetime, timedelta
 from html import escape
@@ -23,13 +23,13 @@ DISTURBANCES = {"skip": "batch skipped", "rollback": "rolled back", "damaged": "
 
 
 def history_section(run: RunRecord) -> str:
-    """Return the section, empty for a run that kept no record of either."""
+    """Return the section; empty for a run without records of either."""
     parts = [part for part in (_attempts(run), _checkpoints(run), _disturbances(run)) if part]
     return f'<section id="history"><h2>History</h2><div class="stackup">{"".join(parts)}</div></section>'
 
 
 def last_sign(run: RunRecord, attempt: Attempt) -> datetime:
-    """When this attempt was last known to go on."""
+    """Return when this attempt was last known to be running."""
     seconds = number(run.summary.get("seconds")) or 0.0
     return max(
         [attempt.ended or attempt.moment(seconds), attempt.started, *(save.at for save in attempt.saves)]
@@ -107,7 +107,7 @@ def _attempt_row(run: RunRecord, attempt: Attempt) -> str:
 
 
 def _reached(run: RunRecord, attempt: Attempt) -> float:
-    """Return the step that an attempt came to."""
+    """Return the last step of an attempt."""
     told = attempt.last if attempt.last is not None else number(run.summary.get("step"))
     return max(float(told or 0), float(attempt.first), *(float(save.step) for save in attempt.saves), 0.0)
 
@@ -117,7 +117,7 @@ def _clock(when: datetime, span: float) -> str:
 
 
 def _checkpoints(run: RunRecord) -> str:
-    """Every checkpoint that was made, and whether it is still there."""
+    """List every checkpoint that was made, and whether it still exists."""
     made = {save.step: save for attempt in run.history for save in attempt.saves}
     kept = {checkpoint.step: checkpoint for checkpoint in run.checkpoints}
     leads = run.held_out.get(f"{HELD_OUT}{run.kind.name}_loss")
@@ -169,14 +169,14 @@ def _short(seconds: float) -> str:
 
 
 def _state(here: SavedCheckpoint | None) -> str:
-    """Tell whether a checkpoint is still there; the name of its folder where that is not the usual one."""
+    """Return whether a checkpoint still exists, with the name of its folder if that is unusual."""
     if here is None:
         return "dropped"
     return "kept" if here.name == f"step-{here.step:08d}" else f"<code>{escape(here.name)}</code>"
 
 
 def _disturbances(run: RunRecord) -> str:
-    """Say what events.jsonl has: the newest ones in full."""
+    """Describe the events in events.jsonl: the newest ones in full."""
     if not run.events:
         return ""
     rows = "".join(_event_row(event) for event in reversed(run.events[-MOST_EVENTS:]))

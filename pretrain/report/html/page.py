@@ -1,7 +1,7 @@
-"""Write report.html of a run folder: one file that asks for nothing from anywhere.
+"""Write report.html of a run folder: one self-contained file without requests.
 
-A content security policy forbids every request, and every script but the one whose hash it names, so that a
-hostile name in a run's settings stays text even where escaping failed.
+A content security policy forbids every request, and every script except the one with the stated hash, so that a hostile
+name in a run's settings stays text even if escaping fails.
 """
 
 import base64
@@ -51,8 +51,8 @@ script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'">
 def render(run_folder: str | Path) -> Path:
     """Write RUN/report.html from the run's own files and return its path.
 
-    Works at any moment of a run; the same files give the same page. Raises UserError for a folder that
-    is not a run, OSError where the page cannot be written."""
+    Works at any time during a run; the same files give the same page. Raises UserError for a folder that is not a run,
+    OSError if the page cannot be written."""
     folder = Path(run_folder)
     page = page_of(read_run(folder))
     write_whole(folder / REPORT, [page.encode(errors="replace")])
@@ -101,7 +101,7 @@ def _sections(run: RunRecord) -> list[str]:
 
 
 def _menu(sections: list[str]) -> str:
-    """Link to the sections that are there."""
+    """Return links to the sections on the page."""
     found = re.findall(r'<section id="([a-z-]+)"><h2>([^<]+)</h2>', "\n".join(sections))
     links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in found)
     return f'<nav aria-label="Sections">{links}</nav>'

@@ -1,6 +1,6 @@
-"""Write the end of the page: how to run it again, and every setting.
+"""Write the end of the page: how to re-run it, and every setting.
 
-A report is made to be passed on: credentials inside URIs are redacted.
+Reports are shared: credentials inside URIs are redacted.
 """
 
 import json
@@ -20,7 +20,7 @@ _SECRET_NAME = re.compile(r"(?i)(password|secret|token|api_?key|credential)s?$")
 
 
 def reproduce_section(run: RunRecord) -> str:
-    """Return the commands, what must be the same for the same weights, and the versions it ran with."""
+    """Return the commands, what must be equal to get the same weights, and the versions it ran with."""
     lines = commands(run)
     shown = "\n".join(lines)
     block = (
@@ -65,7 +65,7 @@ def reproduce_section(run: RunRecord) -> str:
 
 
 def commands(run: RunRecord) -> list[str]:
-    """The command lines from text to model; of a run that was started otherwise than by `train`, its own alone."""
+    """Return the command lines from text to model; for a run not started by `train`, only its own."""
     words = redact(str(run.summary.get("command") or ""))
     verb = "maskmill train "
     if not words.startswith(verb):
@@ -81,7 +81,7 @@ def commands(run: RunRecord) -> list[str]:
 
 
 def settings_section(run: RunRecord) -> str:
-    """Return the resolved config, a table for each group, and whatever else the run recorded."""
+    """Return the resolved config, one table per group, and what else the run recorded."""
     plain = {name: value for name, value in run.config.items() if not isinstance(value, dict)}
     groups = {str(name): value for name, value in run.config.items() if isinstance(value, dict)}
     if plain:

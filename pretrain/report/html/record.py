@@ -1,6 +1,6 @@
 """Read a run folder into a RunRecord: metrics by name, final numbers, settings, checkpoints.
 
-Read from files alone, so that it works while the run goes on, after a kill, and on another machine.
+Reads only files, so that it works during a run, after a kill, and on another machine.
 """
 
 import math
@@ -35,7 +35,7 @@ SUMMARY, CONFIG, RUN, EVENTS = "summary.json", "config.yaml", "run.json", "event
 
 
 class Points(NamedTuple):
-    """One metric over the steps at which it was logged; a value that is not finite is NaN."""
+    """One metric over the steps at which it was logged; non-finite values are NaN."""
 
     steps: NDArray[np.float64]
     values: NDArray[np.float64]
@@ -53,13 +53,13 @@ class RunRecord:
     events: list[dict[str, Any]]  # skipped batches, rollbacks, damaged data, oldest first
     summary: dict[str, Any]
     config: dict[str, Any]
-    identity: dict[str, Any]  # what decides the weights
-    attempts: int  # how often the run was started: 1 and its resumptions
-    history: list[Attempt]  # what is known of each
+    identity: dict[str, Any]  # settings that decide the weights
+    attempts: int  # number of starts: 1 plus resumptions
+    history: list[Attempt]  # records of each attempt
     checkpoints: list[SavedCheckpoint]
     complaints: list[str]  # files that could not be read, in words
     ends: tuple[float, float] | None = None  # the first loss and the newest
-    top_token: str | None = None  # the model's commonest answer on held-out text
+    top_token: str | None = None  # the model's most frequent answer on held-out text
     samples: dict[str, Any] = field(default_factory=dict)  # blanks that an export filled
 
     @property
@@ -69,34 +69,34 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """finished, stopped, failed or running, as the run itself last said; `unknown` where it said nothing."""
+        """finished, stopped, failed or running, as the run itself last stated; `unknown` without a statement."""
         return str(self.summary.get("status") or "unknown")
 
     @property
     def ended(self) -> bool:
-        """Whether the summary is the run's last word."""
+        """Whether the summary is final."""
         return self.status in ("finished", "stopped", "failed")
 
     @property
     def phases(self) -> list[tuple[str, float, float]]:
-        """Name, first and last step of each phase; empty where the run has none."""
+        """Name, first and last step of each phase; empty if the run has none."""
         rows = objects(self.summary.get("phases"))
         ends = [(str(row.get("name")), number(row.get("first")), number(row.get("last"))) for row in rows]
         return [(name, first, end) for name, first, end in ends if first is not None and end is not None]
 
     @property
     def headline(self) -> str:
-        """The metric that the run's objective leads with."""
+        """The headline metric of the run's objective."""
         return headline_of(self.summary)
 
     @property
     def kind(self) -> Kind:
-        """What is predicted in that metric."""
+        """The kind of prediction in that metric."""
         return leading_kind(self.headline)
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The newest figures by name, held-out ones of no evaluation at step 0, with what the baselines are."""
+        """The newest figures by name, without held-out ones of an evaluation at step 0, and the baselines."""
         logged = self.summary.keys() | self.train.keys() | self.held_out.keys()
         names = {name for name in logged if is_shown(name, self.headline)}
         untrained = all(points.steps[-1] == 0 for points in self.held_out.values()) and bool(self.held_out)
@@ -111,17 +111,17 @@ class RunRecord:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong with what it has learnt."""
+        """Problems with what it has learnt."""
         return findings(self.figures, self.ends, self.headline)
 
     @property
     def lost(self) -> list[Attempt]:
-        """The attempts that ended without a word."""
+        """The attempts that did not log their end."""
         return [attempt for attempt in self.history if attempt.status == LOST]
 
     def final(self, name: str) -> float | None:
-        """The last finite value of a metric: the summary's where the run has ended, else the newest line's. None for a
-        held-out figure whose newest value is no number: an older one would stand for a model that is gone."""
+        """Return the last finite value of a metric: the summary's if the run has ended, else the newest line's. None
+        for a held-out figure whose newest value is not a number: an older one would describe an earlier model."""
         held_out = self.held_out.get(name)
         if held_out is not None and not math.isfinite(held_out.values[-1]):
             return None
@@ -131,7 +131,7 @@ class RunRecord:
         return second if first is None else first
 
     def setting(self, path: str) -> Any:
-        """The setting at a dotted path of config.yaml, as it is in the newest phase; None where there is none."""
+        """Return the setting at a dotted path of config.yaml, as in the newest phase; None if there is none."""
         own = _at(self._phase(), path)
         return _at(self.config, path) if own is None else own
 
@@ -147,7 +147,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Everything the report needs from `folder`. Raises UserError where it is no run."""
+    """Read everything that the report needs from `folder`. Raises UserError if it is not a run."""
     if not any((folder / name).is_file() for name in (METRICS, SUMMARY, CONFIG)):
         raise UserError(
             "not a run" if folder.is_dir() else "no such folder",
@@ -201,7 +201,7 @@ def _trust(lines: list[dict[str, Any]]) -> dict[str, Points]:
 
 
 def _slowdowns(lines: list[dict[str, Any]]) -> list[tuple[float, str]]:
-    """(step, words) of what slowed the run down, in the order of the log."""
+    """Return (step, words) of what slowed the run down, in the order of the log."""
     found = []
     for line in lines:
         step, words = number(line.get("step")), line.get("slowdowns")
@@ -211,7 +211,7 @@ def _slowdowns(lines: list[dict[str, Any]]) -> list[tuple[float, str]]:
 
 
 def points_by_name(lines: list[dict[str, Any]]) -> dict[str, Points]:
-    """Metric name -> its points in order of step. A step logged twice counts as its later line says."""
+    """Return metric name -> its points in order of step. For a step logged twice, the later line counts."""
     by_step: dict[float, dict[str, Any]] = {}
     for line in lines:
         step = number(line.get("step"))

@@ -20,7 +20,7 @@ BUDGET = (
 
 
 def data_section(run: RunRecord) -> str:
-    """Counts in a table, one column a split; shares and lengths as bars. Empty without statistics."""
+    """Return counts in a table, one column per split; shares and lengths as bars. Empty without statistics."""
     data = run.summary.get("data")
     if not isinstance(data, dict) or not data:
         return ""
@@ -42,7 +42,7 @@ def data_section(run: RunRecord) -> str:
 
 
 def _padding(run: RunRecord, part: dict[str, Any], longest: float | None) -> str:
-    """Padding as it is and as it would be, and, apart from it, how much of the token budget was used."""
+    """Show the padding, what it would be otherwise, and separately the used share of the token budget."""
     tokens, examples = number(part.get("tokens")), number(part.get("examples"))
     padded, own = number(part.get("padded_tokens")), middle(run.train.get("padding_share"))
     shares = {} if own is None else {"as trained": own}
@@ -62,7 +62,7 @@ def _padding(run: RunRecord, part: dict[str, Any], longest: float | None) -> str
 
 
 def splits_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the parts of the statistics, the training examples first; what stands outside all parts is `other`."""
+    """Return the parts of the statistics, the training examples first; values outside all parts are `other`."""
     parts = {name: part for name, part in data.items() if isinstance(part, dict)}
     rest = {name: value for name, value in data.items() if name not in parts}
     order: list[str] = [name for name in ("train", "held_out") if name in parts]
@@ -71,8 +71,8 @@ def splits_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def label_shares(run: RunRecord, split: str) -> list[float]:
-    """Share of each label among a split's pairs (else of the first part that counts them): labels are seldom in
-    balance, and a score means little without them. Empty where nothing counts them."""
+    """Return the share of each label among a split's pairs (else of the first part that counts them): labels are rarely
+    balanced, and a score means little without them. Empty if nothing counts them."""
     data = run.summary.get("data")
     parts = splits_of(data) if isinstance(data, dict) else {}
     for part in [parts.get(split, {}), *parts.values()]:
@@ -85,7 +85,7 @@ def label_shares(run: RunRecord, split: str) -> list[float]:
 
 
 def _labels(part: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Examples of each label and those without one; and what to call them."""
+    """Return the number of examples of each label and of those without one, and their names."""
     labels = part.get("pair_labels")
     counts = {
         **(labels if isinstance(labels, dict) else {}),
@@ -95,7 +95,7 @@ def _labels(part: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _tables(splits: dict[str, dict[str, Any]]) -> tuple[str, str]:
-    """Parts that count examples side by side, and every other part in a table of its own."""
+    """Return parts that count examples side by side, and every other part in its own table."""
     beside = {name: part for name, part in splits.items() if "examples" in part}
     alone = {name: part for name, part in splits.items() if name not in beside}
     tables = [f"<h3>{escape(_words(name))}</h3>{_counts({name: part})}" for name, part in alone.items()]
@@ -128,7 +128,7 @@ def _words(name: str) -> str:
 
 
 def _rates(splits: dict[str, dict[str, Any]]) -> list[str]:
-    """Shares that follow from the counts."""
+    """Return the shares computed from the counts."""
     rows = []
     for label, part_of, whole in (
         ("tokens an example", "tokens", "examples"),
@@ -154,7 +154,7 @@ def _value(value: Any) -> str:
 
 
 def _shares(title: str, part: dict[str, Any], names: dict[str, str]) -> str:
-    """Say how a whole is shared out."""
+    """Show the shares of a whole."""
     counts = {label: number(part.get(name)) or 0.0 for name, label in names.items() if name in part}
     total = sum(counts.values())
     if total <= 0:
@@ -163,7 +163,7 @@ def _shares(title: str, part: dict[str, Any], names: dict[str, str]) -> str:
 
 
 def _bars(title: str, shares: dict[str, float], scale: float = 1.0) -> str:
-    """Return a bar for each share, the longest possible one as long as `scale`."""
+    """Return a bar for each share, relative to `scale`."""
     bars = "".join(
         f'<div class="bar"><span>{escape(label)}</span>'
         f'<i class="b1" style="width:{min(52.0, max(0.3, 52 * share / scale)):.1f}%"></i>'
@@ -174,7 +174,7 @@ def _bars(title: str, shares: dict[str, float], scale: float = 1.0) -> str:
 
 
 def _lengths(part: dict[str, Any], longest: float | None) -> str:
-    """Examples by length, in equal bins up to the sequence length."""
+    """Show examples by length, in equal bins up to the sequence length."""
     values = part.get(HISTOGRAM)
     counts = [number(value) or 0.0 for value in values] if isinstance(values, list) else []
     if not counts or len(counts) > 1024 or max(counts) <= 0:

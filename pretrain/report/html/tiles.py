@@ -1,4 +1,4 @@
-"""Show a run's figures of learning as tiles, each beside its baseline."""
+"""Show a run's learning figures as tiles, each beside its baseline."""
 
 import math
 from html import escape
@@ -11,8 +11,8 @@ from pretrain.run.tolerant_json import number
 
 
 def learning_tiles(run: RunRecord) -> list[str]:
-    """Loss, accuracy and, of words, perplexity of what leads on held-out text; in training where nothing was held
-    out."""
+    """Return tiles of the headline's held-out loss, accuracy and, for words, perplexity; training figures if nothing
+    was held out."""
     kind, figures = run.kind, run.figures
     if number(figures.get(f"{HELD_OUT}{kind.name}_loss")) is not None:
         tiles = _other_tiles(run) if leads_alone(run.headline) else []
@@ -26,7 +26,7 @@ def learning_tiles(run: RunRecord) -> list[str]:
 
 
 def tile(name: str, value: str, unit: str, about: str, picture: str = "", wide: bool = False) -> str:
-    """One figure with its name above it, and what it means below it."""
+    """Return one figure with its name above it and its meaning below it."""
     return (
         f'<div class="tile{" wide" if wide else ""}"><h2>{escape(name)}</h2>'
         f'<p class="value">{escape(value)}{f" <small>{escape(unit)}</small>" if unit else ""}</p>'
@@ -81,7 +81,7 @@ def _perplexity_tile(run: RunRecord) -> str:
 
 
 def _kinds(run: RunRecord, prefix: str) -> str:
-    """Say what is predicted where a word is visible, in a sentence; empty where that is not known."""
+    """Describe the accuracy at visible words in a sentence; empty if unknown."""
     kept, random = (number(run.figures.get(f"{prefix}{kind}_accuracy")) for kind in ("kept", "random"))
     if kept is None:
         return ""
@@ -90,7 +90,7 @@ def _kinds(run: RunRecord, prefix: str) -> str:
 
 
 def _other_tiles(run: RunRecord) -> list[str]:
-    """Of an objective that leads with something else, and of a run without what leads: as it is, nothing claimed."""
+    """Return tiles for an objective with another headline, or a run without headline figures, without a judgement."""
     terms = [kind for kind in kinds_in(run.figures) if not kind.part and not kind.labels]
     for name, caveat in [(run.headline, ""), *((f"{kind.name}_loss", kind.caveat) for kind in terms)]:
         for key, where in ((f"{HELD_OUT}{name}", "On held-out text."), (name, _in_training(run, name))):
@@ -103,7 +103,7 @@ def _other_tiles(run: RunRecord) -> list[str]:
 
 
 def _in_training(run: RunRecord, name: str) -> str:
-    """Why a figure is that of training."""
+    """Return why a figure is from training."""
     held_out = run.held_out.get(f"{HELD_OUT}{name}")
     if held_out is None:
         return "In training; this run was not evaluated on held-out text."

@@ -1,1 +1,1 @@
-"""Draw a run's figures as SVG pictures, each with the numbers behind it."""
+"""Draw a run's figures as SVG pictures, each with its numbers."""

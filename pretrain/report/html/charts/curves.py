@@ -1,6 +1,6 @@
-"""Draw a run's pictures: learning, optimizer, speed. What the run did not log is left out.
+"""Draw a run's charts: learning, optimizer, speed. Metrics that the run did not log are left out.
 
-`PICTURES` is the table of those that every run has; what it learns is drawn as its figures name it.
+`PICTURES` lists the charts of every run; learning charts are chosen by the names of its figures.
 """
 
 import math
@@ -33,12 +33,13 @@ PEAKS = {
     "data sheet": "the data sheet's peak of this device",
     "measured": "the peak measured on these cores: an fp32 product of 1024 x 1024 matrices",
 }
-"""Where a run's peak comes from, in words."""
+"""The source of a run's peak, in words."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric and how it is drawn; the last pair label and padding are dashed, not told by colour alone."""
+    """A metric and how it is drawn; the last pair label and padding are dashed, so that colour is not the only
+    difference."""
 
     name: str
     metric: str
@@ -46,7 +47,7 @@ class Curve:
     dots: bool = False
 
     def series(self, run: RunRecord, noisy: bool) -> list[Series]:
-        """Say what was logged of it: nothing, or one line."""
+        """Return the logged series of the metric: none, or one line."""
         source = run.held_out if self.metric.startswith(HELD_OUT) else run.train
         points = source.get(self.metric)
         if points is None:
@@ -57,7 +58,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart to be drawn where the run logged something of it."""
+    """A chart to draw if the run logged any of its metrics."""
 
     section: str
     id: str
@@ -73,7 +74,7 @@ class Picture:
 
 
 def charts(run: RunRecord) -> dict[str, list[str]]:
-    """Section title -> its figures, as HTML."""
+    """Return section title -> its figures, as HTML."""
     marks = marks_of(run)
     figures: dict[str, list[str]] = {LEARNING: [], OPTIMIZER: [], SPEED: []}
     for picture in [*_learning(run), *PICTURES]:
@@ -95,7 +96,7 @@ def charts(run: RunRecord) -> dict[str, list[str]]:
 
 
 def ceiling(run: RunRecord) -> str:
-    """Say what the hardware could do at most, in a sentence, where the run measured its share of the peak."""
+    """Describe the hardware's maximum in a sentence, if the run measured its share of the peak."""
     speed, share = run.final("tokens_per_s"), run.final("mfu")
     if not speed or not share or share <= 0:
         return ""
@@ -107,7 +108,7 @@ def ceiling(run: RunRecord) -> str:
 
 
 def marks_of(run: RunRecord) -> tuple[Mark, ...]:
-    """Say where phases began, where the run was resumed, and the batches that were skipped."""
+    """Return marks for the starts of phases, resumptions and skipped batches."""
     found = [Mark(first, PHASE, name) for name, first, _ in run.phases]
     found += [Mark(attempt.first, RESUMED) for attempt in run.history[1:]]
     steps = [number(event.get("step")) for event in run.events if event.get("event") in ("skip", "rollback")]
@@ -115,8 +116,8 @@ def marks_of(run: RunRecord) -> tuple[Mark, ...]:
 
 
 def _ceilings(run: RunRecord) -> list[Series]:
-    """Tokens a second at the peak, at each log step: it follows the lengths of the examples a little, and each attempt
-    measures the peak of its own machine."""
+    """Return the tokens per second at the peak, at each log step: it varies a little with the lengths of the examples,
+    and each attempt measures the peak of its own machine."""
     speed, share = run.train.get("tokens_per_s"), run.train.get("mfu")
     if speed is None or share is None:
         return []
@@ -137,7 +138,7 @@ def _baseline(name: str, metric: str) -> Callable[[RunRecord], list[Level]]:
 
 
 def _knowing_shares(run: RunRecord) -> list[Level]:
-    """Entropy in nats of a label, knowing only how often each is right."""
+    """Return the entropy of a label in nats, from the frequency of each."""
     shares = label_shares(run, "train") or [0.5, 0.5]
     return [Level("knowing only the shares", -sum(part * math.log(part) for part in shares if part > 0))]
 
@@ -156,7 +157,8 @@ def _held_out(metric: str) -> Curve:
 
 
 def _learning(run: RunRecord) -> list[Picture]:
-    """Pictures of what the run learns, as its figures name it: what leads, pairs, what copying could do, the terms."""
+    """Return the learning charts, by the names of the figures: headline, pairs, what copying could achieve, the loss
+    terms."""
     kinds = [kind for kind in kinds_in(run.train) if kind != run.kind]
     parts = [kind for kind in kinds if kind.part]
     others = [kind for kind in kinds if not kind.part and not kind.labels]
@@ -191,7 +193,7 @@ def _learning(run: RunRecord) -> list[Picture]:
 
 
 def _of_words(kind: Kind) -> list[Picture]:
-    """Of predictions of words, beside what word frequencies alone give."""
+    """Return the charts of word predictions, beside the word-frequency baselines."""
     where = kind.at if kind.at.startswith("at ") else f"of {kind.subject}"
     return [
         Picture(LEARNING, f"{kind.name}-loss", title_of(kind.said("loss")),
@@ -206,7 +208,7 @@ def _of_words(kind: Kind) -> list[Picture]:
 
 
 def _of_pairs(kind: Kind) -> list[Picture]:
-    """Of a pair task, with a curve for each label."""
+    """Return the charts of a pair task, with a curve for each label."""
     last = label_title(kind.labels[-1])
     return [
         Picture(LEARNING, f"{kind.name}-loss", title_of(kind.said("loss")),
@@ -224,7 +226,7 @@ def _by_label(kind: Kind, what: str) -> tuple[Curve, ...]:
 
 
 def _where_a_word_is_shown(kinds: list[Kind]) -> list[Picture]:
-    """Of positions that show a word, which copying gets right or wrong."""
+    """Return the charts of positions that show a word, where copying is right or wrong."""
     curves = {
         what: tuple(
             Curve(f"{kind.name}, {split}", f"{prefix}{kind.name}_{what}", 3 + i, dots=bool(prefix))
@@ -243,7 +245,7 @@ def _where_a_word_is_shown(kinds: list[Kind]) -> list[Picture]:
 
 
 def _of_others(kind: Kind) -> list[Picture]:
-    """Of anything else that an objective predicts."""
+    """Return the charts of an objective's other predictions."""
     caveat, name = f" {kind.caveat}" if kind.caveat else "", kind.name.replace("_", "-")
     return [
         Picture(LEARNING, f"{name}-loss", title_of(kind.said("loss")), f"Lower is better.{caveat}",

@@ -1,8 +1,7 @@
 """Draw charts as SVGs that stretch to any width, with their numbers in a table.
 
-Lines live in an SVG of 1000 x 1000 units that is stretched to the plot; strokes keep their width, and the
-axis labels are HTML at percentages, so that text keeps its size on a phone. A picture's size on the page is
-bounded, however long the run.
+Lines are in an SVG of 1000 x 1000 units that is stretched to the plot; strokes keep their width. Axis labels are HTML
+at percentages, so that text keeps its size on a phone. A picture's size on the page is bounded, however long the run.
 """
 
 import math
@@ -17,15 +16,15 @@ from pretrain.report.html.charts.scales import running_middle, text, thin, ticks
 from pretrain.report.html.record import Points, last
 
 RAW_POINTS = 600
-"""Most points drawn of a line."""
+"""Maximum number of points drawn per line."""
 MOST_MARKS = 60
-"""Most marks of a kind; beyond it they say nothing."""
+"""Maximum number of marks of a kind; more would be unreadable."""
 PHASE, RESUMED, SKIPPED = "phase", "resumed", "skipped"
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a step: a phase began, the run was resumed, a batch was skipped."""
+    """An event at a step: a phase began, the run was resumed, a batch was skipped."""
 
     step: float
     kind: str
@@ -34,18 +33,18 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """What one picture shows."""
+    """The contents of one picture."""
 
     id: str
     title: str
-    about: str  # unit, and which way is good
+    about: str  # unit, and which direction is better
     series: list[Series]
     levels: list[Level]
     share: bool = False  # values are shares of one, shown in percent
-    whole: bool = False  # the axis goes from nothing to all, 0 to 1
+    whole: bool = False  # the axis covers 0 to 1
     zero: bool = False  # the axis starts at zero
     marks: tuple[Mark, ...] = ()
-    wide: bool = False  # takes the room of two
+    wide: bool = False  # twice as wide
 
 
 def draw(chart: Chart) -> str:
@@ -123,7 +122,7 @@ def _plot(
 
 
 def _marks_within(chart: Chart, x_range: tuple[float, float]) -> dict[str, list[Mark]]:
-    """Return the marks by kind that lie within the frame, and are so few that they tell something."""
+    """Return the marks by kind that are within the frame and few enough to be useful."""
     found: dict[str, list[Mark]] = {}
     for mark in chart.marks:
         if mark.kind == PHASE:  # the first begins before its first log line
@@ -157,7 +156,7 @@ def _line(s: Series, middle: Points, x_range: tuple[float, float], y_range: tupl
 
 
 def _path(points: Points, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
-    """Return a polyline that lifts its pen over every NaN; a lone point between two becomes a dot."""
+    """Return a polyline with a gap at every NaN; a lone point between two becomes a dot."""
     parts, pen_down = [], False
     for x, y in _places(points, x_range, y_range):
         if y is not None:
@@ -180,7 +179,7 @@ def _x(step: float, x_range: tuple[float, float]) -> float:
 
 
 def _y(value: float, y_range: tuple[float, float]) -> float:
-    """From the top; what lies far outside is held just outside, where the frame cuts it off."""
+    """Return the y coordinate from the top; values far outside the range are clamped just outside the frame."""
     return min(1500.0, max(-500.0, 1000 * (y_range[1] - value) / (y_range[1] - y_range[0])))
 
 
@@ -191,7 +190,7 @@ def _tick(value: float, share: bool) -> str:
 
 
 def _legend(chart: Chart, series: list[Series], smooth: list[Points], marks: dict[str, list[Mark]]) -> str:
-    """List the names with their last values, so that the eye need not travel to the axis."""
+    """Return the legend with last values, so that readers need not look at the axis."""
     items = []
     for s, middle in zip(series, smooth, strict=True):
         kind = f"s{s.colour}" + (" dot" if s.dots else " dashed" if s.dashed else "")
@@ -200,7 +199,7 @@ def _legend(chart: Chart, series: list[Series], smooth: list[Points], marks: dic
     items += [
         _key(kind, "M9 0V10", kind, text(len(found)))
         for kind, found in marks.items()
-        if kind != PHASE and chart.wide  # one chart of a section says what the marks are
+        if kind != PHASE and chart.wide  # one chart per section explains the marks
     ]
     return f'<ul class="legend">{"".join(items)}</ul>'
 
@@ -213,7 +212,7 @@ def _key(kind: str, path: str, name: str, value: str) -> str:
 
 
 def _broken(series: list[Series]) -> str:
-    """Which series have values that are not finite, how many, and since when."""
+    """Describe the series that have non-finite values: which, how many, and since when."""
     notes = []
     for s in series:
         steps = s.points.steps[~np.isfinite(s.points.values)]

@@ -1,4 +1,4 @@
-"""Put the numbers of a chart into words, into a table, and into data for the script that reads them off."""
+"""Format the numbers of a chart as text, as a table, and as data for the page's script."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pretrain.report.html.charts.scales import text, thin
 from pretrain.report.html.record import Points
 
 DOTS = 240
-"""Most points of a row of dots, and of a line that the script reads values off."""
+"""Maximum number of points per row of dots, and per line that the script reads values from."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Level:
 
 
 def description(series: list[Series], levels: list[Level], share: bool) -> str:
-    """First and last value of each line, and the levels."""
+    """Describe the first and last value of each line, and the levels."""
     parts = []
     for s in series:
         finite = np.isfinite(s.points.values)
@@ -48,7 +48,8 @@ def description(series: list[Series], levels: list[Level], share: bool) -> str:
 
 
 def table(series: list[Series], share: bool) -> str:
-    """Return the picture in numbers: up to twelve steps, evenly apart, of the sparsest series that has so many."""
+    """Return the numbers of the picture as a table: up to twelve evenly spaced steps of the sparsest series that has
+    that many."""
     by_count = sorted(series, key=lambda s: len(s.points.steps))
     chosen = next((s for s in by_count if len(s.points.steps) >= 6), by_count[-1]).points.steps
     steps = np.unique(chosen[np.linspace(0, len(chosen) - 1, min(12, len(chosen))).round().astype(int)])
@@ -65,13 +66,13 @@ def table(series: list[Series], share: bool) -> str:
 
 
 def _near(points: Points, step: float, reach: float) -> float | None:
-    """Return the value logged nearest to `step`, None where none is within `reach`."""
+    """Return the value logged nearest to `step`, None if there is none within `reach`."""
     index = int(np.argmin(np.abs(points.steps - step)))
     return float(points.values[index]) if abs(points.steps[index] - step) <= reach else None
 
 
 def for_script(series: list[Series], smooth: list[Points], x_range: tuple[float, float], share: bool) -> str:
-    """Say what the script needs to read values off the picture: names and points, four digits each."""
+    """Return what the script needs to read values off the picture: names and points, four digits each."""
     lines = []
     for s, middle in zip(series, smooth, strict=True):
         drawn = middle if middle is not s.points else thin(middle, DOTS)

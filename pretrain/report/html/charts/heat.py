@@ -1,7 +1,7 @@
-"""Draw trust ratios by layer over steps, dark where the ratio is high.
+"""Draw trust ratios by layer over steps, darker for higher ratios.
 
-A row is a layer: the geometric mean over its tensors, since ratios are factors. Colours are on a logarithmic scale, in
-as many shades as an eye tells apart, and each shade is one path, so that the picture stays small.
+Each row is a layer: the geometric mean over its tensors, since ratios are factors. Colours are on a logarithmic scale
+with a limited number of shades, and each shade is one path, so that the picture stays small.
 """
 
 import json
@@ -19,7 +19,7 @@ SHADES, COLUMNS, ROWS = 10, 72, 64
 
 
 def trust_picture(run: RunRecord) -> str:
-    """Return the heat map as an HTML figure; where the ratios were not logged, how to have them."""
+    """Return the heat map as an HTML figure; if the ratios were not logged, how to log them."""
     if not run.trust:
         return _missing() if "trust_ratio" in run.train else ""
     rows = by_layer(run.trust)
@@ -37,8 +37,8 @@ def trust_picture(run: RunRecord) -> str:
 
 
 def by_layer(trust: dict[str, Points]) -> dict[str, Points]:
-    """Row name -> geometric mean of its tensors' ratios at each step: embeddings, layers from the first, heads. Where
-    layers are very many, neighbours share a row."""
+    """Return row name -> geometric mean of its tensors' ratios at each step: embeddings, layers from the first, heads.
+    With very many layers, neighbours share a row."""
     layers = {name: layer_of(name) for name in trust}
     last = max((layer for layer in layers.values() if layer is not None), default=0)
     width = max(1, math.ceil(last / ROWS))
@@ -69,7 +69,7 @@ def _mean(group: list[Points]) -> Points:
 
 
 def binned(rows: dict[str, Points]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Edges of stretches of steps, and the mean ratio of each row in each (NaN where none was logged)."""
+    """Return the edges of step bins, and the mean ratio of each row in each bin (NaN if none was logged)."""
     steps = np.unique(np.concatenate([points.steps for points in rows.values()]))
     count = min(COLUMNS, len(steps))
     firsts = steps[np.arange(count) * len(steps) // count]

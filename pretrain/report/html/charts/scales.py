@@ -1,4 +1,4 @@
-"""Compute what a picture needs from numbers: text, axis limits, tick values, fewer points, smoother lines."""
+"""Compute text, axis limits, tick values, thinned points and smoothed lines for charts."""
 
 import math
 
@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from pretrain.report.html.record import Points
 
 SMOOTH_POINTS = 160
-"""Most points of a smooth line."""
+"""Maximum number of points of a smooth line."""
 SMOOTH_FROM = 40
 """A line with fewer points is drawn as it is."""
 
 
 def text(value: float | None, share: bool = False) -> str:
-    """Return a number as people write it: four digits, thousands apart, powers of ten for the very small."""
+    """Format a number for people: four digits, separated thousands, powers of ten for very small numbers."""
     if value is None or not math.isfinite(value):
         return "—"
     if share:
@@ -30,7 +30,7 @@ def text(value: float | None, share: bool = False) -> str:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round values from `low` to `high`: steps of 1, 2 or 5 times a power of ten."""
+    """Return about `count` round values from `low` to `high`: steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
     rough = (high - low) / max(1, count)
@@ -41,8 +41,8 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def thin(points: Points, limit: int) -> Points:
-    """At most about `limit` points that draw the same picture: lowest and highest of every stretch of steps,
-    and a NaN for every stretch that has one, so that gaps stay gaps."""
+    """Return about `limit` points at most that draw the same picture: minimum and maximum of every bin of steps, and a
+    NaN for every bin that has one, so that gaps stay gaps."""
     if len(points.values) <= limit:
         return points
     keep: list[NDArray[np.intp]] = []
@@ -58,8 +58,8 @@ def thin(points: Points, limit: int) -> Points:
 
 
 def running_middle(points: Points) -> Points:
-    """Return the mean of the middle half of the values around, at up to SMOOTH_POINTS places: smooth, and not moved
-    by a wild value. A NaN stands between two places where a value between them is not finite."""
+    """Return the mean of the middle half of the neighbouring values, at up to SMOOTH_POINTS places: smooth and robust
+    to outliers. A NaN separates two places if a value between them is not finite."""
     count = len(points.values)
     if count < SMOOTH_FROM:
         return points
@@ -84,8 +84,8 @@ def running_middle(points: Points) -> Points:
 
 
 def value_range(values: NDArray[np.float64], levels: list[float], zero: bool) -> tuple[float, float]:
-    """Lowest and highest value of an axis that shows finite `values` and `levels`, from zero if so asked and
-    nothing is negative. A few wild values are left outside, so that they do not flatten all the others."""
+    """Return the minimum and maximum of an axis that shows finite `values` and `levels`, from zero if asked for and
+    nothing is negative. A few outliers are left outside, so that they do not flatten all the others."""
     low, high = (float(q) for q in np.quantile(values, [0.01, 0.99]))
     room = max(high - low, 0.02 * abs(high), 1e-12)
     low, high = max(float(values.min()), low - room), min(float(values.max()), high + room)
