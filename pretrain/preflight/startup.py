@@ -30,7 +30,7 @@ MAX_EPOCHS = 40
 
 def check_links(world: World) -> str:
     """All-reduce a vector over all ranks and return the speed in words. Raises UserError if the sum is wrong.
-    Collective."""
+    All ranks call this."""
     hosts = world.gather(socket.gethostname())
     where = f"{world.size} ranks on {len(set(hosts))} machine{'s' if len(set(hosts)) > 1 else ''} ({world.device.type})"
     if world.size == 1:

@@ -1,6 +1,6 @@
 """Connect to a run on W&B, online or offline, and send points to it. The only import of wandb.
 
-Every call has a time limit, and no W&B failure ends a training: each is reported in one line.
+Nothing here blocks forever, and no W&B failure ends a training: each is reported in one line.
 """
 
 import os
