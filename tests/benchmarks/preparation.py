@@ -95,7 +95,7 @@ def stage_seconds(work: Work, small: Path, folder: Path) -> dict[str, float]:
     clock.watch("reading", tasks, "read")
     clock.watch("given sentences", tasks, "split")
     clock.watch("tokenization", tasks, "tokenize")
-    clock.watch("gathering", tasks, "save_sorted", "plan", "find", "merge")
+    clock.watch("gathering", tasks, "save_sorted", "plan_pools", "locate", "merge")
     clock.watch("pairs", load(SEQUENCES), "pieces")
     clock.watch("masks", Masker, "__call__")
     clock.watch("shuffling", tasks, "concatenate")

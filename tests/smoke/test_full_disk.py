@@ -74,7 +74,7 @@ def test_a_full_disk(
     lines = in_namespace(script, settings, tmp_path)
     assert lines[0] == "code 2", lines
     assert lines[1].startswith("maskmill: "), lines
-    assert "cannot be written: No space left on device (make room" in lines[1]
+    assert "cannot be written: No space left on device (free some space" in lines[1]
     done, again, same = lines[2:]
     assert int(done) == done_before
     assert again.startswith("already prepared")
@@ -91,7 +91,7 @@ def test_a_full_disk_while_comparing_documents(settings: list[str], tmp_path: Pa
     """
     code, line, done = in_namespace(script, settings, tmp_path)
     assert code == "code 2", line
-    assert "cannot be written: No space left on device (make room" in line
+    assert "cannot be written: No space left on device (free some space" in line
     assert int(done) == 0
 
 

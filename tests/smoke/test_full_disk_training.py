@@ -112,7 +112,7 @@ def test_saves_that_find_no_room_are_told_tried_again_and_harm_nothing(said: dic
         assert "No space left on device" in told[0]
         assert "the latest checkpoint is still step 4" in told[0]
     *warnings, last = full.err.splitlines()
-    assert "cannot be written: No space left on device (make room" in last
+    assert "cannot be written: No space left on device (free some space" in last
     assert all("metrics.jsonl: No space left on device" in line for line in warnings), full.err
     folders = {name.split("/")[3] for name in full.files if name.startswith("disk/run/checkpoints/step-")}
     assert folders == {"step-00000002", "step-00000004"}, "the room of those that failed is free again"
@@ -133,7 +133,7 @@ def test_an_export_that_finds_no_room_leaves_nothing_and_harms_nothing(said: dic
     for name in ("export full", "export again full"):
         assert said[name].code == 2, said[name]
         assert len(said[name].err.splitlines()) == 1, said[name].err
-        assert "cannot be written: No space left on device (make room" in said[name].err
+        assert "cannot be written: No space left on device (free some space" in said[name].err
     assert model(said["export full"].files, "small") == {}
     assert said["export room"].code == said["export"].code == 0, said["export room"]
     whole = model(said["export"].files, "disk/run/export")

@@ -172,7 +172,7 @@ def test_bins_save_padding_and_change_no_example(text: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        (["data.order=sequential", "data.bin_width=16"], "choose one"),
+        (["data.order=sequential", "data.bin_width=16"], "data.bin_width=0, or data.order=shuffled"),
         (
             ["data.mode=exact", "data.sentences=lines", "data.held_out=0", "data.order=sequential"],
             "exact shuff",
