@@ -4,6 +4,7 @@ It is the run's only copy of the history: a resumed run cuts it at its checkpoin
 """
 
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -77,10 +78,14 @@ def layer_of(tensor: str) -> int | None:
 
 
 def wrong_figure(values: Mapping[str, Any]) -> str:
-    """Return the name of a figure of FIGURES that is not a number; empty if all are. NaN is a number, null is
-    unknown."""
-    known = {name: v for name, v in values.items() if v is not None and FIGURES.fullmatch(name)}
-    return next((name for name, value in known.items() if not is_number(value) and value == value), "")
+    """Return the name of a figure of FIGURES that is not a number; empty if all are. NaN is a number, and so is
+    infinity as a part of the training loss, which a diverging model reports; null is unknown."""
+    for name, value in values.items():
+        if value is None or not FIGURES.fullmatch(name) or is_number(value) or value != value:
+            continue
+        if value != math.inf or not name.endswith("_loss") or name.startswith("held_out_"):
+            return name
+    return ""
 
 
 def cut_metrics(folder: Path, step: int) -> int:

@@ -268,6 +268,7 @@ def test_what_is_there_is_not_made_again(tiny: list[str], maskmill: Maskmill, tm
     assert names(found.jobs) == ["export"]
     note = tmp_path / "run/export/maskmill.json"
     note.parent.mkdir()
+    (note.parent / "config.json").write_text("{}")
     note.write_text('{"step": 1}')  # exported, then trained to the end
     assert names(chain(request_for([*own[:-1], "train.steps=2"], size), list(STAGES)).jobs) == ["export"]
     assert f"maskmill export {tmp_path}/run" in maskmill("status", f"{tmp_path}/run").stdout
