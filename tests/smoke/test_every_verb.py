@@ -11,10 +11,10 @@ from pretrain.checkpoint.store import newest_checkpoint
 from pretrain.export.families.base import Family
 from pretrain.export.families.registry import FAMILIES
 from pretrain.export.writer import family_folders
-from pretrain.objectives.registry import OBJECTIVES, registered, with_defaults
-from tests.command_line import TINY, Maskmill, described, setting, write_text
+from pretrain.objectives.registry import OBJECTIVES, with_defaults
+from tests.command_line import Maskmill, described, setting
+from tests.factories.members import member_settings
 from tests.factories.teachers import teacher_settings
-from tests.run_ends import assert_bit_equal
 
 
 @pytest.mark.multirank
@@ -23,7 +23,7 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
     run, data, made = tmp_path / "run", tmp_path / "shards", with_defaults(objective)
     settings = [
         *tiny,
-        *member(objective, maskmill, tmp_path),
+        *member_settings(objective, maskmill, tmp_path),
         f"run.dir={run}",
         f"data.out={data}",
         "run.ranks=2",
@@ -92,50 +92,6 @@ def check_export(folder: Path, family: Family, words: Tensor, maskmill: Maskmill
     (folder / "tokenizer_config.json").write_text(f"{config}\n")
     assert "tokenizer_config.json" in maskmill("inspect", str(folder), code=2).stderr
     (folder / "tokenizer_config.json").write_text(config)
-
-
-def member(objective: str, maskmill: Maskmill, folder: Path) -> list[str]:
-    """Settings with which every verb is about this objective; in `folder` a vocabulary of the kind that it needs."""
-    known = registered(objective)
-    settings = [f"objective.name={objective}", f"data.masking={known.masking[0]}"]
-    settings += [f"{key}={values[0]}" for key, values in known.needs.items()]
-    if "vocabulary.kind" not in known.needs:
-        return settings
-    write_text(folder / "text.txt")
-    settings += [f"data.vocab={folder}/vocabulary", "vocabulary.lowercase=true"]
-    maskmill("vocab", "demo", *TINY, *settings, f"data.sources={folder}/text.txt")
-    return settings
-
-
-@pytest.mark.multirank
-@pytest.mark.parametrize("stage", [3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2))])
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_objective_resumes_bit_equal_at_every_stage(
-    objective: str, stage: int, tiny: list[str], maskmill: Maskmill, tmp_path: Path
-) -> None:
-    data, whole, parts = (tmp_path / name for name in ("shards", "whole", "parts"))
-    settings = [
-        *tiny,
-        *member(objective, maskmill, tmp_path),
-        f"data.out={data}",
-        f"zero.stage={stage}",
-        "run.ranks=2",
-    ]
-    settings += ["train.checkpoint_every=0", "encoder.dropout=0.1"]
-    maskmill("prepare", "demo", *settings)
-    settings += teacher_settings(settings, tmp_path / "teacher")
-    maskmill("train", "demo", *settings, f"run.dir={whole}")
-    maskmill("train", "demo", *settings, f"run.dir={parts}", "run.stop_after=2")
-    assert "bit-exact" in maskmill("train", "demo", *settings, f"run.dir={parts}").stdout
-    assert_bit_equal(whole, parts)
-    first, last = (final_line(parts, step)["loss"] for step in (1, 4))
-    assert last < first, "it learns"
-
-
-def final_line(run: Path, step: int) -> dict:
-    """The last line of metrics.jsonl about training at this step."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if (line["kind"], line["step"]) == ("train", step)][-1]
 
 
 def test_inspect_tells_what_is_in_shards(tiny: list[str], maskmill: Maskmill) -> None:
