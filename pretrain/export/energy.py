@@ -7,7 +7,7 @@ is the result. There is no estimate for a device that is not in the table.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pretrain.preflight.data_sheets import data_sheet
+from pretrain.preflight.gpus import data_sheet
 from pretrain.run.attempts import Attempt
 
 LOAD = (0.5, 1.0)

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from pretrain.preflight.data_sheets import data_sheet
+from pretrain.preflight.gpus import data_sheet
 
 
 def peak_flops(device: torch.device, stated_tflops: float) -> float:
