@@ -20,6 +20,7 @@ from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
 from pretrain.export.families.bert_decoder import BERT_DECODER
 from pretrain.export.families.registry import FAMILIES, family_of
+from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM
 from pretrain.export.parity import check_parity
 from pretrain.export.reader import read_weights
 from pretrain.export.tokenizer import write_tokenizer
@@ -147,3 +148,11 @@ def test_settings_and_fields_translate_both_ways(settings: EncoderSettings) -> N
         found, encoder = family.settings(fields), family.encoder(config_of("bert", settings))
         assert {n: found[n] for n in family.fields} == {n: getattr(encoder, n) for n in family.fields}
         assert family.differences(fields, config_of("bert", settings), STAMP.size) == []
+
+
+def test_a_folder_without_positions_has_no_segments_to_add_to_them() -> None:
+    family = ROBERTA_FOR_MASKED_LM
+    stored = {family.segment_table: torch.ones(1, 4)}
+    assert family.from_hugging_face(stored, {}, Path("folder")) == {}, (
+        "what is missing is said when it is loaded"
+    )

@@ -202,14 +202,16 @@ class Family:
                 where=where,
                 expected=f"those of {self.export_class}",
             )
-        if folded is not None:
+        if (
+            folded is not None and POSITIONS in state
+        ):  # without positions the folder is not whole: its loader says so
             state[POSITIONS] = state[POSITIONS] + folded.float()
         return state
 
     def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":
         """Return the inputs of transformers' forward for a packed batch: its examples padded on the right with the id
         `pad`."""
-        example, position = _places(batch)
+        example, position = batch.example_index, batch.positions
         shape = (len(batch.lengths), max(batch.lengths))
         columns = {
             "input_ids": batch.input_ids.new_full(shape, pad),
@@ -225,7 +227,7 @@ class Family:
         self, model: "transformers.PreTrainedModel", batch: "MicroBatch", pad: int
     ) -> "dict[str, Tensor]":
         """Compute their logits for a packed batch by the names of our heads: (tokens, ...) or (examples, ...)."""
-        example, position = _places(batch)
+        example, position = batch.example_index, batch.positions
         out = model(**self.inputs(batch, pad))
         return {
             name: out[head.output][example, position] if head.per_token else out[head.output]
@@ -291,11 +293,6 @@ def _matched(pattern: str, name: str) -> dict[str, str] | None:
 def _compiled(pattern: str) -> re.Pattern[str]:
     core = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(pattern))
     return re.compile(core + r"(?P<kind>\.weight|\.bias)?")
-
-
-def _places(batch: "MicroBatch") -> "tuple[Tensor, Tensor]":
-    """Return, for each token in the batch, its example and its position there."""
-    return (batch.positions == 0).cumsum(0) - 1, batch.positions
 
 
 def _some(names: Iterable[str], count: int = 3) -> str:
