@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import SeveralErrors, UserError
 from data_pipeline.records import Examples
 from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index
@@ -47,16 +47,20 @@ def either(rng: random.Random, data: bytes) -> bytes:
 
 
 def outcome(action: Callable[[], None]) -> str:
-    """TAKEN where `action` comes through, REFUSED where it raises a UserError of one line."""
+    """TAKEN where `action` comes through, REFUSED where it raises a UserError: of one line, or, where several settings
+    are wrong, of one for each below a first one."""
     try:
         action()
     except (UserError, BlockError) as error:
-        said = str(error)
+        raised = error
     else:
         return TAKEN
-    assert said.strip()
-    assert "\n" not in said
-    assert len(said) < 4000, "a line, not the file"
+    several = raised.errors if isinstance(raised, SeveralErrors) else ()
+    lines = str(raised).splitlines()
+    assert len(lines) == 1 + len(several)
+    for line in lines:
+        assert line.strip()
+        assert len(line) < 4000, "a line, not the file"
     return REFUSED
 
 
