@@ -11,8 +11,8 @@
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read correctly
-# make study-mini SOURCE=TEXT          twenty minutes of training, ours and transformers' Trainer's: docs/studies.md
-# make study-large-batch SOURCE=TEXT   three arms at equal examples, half an hour on two cores; SEEDS=3 the long form
+# make study-mini   the Trainer of transformers beside ours at equal time, each at its best rate: docs/studies.md; SEEDS=3
+# make study-large-batch   LAMB and AdamW at equal examples, small and large batches: an hour or two on two cores; SEEDS=3
 # make docs   the pages of docs/ as a site in build/site, every link checked
 # make lint   ruff, mypy, shellcheck and hadolint
 
@@ -125,10 +125,10 @@ docs: env
 	@echo "the site: build/site/index.html"
 
 SEEDS ?= 1
-MINUTES ?= 20
+MINUTES ?= 6
 
 study-mini: env
-	@$(BIN)/python -m tests.benchmarks.study_mini --source "$(SOURCE)" --minutes $(MINUTES)
+	@$(BIN)/python -m tests.benchmarks.study_mini --source "$(SOURCE)" --minutes $(MINUTES) --seeds $(SEEDS)
 
 study-large-batch: env
 	@$(BIN)/python -m tests.benchmarks.study_large_batch --source "$(SOURCE)" --seeds $(SEEDS)

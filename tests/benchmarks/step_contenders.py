@@ -126,15 +126,16 @@ def trainer(
 ) -> Any:
     """transformers' BertForPreTraining under its Trainer as it comes (fused AdamW, gradients clipped to 1), on the
     same batches as ours in the same order; its collator pads each batch to its longest example. `settings` are
-    further TrainingArguments."""
+    further TrainingArguments; `sizes` may have `heads` (one for 64 of the width else) and `seed` (1 else)."""
     import torch
     import transformers
 
     torch.set_num_threads(sizes["threads"])
+    transformers.set_seed(sizes.get("seed", 1))  # before the model is made; the Trainer's own comes after it
     config = transformers.BertConfig(
         num_hidden_layers=sizes["layers"],
         hidden_size=sizes["hidden"],
-        num_attention_heads=max(1, sizes["hidden"] // 64),
+        num_attention_heads=sizes.get("heads", max(1, sizes["hidden"] // 64)),
         intermediate_size=4 * sizes["hidden"],
         max_position_embeddings=sizes["length"],
         hidden_dropout_prob=sizes["dropout"],
@@ -176,7 +177,7 @@ def trainer_examples(shards: str, sizes: dict[str, Any]) -> Iterator[dict[str, A
 
     index = Index.load(shards)
     caps = caps_for(index.train, sizes["examples"], sizes["length"])
-    shares = Shares(index, order_of(index, seed=1, global_batch=sizes["examples"]), caps)
+    shares = Shares(index, order_of(index, seed=sizes.get("seed", 1), global_batch=sizes["examples"]), caps)
     batch = 0
     while True:
         for packed in shares.read(batch).micro_batches:

@@ -1,4 +1,8 @@
-"""What the studies share: a text file in, shards out; runs of `maskmill`; results that outlive an interruption."""
+"""What the studies share: text in, shards out; runs of `maskmill`; results that outlive an interruption.
+
+Text and data settings are the demo's unless told otherwise: on novels a model as small as these stays for hours where
+only the frequencies of words are learnt, and there recipes cannot be compared.
+"""
 
 import argparse
 import json
@@ -8,6 +12,9 @@ from typing import Any
 
 from data_pipeline.io.files import write_whole
 from tests.command_line import ROOT, command, environ
+
+RECIPE = "demo"
+"""The recipe that every study extends."""
 
 
 class Failed(RuntimeError):
@@ -42,42 +49,60 @@ def run(
 
 
 def study_parser(
-    description: str | None, name: str, picture: Path, *, length: int, layers: int, hidden: int
+    description: str | None, name: str, picture: Path, *, layers: int, hidden: int, rates: tuple[float, ...]
 ) -> argparse.ArgumentParser:
     """The options that all studies have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--source", default="", help="the text: what data.sources may name")
+    parser.add_argument(
+        "--source", default="", help="the text: what data.sources may name; default: the demo's"
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs") / name)
     parser.add_argument("--draw", type=Path, help="a result.json: print its table and draw its picture again")
     parser.add_argument("--picture", type=Path, default=picture, help="where the SVG goes")
-    parser.add_argument("--length", type=int, default=length, help="tokens of the longest sequence")
+    parser.add_argument("--length", type=int, default=64, help="tokens of the longest sequence")
     parser.add_argument("--layers", type=int, default=layers)
     parser.add_argument("--hidden", type=int, default=hidden)
-    parser.add_argument("--held-out", type=float, default=0.01, help="share of the documents")
+    parser.add_argument("--vocabulary", type=int, default=4000, help="entries, learnt from the text")
+    parser.add_argument("--held-out", type=float, default=0.03, help="share of the documents")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(rates), help="learning rates")
     return parser
 
 
-def data_settings(arguments: argparse.Namespace, folder: Path, vocabulary: Path | str) -> list[str]:
+def data_settings(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """Settings of the data, which preparation and training have in common."""
     source = arguments.source
+    text = [f"data.sources={source if '://' in source else Path(source).resolve()}"] if source else []
     return [
-        f"data.sources={source if '://' in source else Path(source).resolve()}",
-        f"data.vocab={vocabulary}",
+        *text,
+        f"data.vocab={folder}/vocabulary",
         f"data.out={folder}/shards",
         f"data.held_out={arguments.held_out}",
         f"data.sequence_length={arguments.length}",
-        f"data.max_predictions={round(arguments.length * 0.15) + 1}",
     ]
 
 
-def prepare(folder: Path, recipe: str, settings: list[str], vocabulary_size: int = 0) -> None:
-    """Shards, and before them a vocabulary of the same text where one of `vocabulary_size` is asked for; what is there
-    already stays."""
+def encoder_settings(arguments: argparse.Namespace) -> list[str]:
+    """Settings of the encoder: heads of 64, or of 32 where it is no wider than 128, as in the demo."""
+    return [
+        f"encoder.layers={arguments.layers}",
+        f"encoder.hidden={arguments.hidden}",
+        f"encoder.heads={heads(arguments.hidden)}",
+        f"encoder.intermediate={4 * arguments.hidden}",
+        f"encoder.max_positions={arguments.length}",
+    ]
+
+
+def heads(hidden: int) -> int:
+    """Number of attention heads for a width."""
+    return max(1, hidden // (64 if hidden > 128 else 32))
+
+
+def prepare(folder: Path, settings: list[str], vocabulary: int) -> None:
+    """Learns a vocabulary of so many entries and writes shards; what is there already stays."""
     log = folder / "prepare.log"
-    size = [f"vocabulary.size={vocabulary_size}"] if vocabulary_size else []
-    if size and not (folder / "vocabulary/tokenizer.json").is_file():
-        run(command("vocab", recipe, *settings, *size), log)
-    run(command("prepare", recipe, *settings), log)
+    if not (folder / "vocabulary/tokenizer.json").is_file():
+        run(command("vocab", RECIPE, *settings, f"vocabulary.size={vocabulary}"), log)
+    run(command("prepare", RECIPE, *settings), log)
 
 
 class Results:

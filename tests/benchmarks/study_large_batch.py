@@ -1,11 +1,11 @@
 """Large batches: three arms at equal examples, each at the best of one grid of learning rates. Text in, a picture out.
 
-    python -m tests.benchmarks.study_large_batch --source BOOKS.jsonl.zst --folder FOLDER [--seeds 3]
+    python -m tests.benchmarks.study_large_batch --folder FOLDER [--seeds 3] [--source TEXT]
     python -m tests.benchmarks.study_large_batch --draw FOLDER/result.json
 
-AdamW on small batches, LAMB and AdamW on batches 16 times as large: the same model, text, order of the examples and
+AdamW on small batches, LAMB and AdamW on batches eight times as large: the same model, text, order of the examples and
 number of examples, `maskmill train` in each; what is compared is the held-out loss at [MASK] at the end, on the same
-held-out examples. The grid is one for all arms, and fixed here before anything is run.
+held-out examples. The grid is one for all arms. Further seeds are run at each arm's best rate of the first.
 
 Warm-up is each arm's own, by the rule of You et al. 2020 (appendix, linear-epoch warm-up): its share of the run grows
 as the batch does, which makes it as many updates in all arms. Then the rate falls in a straight line to 0.
@@ -19,7 +19,6 @@ import math
 import os
 import shutil
 import statistics
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,9 +26,11 @@ from typing import Any, NamedTuple
 from pretrain.run.metrics_file import read_metrics
 from tests.benchmarks.pictures import Line, Panel, svg
 from tests.benchmarks.studies import (
+    RECIPE,
     Failed,
     Results,
     data_settings,
+    encoder_settings,
     load,
     markdown,
     prepare,
@@ -38,10 +39,9 @@ from tests.benchmarks.studies import (
 )
 from tests.command_line import ROOT, command
 
-RATES = (1.2e-3, 5e-3, 2e-2, 3e-4, 8e-2)
-"""The grid: from below where AdamW is in bert_tiny (1e-3) to beyond where LAMB is in the demo (2e-2). Its middle goes
-first, so that an unfinished study has what it most likely needs."""
-LARGE = 16
+RATES = (6.4e-4, 1.6e-3, 4e-3, 1e-2, 2.5e-2, 6.3e-2)
+"""The grid, by factors of 2.5: from below the demo's rate of AdamW (4e-3) to beyond where LAMB is best."""
+LARGE = 8
 """Times the small batch."""
 WARMUP = 0.02
 """Share of the run at the small batch; LARGE times that at the large one."""
@@ -85,26 +85,33 @@ def main() -> None:
         report(load(arguments.draw), arguments.picture)
         return
     folder = arguments.folder.resolve()
-    shared = data_settings(arguments, folder, f"{folder}/vocabulary")
-    prepare(folder, "bert_tiny", shared, arguments.vocabulary)
+    shared = data_settings(arguments, folder)
+    prepare(folder, shared, arguments.vocabulary)
     results = Results(folder / "result.json", setup(arguments))
-    cells = [c for c in grid(arguments.seeds, arguments.rates) if c.name not in results.measured]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        found = {pool.submit(measured, c, arguments, folder, shared): c for c in cells}
-        for future in as_completed(found):
-            results.add(found[future].name, future.result())
-            print(f"{found[future].name}: {future.result()['loss']:.3f}", flush=True)
+    run_all([Cell(arm, rate, 1) for rate in arguments.rates for arm in ARMS], arguments, results, shared)
+    chosen = best_rates(grid_of(list(results.measured.values())))
+    further = range(2, arguments.seeds + 1)
+    run_all([Cell(arm, chosen[arm], seed) for seed in further for arm in ARMS], arguments, results, shared)
     report(results.values, arguments.picture)
 
 
+def run_all(cells: list[Cell], arguments: argparse.Namespace, results: Results, shared: list[str]) -> None:
+    """Runs the cells that `results` lacks, some at a time."""
+    folder = arguments.folder.resolve()
+    missing = [cell for cell in cells if cell.name not in results.measured]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = {pool.submit(measured, cell, arguments, folder, shared): cell for cell in missing}
+        for future in as_completed(found):
+            results.add(found[future].name, future.result())
+            print(f"{found[future].name}: {future.result()['loss']:.3f}", flush=True)
+
+
 def parse() -> argparse.Namespace:
-    parser = study_parser(__doc__, "study_large_batch", PICTURE, length=64, layers=2, hidden=128)
-    parser.add_argument("--seeds", type=int, default=1, help="of weights and order; 3 is the long form")
-    parser.add_argument("--examples", type=int, default=40_960, help="each run learns from")
-    parser.add_argument("--batch", type=int, default=8, help="the small one, in examples")
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser = study_parser(__doc__, "study_large_batch", PICTURE, layers=2, hidden=128, rates=RATES)
+    parser.add_argument("--seeds", type=int, default=1, help="of weights and order, at the best rates")
+    parser.add_argument("--examples", type=int, default=122_880, help="each run learns from")
+    parser.add_argument("--batch", type=int, default=32, help="the small one, in examples")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time, one thread each")
-    parser.add_argument("--vocabulary", type=int, default=1000, help="entries, learnt from the text")
     return parser.parse_args()
 
 
@@ -115,29 +122,18 @@ def setup(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"source": source, "warmup": WARMUP, **{name: getattr(arguments, name) for name in names}}
 
 
-def grid(seeds: int, rates: list[float]) -> Iterator[Cell]:
-    """All runs, those of one seed and rate together, so that an unfinished study has all arms."""
-    for seed in range(1, seeds + 1):
-        for rate in rates:
-            yield from (Cell(arm, rate, seed) for arm in ARMS)
-
-
 def run_settings(cell: Cell, arguments: argparse.Namespace) -> list[str]:
-    """Settings of one run of bert_tiny."""
-    arm, hidden = ARMS[cell.arm], arguments.hidden
+    """Where a run differs from the demo's recipe."""
+    arm = ARMS[cell.arm]
     batch = arguments.batch * arm.times
     steps = max(EVALUATIONS, arguments.examples // batch)
     return [
-        f"encoder.layers={arguments.layers}",
-        f"encoder.hidden={hidden}",
-        f"encoder.heads={max(1, hidden // 64)}",
-        f"encoder.intermediate={4 * hidden}",
-        f"encoder.max_positions={arguments.length}",
+        *encoder_settings(arguments),
         f"train.steps={steps}",
         f"train.global_batch={batch}",
         f"train.micro_batch={min(batch, 64)}",
         f"train.eval_every={steps // EVALUATIONS}",
-        "train.eval_examples=1024",
+        "train.eval_examples=2048",
         f"train.checkpoint_every={max(1, steps // 4)}",
         f"train.log_every={max(1, steps // 40)}",
         "train.compile=off",
@@ -145,6 +141,7 @@ def run_settings(cell: Cell, arguments: argparse.Namespace) -> list[str]:
         f"optim.lr={cell.rate:g}",
         f"schedule.warmup={WARMUP * arm.times:g}",
         f"run.seed={cell.seed}",
+        "run.ranks=1",
         "run.threads=1",
         "run.restarts=0",
         "checkpoint.keep_best=false",
@@ -154,7 +151,7 @@ def run_settings(cell: Cell, arguments: argparse.Namespace) -> list[str]:
 def measured(cell: Cell, arguments: argparse.Namespace, folder: Path, shared: list[str]) -> dict[str, Any]:
     """Trains; the held-out figures of the run at each evaluation. One that does not stay finite has infinite loss."""
     where = folder / "runs" / cell.name
-    trains = command("train", "bert_tiny", *shared, *run_settings(cell, arguments), f"run.dir={where}")
+    trains = command("train", RECIPE, *shared, *run_settings(cell, arguments), f"run.dir={where}")
     finite = True
     try:
         run(trains, folder / "logs" / f"{cell.name}.log", {"OMP_NUM_THREADS": "1"})
@@ -188,26 +185,31 @@ def report(result: dict[str, Any], picture: Path) -> None:
     cells = list(result["measured"].values())
     batch = result["setup"]["batch"]
     rates = sorted({cell["rate"] for cell in cells})
-    means = {
-        (arm, rate): statistics.fmean(losses)
-        for arm in ARMS
-        for rate in rates
-        if (losses := [c["loss"] for c in cells if (c["arm"], c["rate"]) == (arm, rate)])
-    }
-    print(markdown(["learning rate", *(arm.label(batch) for arm in ARMS.values())], by_rate(rates, means)))
-    best = {arm: min((r for a, r in means if a == arm), key=lambda r: means[arm, r]) for arm in ARMS}
+    losses = grid_of(cells)
+    print(markdown(["learning rate", *(arm.label(batch) for arm in ARMS.values())], by_rate(rates, losses)))
+    best = best_rates(losses)
     rows = [best_row(arm, best[arm], rates, cells, batch) for arm in ARMS]
     print(
         "\n" + markdown(["arm", "best rate", "held-out loss at [MASK]", "accuracy at [MASK]", "runs"], rows)
     )
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_text(drawn(result, cells, means, best), encoding="utf-8")
+    picture.write_text(drawn(result, cells, losses, best), encoding="utf-8")
     print(f"\n{len(cells)} runs; picture: {picture}")
 
 
-def by_rate(rates: list[float], means: dict[tuple[str, float], float]) -> list[list[str]]:
+def grid_of(cells: list[dict[str, Any]]) -> dict[tuple[str, float], float]:
+    """The last loss of the first seed, by arm and rate: what each arm's rate is chosen by."""
+    return {(c["arm"], c["rate"]): c["loss"] for c in cells if c["seed"] == 1}
+
+
+def best_rates(losses: dict[tuple[str, float], float]) -> dict[str, float]:
+    """Each arm's rate with the lowest loss."""
+    return {arm: min((r for a, r in losses if a == arm), key=lambda r: losses[arm, r]) for arm in ARMS}
+
+
+def by_rate(rates: list[float], losses: dict[tuple[str, float], float]) -> list[list[str]]:
     return [
-        [f"{rate:g}", *(f"{means[arm, rate]:.3f}" if (arm, rate) in means else "not run" for arm in ARMS)]
+        [f"{rate:g}", *(f"{losses[arm, rate]:.3f}" if (arm, rate) in losses else "not run" for arm in ARMS)]
         for rate in rates
     ]
 
@@ -226,7 +228,7 @@ def best_row(arm: str, rate: float, rates: list[float], cells: list[dict[str, An
 def drawn(
     result: dict[str, Any],
     cells: list[dict[str, Any]],
-    means: dict[tuple[str, float], float],
+    losses: dict[tuple[str, float], float],
     best: dict[str, float],
 ) -> str:
     """Two panels: the best of each arm on its way, and the end of all."""
@@ -241,7 +243,7 @@ def drawn(
         if len(runs) > 1:
             each = (list(zip(c["examples"], c["losses"], strict=True)) for c in runs)
             ways += [Line(label, points, colour, faint=True) for points in each]
-        ends.append(Line(label, [(r, means[a, r]) for a, r in sorted(means) if a == name], colour))
+        ends.append(Line(label, [(r, losses[a, r]) for a, r in sorted(losses) if a == name], colour))
     levels = {"frequencies of words alone": entropy}
     loss, ceiling = "held-out loss at [MASK] (nats)", entropy + 0.5
     panels = [
@@ -250,7 +252,7 @@ def drawn(
             "At the end, by learning rate", "learning rate", loss, ends, levels, log_x=True, ceiling=ceiling
         ),
     ]
-    words = "; ".join(f"{ARMS[a].label(batch)}: {means[a, r]:.3f} at rate {r:g}" for a, r in best.items())
+    words = "; ".join(f"{ARMS[a].label(batch)}: {losses[a, r]:.3f} at rate {r:g}" for a, r in best.items())
     return svg(panels, f"Held-out loss at [MASK] over examples and by learning rate. {words}.")
 
 

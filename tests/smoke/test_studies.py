@@ -39,39 +39,70 @@ def study(
 def test_the_mini_model_beside_the_trainer(tmp_path: Path, study: Callable[..., str]) -> None:
     write_text(tmp_path / "text.txt", documents=60)
     sizes = "--minutes=0.01 --calibrate=4 --threads=1 --examples=4 --length=32 --layers=1 --hidden=32 --held-out=0.2"
-    given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", *sizes.split()]
-    printed = study(study_mini, *given, f"--picture={tmp_path}/mini.svg")
-    result = load(tmp_path / "result.json")
+    given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", "--vocabulary=300", *sizes.split()]
+    printed = study(study_mini, *given, f"--picture={tmp_path}/mini.svg", "--rates", "1e-3")
+    measured = load(tmp_path / "result.json")["measured"]
+    assert set(measured) == {"ours-0.001-1", "trainer-0.001-1"}
     for name in ("ours", "trainer"):
-        found = result["measured"][name]
+        found = measured[f"{name}-0.001-1"]
         points = found["points"]
         # no time for more than a step a checkpoint
         assert [p["step"] for p in points] == list(range(1, study_mini.SNAPSHOTS + 1))
         assert [p["seconds"] for p in points] == sorted(p["seconds"] for p in points)
         assert points[0]["seconds"] > 0.5  # the start of the process counts
         assert points[-1]["mask_loss"] < points[0]["mask_loss"]
-        assert f"| {found['label']} | 10 |" in printed
+        assert f"| {found['label']} | 0.001 | 1 | 10 |" in printed
         assert not (tmp_path / name / "run").exists()
     # ours saw the same examples in the same order from weights of the same distribution
-    ours, peer = (result["measured"][name]["points"][-1] for name in ("ours", "trainer"))
+    ours, peer = (measured[f"{name}-0.001-1"]["points"][-1] for name in ("ours", "trainer"))
     assert ours["mask_unigram_loss"] == peer["mask_unigram_loss"]
     assert ours["mask_loss"] == pytest.approx(peer["mask_loss"], abs=0.3)
 
-    again = study(study_mini, *given, f"--picture={tmp_path}/again.svg")  # nothing is left to train
+    # nothing of it is trained again; a second seed runs at the best rate alone
+    again = study(study_mini, *given, f"--picture={tmp_path}/again.svg", "--rates", "1e-3", "--seeds=2")
     assert "s to start" not in again
+    assert "ours-0.001-1:" not in again
+    assert "ours-0.001-2:" in again
     drawn = study(study_mini, f"--draw={tmp_path}/result.json", f"--picture={tmp_path}/drawn.svg")
-    assert drawn.partition("picture:")[0] == again.partition("picture:")[0]
-    pictures = [(tmp_path / f"{name}.svg").read_text() for name in ("mini", "again", "drawn")]
+    assert drawn.partition("picture:")[0] in again
+    pictures = [(tmp_path / f"{name}.svg").read_text() for name in ("again", "drawn")]
     assert len(set(pictures)) == 1
     assert len(ET.fromstring(pictures[0]).findall(f".//{SVG}circle")) == 2 * study_mini.SNAPSHOTS
-    with pytest.raises(SystemExit, match="measured with other rate"):
-        study(study_mini, *given, "--rate=1")
+    with pytest.raises(SystemExit, match="measured with other warmup"):
+        study(study_mini, *given, "--warmup=0.5")
+
+
+def test_a_contender_is_shown_at_its_own_best_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = {("ours", 1e-3): (3.0, 3.2), ("ours", 2e-3): (3.1,), ("trainer", 1e-3): (4.0,)}
+    losses[("trainer", 2e-3)] = (3.5, 3.7)
+    measured = {
+        f"{name}-{rate:g}-{seed}": mini_run(name, rate, seed, loss)
+        for (name, rate), row in losses.items()
+        for seed, loss in enumerate(row, 1)
+    }
+    speeds = {name: {"start": 5.0, "step": 0.5} for name in ("ours", "trainer")}
+    result = {"setup": {"minutes": 1.0}, "speeds": speeds, "measured": measured}
+    study_mini.report(result, tmp_path / "picture.svg")
+    printed = capsys.readouterr().out
+    assert "| 0.002 | 3.100 | 3.500 |" in printed
+    assert "| ours | 0.001 | 2 | 100 | 0.50 | 60 s | 3.100 (3.000 to 3.200) | 50.0% | 90.0% |" in printed
+    assert "| trainer | 0.002 | 2 | 100 | 0.50 | 60 s | 3.600 (3.500 to 3.700) | 50.0% | 90.0% |" in printed
+    assert "| 0.5 min | 4.500 | 4.750 |" in printed  # half-way between 6 at the start and the end
+
+
+def mini_run(name: str, rate: float, seed: int, loss: float) -> dict:
+    """An entry of the mini study."""
+    figures = {"mask_accuracy": 0.5, "nsp_accuracy": 0.9, "mask_unigram_loss": 6.0}
+    points = [{"seconds": at, "mask_loss": value, **figures} for at, value in ((0.0, 6.0), (60.0, loss))]
+    return {"label": name, "contender": name, "rate": rate, "seed": seed, "steps": 100, "points": points}
 
 
 def test_arms_at_equal_examples_after_an_interruption(tmp_path: Path, study: Callable[..., str]) -> None:
     write_text(tmp_path / "text.txt", documents=60)
     sizes = (
-        "--examples=256 --batch=2 --vocabulary=300 --length=32 --layers=1 --hidden=32 --held-out=0.2 --jobs=1"
+        "--examples=256 --batch=4 --vocabulary=300 --length=32 --layers=1 --hidden=32 --held-out=0.2 --jobs=1"
     )
     given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", f"--picture={tmp_path}/a.svg"]
     given += [*sizes.split(), "--rates", "1e-3"]
@@ -90,8 +121,8 @@ def test_arms_at_equal_examples_after_an_interruption(tmp_path: Path, study: Cal
         assert found["examples"] == [32 * n for n in range(1, 9)]
         assert found["loss"] == found["losses"][-1] < found["unigram_loss"] + 3
     for name, lines in {
-        "small-0.001-1": ["name: adamw", "global_batch: 2\n", "steps: 128\n", "warmup: 0.02\n"],
-        "lamb-0.001-1": ["name: lamb", "global_batch: 32\n", "steps: 8\n", "warmup: 0.32\n"],
+        "small-0.001-1": ["name: adamw", "global_batch: 4\n", "steps: 64\n", "warmup: 0.02\n"],
+        "lamb-0.001-1": ["name: lamb", "global_batch: 32\n", "steps: 8\n", "warmup: 0.16\n"],
     }.items():
         config = (tmp_path / "runs" / name / "config.yaml").read_text()
         assert all(line in config for line in lines)
@@ -119,17 +150,17 @@ def test_an_arm_is_shown_at_its_own_best_rate(tmp_path: Path, capsys: pytest.Cap
         for rate, loss in zip((0.1, 0.2, 0.4), row, strict=True)
         for seed in (1, 2)
     }
-    result = {"setup": {"batch": 16}, "measured": cells}
+    result = {"setup": {"batch": 32}, "measured": cells}
     study_large_batch.report(result, tmp_path / "picture.svg")
     printed = capsys.readouterr().out
-    assert "| AdamW, batch 16 | 0.2 | 3.150 (3.100 to 3.200) | 10.0% | 2 |" in printed
+    assert "| AdamW, batch 32 | 0.2 | 3.150 (3.100 to 3.200) | 10.0% | 2 |" in printed
     assert (
         "| LAMB, batch 256 | 0.4, at the edge of the grid | 3.650 (3.600 to 3.700) | 10.0% | 2 |" in printed
     )
     assert (
         "| AdamW, batch 256 | 0.1, at the edge of the grid | 3.900 (3.850 to 3.950) | 10.0% | 2 |" in printed
     )
-    assert "| 0.4 | inf | 3.650 | inf |" in printed
+    assert "| 0.4 | inf | 3.600 | inf |" in printed
     names = [text.text for text in ET.parse(tmp_path / "picture.svg").findall(f".//{SVG}text")]
     assert "LAMB, batch 256, rate 0.4" in names
 
