@@ -26,7 +26,7 @@ from pretrain.preflight.validate import wrong_settings
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     """Load the run that `recipe` and `overrides` describe. Raises UserError for any mistake in them."""
     merged = OmegaConf.structured(RunConfig)
-    for path, values in _chain(find_recipe(recipe)):
+    for path, values in recipe_values(find_recipe(recipe)):
         merged = _merge(merged, values, where=str(path))
     merged = _with_overrides(merged, overrides)
     try:
@@ -106,7 +106,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+def recipe_values(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Return the recipe's values, after those of the recipes that it extends."""
     chain: list[tuple[Path, dict[str, Any]]] = []
     while True:

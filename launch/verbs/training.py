@@ -14,8 +14,29 @@ from launch.progress import waiting
 from launch.settings import completion
 
 
+def list_recipes(wanted: bool) -> None:
+    """Prints every objective with its shipped recipes, and ends."""
+    if not wanted:
+        return
+    from launch.settings.recipe_list import recipe_list
+
+    for listed in recipe_list():
+        say(f"{listed.objective}: {listed.what}")
+        width = max((len(name) for name, _ in listed.recipes), default=0)
+        for name, line in listed.recipes:
+            say(f"    {name:{width}}  {line}")
+    raise typer.Exit
+
+
 @app.command()
-def train(recipe: Recipe, overrides: Overrides = None) -> None:
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    list_: Annotated[
+        bool,
+        typer.Option("--list", help="Show objectives and recipes.", is_eager=True, callback=list_recipes),
+    ] = False,
+) -> None:
     """Train on prepared shards; checkpoints, metrics.jsonl and report.html go to the folder run.dir.
 
     Starts run.ranks processes on this machine, or joins those that torchrun, deepspeed or srun started. After a
@@ -24,6 +45,7 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
     \b
     Example:
+        maskmill train --list
         maskmill train bert_base run.dir=runs/base run.ranks=8"""
     from launch.settings.recipe import load_config
 
