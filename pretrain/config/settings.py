@@ -137,6 +137,11 @@ class EncoderSettings:
     """Width of a token's vector."""
     embedding_size: int = 0
     """Width of the embedding tables, which a linear layer projects to `hidden` where it differs; 0: as wide."""
+    sharing: str = "none"
+    """What the layers of a group have in common: none, all (as ALBERT), attention or feed_forward, each with the
+    LayerNorm behind it."""
+    groups: int = 1
+    """Groups of consecutive layers that share among themselves; 1: all layers are one group."""
     heads: int = 12
     """Attention heads; they share out the width."""
     intermediate: int = 3072
@@ -198,11 +203,11 @@ class DistillationSettings:
 @dataclass
 class ObjectiveSettings:
     name: str = "bert"
-    """bert (masked tokens and labels of pairs), mlm (masked tokens of single streams), causal (every next token, from
-    left to right; data.masking=none), spanbert (mlm of spans, and each token from its span's boundaries), electra
-    (replaced tokens, which a generator puts in place of masked ones), distilbert (half the layers of a teacher, and its
-    predictions), distilroberta (the same of a RoBERTa), roberta or xlmr (mlm without segments, of byte-level BPE or
-    unigram tokens)."""
+    """bert (masked tokens and labels of pairs), albert (the same, with layers that may share parameters), mlm (masked
+    tokens of single streams), causal (every next token, from left to right; data.masking=none), spanbert (mlm of spans,
+    and each token from its span's boundaries), electra (replaced tokens, which a generator puts in place of masked
+    ones), distilbert (half the layers of a teacher, and its predictions), distilroberta (the same of a RoBERTa),
+    roberta or xlmr (mlm without segments, of byte-level BPE or unigram tokens)."""
     electra: ElectraSettings = field(default_factory=ElectraSettings)
     distilbert: DistillationSettings = field(default_factory=DistillationSettings)
     distilroberta: DistillationSettings = field(default_factory=DistillationSettings)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data_pipeline.errors import UserError
+from pretrain.config.layer_sharing import HALVES, owner_of
 from pretrain.config.settings import EncoderSettings
 from pretrain.model.batch import MicroBatch
 from pretrain.model.embeddings import Embeddings
@@ -22,7 +23,8 @@ class Encoder(nn.Module):
     Its parameters are not set yet: call `initialize` or `load_parameters` on the module that holds it. With
     `activation_checkpointing` each layer keeps only its input and is recomputed in the backward pass, with the same
     dropout. `embeddings` are those of another encoder, which this one shares: they are that one's submodule, not
-    this one's, since ZeRO-3 hooks a module once for each parent. Raises UserError if a setting is out of range."""
+    this one's, since ZeRO-3 hooks a module once for each parent. With `settings.sharing` layers use parameters of
+    earlier ones (config/layer_sharing.py). Raises UserError if a setting is out of range."""
 
     def __init__(
         self,
@@ -43,7 +45,12 @@ class Encoder(nn.Module):
         self.projection: nn.Linear | None = None
         if settings.embedding_width != settings.hidden:
             self.projection = bare(nn.Linear, settings.embedding_width, settings.hidden)
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        layers: list[Layer] = []
+        for number in range(settings.layers):
+            owners = {half: owner_of(settings, number, half) for half in HALVES}
+            shared = {half: layers[owner] for half, owner in owners.items() if owner < number}
+            layers.append(Layer(settings, **shared))
+        self.layers = nn.ModuleList(layers)
 
     def forward(
         self, batch: MicroBatch, rows_P: Tensor | None = None, visibility: Visibility = FULL
@@ -70,6 +77,10 @@ def check_settings(settings: EncoderSettings) -> None:
     for name in ("layers", "hidden", "heads", "intermediate", "max_positions"):
         if getattr(settings, name) < 1:
             raise UserError(f"is {getattr(settings, name)}", where=f"encoder.{name}", expected="1 or more")
+    if not 1 <= settings.groups <= settings.layers:
+        raise UserError(
+            f"is {settings.groups}", where="encoder.groups", expected=f"1 to encoder.layers={settings.layers}"
+        )
     if settings.hidden % settings.heads:
         raise UserError(
             f"{settings.hidden} cannot be shared out among {settings.heads} heads",

@@ -2,7 +2,7 @@
 
 A matrix product costs 6 operations per weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1).
 Attention costs 12 h per pair of query and key that see each other (Narayanan et al. 2021). No recomputation, no
-padding.
+padding. A weight that several layers share is counted in each of them.
 """
 
 from pretrain.config.settings import EncoderSettings

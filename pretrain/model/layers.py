@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pretrain.config.layer_sharing import HALVES
 from pretrain.config.settings import EncoderSettings
 from pretrain.model.attention import Packing, attend
 from pretrain.model.dropout import Dropout
@@ -65,14 +66,31 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Post-LayerNorm: x = LN(x + drop(attention(x))); x = LN(x + drop(feed_forward(x)))."""
+    """Post-LayerNorm: x = LN(x + drop(attention(x))); x = LN(x + drop(feed_forward(x))).
 
-    def __init__(self, settings: EncoderSettings) -> None:
+    `attention` and `feed_forward` are layers whose half, with its LayerNorm, this one uses too (config/layer_sharing.py
+    says which share). It stays their submodule alone: the parameters have one name, and ZeRO-3, which hooks a module
+    once for each parent, hooks it once."""
+
+    attention: SelfAttention
+    attention_norm: nn.LayerNorm
+    feed_forward: FeedForward
+    feed_forward_norm: nn.LayerNorm
+
+    def __init__(
+        self, settings: EncoderSettings, attention: "Layer | None" = None, feed_forward: "Layer | None" = None
+    ) -> None:
         super().__init__()
-        self.attention = SelfAttention(settings)
-        self.attention_norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
-        self.feed_forward = FeedForward(settings)
-        self.feed_forward_norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        if attention is None:
+            self.attention = SelfAttention(settings)
+            self.attention_norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        else:
+            _use(self, attention, "attention")
+        if feed_forward is None:
+            self.feed_forward = FeedForward(settings)
+            self.feed_forward_norm = bare(nn.LayerNorm, settings.hidden, eps=settings.layer_norm_eps)
+        else:
+            _use(self, feed_forward, "feed_forward")
         self.dropout = Dropout(settings.dropout)
 
     def forward(
@@ -83,6 +101,11 @@ class Layer(nn.Module):
         attended = self.dropout(self.attention(x_TH, packing, rows_P, visibility))
         x_PH = self.attention_norm(_of_rows(x_TH, rows_P) + attended)
         return self.feed_forward_norm(x_PH + self.dropout(self.feed_forward(x_PH)))
+
+
+def _use(layer: Layer, owner: Layer, half: str) -> None:
+    for name in HALVES[half]:
+        object.__setattr__(layer, name, getattr(owner, name))  # not registered a second time
 
 
 def _of_rows(x_TH: Tensor, rows_P: Tensor | None) -> Tensor:

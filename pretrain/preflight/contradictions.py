@@ -167,6 +167,16 @@ def _model(config: RunConfig) -> list[Rule]:
             "encoder.segments=2, or 0 for no segment table",
         ),
         Rule(
+            encoder.groups > encoder.layers,
+            f"encoder.groups={encoder.groups} is above encoder.layers={encoder.layers}",
+            "fewer groups, or encoder.sharing=none",
+        ),
+        Rule(
+            encoder.groups > 1 and encoder.sharing == "none",
+            f"encoder.groups={encoder.groups} with encoder.sharing=none, which shares nothing",
+            "encoder.sharing=all, or encoder.groups=1",
+        ),
+        Rule(
             length > encoder.max_positions,
             f"data.sequence_length={length} is above encoder.max_positions={encoder.max_positions}",
             f"encoder.max_positions={length}, or shorter sequences",

@@ -19,7 +19,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from pretrain.config.safe_yaml import load_yaml
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.run.metrics_file import wrong_figure
 from pretrain.run.tolerant_json import is_count, is_number, object_of, table
 
@@ -43,9 +43,11 @@ def model_folders(folder: Path) -> list[Path]:
 
 
 def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, remedy: str) -> None:
-    """Raise UserError, with the settings that differ, if the run identity `then` differs from `now`."""
+    """Raise UserError, with the settings that differ, if the run identity `then` differs from `now`. An encoder's
+    setting that `then` is older than had its default."""
+    recorded = {key: then.get(key, _encoder_default(key)) for key in now}
     differing = [
-        f"{key}={value} (there: {then.get(key)})" for key, value in now.items() if then.get(key) != value
+        f"{key}={value} (there: {recorded[key]})" for key, value in now.items() if recorded[key] != value
     ]
     if differing:
         raise UserError(
@@ -53,6 +55,11 @@ def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, rem
             where=where,
             remedy=f"{remedy}, or the settings that it was made with",
         )
+
+
+def _encoder_default(key: str) -> Any:
+    group, _, name = key.partition(".")
+    return getattr(EncoderSettings(), name, None) if group == "encoder" else None
 
 
 def read_config(run: Path) -> RunConfig:

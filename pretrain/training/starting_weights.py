@@ -13,7 +13,11 @@ from pretrain.training.claim_folder import identity_of
 
 MODEL = (
     "vocabulary",
-    *(f"encoder.{key}" for key in ("layers", "hidden", "heads", "intermediate", "activation")),
+    *(
+        f"encoder.{key}"
+        for key in ("layers", "hidden", "embedding_size", "heads", "intermediate", "activation")
+    ),
+    *(f"encoder.{key}" for key in ("sharing", "groups")),
     *(f"encoder.{key}" for key in ("max_positions", "segments", "layer_norm_eps")),
 )
 """Parts of a run's identity that its weights depend on."""
