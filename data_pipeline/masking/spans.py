@@ -4,8 +4,9 @@
     NGRAM    n words, n with probability proportional to 1/n (Lan et al. 2020, ALBERT, section 3.1)
     SPAN     n words, n geometric and truncated at the maximum (Joshi et al. 2020, SpanBERT, section 3.1)
 
-Neither extends past the end of its segment: text on both sides of a [SEP] is not one phrase. (ALBERT's script
-continues there.)
+Neither extends past the end of its segment: text on both sides of a [SEP] is not one phrase. (ALBERT's script, of
+google-research/albert, continues there.) A word is what the vocabulary says: in a unigram vocabulary the pieces between
+two spaces, where that script also begins a word at punctuation, digits and any character beyond a to z.
 """
 
 import numpy as np
@@ -48,8 +49,9 @@ def follows(members, starts, group):
 def ngram_end(stream, lengths, room, groups, members, starts, covered, first):
     """Return the group after the n-gram that begins with group `first`; `first` itself if none fits.
 
-    As in ALBERT's script: the length is drawn from those that fit into the segment; an n-gram of more than `room`
-    tokens, the number left to mask, is shortened; one that contains a masked word is dropped."""
+    The length is drawn from those that fit into the segment: ALBERT's script draws from all of them, and takes what
+    is left where the sequence ends. As in that script, an n-gram of more than `room` tokens, the number left to mask,
+    is shortened, and one that contains a masked word is dropped."""
     most = 1
     while most < len(lengths) and first + most < groups and follows(members, starts, first + most):
         most += 1

@@ -1,11 +1,13 @@
 """Read the weights of a Hugging Face model of any registered family, under our names."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.config.settings import RunConfig
+from pretrain.config.layer_sharing import half_of, in_layer, layer_and_rest, owner_of
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.registry import check_config, family_of
 from pretrain.export.families.stored import stored_tensors
 from pretrain.run.folder import model_folders
@@ -16,7 +18,8 @@ def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> dict[str
     vocabulary padding; heads missing in the source are missing in the result. Reads only safetensors: loading it runs
     no code.
 
-    Raises UserError if no family reads it, or its config.json differs from the settings of `run`."""
+    Raises UserError if no family reads it, its config.json differs from the settings of `run`, or layers that share
+    parameters in `run` have different ones there."""
     state: dict[str, Tensor] = {}
     for folder in model_folders(source) or [source]:
         check_config(folder, run, vocabulary_size)
@@ -29,4 +32,24 @@ def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> dict[str
                 raise UserError(
                     f"{name} differs between its folders", where=source, expected="one model's weights in all"
                 )
-    return state
+    return merge_shared(state, run.encoder, source)
+
+
+def merge_shared(state: Mapping[str, Tensor], settings: EncoderSettings, where: Path) -> dict[str, Tensor]:
+    """Keep one copy of the tensors that layers share, under the name of the layer that owns them. Raises UserError if
+    two copies differ."""
+    merged: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        owner, place = name, layer_and_rest(name)
+        if place and place[0] < settings.layers:
+            layer, rest = place
+            owner = in_layer(owner_of(settings, layer, half_of(rest)), rest)
+        if not merged.setdefault(owner, tensor).equal(tensor):
+            raise UserError(
+                f"{name} differs from {owner}",
+                where=where,
+                expected=f"equal tensors where encoder.sharing={settings.sharing}"
+                f" with encoder.groups={settings.groups} has one",
+                remedy="choose the sharing that it was trained with",
+            )
+    return merged

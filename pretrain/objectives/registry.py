@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
 
 
-ENCODER_VARIANTS = ("embedding_size",)
+ENCODER_VARIANTS = ("embedding_size", "sharing", "groups")
 """Settings of encoder.* in which an encoder differs from BERT's in kind, not in size."""
 
 
@@ -42,8 +42,12 @@ _ROBERTAS = ("full_sentences", "doc_sentences", "segment_pair", "sentence_pair")
 """The inputs that its paper compares (Liu et al. 2019, section 4.2); of pairs only the text is learnt from."""
 _ROBERTA_NEEDS: Mapping[str, tuple[Any, ...]] = {"encoder.segments": (0,), "encoder.activation": ("gelu",)}
 
+_ALBERTS = ("sentence_order", "segment_pair", "sentence_pair")
+"""The pair tasks that its paper compares (Lan et al. 2020, section 4.6)."""
+
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
+    "albert": Registered("pretrain.objectives.albert:Albert", _ALBERTS, ENCODER_VARIANTS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
     "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
     "electra": Registered("pretrain.objectives.electra:Electra", SINGLES + PAIRS, ("embedding_size",)),

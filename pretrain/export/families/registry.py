@@ -8,6 +8,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.vocabulary.files import FILES as VOCABULARY_FILES
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from pretrain.config.settings import RunConfig
+from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
 from pretrain.export.families.bert_decoder import BERT_DECODER
@@ -21,6 +22,7 @@ FAMILIES = {
         BERT_FOR_PRETRAINING,
         BERT_FOR_MASKED_LM,
         BERT_DECODER,
+        ALBERT_FOR_PRETRAINING,
         ELECTRA_FOR_PRETRAINING,
         ELECTRA_FOR_MASKED_LM,
         DISTILBERT_FOR_MASKED_LM,
