@@ -184,6 +184,12 @@ class ElectraSettings:
 
 
 @dataclass
+class CausalSettings:
+    direction: str = "left_to_right"
+    """left_to_right, or right_to_left: each example's tokens are reversed, and a token predicts the one before it."""
+
+
+@dataclass
 class DistillationSettings:
     teacher: str = ""
     """Hugging Face folder of the model to learn from, with its head for masked words: a BERT or RoBERTa of this run's
@@ -204,10 +210,11 @@ class DistillationSettings:
 class ObjectiveSettings:
     name: str = "bert"
     """bert (masked tokens and labels of pairs), albert (the same, with layers that may share parameters), mlm (masked
-    tokens of single streams), causal (every next token, from left to right; data.masking=none), spanbert (mlm of spans,
+    tokens of single streams), causal (every next token, either way; data.masking=none), spanbert (mlm of spans,
     and each token from its span's boundaries), electra (replaced tokens, which a generator puts in place of masked
     ones), distilbert (half the layers of a teacher, and its predictions), distilroberta (the same of a RoBERTa),
     roberta or xlmr (mlm without segments, of byte-level BPE or unigram tokens)."""
+    causal: CausalSettings = field(default_factory=CausalSettings)
     electra: ElectraSettings = field(default_factory=ElectraSettings)
     distilbert: DistillationSettings = field(default_factory=DistillationSettings)
     distilroberta: DistillationSettings = field(default_factory=DistillationSettings)

@@ -55,7 +55,8 @@ def export(
     load_parameters(model, state, where="weights to export")
     title, parities = card.title or Path(out).name, {}
     with writing(out), _folder_when_whole(Path(out), overwrite) as whole, quiet():
-        folders = family_folders(objective.families, whole)
+        families = family_folders(objective.families, whole)
+        folders = {folder: family.of_run(config) for folder, family in families.items()}
         for folder, family in folders.items():
             folder.mkdir(exist_ok=True)
             fields = family.config(config, vocabulary)

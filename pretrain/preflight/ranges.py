@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "schedule.name": ("linear", "polynomial", "nvidia", "cosine", "constant"),
     "encoder.sharing": ("none", "all", "attention", "feed_forward"),
     "encoder.activation": ("gelu_tanh", "gelu", "relu"),
+    "objective.causal.direction": ("left_to_right", "right_to_left"),
     "monitor.tracker": ("wandb", "jsonl", "none"),
     "monitor.artifacts": ("none", "index", "all"),
 }

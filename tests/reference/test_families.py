@@ -27,12 +27,13 @@ from pretrain.export.tokenizer import write_tokenizer
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead
-from pretrain.model.initialize import initialize
+from pretrain.model.initialize import initialize, load_parameters
 from pretrain.model.visibility import CAUSAL, FULL, Visibility
 from pretrain.objectives.base import Model
+from pretrain.objectives.registry import load
 from pretrain.report.inspection import describe
 from pretrain.run.folder import model_folders
-from tests.factories.exports import Exporter, random_weights
+from tests.factories.exports import CARD, Exporter, random_weights
 from tests.factories.models import config_of
 
 STAMP = VocabularyStamp("", 85, cls=2, sep=3, mask=4, pad=0, unk=1)
@@ -82,6 +83,33 @@ def test_a_decoder_sees_the_past_alone(
     expected = dict(LeftToRight(settings, CAUSAL).named_parameters())
     back = read_weights(folder, config, STAMP.size)
     assert all(back[n].equal(p[: len(back[n])]) for n, p in expected.items())
+
+
+def test_a_model_from_right_to_left_reads_reversed_ids(
+    settings: EncoderSettings, examples: Examples, tokenizer_json: str, tmp_path: Path
+) -> None:
+    config, folder = config_of("causal", settings), tmp_path / "model"
+    config.objective.causal.direction = "right_to_left"
+    state = random_weights("causal", settings)
+    assert set(writer.export(state, config, tokenizer_json, folder, examples, CARD)) == {"causal"}
+    exported = transformers.BertLMHeadModel.from_pretrained(folder).eval()
+    assert exported.config.direction == "right_to_left"
+    assert "reads from right to left" in " ".join((folder / "README.md").read_text("utf-8").split())
+
+    model = load(config).build_model(STAMP)
+    load_parameters(model, state)
+    ids = [[2, 5, 6, 7, 9, 3], [2, 40, 41, 3]]
+    term = model.eval()(MicroBatch.from_lists(ids))[0]["causal"]
+    losses = torch.zeros(())
+    for text in ids:
+        backwards = torch.tensor([text]).flip(-1)
+        logits = exported(input_ids=backwards).logits[0, :-1]
+        losses += torch.nn.functional.cross_entropy(logits, backwards[0, 1:], reduction="sum")
+    assert term.count.item() == 8
+    assert term.sum.item() == pytest.approx(losses.item(), rel=1e-5)
+
+    with pytest.raises(UserError, match=r"causal\.direction is left_to_right, direction right_to_left"):
+        read_weights(folder, config_of("causal", settings), STAMP.size)
 
 
 @pytest.fixture

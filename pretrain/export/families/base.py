@@ -105,6 +105,10 @@ class Family:
     tags: tuple[str, ...] = ()
     """Of the model's page on the hub."""
 
+    def of_run(self, run: RunConfig) -> "Family":
+        """Return the family as it is for the models of this run."""
+        return self
+
     def encoder(self, run: RunConfig) -> EncoderSettings:
         """Return the settings of the encoder that the folder holds."""
         return run.encoder

@@ -8,6 +8,7 @@ from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings
 from pretrain.model.batch import IGNORED, MicroBatch, Shape
 from pretrain.model.projection import slices
+from pretrain.objectives.causal import reversed_examples
 from pretrain.objectives.registry import load, with_defaults
 from tests.factories.models import config_of, fresh_model
 
@@ -42,6 +43,25 @@ def test_every_next_token_is_predicted_from_what_is_before_it() -> None:
     assert others[:3].equal(logits[:3])
     assert others[6:].equal(logits[6:])
     assert not others[4].allclose(logits[4])
+
+
+def test_from_right_to_left_it_is_the_same_model_on_reversed_examples() -> None:
+    config = config_of("causal", TINY, seed=2)
+    config.objective.causal.direction = "right_to_left"
+    stamp = VocabularyStamp.of_size(VOCABULARY)
+    objective, batch = load(config), MicroBatch.from_lists(SEQUENCES)
+    model, backwards = objective.fresh_model(stamp), MicroBatch.from_lists([s[::-1] for s in SEQUENCES])
+    plain = fresh_model("causal", TINY, VOCABULARY, seed=2)
+    found, expected = model(batch)[0]["causal"], plain(backwards)[0]["causal"]
+    assert found.sum.equal(expected.sum)
+    assert found.count.equal(expected.count)
+    assert not found.sum.allclose(plain(batch)[0]["causal"].sum)
+    assert objective.targets(batch, stamp)["causal"].equal(backwards.next_tokens())
+    # what is exported reads ids as they are given
+    assert model.logits(backwards)["causal"].equal(plain.logits(backwards)["causal"])
+    assert reversed_examples(reversed_examples(batch)).input_ids.equal(batch.input_ids)
+    padded = batch.padded(Shape(40, 6, 8, 16))
+    assert model(padded)[0]["causal"].sum.item() == pytest.approx(found.sum.item(), rel=1e-5)
 
 
 def test_spare_rows_count_nowhere() -> None:
