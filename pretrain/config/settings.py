@@ -209,11 +209,12 @@ class DistillationSettings:
 @dataclass
 class ObjectiveSettings:
     name: str = "bert"
-    """bert (masked tokens and labels of pairs), albert (the same, with layers that may share parameters), mlm (masked
-    tokens of single streams), causal (every next token, either way; data.masking=none), spanbert (mlm of spans,
-    and each token from its span's boundaries), electra (replaced tokens, which a generator puts in place of masked
-    ones), distilbert (half the layers of a teacher, and its predictions), distilroberta (the same of a RoBERTa),
-    roberta or xlmr (mlm without segments, of byte-level BPE or unigram tokens)."""
+    """bert (masked tokens and labels of pairs), albert (the same, with layers that may share parameters), ernie
+    (the same as bert, with names and phrases as masks), mlm (masked tokens of single streams), causal (every next
+    token, either way; data.masking=none), spanbert (mlm of spans, and each token from its span's boundaries),
+    electra (replaced tokens, which a generator puts in place of masked ones), distilbert (half the layers of a teacher,
+    and its predictions), distilroberta (the same of a RoBERTa), roberta or xlmr (mlm without segments, of byte-level
+    BPE or unigram tokens)."""
     causal: CausalSettings = field(default_factory=CausalSettings)
     electra: ElectraSettings = field(default_factory=ElectraSettings)
     distilbert: DistillationSettings = field(default_factory=DistillationSettings)

@@ -47,8 +47,9 @@ _ALBERTS = ("sentence_order", "segment_pair", "sentence_pair")
 
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
-    "albert": Registered("pretrain.objectives.albert:Albert", _ALBERTS, ENCODER_VARIANTS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
+    "albert": Registered("pretrain.objectives.albert:Albert", _ALBERTS, ENCODER_VARIANTS, judges_pairs=True),
+    "ernie": Registered("pretrain.objectives.ernie:Ernie", PAIRS, judges_pairs=True),
     "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
     "electra": Registered("pretrain.objectives.electra:Electra", SINGLES + PAIRS, ("embedding_size",)),
     "distilbert": Registered(

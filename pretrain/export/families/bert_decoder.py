@@ -24,8 +24,10 @@ class Decoder(Family):
     def of_run(self, run: RunConfig) -> Family:
         """Return the family with the run's direction, in which the class itself cannot generate a text backwards."""
         direction = run.objective.causal.direction
-        changes = {} if direction == CausalSettings().direction else {"what": _BACKWARDS, "pipeline": ""}
-        return replace(self, fixed={**self.fixed, "direction": direction}, **changes)
+        stated = replace(self, fixed={**self.fixed, "direction": direction})
+        if direction == CausalSettings().direction:
+            return stated
+        return replace(stated, what=_BACKWARDS, pipeline="")
 
     def differences(self, config: Config, run: RunConfig, vocabulary_size: int) -> list[str]:
         """Describe how a config.json differs from the settings of a run that is to start from its weights, one line
@@ -38,15 +40,17 @@ class Decoder(Family):
 
 
 BERT_DECODER = Decoder(
-    **vars(BERT_FOR_PRETRAINING)
-    | {
-        "export_class": "BertLMHeadModel",
-        # without is_decoder the class attends both ways; without a cache its results are equal, but slow
-        "fixed": {**BERT_FOR_PRETRAINING.fixed, "is_decoder": True},
-        "heads": {"causal": Head("logits")},
-        "what": "A decoder with the layers of BERT and a language-model head: each token attends to itself and to what"
-        " is before it, and predicts the next one. It has no pooler; for a vector of a text take its last token's.",
-        "pipeline": "text-generation",
-        "tags": ("bert", "causal-lm"),
-    }
+    **vars(
+        replace(
+            BERT_FOR_PRETRAINING,
+            export_class="BertLMHeadModel",
+            # without is_decoder the class attends both ways; without a cache its results are equal, but slow
+            fixed={**BERT_FOR_PRETRAINING.fixed, "is_decoder": True},
+            heads={"causal": Head("logits")},
+            what="A decoder with the layers of BERT and a language-model head: each token attends to itself and to what"
+            " is before it, and predicts the next one. It has no pooler; for a vector of a text take its last token's.",
+            pipeline="text-generation",
+            tags=("bert", "causal-lm"),
+        )
+    )
 )

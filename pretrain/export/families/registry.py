@@ -14,6 +14,7 @@ from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINI
 from pretrain.export.families.bert_decoder import BERT_DECODER
 from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
 from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
+from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
 from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM, XLM_ROBERTA_FOR_MASKED_LM
 
 FAMILIES = {
@@ -23,6 +24,7 @@ FAMILIES = {
         BERT_FOR_MASKED_LM,
         BERT_DECODER,
         ALBERT_FOR_PRETRAINING,
+        ERNIE_FOR_PRETRAINING,
         ELECTRA_FOR_PRETRAINING,
         ELECTRA_FOR_MASKED_LM,
         DISTILBERT_FOR_MASKED_LM,

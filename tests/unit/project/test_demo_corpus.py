@@ -39,9 +39,9 @@ def test_clean_paragraphs(documents: list[dict[str, Any]]) -> None:
 
 
 def test_every_demo_reads_it_and_no_other_text() -> None:
-    for recipe in ("demo", "mlm_demo", "ernie_demo", "causal_tiny"):
+    for recipe in ("demo", "mlm_demo", "ernie_tiny", "causal_tiny"):
         assert [Path(source) for source in load_config(recipe, []).data.sources] == [TEXT]
-    assert Path(load_config("ernie_demo", []).data.lexicon) == CORPUS / "demo_names.txt"
+    assert Path(load_config("ernie_tiny", []).data.lexicon) == CORPUS / "demo_names.txt"
     assert {path.name for path in CORPUS.iterdir()} == {TEXT.name, "demo_names.txt", "README.md"}
 
 
@@ -60,6 +60,6 @@ def test_the_readme_states_the_corpus_as_it_is(documents: list[dict[str, Any]]) 
         f"| places | {len({d['title'] for d in documents})} |",
         f"| paragraphs | {len(paragraphs):,}, {len(set(paragraphs)):,} of them different |",
         f"| words | {sum(len(d['text'].split()) for d in documents):,} |",
-        f"`ernie_demo`: {len(names)} names",
+        f"`ernie_tiny`: {len(names)} names",
     ]
     assert [fact for fact in facts if fact not in readme] == []
