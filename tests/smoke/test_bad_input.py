@@ -39,7 +39,7 @@ def test_arguments(maskmill: Maskmill, tmp_path: Path) -> None:
         assert refused(maskmill, verb, "nobody").endswith(
             "nobody: no such run folder, and no recipe of that name"
         )
-    assert "did you mean the recipe demo or mlm_demo?" in refused(maskmill, "status", "demoo")
+    assert "did you mean the recipe demo?" in refused(maskmill, "status", "demoo")
     assert "no such recipe" in refused(maskmill, "status", str(tmp_path / "nowhere.yaml"))
     assert "nothing to inspect" in refused(maskmill, "inspect", str(tmp_path))
     assert "is above encoder.max_positions" in refused(maskmill, "train", "demo", "data.sequence_length=512")

@@ -22,7 +22,7 @@ def test_lists_every_objective_and_every_recipe_once() -> None:
         assert all(len(line) > 10 for _, line in entry.recipes)
 
 
-@pytest.mark.parametrize("recipe", ["demo", "mlm_demo", "causal_tiny", "electra_large"])
+@pytest.mark.parametrize("recipe", ["demo", "mlm_tiny", "causal_tiny", "electra_large"])
 def test_finds_the_objective_through_extended_recipes(recipe: str) -> None:
     assert objective_of(recipe) == load_config(recipe, []).objective.name
 

@@ -39,7 +39,7 @@ def test_clean_paragraphs(documents: list[dict[str, Any]]) -> None:
 
 
 def test_every_demo_reads_it_and_no_other_text() -> None:
-    for recipe in ("demo", "mlm_demo", "ernie_tiny", "causal_tiny"):
+    for recipe in ("demo", "mlm_tiny", "ernie_tiny", "causal_tiny"):
         assert [Path(source) for source in load_config(recipe, []).data.sources] == [TEXT]
     assert Path(load_config("ernie_tiny", []).data.lexicon) == CORPUS / "demo_names.txt"
     assert {path.name for path in CORPUS.iterdir()} == {TEXT.name, "demo_names.txt", "README.md"}

@@ -11,6 +11,8 @@ import typer.main
 from launch.cli import app
 from launch.settings.recipe import RECIPES, recipe_names, setting_names
 from pretrain.config.settings import RunConfig
+from pretrain.export.families.registry import FAMILIES
+from pretrain.objectives.registry import OBJECTIVES
 from tests.command_line import ROOT
 
 PAGES = [
@@ -20,7 +22,7 @@ PAGES = [
     *sorted((ROOT / "slurm").glob("*.sbatch")),
     *sorted(RECIPES.glob("*.yaml")),
 ]
-OTHERS = {"vocabulary.sha256"}  # of index.json
+OTHERS = {"vocabulary.sha256", "objective.smoothed"}  # of index.json; of the page that adds it
 FILES = "py|md|json|jsonl|yaml|sbatch|tar|npy|txt|html|log|svg"
 GROUPS = [f.name for f in fields(RunConfig) if f.name not in ("init_from", "init_moments", "phases")]
 VERBS = dict(typer.main.get_command(app).commands.items())  # type: ignore[attr-defined]
@@ -48,7 +50,12 @@ def test_keys_and_verbs_are_those_of_the_command_line(page: Path) -> None:
         )
 
 
-def test_recipes_of_the_readme_are_those_that_ship() -> None:
-    listed = re.search(r"^Recipes: (.*?);", text_of(ROOT / "README.md"), re.MULTILINE | re.DOTALL)
-    assert listed
-    assert sorted(re.findall(r"`(\w+)`", listed[1])) == recipe_names()
+def test_models_and_recipes_of_the_readme_are_those_that_ship() -> None:
+    section = text_of(ROOT / "README.md").partition("## Models and recipes")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
+    objectives, tried, published, classes = (
+        re.findall(r"`(\w+)`", " ".join(cells)) for cells in zip(*rows, strict=True)
+    )
+    assert sorted(objectives) == sorted(OBJECTIVES)
+    assert sorted([*tried, *published]) == recipe_names()
+    assert set(classes) == set(FAMILIES)

@@ -198,7 +198,7 @@ def test_a_run_reads_in_the_order_of_its_settings(text: Path, tmp_path: Path) ->
     def run(shards: str, *options: str) -> RunConfig:
         chosen = (f"train.shards={tmp_path}/{shards}", "data.vocab=", "train.global_batch=24", "run.dir=none")
         small = ("encoder.max_positions=32", "data.sequence_length=32", "data.held_out=0")
-        return load_config("mlm_demo", [*chosen, *small, *options])
+        return load_config("mlm_tiny", [*chosen, *small, *options])
 
     config = run("a", "data.order=sequential")
     (plan,) = check_run(config, 1)
