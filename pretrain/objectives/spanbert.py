@@ -13,7 +13,7 @@ import torch
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
-from pretrain.model.span_boundary import SpanBoundaryHead, span_rows
+from pretrain.model.projection.span_boundary import SpanBoundaryHead, span_rows
 from pretrain.objectives.base import Model
 from pretrain.objectives.losses import MASKED_METRICS, Term, Terms, accuracy, masked_metrics
 from pretrain.objectives.mlm import MaskedTokens, Mlm

@@ -16,7 +16,7 @@ from pretrain.export.parity import quiet
 from pretrain.export.reader import read_weights
 from pretrain.export.writer import export
 from pretrain.model.batch import MicroBatch, Shape
-from pretrain.model.span_boundary import span_rows
+from pretrain.model.projection.span_boundary import span_rows
 from pretrain.objectives.registry import load
 from tests.factories.exports import CARD
 from tests.factories.models import config_of
