@@ -52,8 +52,8 @@ class VocabularySettings:
     kind: str = "wordpiece"
     """wordpiece (BERT), bpe (byte-level, RoBERTa) or unigram (SentencePiece's, ALBERT and XLNet)."""
     specials: str = ""
-    """unigram: `roberta` names and numbers the special tokens as XLM-R does (<s> <pad> </s> <unk> first, <mask> last);
-    empty: as ALBERT does."""
+    """unigram: `roberta` names and numbers the special tokens as XLM-R does (<s> <pad> </s> <unk> first, <mask> last),
+    `xlnet` as XLNet does (<unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop> first); empty: as ALBERT does."""
 
 
 @dataclass

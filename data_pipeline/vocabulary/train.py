@@ -49,8 +49,8 @@ def train_vocabulary(documents: Iterable[Document], settings: VocabularySettings
 
     wordpiece: the special tokens ([PAD] is 0), the alphabet (the most frequent characters), then the merges.
     bpe: RoBERTa's first four special tokens, the 256 bytes, the merges, <mask>.
-    unigram: the special tokens (<pad> is 0; `settings.specials` can choose XLM-R's), then pieces by descending
-    probability, including the alphabet.
+    unigram: the special tokens (<pad> is 0; `settings.specials` can choose XLM-R's or XLNet's), then pieces by
+    descending probability, including the alphabet.
 
     Has fewer than `settings.size` entries if the text has no more pairs that are frequent enough. Raises UserError if
     there is no text, or no entry left besides the special tokens and bytes."""
@@ -125,9 +125,10 @@ def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
 
 
 def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
-    specials, first, last = unigram.LAYOUTS[settings.specials]
+    layout = unigram.LAYOUTS[settings.specials]
+    specials, first, last = layout
     reserved, normalizer = [*first, *last], unigram.trained_normalizer(lower_cases(settings))
-    empty = unigram.Unigram(reserved, specials, [0.0] * len(reserved), normalizer)
+    empty = unigram.Unigram(reserved, specials, [0.0] * len(reserved), normalizer, layout.controls)
     words: Counter[str] = Counter()
     for piece in _pieces(texts):
         words.update(empty.tokenizer.normalizer.normalize_str(piece).split(" "))
@@ -167,7 +168,7 @@ def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
         **{piece: score for piece, score in learnt.items() if piece not in reserved},
         **dict.fromkeys(last, 0.0),
     }
-    return unigram.Unigram(list(scores), specials, list(scores.values()), normalizer)
+    return unigram.Unigram(list(scores), specials, list(scores.values()), normalizer, layout.controls)
 
 
 def _counted(words: Counter[str], alphabet: set[str]) -> Counter[str]:

@@ -44,12 +44,21 @@ class Layout(NamedTuple):
     """Entries from 0 on, in this order."""
     last: tuple[str, ...] = ()
 
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Return the entries that are no special tokens of ours, which no text can produce either."""
+        return tuple(token for token in (*self.first, *self.last) if token not in self.specials)
 
+
+XLNET_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="<cls>", sep="<sep>", mask="<mask>")
 LAYOUTS = {
     "": Layout(SPECIAL_TOKENS, first=SPECIAL_TOKENS),
     "roberta": Layout(byte_bpe.SPECIAL_TOKENS, byte_bpe.FIRST_TOKENS, (byte_bpe.SPECIAL_TOKENS.mask,)),
+    "xlnet": Layout(
+        XLNET_TOKENS, ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
+    ),
 }
-"""By the value of vocabulary.specials: ALBERT's, and XLM-R's, which equal RoBERTa's."""
+"""By the value of vocabulary.specials: ALBERT's, XLM-R's, which equal RoBERTa's, and XLNet's."""
 WORD = "▁"
 KIND = "ALBERT's, XLNet's or T5's unigram"
 

@@ -19,7 +19,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "data.verify": ("blocks", "full"),
     "data.on_damage": ("stop", "skip"),
     "vocabulary.kind": ("wordpiece", "bpe", "unigram"),
-    "vocabulary.specials": ("", "roberta"),
+    "vocabulary.specials": ("", "roberta", "xlnet"),
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "train.kernels": ("auto", "triton", "torch"),
     "train.compile": ("auto", "off", "on"),

@@ -63,6 +63,21 @@ def test_xlm_rs_layout() -> None:
     assert (again.sha256, again.specials) == (found.sha256, found.specials)
 
 
+def test_xlnets_layout() -> None:
+    found = train(size=400, kind="unigram", specials="xlnet")
+    controls = ("<s>", "</s>", "<eod>", "<eop>")
+    assert found.tokens[:9] == ["<unk>", *controls[:2], "<cls>", "<sep>", "<pad>", "<mask>", *controls[2:]]
+    assert (found.unk, found.cls, found.sep, found.pad, found.mask) == (0, 3, 4, 5, 6)
+    assert found.size <= 400
+    ids = WordCache(found).encode(["a <s> </s> <eod> <eop> <cls> b"])[0]
+    assert not set(ids.tolist() if hasattr(ids, "tolist") else ids) & {1, 2, 3, 7, 8}, (
+        "no text gives a control token"
+    )
+    again = parse_tokenizer_json(found.json, "tokenizer.json")
+    assert (again.sha256, again.specials) == (found.sha256, found.specials)
+    assert set(again.controls) == set(controls)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_letter_case_is_kept_or_lowered(kind: str) -> None:
     assert lower_cases(VocabularySettings(kind=kind)) == (kind == "unigram")
