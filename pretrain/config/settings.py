@@ -8,6 +8,9 @@ from typing import Any
 
 from data_pipeline.settings import DataSettings, VocabularySettings
 
+CLS_SEGMENT = 2
+"""Segment of [CLS] where it is behind the text (XLNet): another one than those of the text."""
+
 
 @dataclass
 class RunSettings:
