@@ -210,6 +210,13 @@ class DistillationSettings:
 
 
 @dataclass
+class XlnetSettings:
+    memory_length: int = 0
+    """Hidden states that every layer keeps of the text before an example, for each stream of the global batch; needs
+    data.order=sequential. 0: none, and any order."""
+
+
+@dataclass
 class ObjectiveSettings:
     name: str = "bert"
     """bert (masked tokens and labels of pairs), albert (the same, with layers that may share parameters), ernie
@@ -217,11 +224,12 @@ class ObjectiveSettings:
     token, either way; data.masking=none), spanbert (mlm of spans, and each token from its span's boundaries),
     electra (replaced tokens, which a generator puts in place of masked ones), distilbert (half the layers of a teacher,
     and its predictions), distilroberta (the same of a RoBERTa), roberta or xlmr (mlm without segments, of byte-level
-    BPE or unigram tokens)."""
+    BPE or unigram tokens), xlnet (tokens in a random order, each from those before it)."""
     causal: CausalSettings = field(default_factory=CausalSettings)
     electra: ElectraSettings = field(default_factory=ElectraSettings)
     distilbert: DistillationSettings = field(default_factory=DistillationSettings)
     distilroberta: DistillationSettings = field(default_factory=DistillationSettings)
+    xlnet: XlnetSettings = field(default_factory=XlnetSettings)
 
     # A member of the registry with settings of its own has a field of its name here: a dataclass, so that they are
     # objective.NAME.KEY in recipes, on the command line, in `maskmill settings` and in the run's identity.

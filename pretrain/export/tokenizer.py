@@ -11,9 +11,10 @@ from transformers import AutoTokenizer, BertTokenizer
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
-from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.base import Vocabulary, json_text
 from data_pipeline.vocabulary.files import parse_tokenizer_json
 from data_pipeline.vocabulary.wordpiece import WordPiece
+from pretrain.config.settings import CLS_SEGMENT
 
 PROBES = (
     "The QUICK brown fox, isn't it? 3,14 & co.",
@@ -40,10 +41,11 @@ def write_tokenizer(
     max_length: int,
     inputs: tuple[str, ...] = INPUTS,
     special_ids: Mapping[str, str] = MappingProxyType({}),
+    cls_last: bool = False,
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and other vocabulary files of its kind into
     `folder`. A WordPiece vocabulary loads as BERT's own tokenizer class, others as the general one; both return
-    `inputs`. `special_ids`: as in Family; they name further special tokens (bos_token, eos_token).
+    `inputs`. `special_ids` and `cls_last`: as in Family; the first name further special tokens (bos_token, eos_token).
 
     Raises UserError if the text is not one of our vocabularies, or the re-loaded tokenizer gives other ids on
     PROBES."""
@@ -53,6 +55,9 @@ def write_tokenizer(
     own_inputs: dict[str, Any] = {} if inputs == INPUTS else {"model_input_names": list(inputs)}
     for name, text in vocabulary.files().items():
         (folder / name).write_text(text, "utf-8")
+    if cls_last:
+        framed = {**vocabulary.definition(), "post_processor": _cls_last(vocabulary)}
+        (folder / "tokenizer.json").write_text(json_text(framed), "utf-8")
     if isinstance(vocabulary, WordPiece):
         BertTokenizer(
             vocab=vocabulary.ids,
@@ -69,14 +74,22 @@ def write_tokenizer(
             "model_max_length": max_length,
             "model_input_names": list(inputs),
             "clean_up_tokenization_spaces": False,
+            **({"padding_side": "left"} if cls_last else {}),
             **specials,
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     (folder / "special_tokens_map.json").write_text(json.dumps(specials, indent=2) + "\n", "utf-8")
-    _check(Tokenizer.from_str(tokenizer_json), vocabulary, folder)
+    _check(Tokenizer.from_str(tokenizer_json), vocabulary, folder, cls_last)
 
 
-def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path) -> None:
+def _cls_last(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the part of a tokenizer.json that frames A sep cls, or A sep B sep cls, in segments 0, 1 and 2."""
+    template = vocabulary.sequence_template()
+    moved = {"SpecialToken": {"id": vocabulary.specials.cls, "type_id": CLS_SEGMENT}}
+    return template | {kind: [*template[kind][1:], moved] for kind in ("single", "pair")}
+
+
+def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path, cls_last: bool) -> None:
     ours.no_truncation()
     theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     for text in PROBES:
@@ -90,6 +103,7 @@ def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path) -> None:
     for role in vocabulary.specials._fields:
         if getattr(theirs, f"{role}_token_id") != getattr(vocabulary, role):
             raise UserError(f"the exported tokenizer has another {role} token", where=folder)
-    frame = theirs("a", "b")
-    if (frame["input_ids"][0], frame["input_ids"][-1]) != (vocabulary.cls, vocabulary.sep):
+    frame = theirs("a", "b")["input_ids"]
+    ends = frame[-2:] if cls_last else [frame[-1], frame[0]]
+    if ends != [vocabulary.sep, vocabulary.cls]:
         raise UserError(f"the exported tokenizer adds no {vocabulary.specials.cls}", where=folder)

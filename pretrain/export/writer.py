@@ -63,7 +63,7 @@ def export(
             write_config(family, fields, folder)
             write_weights(model, family, fields, folder)
             longest, roles = config.encoder.max_positions, family.special_ids
-            write_tokenizer(tokenizer_json, folder, longest, family.model_inputs, roles)
+            write_tokenizer(tokenizer_json, folder, longest, family.model_inputs, roles, family.cls_last)
             parities[folder] = check_parity(model, folder, family, held_out, vocabulary.pad)
         proven(model)
         for folder, family in folders.items():

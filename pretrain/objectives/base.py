@@ -19,14 +19,16 @@ if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait 
 
 
 class Model(nn.Module):
-    """An encoder with heads. `self.encoder` is the Encoder; heads are further submodules."""
+    """An encoder with heads. `self.encoder` is the Encoder, or another one; heads are further submodules."""
 
     frozen: tuple[nn.Module, ...] = ()
     """Models that the forward pass uses and training does not change, in evaluation mode. They are not submodules,
     so optimizer, ZeRO and checkpoints skip them, and every rank holds them whole. They follow the model to its
     device and dtype."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    encoder: Any
+
+    def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
 
@@ -71,6 +73,8 @@ class Objective:
     """Pair task -> names of its labels: each has `TASK_accuracy` and a baseline `TASK_majority`."""
     visibility: ClassVar[Visibility] = FULL
     """Which tokens of its example a token attends to."""
+    one_shape: ClassVar[bool] = True
+    """Whether the model computes the same operations for all micro-batches of one shape, as torch.compile needs."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

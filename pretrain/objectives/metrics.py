@@ -64,6 +64,7 @@ class Kind(NamedTuple):
 _KINDS = (
     Kind("mask", at="at [MASK]", tag="[MASK]", words=True, part=True),
     Kind("causal", at="at the next token", short="LM", tag="next-token", words=True),
+    Kind("plm", at="at the targets of the permutation", short="PLM", tag="target", words=True),
     Kind("rtd", title="replaced-token", short="RTD"),
     Kind("kept", at="where a word is kept", beside="positions that keep their word", part=True),
     Kind("random", at="where a random word is shown", beside="positions that show a random word", part=True),

@@ -33,7 +33,7 @@ class Registered(NamedTuple):
     """Whether it learns the labels of pairs: its figures then have the name of their task."""
     has_memory: bool = False
     """Whether its model keeps memory of streams between steps: each row of the global batch is then a stream, in
-    document order."""
+    document order. Its setting `objective.NAME.memory_length`, if it has one, turns that off with 0."""
     needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     """Further settings that it restricts -> their allowed values."""
 
@@ -73,6 +73,16 @@ OBJECTIVES = {
         _ROBERTAS,
         needs={"vocabulary.kind": ("unigram",), "vocabulary.specials": ("roberta",), **_ROBERTA_NEEDS},
     ),
+    "xlnet": Registered(
+        "pretrain.objectives.xlnet:XlNet",
+        PAIRS + SINGLES,
+        has_memory=True,
+        needs={
+            "vocabulary.kind": ("unigram",),
+            "vocabulary.specials": ("xlnet",),
+            "encoder.segments": (0,),
+        },
+    ),
 }
 """Name in `objective.name` -> objective."""
 
@@ -82,6 +92,12 @@ def registered(name: str) -> Registered:
     if name not in OBJECTIVES:
         raise UserError(f"unknown {name!r}", where="objective.name", expected=" or ".join(OBJECTIVES))
     return OBJECTIVES[name]
+
+
+def keeps_memory(config: RunConfig) -> bool:
+    """Return whether the run's model keeps memory of streams between steps."""
+    on = config.objective.of_member().get("memory_length", 1) > 0
+    return on and registered(config.objective.name).has_memory
 
 
 def load(config: RunConfig) -> "Objective":

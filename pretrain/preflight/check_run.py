@@ -23,7 +23,7 @@ from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision, sees_gpus
-from pretrain.objectives.registry import load, registered
+from pretrain.objectives.registry import keeps_memory, load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher
 
 if TYPE_CHECKING:
@@ -122,9 +122,7 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
         verify_full(index)
     sequential = config.data.order == SEQUENTIAL
     streams = config.data.streams or default_streams(config.train.global_batch, sequential)
-    if registered(config.objective.name).has_memory and not (
-        sequential and streams == config.train.global_batch
-    ):
+    if keeps_memory(config) and not (sequential and streams == config.train.global_batch):
         raise UserError(
             f"objective.name={config.objective.name} remembers what came before an example in its document, and "
             f"data.order={config.data.order} has {streams} streams for train.global_batch={config.train.global_batch}",

@@ -107,6 +107,7 @@ RANGES: dict[str, tuple[float, float]] = {
         for name in DISTILLED
         for term in ("soft", "mlm", "cos")
     },
+    "objective.xlnet.memory_length": (0, 65_535),
     "monitor.trust_ratios_every": (0, math.inf),
     "monitor.alert_every": (0, math.inf),
     "monitor.peak_tflops": (0, math.inf),

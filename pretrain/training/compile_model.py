@@ -13,6 +13,7 @@ from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
 from pretrain.model.attention import choose_backend
 from pretrain.model.batch import MicroBatch
+from pretrain.objectives.registry import load
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CPU_FLOPS = 1e11
@@ -42,6 +43,10 @@ def allowed(config: RunConfig, device: torch.device, precision: str) -> str:
 
 def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
     """Return why this run's model cannot be compiled into one graph; empty if it can."""
+    if not load(config).one_shape:
+        return (
+            f"the attention of objective.name={config.objective.name} follows the lengths of each micro-batch"
+        )
     if config.zero.stage == 3:
         return "ZeRO stage 3 fetches parameters in the middle of the graph"
     if device.type == "cuda":

@@ -82,7 +82,7 @@ def check_export(folder: Path, family: Family, words: Tensor, maskmill: Maskmill
     )
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
-    assert model.base_model.embeddings.word_embeddings.weight.equal(words)
+    assert model.get_input_embeddings().weight.equal(words)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.tokenize("The sea") == tokenizer.tokenize("the sea")
     shown = described(maskmill, folder)

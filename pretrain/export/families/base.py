@@ -98,6 +98,8 @@ class Family:
     segments, and when read it is added to the position table."""
     model_inputs: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")
     """The inputs that its tokenizer returns and its forward takes."""
+    cls_last: bool = False
+    """Whether its tokenizer puts [CLS] behind the text, in a segment of its own, and pads on the left."""
     folder: str = ""
     """Name of its folder where an objective exports several."""
     pipeline: str = "fill-mask"

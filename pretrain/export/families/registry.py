@@ -16,6 +16,7 @@ from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
 from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
 from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
 from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM, XLM_ROBERTA_FOR_MASKED_LM
+from pretrain.export.families.xlnet import XLNET_LM
 
 FAMILIES = {
     family.export_class: family
@@ -30,6 +31,7 @@ FAMILIES = {
         DISTILBERT_FOR_MASKED_LM,
         ROBERTA_FOR_MASKED_LM,
         XLM_ROBERTA_FOR_MASKED_LM,
+        XLNET_LM,
     )
 }
 """Name in `Objective.families` -> family. The first of a model_type reads folders of its other classes."""
