@@ -16,7 +16,9 @@ from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
 from data_pipeline.sources.read_counts import Counts
 from tests.command_line import ROOT, setting
 
-ELSEWHERE = "adding_an_objective.md"  # its blocks are files: tests/smoke/test_adding_an_objective.py writes them
+ELSEWHERE = (
+    "adding_an_objective.md"  # its blocks are files: tests/smoke/test_adding_an_objective.py writes them
+)
 PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != ELSEWHERE)
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
