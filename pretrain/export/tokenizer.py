@@ -44,8 +44,9 @@ def write_tokenizer(
     cls_last: bool = False,
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and other vocabulary files of its kind into
-    `folder`. A WordPiece vocabulary loads as BERT's own tokenizer class, others as the general one; both return
-    `inputs`. `special_ids` and `cls_last`: as in Family; the first name further special tokens (bos_token, eos_token).
+    `folder`. A WordPiece vocabulary with [CLS] first loads as BERT's own tokenizer class, others as the general one;
+    both return `inputs`. `special_ids` and `cls_last`: as in Family; the first name further special tokens (bos_token,
+    eos_token).
 
     Raises UserError if the text is not one of our vocabularies, or the re-loaded tokenizer gives other ids on
     PROBES."""
@@ -58,7 +59,7 @@ def write_tokenizer(
     if cls_last:
         framed = {**vocabulary.definition(), "post_processor": _cls_last(vocabulary)}
         (folder / "tokenizer.json").write_text(json_text(framed), "utf-8")
-    if isinstance(vocabulary, WordPiece):
+    if isinstance(vocabulary, WordPiece) and not cls_last:  # BERT's own class puts [CLS] first
         BertTokenizer(
             vocab=vocabulary.ids,
             do_lower_case=vocabulary.normalization.lowercase,
