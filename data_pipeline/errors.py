@@ -8,6 +8,11 @@ MAX_CHARACTERS = 2000
 """Longest message kept: other packages may quote a damaged file at any length."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class UserError(Exception):
     """A user error in one line: what is wrong, where, what was expected and what to do.
 

@@ -13,11 +13,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data_pipeline.errors import UserError, one_error
+from data_pipeline.errors import UserError, first_line, one_error
 from launch.recipes import RECIPES, recipe_names
+from launch.settings.overrides import parse_override, whole
 from launch.settings.recipe_phases import as_typed, check_not_in_phases, with_changes
 from pretrain.config.phases import phases_of
-from pretrain.config.safe_yaml import check_shape, load_yaml
+from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered
 from pretrain.preflight.validate import wrong_settings
@@ -32,7 +33,7 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     try:
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise UserError(_first_line(error), where=recipe) from None
+        raise UserError(first_line(error), where=recipe) from None
     assert isinstance(config, RunConfig)
     _complete(config)
     phases: list[dict[str, Any]] = []
@@ -52,7 +53,7 @@ def _with_overrides(merged: DictConfig, overrides: list[str]) -> DictConfig:
     wrong = []
     for override in overrides:
         try:
-            merged = _merge(merged, _parse_override(override), where="command line")
+            merged = _merge(merged, parse_override(override), where="command line")
         except UserError as error:
             wrong.append(error)
     if wrong:
@@ -133,7 +134,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"not YAML: {getattr(error, 'problem', None) or error}", where=f"{path}{line}"
         ) from None
     except (OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot be read: {_first_line(error)}", where=path) from None
+        raise UserError(f"cannot be read: {first_line(error)}", where=path) from None
     if not isinstance(values, dict):
         raise UserError("not a recipe", where=path, expected="a mapping of settings")
     return {str(key): value for key, value in values.items()}
@@ -148,26 +149,6 @@ def _fill_here(value: Any, folder: Path) -> Any:
     return value.replace("{here}", str(folder)) if isinstance(value, str) else value
 
 
-def _parse_override(override: str) -> dict[str, Any]:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise UserError(
-            f"cannot read {override!r}", where="command line", expected="key=value, such as train.steps=100"
-        )
-    value: Any = text  # the typed merge converts text to numbers; YAML is for lists only
-    if text.startswith("["):
-        try:
-            check_shape(text)
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):
-            raise UserError(
-                f"cannot read {override!r}", where="command line", expected=f"{key}=[a, b]"
-            ) from None
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
-
-
 def _merge(config: DictConfig, values: dict[str, Any], where: str) -> DictConfig:
     phases: list[dict[str, Any]] = OmegaConf.to_container(config.phases)  # type: ignore[assignment]
     if isinstance(values.get("phases"), dict):  # by name, as the command line has it
@@ -179,7 +160,7 @@ def _merge(config: DictConfig, values: dict[str, Any], where: str) -> DictConfig
         return OmegaConf.merge(config, values)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", "") or ""
-        raise UserError(f"{key}: {_first_line(error)}", where=where) from None
+        raise UserError(f"{key}: {first_line(error)}", where=where) from None
 
 
 def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> dict[str, Any]:
@@ -209,31 +190,8 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
             raise UserError(f"{full} is a list of values", where=where, expected=f"{full}=[a, b]")
         elif value is None:
             raise UserError(f"{full} has no value", where=where, expected=f"{full}=value")
-        result[key] = _whole(value) if hints[key] is int else value
+        result[key] = whole(value) if hints[key] is int else value
     return result
-
-
-def _whole(value: Any) -> Any:
-    """Return 1000 for 1e3, 1000.0 or the text of either; leave anything that is not a whole number in decimals to
-    the typed merge, which refuses it."""
-    if not isinstance(value, float | str):
-        return value
-    try:
-        number = float(value)
-    except ValueError:
-        return value
-    if not number.is_integer() or (isinstance(value, str) and _is_int(value)):
-        return value
-    return int(number)
-
-
-def _is_int(text: str) -> bool:
-    """Return whether Python parses all digits of it: a float would round those of a large seed."""
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _checked_phases(phases: Any, where: str) -> list[dict[str, Any]]:
@@ -259,7 +217,3 @@ def setting_names(owner: type = RunConfig, prefix: str = "") -> list[str]:
         kind = hints[f.name]
         names += setting_names(kind, f"{prefix}{f.name}.") if is_dataclass(kind) else [f"{prefix}{f.name}"]  # type: ignore[arg-type]
     return names
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

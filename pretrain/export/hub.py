@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, first_line
 from data_pipeline.io.redact import redact
 from pretrain.export.bundle import Upload
 from pretrain.export.families.base import Family
@@ -113,7 +113,7 @@ def check_name(repo: str) -> None:
         validate_repo_id(repo)
     except HFValidationError as error:
         raise UserError(
-            _first_line(error), where="REPO", expected="NAME or OWNER/NAME, as yourname/demo"
+            first_line(error), where="REPO", expected="NAME or OWNER/NAME, as yourname/demo"
         ) from None
 
 
@@ -183,7 +183,7 @@ def _told(repo: str) -> Iterator[None]:
             raise _refused(cause, repo) from None
         where = redact(huggingface_hub.constants.ENDPOINT)
         raise UserError(
-            f"{type(cause).__name__}: {_first_line(cause)}",
+            f"{type(cause).__name__}: {first_line(cause)}",
             where=where,
             remedy="check the network (behind a proxy: HTTPS_PROXY), then the same command again",
         ) from None
@@ -199,9 +199,5 @@ def _refused(error: HfHubHTTPError, repo: str) -> UserError:
             where=repo,
             remedy="name a repository of your own, or use a token with the right to write there",
         )
-    what = error.server_message or _first_line(error)
+    what = error.server_message or first_line(error)
     return UserError(f"the hub answers {status}: {redact(' '.join(what.split()))[:300]}", where=repo)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(redact(str(error)).strip().splitlines()), type(error).__name__)

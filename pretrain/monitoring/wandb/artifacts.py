@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, first_line
 from data_pipeline.io.files import read_bytes
 from data_pipeline.shards.index import INDEX, TOKENIZER, Index
 from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_checkpoint
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.monitoring.wandb.connection import Connection, begin, first_line, warn
+from pretrain.monitoring.wandb.connection import Connection, begin, warn
 from pretrain.monitoring.wandb.run_identity import Stage, export_stage, folder_name, prepare_stage
 from pretrain.run.folder import read_run
 

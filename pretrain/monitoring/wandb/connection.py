@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.errors import first_line
 from pretrain.monitoring.wandb.points import Bars
 from pretrain.monitoring.wandb.run_identity import Stage
 
@@ -167,11 +168,6 @@ def within(seconds: float, call: Callable[[], object], otherwise: str) -> None:
     if thread.is_alive() or wrong:
         why = first_line(wrong[0]) if wrong else f"W&B has not answered for {seconds:g} s"
         warn(f"{otherwise}: {why}")
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, or its type."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def tell(text: str) -> None:

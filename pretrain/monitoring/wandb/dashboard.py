@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import UserError
-from pretrain.monitoring.wandb.connection import default_entity, first_line, has_key, make_project
+from data_pipeline.errors import UserError, first_line
+from pretrain.monitoring.wandb.connection import default_entity, has_key, make_project
 from pretrain.monitoring.wandb.dashboard_panels import Panel, sections
 from pretrain.monitoring.wandb.artifacts import settings_of
 from pretrain.monitoring.wandb.run_identity import group_of

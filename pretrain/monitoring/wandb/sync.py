@@ -7,10 +7,10 @@ repeated.
 from dataclasses import asdict
 from pathlib import Path
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, first_line
 from data_pipeline.io.redact import redact_settings
 from pretrain.monitoring.wandb import artifacts
-from pretrain.monitoring.wandb.connection import first_line, has_key, start
+from pretrain.monitoring.wandb.connection import has_key, start
 from pretrain.monitoring.wandb.points import point_of
 from pretrain.monitoring.wandb.tracker import stage_of
 from pretrain.run.folder import RUN, read_run
