@@ -1,5 +1,17 @@
 """Register all verbs, a module for each subject; the order here is that of `--help`."""
 
-from launch.verbs import data, training, slurm, status, models, publishing, looking, dashboard, doctor  # noqa: I001
+from launch.verbs import data, training, slurm, status  # noqa: I001
+from launch.verbs import models, evaluating, publishing, looking, dashboard, doctor
 
-__all__ = ["dashboard", "data", "doctor", "looking", "models", "publishing", "slurm", "status", "training"]
+__all__ = [
+    "dashboard",
+    "data",
+    "doctor",
+    "evaluating",
+    "looking",
+    "models",
+    "publishing",
+    "slurm",
+    "status",
+    "training",
+]

@@ -23,7 +23,7 @@ PAGES = [
     *sorted(RECIPES.glob("*.yaml")),
 ]
 OTHERS = {"vocabulary.sha256", "objective.smoothed"}  # of index.json; of the page that adds it
-FILES = "py|md|json|jsonl|yaml|sbatch|tar|npy|txt|html|log|svg"
+FILES = "py|md|json|jsonl|yaml|sbatch|tar|npy|txt|html|log|svg|tsv|csv|conll|iob2"
 GROUPS = [f.name for f in fields(RunConfig) if f.name not in ("init_from", "init_moments", "phases")]
 VERBS = dict(typer.main.get_command(app).commands.items())  # type: ignore[attr-defined]
 

@@ -1,0 +1,39 @@
+"""Read the `key=value` pairs of `maskmill evaluate`."""
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data_pipeline.errors import UserError, first_line, one_error
+from launch.settings.overrides import parse_override, whole
+from pretrain.downstream.settings import EvaluationSettings
+
+
+def read_changes(overrides: list[str]) -> dict[str, Any]:
+    """Return the settings that the pairs change, typed. Raises UserError that lists all invalid ones."""
+    names = {f.name: f.type for f in fields(EvaluationSettings)}
+    changes: dict[str, Any] = {}
+    wrong = []
+    for override in overrides:
+        try:
+            (key, value), *_ = parse_override(override).items()
+            if key not in names:
+                near = difflib.get_close_matches(key, names, n=3, cutoff=0.5)
+                raise UserError(
+                    f"unknown key {key}",
+                    expected=f"one of {', '.join(near or names)}",
+                    where="command line",
+                )
+            value = whole(value) if names[key] is int else value
+            typed = OmegaConf.merge(OmegaConf.structured(EvaluationSettings), {key: value})
+            changes[key] = getattr(OmegaConf.to_object(typed), key)
+        except OmegaConfBaseException as error:
+            wrong.append(UserError(f"{key}: {first_line(error)}", where="command line"))
+        except UserError as error:
+            wrong.append(error)
+    if wrong:
+        raise one_error(wrong, where="command line")
+    return changes

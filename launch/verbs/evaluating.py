@@ -1,0 +1,103 @@
+"""Define the verb that scores an encoder on tasks: evaluate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.errors import UserError
+from launch.app import Folder, app, errors, say
+from launch.progress import stages
+
+
+def _list_settings(wanted: bool) -> None:
+    if not wanted:
+        return
+    from launch.settings.manual import manual
+    from pretrain.downstream.settings import EvaluationSettings
+
+    for key, value, meaning in manual(EvaluationSettings()):
+        say(f"{key} = {value}\n    {meaning}")
+    raise typer.Exit
+
+
+@app.command()
+def evaluate(
+    model: Folder,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TASK]... [KEY=VALUE]...",
+            help="Tasks: blimp; cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, snli; swag, codah; squad1, squad2;"
+            " conll2003, uner, wnut17; ud; own, questions and tagging for files of your own. Settings that"
+            " differ from the recipe's: see --settings.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder with the task's files, or with a folder per task.")
+    ] = None,
+    suite: Annotated[
+        str, typer.Option(help="All tasks of glue (without WNLI) or blimp that --data holds.")
+    ] = "",
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Fine-tune with the seeds 1 to this number; medians are shown.")
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results; default: `evaluation` in MODEL.")
+    ] = None,
+    floor: Annotated[
+        bool, typer.Option(help="Score the same encoder without its weights as well, in the same way.")
+    ] = True,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the fine-tuned models, as Hugging Face folders.")
+    ] = False,
+    settings: Annotated[
+        bool,
+        typer.Option(
+            "--settings", help="List the settings and stop.", is_eager=True, callback=_list_settings
+        ),
+    ] = False,
+) -> None:
+    """Score an encoder on tasks: a Hugging Face folder, or the export of a run.
+
+    Each task's score stands beside that of the same encoder without its weights, and the best that needs no input.
+    Results are JSON files in MODEL/evaluation; seeds that are finished there are not repeated.
+
+    \b
+    Example:
+        maskmill evaluate runs/demo mrpc rte --data glue --seeds 5
+        maskmill evaluate models/bert blimp --data blimp
+        maskmill evaluate models/bert own --data reviews recipe=small epochs=5"""
+    from launch.settings.evaluation import read_changes
+
+    words = tasks or []
+    changes = read_changes([word for word in words if "=" in word])
+    if data is None:
+        raise UserError("is missing", where="--data", expected="the folder with the task's files")
+    from pretrain.downstream.encoders import find_encoders
+    from pretrain.downstream.evaluate import Evaluation, pick_encoder
+    from pretrain.downstream.settings import settings_for
+    from pretrain.downstream.show import result_lines
+    from pretrain.downstream.tasks.registry import chosen_tasks
+
+    folders, missing = chosen_tasks([word for word in words if "=" not in word], suite, data)
+    found = find_encoders(model)
+    evaluations = [
+        Evaluation(
+            name,
+            pick_encoder(name, found),
+            folder,
+            out or model / "evaluation",
+            settings_for(name, changes),
+            range(1, seeds + 1),
+            floor,
+            save,
+        )
+        for name, folder in folders.items()
+    ]
+    notes = [evaluation.run(stages(errors)) for evaluation in evaluations]
+    for line in result_lines(notes):
+        say(line)
+    if missing:
+        say(f"not scored, for {data} has no folder of theirs: {', '.join(missing)}")
+    say(f"results: {out or model / 'evaluation'}")

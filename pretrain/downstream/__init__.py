@@ -1,0 +1,1 @@
+"""Score any Hugging Face encoder on tasks: what `maskmill evaluate` does."""

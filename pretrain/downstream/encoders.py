@@ -1,0 +1,157 @@
+"""Load encoders of any Hugging Face folder, with or without their weights: the only import of transformers' Auto
+classes.
+
+Only safetensors are read, and no code of a folder is run."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from data_pipeline.errors import UserError, first_line
+from data_pipeline.io.files import file_sha256
+from pretrain.downstream.inputs import InputBuilder
+from pretrain.export.parity import quiet
+from pretrain.run.folder import CONFIG, EXPORT, model_folders
+
+SAFE = {"local_files_only": True, "trust_remote_code": False}
+NOT_PRETRAINED = "not pretrained"
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A Hugging Face folder, and whether its weights are used: the floor of a score is the same encoder without."""
+
+    folder: Path
+    pretrained: bool = True
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """The folder's config.json. Raises UserError where transformers has no such model."""
+        try:
+            with quiet():
+                return AutoConfig.from_pretrained(self.folder, **SAFE)
+        except (ValueError, OSError, KeyError) as error:
+            raise UserError(
+                f"cannot be read: {first_line(error)}", where=self.folder / "config.json"
+            ) from error
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The folder's tokenizer. Raises UserError where there is none."""
+        if not list(self.folder.glob("tokenizer*")) and not list(self.folder.glob("vocab*")):
+            raise UserError(
+                "has no tokenizer", where=self.folder, expected="tokenizer.json beside config.json"
+            )
+        try:
+            with quiet():
+                tokenizer = AutoTokenizer.from_pretrained(self.folder, **SAFE)
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            raise UserError(
+                f"its tokenizer cannot be read: {first_line(error)}", where=self.folder
+            ) from error
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise UserError("its tokenizer is none of the library tokenizers", where=self.folder)
+        return tokenizer
+
+    @property
+    def max_positions(self) -> int:
+        """Longest input that it has positions for."""
+        stated = getattr(self.config, "max_position_embeddings", None)
+        if not isinstance(stated, int) or stated <= 0:
+            return 1 << 20  # relative positions
+        padding_first = self.config.model_type in ("roberta", "xlm-roberta", "camembert")
+        return stated - (self.config.pad_token_id or 0) - 1 if padding_first else stated
+
+    def builder(self, max_length: int) -> InputBuilder:
+        """Return what builds inputs of at most `max_length` tokens, or as many as it has positions for."""
+        return InputBuilder(self.tokenizer, min(max_length, self.max_positions))
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """Return what a score of it is known by: hashes of its weights, or of its sizes where it has none, and of its
+        tokenizer."""
+        tokens = sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        if not self.pretrained:
+            sizes = {k: v for k, v in self.config.to_dict().items() if k not in UNINFLUENTIAL}
+            text = json.dumps(sizes, sort_keys=True, default=str)
+            return {
+                "weights": NOT_PRETRAINED,
+                "config": sha256(text.encode()).hexdigest(),
+                "tokenizer": tokens,
+            }
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise UserError(
+                "has no *.safetensors",
+                where=self.folder,
+                expected="a Hugging Face folder; a pytorch_model.bin could run code and is not read",
+                remedy="maskmill export RUN writes one",
+            )
+        hashes = "".join(file_sha256(file) for file in files)
+        return {"weights": sha256(hashes.encode()).hexdigest(), "tokenizer": tokens}
+
+    def load(
+        self, kind: str, seed: int, config: dict[str, Any] | None = None, has_head: bool = False
+    ) -> PreTrainedModel:
+        """Return transformers' model `AutoModel` + `kind`, float32 and in evaluation mode. A head that the folder
+        lacks, or all weights where the encoder is not pretrained, are drawn by `seed`. `config`: changed fields of its
+        config.
+
+        Raises UserError where transformers has no such class for it, where weights of the encoder are absent, and, with
+        `has_head`, where those of the head are."""
+        auto = getattr(transformers, f"AutoModel{kind}")
+        settings = self.config.__class__.from_dict({**self.config.to_dict(), **(config or {})})
+        torch.manual_seed(seed)
+        try:
+            with quiet():
+                if not self.pretrained:
+                    return auto.from_config(settings, trust_remote_code=False).float().eval()
+                _ = self.identity  # refuses a folder without safetensors before transformers looks further
+                model, info = auto.from_pretrained(
+                    self.folder,
+                    config=settings,
+                    use_safetensors=True,
+                    dtype=torch.float32,
+                    ignore_mismatched_sizes=True,  # a head of another number of labels is drawn anew
+                    output_loading_info=True,
+                    **SAFE,
+                )
+        except (ValueError, OSError, RuntimeError, KeyError) as error:
+            raise UserError(
+                f"cannot be loaded as AutoModel{kind}: {first_line(error)}", where=self.folder
+            ) from error
+        absent = [str(key) for key in info["missing_keys"]] + [str(key[0]) for key in info["mismatched_keys"]]
+        of_encoder = f"{model.base_model_prefix}." if kind else ""
+        lacking = [k for k in absent if has_head or (k.startswith(of_encoder) and "pooler." not in k)]
+        if lacking:
+            raise UserError(
+                f"lacks weights of {type(model).__name__}: {', '.join(sorted(lacking)[:3])}",
+                where=self.folder,
+                expected="an encoder with its head for words"
+                if has_head
+                else "what its config.json describes",
+            )
+        return model.eval()
+
+
+UNINFLUENTIAL = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+"""Fields of a config.json that weights drawn from it do not depend on."""
+
+
+def find_encoders(source: Path) -> list[Path]:
+    """Return the models of a Hugging Face folder, or of a run folder's export: several where its objective exports
+    several. Raises UserError where there is none."""
+    is_run = (source / CONFIG).is_file()
+    folder = source / EXPORT if is_run else source
+    if found := model_folders(folder):
+        return found
+    if is_run:
+        raise UserError("has not been exported yet", where=source, remedy=f"maskmill export {source}")
+    raise UserError("is no Hugging Face model", where=source, expected="a folder with config.json")

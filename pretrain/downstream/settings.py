@@ -1,0 +1,144 @@
+"""Define how an encoder is fine-tuned and scored: the settings of `maskmill evaluate`, typed and documented here."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from data_pipeline.errors import UserError
+
+
+@dataclass
+class EvaluationSettings:
+    recipe: str = "bert"
+    """Published fine-tuning settings to start from: bert (Devlin et al. 2019, section 4.1), small (for encoders as
+    small as BERT-Mini: Turc et al. 2019) or electra (Clark et al. 2020, appendix B: layer-wise decay)."""
+    epochs: float = 3.0
+    """Passes over the training examples."""
+    batch: int = 32
+    """Training examples per update."""
+    lr: float = 5e-5
+    """Peak learning rate of the head and, without layer_decay, of all weights."""
+    head_lr: float = 0.0
+    """Peak learning rate of the head; 0: lr."""
+    schedule: str = "linear"
+    """After the warm-up: linear (straight down to 0) or constant."""
+    warmup: float = 0.1
+    """Share of the updates over which the rate rises from 0."""
+    weight_decay: float = 0.01
+    """AdamW's decay of the matrices; biases and normalization have none."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """AdamW's betas."""
+    eps: float = 1e-6
+    """AdamW's epsilon."""
+    clip: float = 1.0
+    """Largest global gradient norm; 0: no clipping."""
+    layer_decay: float = 1.0
+    """Factor of the rate from each layer to the one below it: layer i of L has lr * layer_decay ** (L + 1 - i), the
+    embeddings lr * layer_decay ** (L + 2), as ELECTRA's code does."""
+    dropout: float = 0.1
+    """Dropout while fine-tuning, of all kinds; -1: those in the encoder's config.json."""
+    max_length: int = 128
+    """Longest input in tokens; longer ones are cut. At most what the encoder has positions for."""
+    tune_share: float = 0.0
+    """Share of the training examples kept to choose the best epoch by; 0: the last epoch is scored. The scored examples
+    are never used for it."""
+    patience: int = 0
+    """With tune_share: stop after this many epochs without a better one; 0: train all epochs."""
+    train_examples: int = 0
+    """Train on this many examples, drawn by the seed; 0: all."""
+    carve: float = 0.0
+    """Where a task's folder has no training file: train on this share of its dev file and score the rest of it, the
+    same rows for every seed and encoder."""
+    part: float = 1.0
+    """BLiMP: score this share of each set, evenly spaced; 1: all."""
+    text: str = ""
+    """Own files: column of the text; empty: text, sentence, sentence1 or premise, whichever is there."""
+    second_text: str = ""
+    """Own files: column of the second text of a pair; empty: text2, sentence2 or hypothesis, if there is one."""
+    label: str = ""
+    """Own files: column of the label; empty: label, score or target, whichever is there."""
+    precision: str = "auto"
+    """fp32 or bf16; auto: bf16 on CUDA, fp32 on CPU."""
+    threads: int = 0
+    """CPU threads; 0: all cores."""
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "small": {"lr": 1e-4, "epochs": 4.0},
+    "electra": {"lr": 1e-4, "layer_decay": 0.8},
+}
+"""What each recipe changes. BERT's learning rate is the best on dev of 5e-5, 4e-5, 3e-5 and 2e-5; that of small
+encoders of 3e-4, 1e-4, 5e-5 and 3e-5."""
+HEADS: dict[str, dict[str, Any]] = {
+    "squad1": {"max_length": 384},
+    "squad2": {"max_length": 384, "epochs": 2.0, "batch": 48},
+    "questions": {"max_length": 384},
+    "swag": {"batch": 16},
+    "ud": {"max_length": 256, "epochs": 20.0, "lr": 3.8e-5, "head_lr": 1e-3},
+}
+"""Devlin et al. 2019, sections 4.2 to 4.4. Treebanks: van der Goot et al. 2021 (MaChAmp), whose heads learn at 1e-4
+but whose schedule starts with an epoch of the heads alone; here they have ten times that rate instead."""
+OF_TASKS: dict[str, dict[str, dict[str, Any]]] = {
+    "bert": HEADS,
+    "small": HEADS | {"ud": {**HEADS["ud"], "lr": 1e-4}},
+    "electra": HEADS
+    | {
+        "rte": {"epochs": 10.0},
+        "stsb": {"epochs": 10.0},
+        "squad1": {"max_length": 512, "epochs": 2.0},
+        "squad2": {"max_length": 512, "epochs": 2.0},
+        "questions": {"max_length": 512},
+    },
+}
+"""What a recipe changes for a single task."""
+
+RUNTIME = {"precision", "threads"}
+"""Settings that a result is not known by: they change it by no more than rounding."""
+
+
+def settings_for(task: str, changes: dict[str, Any]) -> EvaluationSettings:
+    """Return the settings of one task: defaults, the recipe's, the recipe's for this task, `changes`. Raises UserError
+    for a value out of range."""
+    name = changes.get("recipe", EvaluationSettings.recipe)
+    if name not in RECIPES:
+        raise UserError(f"no such recipe: {name}", where="recipe", expected=f"one of {', '.join(RECIPES)}")
+    return _checked(EvaluationSettings(**RECIPES[name] | OF_TASKS.get(name, {}).get(task, {}) | changes))
+
+
+def identity(settings: EvaluationSettings) -> dict[str, Any]:
+    """Return the settings that decide a result."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in RUNTIME}
+
+
+RANGES = {
+    "epochs": ("above 0", lambda value: value > 0),
+    "batch": ("at least 1", lambda value: value >= 1),
+    "lr": ("in (0, 1)", lambda value: 0 < value < 1),
+    "schedule": ("linear or constant", lambda value: value in ("linear", "constant")),
+    "warmup": ("in [0, 1)", lambda value: 0 <= value < 1),
+    "weight_decay": ("at least 0", lambda value: value >= 0),
+    "betas": ("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= b < 1 for b in value)),
+    "eps": ("above 0", lambda value: value > 0),
+    "clip": ("at least 0", lambda value: value >= 0),
+    "head_lr": ("in [0, 1)", lambda value: 0 <= value < 1),
+    "layer_decay": ("in (0, 1]", lambda value: 0 < value <= 1),
+    "dropout": ("in [0, 1), or -1", lambda value: value == -1 or 0 <= value < 1),
+    "max_length": ("at least 8", lambda value: value >= 8),
+    "tune_share": ("in [0, 1)", lambda value: 0 <= value < 1),
+    "patience": ("at least 0", lambda value: value >= 0),
+    "train_examples": ("at least 0", lambda value: value >= 0),
+    "carve": ("in [0, 1)", lambda value: 0 <= value < 1),
+    "part": ("in (0, 1]", lambda value: 0 < value <= 1),
+    "precision": ("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", "bf16")),
+    "threads": ("at least 0", lambda value: value >= 0),
+}
+
+
+def _checked(settings: EvaluationSettings) -> EvaluationSettings:
+    for name, (expected, fits) in RANGES.items():
+        value = getattr(settings, name)
+        if not fits(value):
+            raise UserError(f"must be {expected}, got {value}", where=name)
+    if settings.patience and not settings.tune_share:
+        raise UserError("needs tune_share", where="patience", expected="a share of the training examples")
+    return settings

@@ -1,0 +1,1 @@
+"""Define the tasks: a file per kind reads their files, builds inputs and scores predictions."""

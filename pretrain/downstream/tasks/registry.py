@@ -1,0 +1,66 @@
+"""Name every task, and the suites of them."""
+
+import difflib
+from pathlib import Path
+
+from data_pipeline.errors import UserError
+from pretrain.downstream.tasks import blimp
+from pretrain.downstream.tasks.base import Task
+from pretrain.downstream.tasks.choice import Codah, Swag
+from pretrain.downstream.tasks.classification import Own
+from pretrain.downstream.tasks.dependencies import DEPENDENCIES
+from pretrain.downstream.tasks.glue import GLUE, SUITE
+from pretrain.downstream.tasks.questions import QUESTIONS
+from pretrain.downstream.tasks.tagging import TAGGING
+
+FINE_TUNED: dict[str, Task] = {
+    task.name: task for task in (*GLUE, Swag(), Codah(), *QUESTIONS, *TAGGING, DEPENDENCIES, Own())
+}
+NAMES = (blimp.NAME, *FINE_TUNED)
+SUITES = {"glue": SUITE, "blimp": (blimp.NAME,)}
+
+
+def check_name(name: str) -> str:
+    """Return the name of a task. Raises UserError, with the nearest names, where there is none of that name."""
+    if name in NAMES:
+        return name
+    near = difflib.get_close_matches(name.lower(), NAMES, n=3)
+    raise UserError(
+        f"no such task: {name}",
+        expected=f"one of {', '.join(NAMES)}",
+        remedy=f"did you mean {' or '.join(near)}?" if near else "",
+    )
+
+
+def folder_of(name: str, data: Path) -> Path:
+    """Return the folder with the task's files: the one of the task's official name in `data`, or `data` itself. Raises
+    UserError where `data` is no folder."""
+    if not data.is_dir():
+        raise UserError("no such folder", where=data, expected="the files of the task, or folders of tasks")
+    official = blimp.FOLDER if name == blimp.NAME else FINE_TUNED[name].folder
+    for entry in sorted(data.iterdir()):
+        if official != "." and entry.is_dir() and entry.name.lower() == official.lower():
+            return entry
+    return data
+
+
+def chosen_tasks(names: list[str], suite: str, data: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the tasks to score with the folder of each, and those of the suite that `data` has no folder of. Raises
+    UserError where there is nothing to score."""
+    if suite and suite not in SUITES:
+        raise UserError(f"no such suite: {suite}", where="--suite", expected=f"one of {', '.join(SUITES)}")
+    folders = {name: folder_of(check_name(name), data) for name in names}
+    missing = []
+    for name in SUITES.get(suite, ()):
+        folder = folder_of(name, data)
+        if len(SUITES[suite]) > 1 and folder == data:
+            missing.append(name)
+        else:
+            folders[name] = folder
+    if not folders:
+        raise UserError(
+            "no task to score",
+            where=data,
+            expected=f"{', '.join(missing)} in it" if missing else f"one of {', '.join(NAMES)}, or --suite",
+        )
+    return folders, missing

@@ -1,0 +1,50 @@
+"""Score answers to questions as the official scripts of SQuAD do (Rajpurkar et al. 2016, 2018)."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalized(text: str) -> str:
+    """Return the text in lower case, without ASCII punctuation and articles, its words one space from each other.
+
+    >>> normalized("The  U.S.!")
+    'us'
+    """
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact(gold: str, predicted: str) -> float:
+    """Return 1 where both are equal after normalizing, else 0."""
+    return float(normalized(gold) == normalized(predicted))
+
+
+def overlap(gold: str, predicted: str) -> float:
+    """Return F1 of the words that both have, each as often as it occurs; where one has none, 1 if neither has."""
+    ours, theirs = normalized(predicted).split(), normalized(gold).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * common / (len(ours) + len(theirs))
+
+
+def best_over(golds: Sequence[str], predicted: str) -> tuple[float, float]:
+    """Return exact match and F1 with the answer of `golds` that each is best with; without one, with no answer."""
+    golds = [gold for gold in golds if normalized(gold)] or [""]
+    return max(exact(gold, predicted) for gold in golds), max(overlap(gold, predicted) for gold in golds)
+
+
+def best_threshold(scores: Sequence[float], no_answer: Sequence[float], answerable: Sequence[bool]) -> float:
+    """Return the highest mean score, in percent, that any threshold on the odds of no answer gives: below it, a
+    question has the score of its answer, above it that of none. `scores`: of the best answer that is not empty.
+
+    As find_best_thresh of SQuAD 2.0's script: questions are taken in from the surest answer on."""
+    found = best = float(sum(not has for has in answerable))
+    for i in sorted(range(len(scores)), key=lambda i: no_answer[i]):
+        found += scores[i] if answerable[i] else -1.0
+        best = max(best, found)
+    return 100 * best / max(1, len(scores))

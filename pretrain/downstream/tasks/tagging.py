@@ -1,0 +1,169 @@
+"""Tag words: named entities in CoNLL-2003's columns (IOB1), in two columns (BIO2), and as UNER has them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from data_pipeline.errors import UserError
+from pretrain.downstream import metrics
+from pretrain.downstream.inputs import InputBuilder
+from pretrain.downstream.settings import EvaluationSettings
+from pretrain.downstream.tasks.base import Feature, Scores, Split, Task, TaskData, hashes, not_empty, one_file
+from pretrain.downstream.tasks.tables import read_lines
+
+IGNORED = -100
+OUTSIDE = "O"
+
+
+class Sentence(NamedTuple):
+    """Words with a tag each, in BIO2."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+WordAndTag = Callable[[list[str]], tuple[str, str]]
+
+
+class Tagging(Task):
+    """Entities by a tag per word, predicted at its first token (Devlin et al. 2019, section 5.3), without a CRF. The
+    context is the sentence."""
+
+    kind = "TokenClassification"
+    per_token = True
+
+    def __init__(
+        self,
+        name: str,
+        folder: str,
+        files: tuple[str, str],
+        columns: int,
+        word_and_tag: WordAndTag,
+        skips: Callable[[list[str]], bool] = lambda cells: False,
+    ) -> None:
+        """`files`: patterns of the training and dev files. `columns`: fewest columns of a line. `skips`: whether a line
+        is none of a sentence."""
+        super().__init__(name, folder, "f1")
+        self.files, self.columns, self.word_and_tag, self.skips = files, columns, word_and_tag, skips
+
+    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
+        """Read both files; see Task.read."""
+        paths = [one_file(folder, pattern) for pattern in self.files]
+        splits = []
+        for path, name in zip(paths, ("train", "dev"), strict=True):
+            sentences = list(self._sentences(path))
+            splits.append(not_empty(Split(name, sentences), path))
+        tags = sorted({tag for sentence in splits[0].items for tag in sentence.tags} | {OUTSIDE})
+        unseen = {tag for sentence in splits[1].items for tag in sentence.tags} - set(tags)
+        notes = (f"dev: tags never seen in training: {', '.join(sorted(unseen))}",) if unseen else ()
+        return TaskData(splits[0], (splits[1],), tuple(tags), hashes(paths), notes)
+
+    def _sentences(self, path: Path) -> Iterator[Sentence]:
+        words: list[str] = []
+        tags: list[str] = []
+        for number, line in enumerate([*read_lines(path), ""], 1):
+            cells = line.split("\t") if "\t" in line else line.split()
+            if self.skips(cells):
+                continue
+            if cells:
+                if len(cells) < self.columns:
+                    raise UserError(
+                        f"has {len(cells)} columns",
+                        where=f"{path}, line {number}",
+                        expected=f"at least {self.columns}",
+                    )
+                word, tag = self.word_and_tag(cells)
+                if tag != OUTSIDE and tag[:2] not in ("B-", "I-"):
+                    raise UserError(
+                        f"has the tag {tag!r}", where=f"{path}, line {number}", expected="O, B-TYPE or I-TYPE"
+                    )
+                words.append(word)
+                tags.append(tag)
+            elif words:
+                yield Sentence(tuple(words), tuple(to_bio2(tags)))
+                words, tags = [], []
+
+    def features(self, items: Sequence[Sentence], builder: InputBuilder, data: TaskData) -> list[Feature]:
+        """Return one sequence per sentence, its targets at the first token of each word; see Task.features."""
+        ids = {tag: i for i, tag in enumerate(data.labels)}
+        features = []
+        for sentence in items:
+            built = builder.words(sentence.words)
+            targets = [IGNORED] * len(built.ids)
+            for word, place in first_tokens(built.words).items():
+                targets[place] = ids.get(sentence.tags[word], IGNORED)
+            features.append(Feature((built,), {"labels": targets}))
+        return features
+
+    def score(
+        self,
+        items: Sequence[Sentence],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> Scores:
+        """Return precision, recall and F1 of entities; words that were cut off count as O. See Task.score."""
+        predicted = []
+        for sentence, feature, answer in zip(items, features, answers, strict=True):
+            tags = [OUTSIDE] * len(sentence.words)
+            for word, place in first_tokens(feature.inputs[0].words).items():
+                tags[word] = data.labels[int(answer[place].argmax())]
+            predicted.append(tags)
+        return metrics.entity_f1([list(sentence.tags) for sentence in items], predicted)
+
+    def trivial(self, split: Split, data: TaskData) -> Scores:
+        """Return the scores of no entity at all."""
+        return {"f1": 0.0, "precision": 0.0, "recall": 0.0}
+
+
+def first_tokens(words: Sequence[int | None]) -> dict[int, int]:
+    """Return word -> place of its first token."""
+    places: dict[int, int] = {}
+    for place, word in enumerate(words):
+        if word is not None:
+            places.setdefault(word, place)
+    return places
+
+
+def to_bio2(tags: Sequence[str]) -> Iterator[str]:
+    """Yield the tags of a sentence in BIO2, where every entity begins with B-; given BIO2 or IOB1, where one does only
+    directly behind another of its type.
+
+    >>> list(to_bio2(["I-PER", "I-PER", "B-PER", "I-LOC", "O"]))
+    ['B-PER', 'I-PER', 'B-PER', 'B-LOC', 'O']
+    """
+    before = OUTSIDE
+    for tag in tags:
+        begins = tag.startswith("I-") and before[2:] != tag[2:]
+        yield f"B-{tag[2:]}" if begins else tag
+        before = tag
+
+
+def _uner(cells: list[str]) -> tuple[str, str]:
+    """Return word and tag: what annotators marked as OTH, or left without a type, is outside of UNER's three types."""
+    tag = cells[2]
+    return cells[1], OUTSIDE if tag[2:] in ("OTH", "O") else tag
+
+
+TAGGING = [
+    Tagging(
+        "conll2003",
+        "CoNLL-2003",
+        ("eng.train", "eng.testa"),
+        4,
+        lambda cells: (cells[0], cells[3]),
+        skips=lambda cells: bool(cells) and cells[0] == "-DOCSTART-",
+    ),
+    Tagging(
+        "uner",
+        "UNER_English-EWT",
+        ("*train.iob2", "*dev.iob2"),
+        3,
+        _uner,
+        skips=lambda cells: bool(cells) and cells[0].startswith("#"),
+    ),
+    Tagging("wnut17", "WNUT17", ("*train.conll", "*dev.conll"), 2, lambda cells: (cells[0], cells[1])),
+    Tagging("tagging", ".", ("train.*", "dev.*"), 2, lambda cells: (cells[0], cells[-1])),
+]

@@ -1,0 +1,74 @@
+"""Write small Hugging Face encoders of random weights, of the classes that people evaluate."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+
+from data_pipeline.vocabulary.base import json_text
+from pretrain.export.parity import quiet
+from pretrain.export.tokenizer import INPUTS, write_tokenizer
+from tests.factories.vocabularies import trained
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 66,
+}
+NO_SEGMENTS = ("input_ids", "attention_mask")
+ENCODERS: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
+    "bert": ("BertForPreTraining", "wordpiece", INPUTS, {}),
+    "roberta": ("RobertaForMaskedLM", "bpe", NO_SEGMENTS, {"type_vocab_size": 1}),
+    "albert": ("AlbertForMaskedLM", "unigram", INPUTS, {"embedding_size": 16}),
+    "electra": ("ElectraForMaskedLM", "wordpiece", INPUTS, {"embedding_size": 32}),
+    "discriminator": ("ElectraForPreTraining", "wordpiece", INPUTS, {"embedding_size": 32}),
+    "ernie": ("ErnieForMaskedLM", "wordpiece", INPUTS, {}),
+    "distilbert": (
+        "DistilBertForMaskedLM",
+        "wordpiece",
+        NO_SEGMENTS,
+        {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
+    ),
+    "xlnet": (
+        "XLNetLMHeadModel",
+        "unigram",
+        INPUTS,
+        {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64},
+    ),
+    "causal": ("BertLMHeadModel", "wordpiece", INPUTS, {"is_decoder": True}),
+}
+"""Name -> class, kind of vocabulary, the tokenizer's inputs, further fields of its config."""
+_FOLDERS = TemporaryDirectory()
+
+
+@cache
+def encoder_folder(name: str) -> Path:
+    """The folder of such an encoder. Its weights are three times as wide as usual, so that inputs matter."""
+    class_name, kind, inputs, fields = ENCODERS[name]
+    vocabulary = trained(kind)
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    specials = vocabulary.specials
+    folder = Path(_FOLDERS.name) / name
+    folder.mkdir()
+    model_class = getattr(transformers, class_name)
+    config = model_class.config_class(
+        **{
+            **({} if name == "xlnet" else SIZES),
+            "vocab_size": vocabulary.size,
+            "pad_token_id": ids[specials.pad],
+            "bos_token_id": ids[specials.cls],
+            "eos_token_id": ids[specials.sep],
+            "initializer_range": 0.06,
+            **fields,
+        }
+    )
+    torch.manual_seed(0)
+    with quiet():
+        model_class(config).save_pretrained(folder)
+    write_tokenizer(json_text(vocabulary.definition()), folder, 64, inputs, cls_last=name == "xlnet")
+    return folder

@@ -1,0 +1,176 @@
+"""`maskmill evaluate` as a user calls it: a table, results that resume, models that load, one line for bad input."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from typer.testing import CliRunner
+
+from data_pipeline.errors import UserError
+from launch.cli import app
+from pretrain.downstream import evaluate as page
+from tests.factories.encoders import encoder_folder
+from tests.factories.tasks import FILES, write, write_pairs
+
+QUICK = ["epochs=1", "max_length=32", "batch=2", "threads=1"]
+
+
+@pytest.fixture
+def glue(tmp_path: Path) -> Path:
+    (tmp_path / "glue").mkdir()
+    for name in ("RTE", "CoLA", "MNLI"):
+        write(tmp_path / "glue" / name, FILES[name.lower()])
+    return tmp_path / "glue"
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def error(*arguments: object) -> str:
+    with pytest.raises(UserError) as found:
+        CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+def result(out: Path, task: str) -> dict[str, Any]:
+    return json.loads((out / task / "result.json").read_text())
+
+
+def test_a_score_stands_beside_its_floors(glue: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = call(encoder_folder("bert"), "rte", "mnli", "--data", glue, "--seeds", 2, "--out", out, *QUICK)
+    assert all(word in shown for word in ("rte", "mnli dev_matched", "mnli dev_mismatched", "not pretrained"))
+    note = result(out, "rte")
+    assert note["seeds"] == [1, 2]
+    assert len(note["scores"]["dev"]["accuracy"]["values"]) == 2
+    assert note["not_pretrained"]["dev"]["accuracy"].keys() == note["scores"]["dev"]["accuracy"].keys()
+    assert note["trivial"] == {"dev": {"accuracy": 100}}  # one example
+    assert note["files"].keys() == {"train.tsv", "dev.tsv"}
+    assert note["settings"]["epochs"] == 1
+    assert {"torch", "transformers", "scikit-learn"} <= note["versions"].keys()
+    assert note["details"]["examples"] == {"train": 1, "dev": 1}
+
+
+def test_finished_seeds_are_not_repeated(glue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(encoder_folder("bert"), model)
+    done: list[tuple[int, bool]] = []
+    work = page.Evaluation._one_seed
+
+    def counted(self: Any, task: Any, data: Any, encoder: Any, seed: int, progress: Any) -> Any:
+        done.append((seed, encoder.pretrained))
+        return work(self, task, data, encoder, seed, progress)
+
+    monkeypatch.setattr(page.Evaluation, "_one_seed", counted)
+    same = [model, "rte", "--data", glue, "--out", out, *QUICK]
+    first = call(*same)
+    assert done == [(1, True), (1, False)]
+    assert call(*same) == first
+    assert len(done) == 2
+    call(*same, "--seeds", 2)
+    assert done[2:] == [(2, True), (2, False)]
+    call(*same, "lr=1e-4")  # other settings
+    assert len(done) == 6
+    model_file = model / "model.safetensors"
+    bert = transformers.BertForPreTraining.from_pretrained(model)
+    bert.bert.pooler.dense.bias.data += 1
+    model_file.unlink()
+    bert.save_pretrained(model)
+    call(*same, "lr=1e-4")  # other weights: their floor is the same
+    assert done[6:] == [(1, True)]
+
+
+def test_fine_tuned_models_load_and_predict_the_same(glue: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rows = [f"{i}\tA fox {i}.\tIt jumped {i * i}.\tentailment" for i in range(9)]
+    lines = ["index\tsentence1\tsentence2\tlabel", *rows, "9\tA fox.\tIt slept.\tnot_entailment"]
+    (glue / "RTE" / "dev.tsv").write_text("\n".join(lines) + "\n")
+    call(encoder_folder("bert"), "rte", "--data", glue, "--out", out, "--save", "--no-floor", *QUICK)
+    classify = transformers.pipeline("text-classification", model=str(out / "rte" / "seed-1"), device="cpu")
+    given = [{"text": row.split("\t")[1], "text_pair": row.split("\t")[2]} for row in lines[1:]]
+    right = [
+        found["label"] == row.split("\t")[3] for found, row in zip(classify(given), lines[1:], strict=True)
+    ]
+    accuracy = result(out, "rte")["scores"]["dev"]["accuracy"]["median"]
+    assert accuracy == pytest.approx(100 * sum(right) / len(right))
+    assert result(out, "rte")["not_pretrained"] == {}
+
+
+def test_blimp_needs_no_training(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = call(
+        encoder_folder("electra"), "--suite", "blimp", "--data", write_pairs(tmp_path / "blimp"), "--out", out
+    )
+    assert "ellipsis" in shown
+    note = result(out, "blimp")
+    assert note["details"]["paradigms"].keys() == {"one", "two", "three"}
+    assert set(note["not_pretrained"]["dev"]) == {"accuracy"}
+
+
+def test_a_suite_scores_what_is_there_and_names_what_is_not(glue: Path, tmp_path: Path) -> None:
+    shown = call(
+        encoder_folder("bert"), "--suite", "glue", "--data", glue, "--out", tmp_path, "--no-floor", *QUICK
+    )
+    assert "not scored" in shown
+    assert "sst2" in shown.split("not scored")[1]
+    assert {path.parent.name for path in tmp_path.glob("*/result.json")} == {"cola", "mnli", "rte"}
+
+
+def test_a_run_of_two_models_is_scored_by_the_one_that_fits(glue: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name, kind in (("discriminator", "discriminator"), ("generator", "electra")):
+        shutil.copytree(encoder_folder(kind), tmp_path / "run" / name)
+    call(tmp_path / "run", "rte", "--data", glue, "--no-floor", *QUICK)
+    call(tmp_path / "run", "blimp", "--data", write_pairs(tmp_path / "blimp"), "--no-floor")
+    out = tmp_path / "run" / "evaluation"
+    assert result(out, "rte")["encoder"]["folder"].endswith("discriminator")
+    assert result(out, "blimp")["encoder"]["folder"].endswith("generator")
+
+
+def test_settings_are_listed() -> None:
+    shown = call("x", "--settings")
+    assert "layer_decay = 1.0" in shown
+    assert "AdamW's betas" in shown
+
+
+def test_bad_input_is_one_line(glue: Path, tmp_path: Path) -> None:
+    model = encoder_folder("bert")
+    assert "no such task: rtee" in error(model, "rtee", "--data", glue)
+    assert "--data: is missing" in error(model, "rte")
+    assert "no such folder" in error(model, "rte", "--data", tmp_path / "nowhere")
+    assert "unknown key lrr (expected one of lr" in error(model, "rte", "--data", glue, "lrr=1")
+    assert "epochs" in error(model, "rte", "--data", glue, "epochs=many")
+    assert "is no Hugging Face model" in error(tmp_path, "rte", "--data", glue)
+    assert "no such suite: superglue" in error(model, "--suite", "superglue", "--data", glue)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("")
+    assert "maskmill export" in error(tmp_path / "run", "rte", "--data", glue)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(model / "config.json", bare)
+    assert "has no tokenizer" in error(bare, "rte", "--data", glue)
+    shutil.copy(model / "tokenizer.json", bare)
+    (bare / "pytorch_model.bin").write_bytes(b"\x80")
+    assert "could run code and is not read" in error(bare, "rte", "--data", glue)
+    shutil.copy(model / "model.safetensors", bare)
+    (bare / "config.json").write_text('{"model_type": "unheard"}')
+    assert "config.json: cannot be read" in error(bare, "rte", "--data", glue)
+
+
+def test_a_folder_whose_encoder_lacks_weights_is_refused(glue: Path, tmp_path: Path) -> None:
+    deeper = tmp_path / "deeper"
+    shutil.copytree(encoder_folder("bert"), deeper)
+    config = json.loads((deeper / "config.json").read_text())
+    (deeper / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    assert "lacks weights of BertForSequenceClassification: bert.encoder.layer.2" in error(
+        deeper, "rte", "--data", glue
+    )
