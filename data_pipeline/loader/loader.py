@@ -187,7 +187,7 @@ def held_out(index: Index, limit: int, caps: Caps, rank: int = 0, world: int = 1
     total = min(limit, split.examples)
     start, stop = rank * total // world, (rank + 1) * total // world
     numbers = np.arange(start, stop)
-    examples = _examples_at(index, start, stop) if start < stop else Examples.blank(0, index.columns)
+    examples = held_out_examples(index, start, stop) if start < stop else Examples.blank(0, index.columns)
     return pack(examples, caps, batch=0, epochs=np.zeros(len(numbers), np.int64), numbers=numbers)
 
 
@@ -203,7 +203,7 @@ def held_out_steps(
     if not len(own):
         return []
     base = int(starts[own[0]])
-    examples = _examples_at(index, base, int(starts[own[-1] + 1]))
+    examples = held_out_examples(index, base, int(starts[own[-1] + 1]))
     shares = []
     for step in range(int(np.diff(starts).max())):
         there = own[starts[own] + step < starts[own + 1]]
@@ -218,7 +218,8 @@ def _shares_from(shares: Shares, start: int) -> Iterator[StepShare]:
     return map(shares.read, count(start))
 
 
-def _examples_at(index: Index, start: int, stop: int) -> Examples:
+def held_out_examples(index: Index, start: int, stop: int) -> Examples:
+    """Read the held-out examples from number `start` up to `stop`, at least one."""
     layout = Layout(index.held_out.shard_examples, index.block_examples)
     runs = list(layout.runs(start, stop - start))
     blocks = BlockReader(index, index.held_out).read([(run.shard, run.block) for run in runs])

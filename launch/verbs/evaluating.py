@@ -28,9 +28,9 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[TASK]... [KEY=VALUE]...",
-            help="Tasks: blimp; cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, snli; swag, codah; squad1, squad2;"
-            " conll2003, uner, wnut17; ud; own, questions and tagging for files of your own. Settings that"
-            " differ from the recipe's: see --settings.",
+            help="Tasks: blimp, held_out and perplexity, without training; cola, sst2, mrpc, qqp, stsb, mnli, qnli,"
+            " rte, wnli, ax, snli; swag, codah; squad1, squad2; conll2003, uner, wnut17; ud; own, questions and tagging"
+            " for files of your own. Settings that differ from the recipe's: see --settings.",
         ),
     ] = None,
     data: Annotated[
@@ -48,6 +48,14 @@ def evaluate(
     floor: Annotated[
         bool, typer.Option(help="Score the same encoder without its weights as well, in the same way.")
     ] = True,
+    start_from: Annotated[
+        str,
+        typer.Option(
+            metavar="TASK",
+            help="Train the models that --save kept of another task further, a seed each: RTE, MRPC and STS-B from"
+            " mnli; ax, which has no training examples, is scored with them.",
+        ),
+    ] = "",
     save: Annotated[
         bool, typer.Option("--save", help="Keep the fine-tuned models, as Hugging Face folders.")
     ] = False,
@@ -78,8 +86,10 @@ def evaluate(
     from pretrain.downstream.evaluate import Evaluation, pick_encoder
     from pretrain.downstream.settings import settings_for
     from pretrain.downstream.show import result_lines
-    from pretrain.downstream.tasks.registry import chosen_tasks
+    from pretrain.downstream.tasks.registry import check_name, chosen_tasks
 
+    if start_from and check_name(start_from) in words:
+        raise UserError(f"{start_from} cannot start from itself", where="--start-from")
     folders, missing = chosen_tasks([word for word in words if "=" not in word], suite, data)
     found = find_encoders(model)
     evaluations = [
@@ -92,6 +102,7 @@ def evaluate(
             range(1, seeds + 1),
             floor,
             save,
+            start_from,
         )
         for name, folder in folders.items()
     ]

@@ -66,8 +66,13 @@ class Encoder:
         stated = getattr(self.config, "max_position_embeddings", None)
         if not isinstance(stated, int) or stated <= 0:
             return 1 << 20  # relative positions
-        padding_first = self.config.model_type in ("roberta", "xlm-roberta", "camembert")
-        return stated - (self.config.pad_token_id or 0) - 1 if padding_first else stated
+        return stated - self.first_position
+
+    @property
+    def first_position(self) -> int:
+        """Position of a text's first token: RoBERTa and its like count from behind the padding's id."""
+        is_offset = self.config.model_type in ("roberta", "xlm-roberta", "camembert")
+        return (self.config.pad_token_id or 0) + 1 if is_offset else 0
 
     def builder(self, max_length: int) -> InputBuilder:
         """Return what builds inputs of at most `max_length` tokens, or as many as it has positions for."""
@@ -134,9 +139,7 @@ class Encoder:
             raise UserError(
                 f"lacks weights of {type(model).__name__}: {', '.join(sorted(lacking)[:3])}",
                 where=self.folder,
-                expected="an encoder with its head for words"
-                if has_head
-                else "what its config.json describes",
+                expected="a model with the head for it" if has_head else "what its config.json describes",
             )
         return model.eval()
 

@@ -15,7 +15,7 @@ from data_pipeline.records import ShowProgress
 from pretrain.downstream import metrics
 from pretrain.downstream.device import chosen_device, use_threads
 from pretrain.downstream.encoders import Encoder
-from pretrain.downstream.fine_tune import FineTuner
+from pretrain.downstream.fine_tune import FineTuner, Trained
 from pretrain.downstream.results import (
     SeedResult,
     over_seeds,
@@ -25,9 +25,8 @@ from pretrain.downstream.results import (
     write_seed,
 )
 from pretrain.downstream.settings import EvaluationSettings, identity
-from pretrain.downstream.tasks import blimp
 from pretrain.downstream.tasks.base import Feature, Split, Task, TaskData, carve, drawn
-from pretrain.downstream.tasks.registry import FINE_TUNED
+from pretrain.downstream.tasks.registry import FINE_TUNED, UNTRAINED
 
 
 @dataclass(frozen=True)
@@ -45,49 +44,80 @@ class Evaluation:
     """Whether the same encoder is scored without its weights as well."""
     save: bool = False
     """Keep each fine-tuned model as a Hugging Face folder."""
+    start_from: str = ""
+    """Another task, whose fine-tuned models in `out`, a seed each, are trained further instead of the encoder."""
 
     def run(self, progress: ShowProgress) -> dict[str, Any]:
         """Evaluate and return what result.json holds. Raises UserError for files, settings or an encoder that do not
         fit."""
         metrics.require()
         use_threads(self.settings.threads)
-        encoders = [self.encoder, Encoder(self.encoder.folder, pretrained=False)]
-        work = self._score_pairs if self.task == blimp.NAME else self._fine_tune
-        note = work(encoders, progress)
-        write_result(self.out, self.task, note)
+        note = self._score_as_is(progress) if self.task in UNTRAINED else self._fine_tune(progress)
+        write_result(self.out, self.name, note)
         return note
 
-    def _score_pairs(self, encoders: list[Encoder], progress: ShowProgress) -> dict[str, Any]:
-        data = blimp.read(self.folder, self.settings)
-        sentences = sum(2 * len(one.good) for one in data.paradigms)
+    @property
+    def name(self) -> str:
+        """The task, and what it was started from."""
+        return f"{self.task}-from-{self.start_from}" if self.start_from else self.task
+
+    @property
+    def _floor(self) -> list[Encoder]:
+        """The same encoder without its weights, if it is scored: not where nothing is fine-tuned that it could be."""
+        wanted = self.has_floor and (self.task in UNTRAINED or self.settings.epochs > 0)
+        return [Encoder(self.encoder.folder, pretrained=False)] if wanted else []
+
+    def _start(self, seed: int) -> Encoder:
+        """Return the encoder that one seed begins with. Raises UserError where the other task has left none."""
+        if not self.start_from:
+            return self.encoder
+        folder = seed_file(self.out, self.start_from, seed, pretrained=True).with_suffix("")
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"has no model of {self.start_from} with seed {seed}",
+                where=folder,
+                remedy=f"evaluate {self.start_from} first, with --save and as many --seeds",
+            )
+        return Encoder(folder)
+
+    def _score_as_is(self, progress: ShowProgress) -> dict[str, Any]:
+        task = UNTRAINED[self.task]
+        material = task.read(self.folder, self.settings)
         found = []
-        for encoder in encoders[: 1 + self.has_floor]:
+        for encoder in (self.encoder, *self._floor):
 
             def work(encoder: Encoder = encoder) -> SeedResult:
-                started = time.monotonic()
-                with progress(self._doing(encoder, 0), sentences) as advance:
-                    details = blimp.score(encoder, data, self.settings, self.seeds[0], advance)
-                scores = {"dev": details.pop("scores")}
-                return SeedResult(self.seeds[0], scores, time.monotonic() - started, details)
+                started, seed = time.monotonic(), self.seeds[0]
+                with progress(self._doing(encoder, 0), material.size) as advance:
+                    details = task.score(encoder, material, self.settings, seed, advance)
+                return SeedResult(seed, {"dev": details.pop("scores")}, time.monotonic() - started, details)
 
-            found.append(self._once(encoder, self.seeds[0], data.files, work))
-        return self._note(data.files, [found[:1], found[1:]], {}, blimp.HEADLINE, (), found[0].details)
+            found.append(self._once(encoder, self.seeds[0], material.files, work))
+        details = found[0].details
+        trivial = {"dev": details.pop("trivial")}
+        notes = details.pop("notes", [])
+        return self._note(material.files, [found[:1], found[1:]], trivial, task.headline, notes, details)
 
-    def _fine_tune(self, encoders: list[Encoder], progress: ShowProgress) -> dict[str, Any]:
+    def _fine_tune(self, progress: ShowProgress) -> dict[str, Any]:
         task = FINE_TUNED[self.task]
         data = task.read(self.folder, self.settings)
+        if self.settings.epochs and not data.train.items:
+            raise UserError("has no training examples", where=self.task, expected="epochs=0")
         found: list[list[SeedResult]] = [[], []]
-        for kind, encoder in enumerate(encoders[: 1 + self.has_floor]):
-            for seed in self.seeds:
+        starts = [(0, self._start(seed), seed) for seed in self.seeds]
+        for kind, encoder, seed in starts + [
+            (1, floor, seed) for floor in self._floor for seed in self.seeds
+        ]:
 
-                def work(encoder: Encoder = encoder, seed: int = seed) -> SeedResult:
-                    return self._one_seed(task, data, encoder, seed, progress)
+            def work(encoder: Encoder = encoder, seed: int = seed) -> SeedResult:
+                return self._one_seed(task, data, encoder, seed, progress)
 
-                found[kind].append(self._once(encoder, seed, data.files, work))
+            found[kind].append(self._once(encoder, seed, data.files, work))
         trivial = {split.name: task.trivial(split, data) for split in data.scored}
         sizes = {split.name: len(split.items) for split in (data.train, *data.scored)}
         details = {"labels": list(data.labels), "examples": sizes}
-        return self._note(data.files, found, trivial, task.headline, data.notes, details)
+        notes = (*data.notes, f"started from {self.start_from}") if self.start_from else data.notes
+        return self._note(data.files, found, trivial, task.headline, notes, details)
 
     def _one_seed(
         self, task: Task, data: TaskData, encoder: Encoder, seed: int, progress: ShowProgress
@@ -99,7 +129,11 @@ class Evaluation:
         tune = Split("tune", [])
         if settings.tune_share:
             tune, train = carve(train, settings.tune_share)
-        model = task.model(encoder, data, seed, settings.dropout).to(device := chosen_device())
+        if settings.epochs:
+            model = task.model(encoder, data, seed, settings.dropout)
+        else:
+            model, data = task.finished_model(encoder, data)
+        model.to(device := chosen_device())
         tuner = FineTuner(task, model, builder, settings, seed, device)
         features = task.features(train.items, builder, data)
         tuned = task.features(tune.items, builder, data)
@@ -109,12 +143,14 @@ class Evaluation:
             return task.score(tune.items, tuned, answers, data)[task.headline]
 
         total = round(settings.epochs * len(features))
-        with progress(self._doing(encoder, seed), total) as advance:
-            trained = tuner.train(features, advance, tune_score if tune.items else None)
+        trained = Trained()
+        if settings.epochs:
+            with progress(self._doing(encoder, seed), total) as advance:
+                trained = tuner.train(features, advance, tune_score if tune.items else None)
         splits, cut = {}, {"train": _cut(features)}
         for split in data.scored:
             scored = task.features(split.items, builder, data)
-            with progress(f"{self.task}: scoring {split.name}", len(scored)) as advance:
+            with progress(f"{self.name}: scoring {split.name}", len(scored)) as advance:
                 answers = tuner.answers(scored, advance)
             splits[split.name] = task.score(split.items, scored, answers, data)
             cut[split.name] = _cut(scored)
@@ -125,21 +161,21 @@ class Evaluation:
             "epochs": trained.epochs,
             "tuned": trained.tuned,
             "last_losses": trained.losses[-10:],
-            "trained_examples": len(features),
+            "trained_examples": len(features) if settings.epochs else 0,
             "cut_inputs": cut,
         }
         return SeedResult(seed, splits, time.monotonic() - started, details)
 
     def _save(self, model: Any, encoder: Encoder, seed: int) -> None:
-        folder = self.out / self.task / f"seed-{seed}"
+        folder = self.out / self.name / f"seed-{seed}"
         model.save_pretrained(folder)
         encoder.tokenizer.save_pretrained(folder)
 
     def _once(self, encoder: Encoder, seed: int, files: dict[str, str], work: Any) -> SeedResult:
         """Return what an earlier call found, or do the work and keep it."""
-        path = seed_file(self.out, self.task, seed, encoder.pretrained)
+        path = seed_file(self.out, self.name, seed, encoder.pretrained)
         known = {
-            "task": self.task,
+            "task": self.name,
             "seed": seed,
             "encoder": encoder.identity,
             "settings": identity(self.settings),
@@ -147,14 +183,14 @@ class Evaluation:
         }
         found = read_seed(path, known)
         is_saved = not self.save or not encoder.pretrained or path.with_suffix("").is_dir()
-        if found is None or not (is_saved or self.task == blimp.NAME):
+        if found is None or not (is_saved or self.task in UNTRAINED):
             found = work()
             write_seed(path, known, found)
         return found
 
     def _doing(self, encoder: Encoder, seed: int) -> str:
         what = "" if encoder.pretrained else ", not pretrained"
-        return f"{self.task}{f', seed {seed}' if seed else ''}{what}"
+        return f"{self.name}{f', seed {seed}' if seed else ''}{what}"
 
     def _note(
         self,
@@ -168,7 +204,7 @@ class Evaluation:
         """Return what result.json holds."""
         scores, floor = found
         return {
-            "task": self.task,
+            "task": self.name,
             "headline": headline,
             "encoder": {"folder": str(self.encoder.folder), **self.encoder.identity},
             "scores": over_seeds(scores),
@@ -198,7 +234,7 @@ def pick_encoder(task: str, found: Sequence[Path]) -> Encoder:
         return Encoder(found[0])
     encoders = [Encoder(folder) for folder in found]
     predicts = [e for e in encoders if "ForMaskedLM" in str(e.config.architectures)]
-    chosen = predicts if task == blimp.NAME else [e for e in encoders if e not in predicts]
+    chosen = predicts if task in UNTRAINED else [e for e in encoders if e not in predicts]
     if len(chosen) != 1:
         names = ", ".join(folder.name for folder in found)
         raise UserError(f"holds several models: {names}", where=found[0].parent, remedy="name one of them")

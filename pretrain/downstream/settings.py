@@ -12,7 +12,7 @@ class EvaluationSettings:
     """Published fine-tuning settings to start from: bert (Devlin et al. 2019, section 4.1), small (for encoders as
     small as BERT-Mini: Turc et al. 2019) or electra (Clark et al. 2020, appendix B: layer-wise decay)."""
     epochs: float = 3.0
-    """Passes over the training examples."""
+    """Passes over the training examples; 0: the model's own head of an earlier fine-tuning is scored."""
     batch: int = 32
     """Training examples per update."""
     lr: float = 5e-5
@@ -49,7 +49,8 @@ class EvaluationSettings:
     """Where a task's folder has no training file: train on this share of its dev file and score the rest of it, the
     same rows for every seed and encoder."""
     part: float = 1.0
-    """BLiMP: score this share of each set, evenly spaced; 1: all."""
+    """Without training: score this share of BLiMP's sets each, of the held-out examples or of the text's sentences,
+    evenly spaced; 1: all."""
     text: str = ""
     """Own files: column of the text; empty: text, sentence, sentence1 or premise, whichever is there."""
     second_text: str = ""
@@ -74,6 +75,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "squad2": {"max_length": 384, "epochs": 2.0, "batch": 48},
     "questions": {"max_length": 384},
     "swag": {"batch": 16},
+    "ax": {"epochs": 0.0},
     "ud": {"max_length": 256, "epochs": 20.0, "lr": 3.8e-5, "head_lr": 1e-3},
 }
 """Devlin et al. 2019, sections 4.2 to 4.4. Treebanks: van der Goot et al. 2021 (MaChAmp), whose heads learn at 1e-4
@@ -111,7 +113,7 @@ def identity(settings: EvaluationSettings) -> dict[str, Any]:
 
 
 RANGES = {
-    "epochs": ("above 0", lambda value: value > 0),
+    "epochs": ("at least 0", lambda value: value >= 0),
     "batch": ("at least 1", lambda value: value >= 1),
     "lr": ("in (0, 1)", lambda value: 0 < value < 1),
     "schedule": ("linear or constant", lambda value: value in ("linear", "constant")),

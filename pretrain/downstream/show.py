@@ -30,21 +30,31 @@ def _rows(note: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (
             note["task"] if len(note["scores"]) == 1 else f"{note['task']} {split}",
             metric,
-            f"{found['median']:.1f}",
-            _range(found),
-            f"{floor['median']:.1f} {_range(floor)}".strip() if floor else "",
-            "" if trivial is None else f"{trivial:.1f}",
+            shown(metric, found["median"]),
+            _range(metric, found),
+            f"{shown(metric, floor['median'])} {_range(metric, floor)}".strip() if floor else "",
+            "" if trivial is None else shown(metric, trivial),
         )
 
 
-def _range(found: dict[str, Any]) -> str:
-    return f"({found['min']:.1f} to {found['max']:.1f})" if len(found["values"]) > 1 else ""
+def shown(metric: str, value: float) -> str:
+    """Write a value: losses (nats) and bits with three decimals, percentages and perplexities with one.
+
+    >>> shown("mask_loss_is_next", 2.5), shown("f1", 84.66), shown("perplexity", 12345.6)
+    ('2.500', '84.7', '12,345.6')
+    """
+    return f"{value:.3f}" if "loss" in metric or metric.startswith("bits") else f"{value:,.1f}"
+
+
+def _range(metric: str, found: dict[str, Any]) -> str:
+    several = len(found["values"]) > 1
+    return f"({shown(metric, found['min'])} to {shown(metric, found['max'])})" if several else ""
 
 
 def _remarks(note: dict[str, Any]) -> Iterator[str]:
     name = note["task"]
     for split, scores in note["scores"].items():
-        others = [f"{m} {found['median']:.1f}" for m, found in scores.items() if m != note["headline"]]
+        others = [f"{m} {shown(m, found['median'])}" for m, found in scores.items() if m != note["headline"]]
         if others:
             yield f"{name} {split}: {', '.join(others)}"
     if groups := note["details"].get("groups"):

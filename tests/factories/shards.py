@@ -9,6 +9,7 @@ import numpy as np
 from data_pipeline.records import Examples
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.writer import write_index, write_shard
+from data_pipeline.vocabulary.base import Vocabulary
 
 SIZE = 300
 
@@ -28,6 +29,9 @@ class StubVocabulary:
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.json.encode()).hexdigest()
+
+
+STUB = StubVocabulary()
 
 
 def random_examples(
@@ -72,9 +76,22 @@ def shard_folder(
     folder: Path, counts: list[int], block: int = 8, held_out: tuple[int, ...] = (), longest: int = 24
 ) -> tuple[Index, list[Examples]]:
     """A folder with shards of so many examples, and the training examples of each shard."""
-    folder.mkdir(parents=True, exist_ok=True)
     content = [random_examples(n, seed, longest) for seed, n in enumerate(counts)]
     aside = [random_examples(n, 1000 + seed, longest) for seed, n in enumerate(held_out)]
+    return write_folder(folder, content, aside, block, longest), content
+
+
+def write_folder(
+    folder: Path,
+    content: list[Examples],
+    aside: list[Examples],
+    block: int = 8,
+    longest: int = 24,
+    vocabulary: Vocabulary | StubVocabulary = STUB,
+    **settings: object,
+) -> Index:
+    """A folder with shards of these examples to train on, and of these held out."""
+    folder.mkdir(parents=True, exist_ok=True)
     splits = {
         name: [
             write_shard(folder / f"{name}-{i:06d}.tar", blocks_of(part, block))
@@ -82,12 +99,11 @@ def shard_folder(
         ]
         for name, parts in (("train", content), ("held_out", aside))
     }
-    index = write_index(
+    return write_index(
         folder,
         splits=splits,
-        settings={"sequence_length": longest, "seed": 1},
+        settings={"sequence_length": longest, "seed": 1, **settings},
         block_examples=block,
-        vocabulary=StubVocabulary(),  # type: ignore[arg-type]
-        statistics={"examples": sum(counts), "share": 0.15},
+        vocabulary=vocabulary,  # type: ignore[arg-type]
+        statistics={"examples": sum(map(len, content)), "share": 0.15},
     )
-    return index, content

@@ -133,6 +133,10 @@ FILES["swag"] = {
     "val.csv": [f",{SWAG}", "0,v,1,A b,He sits.,She,gold,a,b,c,d,2"],
 }
 
+AX = "Lexical Semantics\tPredicate-Argument Structure\tLogic\tKnowledge\tDomain\tPremise\tHypothesis\tLabel"
+FILES["ax"] = {
+    "diagnostic-full.tsv": [AX, "Quantifiers\t\t\t\tNews\tThe fox jumped.\tNo fox jumped.\tcontradiction"]
+}
 FILES["ud"] = {f"en_test-ud-{name}.conllu": TREES for name in ("train", "dev")}
 FILES["squad1"] = {f"{name}-v1.1.json": [json.dumps(ARTICLES)] for name in ("train", "dev")}
 FILES["squad2"] = {f"{name}-v2.0.json": [json.dumps(ARTICLES)] for name in ("train", "dev")}

@@ -116,6 +116,23 @@ def test_blimp_needs_no_training(tmp_path: Path) -> None:
     assert set(note["not_pretrained"]["dev"]) == {"accuracy"}
 
 
+def test_a_task_starts_from_the_models_of_another(glue: Path, tmp_path: Path) -> None:
+    write(tmp_path / "glue" / "AX", FILES["ax"])
+    both = ["--data", glue, "--out", tmp_path / "out", "--seeds", 2, *QUICK[1:]]
+    assert "evaluate mnli first, with --save" in error(
+        encoder_folder("bert"), "rte", *both, "--start-from", "mnli"
+    )
+    assert "lacks weights of BertForSequenceClassification" in error(encoder_folder("bert"), "ax", *both)
+    call(encoder_folder("bert"), "mnli", *both, "--save", "--no-floor", "epochs=20", "lr=1e-3")
+    shown = call(encoder_folder("bert"), "rte", "ax", *both, "--start-from", "mnli")
+    assert "rte-from-mnli: started from mnli" in shown
+    started = result(tmp_path / "out", "rte-from-mnli")
+    assert started["not_pretrained"], "what the task alone gives"
+    scored = result(tmp_path / "out", "ax-from-mnli")
+    assert (scored["settings"]["epochs"], scored["not_pretrained"], scored["seeds"]) == (0, {}, [1, 2])
+    assert "cannot start from itself" in error(encoder_folder("bert"), "mnli", *both, "--start-from", "mnli")
+
+
 def test_a_suite_scores_what_is_there_and_names_what_is_not(glue: Path, tmp_path: Path) -> None:
     shown = call(
         encoder_folder("bert"), "--suite", "glue", "--data", glue, "--out", tmp_path, "--no-floor", *QUICK

@@ -73,6 +73,32 @@ def test_text_to_model(objective: str, tiny: list[str], maskmill: Maskmill, tmp_
             mask = transformers.AutoTokenizer.from_pretrained(folder).mask_token
             filled = maskmill("fill", str(folder), f"the captain of the {mask}.").stdout
             assert filled.count("%") == 5
+            check_held_out(folder, data, lines[-1], maskmill)
+
+
+def check_held_out(folder: Path, shards: Path, trained: dict[str, float], maskmill: Maskmill) -> None:
+    """`maskmill evaluate` finds in the exported model what training found in its own."""
+    out = folder.parent / "scores"
+    maskmill(
+        "evaluate",
+        str(folder),
+        "held_out",
+        "--data",
+        str(shards),
+        "--out",
+        str(out),
+        "--no-floor",
+        "threads=1",
+    )
+    note = json.loads((out / "held_out" / "result.json").read_text())
+    scores = {name: found["median"] for name, found in note["scores"]["dev"].items()}
+    known = {name: trained[f"held_out_{name}"] for name in scores if f"held_out_{name}" in trained}
+    assert {"mask_loss", "kept_accuracy", "random_loss"} <= known.keys()
+    for name, value in known.items():
+        assert scores[name] == pytest.approx(value * (100 if "accuracy" in name else 1), rel=1e-4)
+    assert note["trivial"]["dev"]["mask_loss"] == pytest.approx(
+        trained["held_out_mask_unigram_loss"], rel=1e-6
+    )
 
 
 def check_export(folder: Path, family: Family, words: Tensor, maskmill: Maskmill) -> None:

@@ -1,8 +1,8 @@
 """Define what a task is: it reads its files, builds inputs, and scores what a model answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,9 +104,74 @@ class Task(ABC):
         }
         return encoder.load(f"For{self.kind}", seed, config | with_dropout(encoder, dropout))
 
+    def finished_model(self, encoder: Encoder, data: TaskData) -> tuple[nn.Module, TaskData]:
+        """Return the model of a folder that has been fine-tuned already, and the data with its classes in the order of
+        the model's outputs. Raises UserError where the folder has no such head, or one of other classes."""
+        model = encoder.load(f"For{self.kind}", 0, has_head=True)
+        by_output: dict[Any, str] = dict(model.config.id2label or {})
+        names = [by_output[output] for output in sorted(by_output)]
+        known = {label.lower(): label for label in data.labels}
+        are_named = names != [f"LABEL_{i}" for i in range(len(names))]
+        expected = len(data.labels or self.outputs)
+        if self.kind == "MultipleChoice":  # one score per choice, whatever its config.json says
+            return model, data
+        if len(names) != expected or (data.labels and are_named and {n.lower() for n in names} != set(known)):
+            raise UserError(
+                f"classifies as {', '.join(names[:5])}",
+                where=encoder.folder,
+                expected=", ".join((data.labels or self.outputs)[:5]),
+            )
+        if not data.labels or not are_named:
+            return model, data
+        return model, replace(data, labels=tuple(known[name.lower()] for name in names))
+
     def answer(self, output: Any) -> Any:
         """Return what is kept of a model's output: a tensor with a row per example."""
         return output.logits
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a task without training is scored on."""
+
+    items: Any
+    size: int
+    """Number of items, for the progress shown."""
+    files: dict[str, str]
+    """File -> SHA-256."""
+
+
+class Untrained(ABC):
+    """A task that scores an encoder as it is, by its head of pretraining."""
+
+    def __init__(self, name: str, folder: str, headline: str) -> None:
+        self.name, self.folder, self.headline = name, folder, headline
+
+    @abstractmethod
+    def read(self, folder: Path, settings: EvaluationSettings) -> Material:
+        """Read the files of the task. Raises UserError for one that is missing or malformed."""
+
+    @abstractmethod
+    def score(
+        self,
+        encoder: Encoder,
+        material: Material,
+        settings: EvaluationSettings,
+        seed: int,
+        advance: Callable[[int], None],
+    ) -> dict[str, Any]:
+        """Return {"scores": metric -> value} and further details; under "trivial" the scores of the best answer
+        that needs no input. `seed` draws the weights of an encoder that is not pretrained. `advance` is called with
+        the number of items done. Raises UserError for an encoder without the head or the vocabulary for it."""
+
+
+def evenly_spaced(count: int, part: float) -> NDArray[np.int64]:
+    """Return the indices of this share of `count` items, at least one, spread over them.
+
+    >>> evenly_spaced(10, 0.3).tolist()
+    [0, 4, 9]
+    """
+    return np.linspace(0, count - 1, max(1, round(part * count))).round().astype(np.int64)
 
 
 def with_dropout(encoder: Encoder, dropout: float) -> dict[str, float]:
@@ -160,9 +225,12 @@ def with_training(
     train: Split | None, dev: Split, missing: Path, settings: EvaluationSettings, groups: Sequence[str] = ()
 ) -> tuple[Split, Split, list[str]]:
     """Return what to train on, what to score, and a note: without a training file, `dev` is divided as settings.carve
-    says. Raises UserError where it says nothing. `missing`: the training file; `groups` as in `carve`."""
+    says. Raises UserError where it says nothing, unless nothing is trained. `missing`: the training file;
+    `groups` as in `carve`."""
     if train is not None:
         return train, dev, []
+    if not settings.epochs:
+        return Split("train", []), dev, []
     if not settings.carve:
         raise UserError(
             "no such file",

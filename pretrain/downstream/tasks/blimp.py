@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from pretrain.downstream.encoders import Encoder
-from pretrain.downstream.likelihood import sentence_scores
+from pretrain.downstream.likelihood import score_sentences
 from pretrain.downstream.settings import EvaluationSettings
-from pretrain.downstream.tasks.base import Scores, hashes
+from pretrain.downstream.tasks.base import Material, Scores, Untrained, evenly_spaced, hashes
 from pretrain.downstream.tasks.tables import read_lines
 
-NAME, FOLDER, HEADLINE = "blimp", "BLiMP", "accuracy"
 S_SELECTION = {"s-selection": "argument_structure"}
 """The files name 13 groups, the paper 12: it counts the sets of selectional restrictions (animate subjects) with the
 argument structure (Warstadt et al. 2020, table 1)."""
@@ -35,20 +34,38 @@ class Paradigm(NamedTuple):
     bad: list[str]
 
 
-class BlimpData(NamedTuple):
-    """The sets, and the hashes of their files."""
+class Blimp(Untrained):
+    """The task `blimp`. Its items are sentences, two of each pair."""
 
-    paradigms: list[Paradigm]
-    files: dict[str, str]
+    def __init__(self) -> None:
+        super().__init__("blimp", "BLiMP", "accuracy")
 
+    def read(self, folder: Path, settings: EvaluationSettings) -> Material:
+        """Read every *.jsonl of the folder; of each the evenly spaced share that settings.part says. Raises UserError
+        where there is none, or a line lacks a key."""
+        paths = sorted(folder.glob("*.jsonl"))
+        if not paths:
+            raise UserError("has no *.jsonl", where=folder, expected="the 67 files of BLiMP")
+        paradigms = [_paradigm(path, settings.part) for path in paths]
+        return Material(paradigms, sum(2 * len(one.good) for one in paradigms), hashes(paths))
 
-def read(folder: Path, settings: EvaluationSettings) -> BlimpData:
-    """Read every *.jsonl of the folder; of each the evenly spaced share that settings.part says. Raises UserError where
-    there is none, or a line lacks a key."""
-    paths = sorted(folder.glob("*.jsonl"))
-    if not paths:
-        raise UserError("has no *.jsonl", where=folder, expected="the 67 files of BLiMP")
-    return BlimpData([_paradigm(path, settings.part) for path in paths], hashes(paths))
+    def score(
+        self,
+        encoder: Encoder,
+        material: Material,
+        settings: EvaluationSettings,
+        seed: int,
+        advance: Callable[[int], None],
+    ) -> dict[str, Any]:
+        """Return {"scores": {"accuracy": mean over the sets}, "groups", "paradigms", "unknown_share"}, in percent.
+        Pairs of equal scores do not count as right."""
+        sentences = [text for one in material.items for text in (*one.good, *one.bad)]
+        found = score_sentences(encoder, sentences, settings, seed, advance)
+        return {
+            **summary(material.items, found.log_likelihoods),
+            "unknown_share": 100 * found.unknown_share,
+            "trivial": {self.headline: 50.0},
+        }
 
 
 def _paradigm(path: Path, part: float) -> Paradigm:
@@ -63,22 +80,10 @@ def _paradigm(path: Path, part: float) -> Paradigm:
             ) from None
     if not rows:
         raise UserError("has no example", where=path)
-    chosen = np.linspace(0, len(rows) - 1, max(1, round(part * len(rows)))).round().astype(int)
-    kept = [rows[i] for i in chosen]
+    kept = [rows[i] for i in evenly_spaced(len(rows), part)]
     good, bad = ([row[key] for row in kept] for key in KEYS[:2])
     group = kept[0]["linguistics_term"]
     return Paradigm(kept[0]["UID"], S_SELECTION.get(group, group), good, bad)
-
-
-def score(
-    encoder: Encoder, data: BlimpData, settings: EvaluationSettings, seed: int, advance: Callable[[int], None]
-) -> dict[str, Any]:
-    """Return {"scores": {"accuracy": mean over the sets}, "groups", "paradigms", "unknown_share"}, in percent. Pairs
-    of equal scores do not count as right. `seed` draws the weights of an encoder that is not pretrained. `advance` is
-    called with the sentences done."""
-    sentences = [text for one in data.paradigms for text in (*one.good, *one.bad)]
-    found, unknown = sentence_scores(encoder, sentences, settings, seed, advance)
-    return {**summary(data.paradigms, found), "unknown_share": 100 * unknown}
 
 
 def summary(paradigms: list[Paradigm], found: NDArray[np.float64]) -> dict[str, Any]:
@@ -94,5 +99,5 @@ def summary(paradigms: list[Paradigm], found: NDArray[np.float64]) -> dict[str, 
     for one in paradigms:
         members.setdefault(one.group, []).append(accuracies[one.name])
     groups = {group: float(np.mean(values)) for group, values in sorted(members.items())}
-    scores: Scores = {HEADLINE: float(np.mean(list(accuracies.values())))}
+    scores: Scores = {"accuracy": float(np.mean(list(accuracies.values())))}
     return {"scores": scores, "groups": groups, "paradigms": accuracies}

@@ -38,6 +38,14 @@ GLUE = [
     Classification("qnli", "QNLI", ("accuracy",), Columns(("question",), ("sentence",)), ENTAILMENT),
     Classification("rte", "RTE", ("accuracy",), PAIR, ENTAILMENT),
     Classification("wnli", "WNLI", ("accuracy",), PAIR, BINARY),
+    Classification(
+        "ax",
+        "AX",
+        ("matthews", "accuracy"),
+        Columns(("Premise",), ("Hypothesis",), ("Label",)),
+        NLI,
+        ("diagnostic-full",),
+    ),
     Classification("snli", "SNLI", ("accuracy",), GOLD, NLI, unlabelled="-"),
 ]
 SUITE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")

@@ -4,20 +4,23 @@ import difflib
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.downstream.tasks import blimp
-from pretrain.downstream.tasks.base import Task
+from pretrain.downstream.tasks.base import Task, Untrained
+from pretrain.downstream.tasks.blimp import Blimp
 from pretrain.downstream.tasks.choice import Codah, Swag
 from pretrain.downstream.tasks.classification import Own
 from pretrain.downstream.tasks.dependencies import DEPENDENCIES
 from pretrain.downstream.tasks.glue import GLUE, SUITE
+from pretrain.downstream.tasks.held_out import HeldOut
+from pretrain.downstream.tasks.perplexity import Perplexity
 from pretrain.downstream.tasks.questions import QUESTIONS
 from pretrain.downstream.tasks.tagging import TAGGING
 
+UNTRAINED: dict[str, Untrained] = {task.name: task for task in (Blimp(), HeldOut(), Perplexity())}
 FINE_TUNED: dict[str, Task] = {
     task.name: task for task in (*GLUE, Swag(), Codah(), *QUESTIONS, *TAGGING, DEPENDENCIES, Own())
 }
-NAMES = (blimp.NAME, *FINE_TUNED)
-SUITES = {"glue": SUITE, "blimp": (blimp.NAME,)}
+NAMES = (*UNTRAINED, *FINE_TUNED)
+SUITES = {"glue": SUITE, "blimp": ("blimp",)}
 
 
 def check_name(name: str) -> str:
@@ -37,7 +40,7 @@ def folder_of(name: str, data: Path) -> Path:
     UserError where `data` is no folder."""
     if not data.is_dir():
         raise UserError("no such folder", where=data, expected="the files of the task, or folders of tasks")
-    official = blimp.FOLDER if name == blimp.NAME else FINE_TUNED[name].folder
+    official = (UNTRAINED.get(name) or FINE_TUNED[name]).folder
     for entry in sorted(data.iterdir()):
         if official != "." and entry.is_dir() and entry.name.lower() == official.lower():
             return entry

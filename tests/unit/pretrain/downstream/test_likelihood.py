@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 
 from data_pipeline.errors import UserError
 from pretrain.downstream.encoders import NOT_PRETRAINED, Encoder
-from pretrain.downstream.likelihood import sentence_scores
+from pretrain.downstream.likelihood import score_sentences
 from pretrain.downstream.settings import EvaluationSettings
-from pretrain.downstream.tasks.blimp import Paradigm, read, score, summary
+from pretrain.downstream.tasks.blimp import Blimp, Paradigm, summary
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import write_pairs
 
@@ -25,10 +25,8 @@ MASKED = ["bert", "roberta", "albert", "electra", "ernie", "distilbert"]
 
 
 def scores(name: str, sentences: list[str] = SENTENCES) -> np.ndarray:
-    found, _ = sentence_scores(
-        Encoder(encoder_folder(name)), sentences, EvaluationSettings(), 1, lambda n: None
-    )
-    return found
+    encoder = Encoder(encoder_folder(name))
+    return score_sentences(encoder, sentences, EvaluationSettings(), 1, lambda n: None).log_likelihoods
 
 
 @torch.no_grad()
@@ -108,13 +106,14 @@ def test_a_folder_without_the_head_for_words_is_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"lacks weights of BertForMaskedLM: cls\.predictions"):
-        sentence_scores(Encoder(tmp_path), SENTENCES, EvaluationSettings(), 1, lambda n: None)
+        score_sentences(Encoder(tmp_path), SENTENCES, EvaluationSettings(), 1, lambda n: None)
 
 
 def test_unknown_tokens_are_counted() -> None:
     encoder = Encoder(encoder_folder("bert"))
-    _, share = sentence_scores(encoder, ["the \u2a00 \u2a01 the"], EvaluationSettings(), 1, lambda n: None)
-    assert share == 0.5
+    found = score_sentences(encoder, ["the \u2a00 \u2a01 the"], EvaluationSettings(), 1, lambda n: None)
+    assert found.unknown_share == 0.5
+    assert found.tokens.tolist() == [4]
 
 
 def test_equal_scores_are_not_right_and_sets_weigh_alike() -> None:
@@ -132,22 +131,24 @@ def test_equal_scores_are_not_right_and_sets_weigh_alike() -> None:
 
 
 def test_a_part_of_each_set_is_spread_over_it(tmp_path: Path) -> None:
-    data = read(write_pairs(tmp_path), EvaluationSettings(part=0.1))
-    assert [one.good for one in data.paradigms] == [["the fox 0", "the fox 19"]] * 3
-    assert {one.group for one in data.paradigms} == {"argument_structure", "ellipsis"}  # as in the paper
+    data = Blimp().read(write_pairs(tmp_path), EvaluationSettings(part=0.1)).items
+    assert [one.good for one in data] == [["the fox 0", "the fox 19"]] * 3
+    assert {one.group for one in data} == {"argument_structure", "ellipsis"}  # as in the paper
     (tmp_path / "two.jsonl").write_text('{"sentence_good": "a"}\n')
     with pytest.raises(UserError, match=r"two\.jsonl, line 1: is no pair of BLiMP"):
-        read(tmp_path, EvaluationSettings())
+        Blimp().read(tmp_path, EvaluationSettings())
 
 
 def test_the_floor_is_the_same_encoder_without_its_weights(tmp_path: Path) -> None:
-    data = read(write_pairs(tmp_path), EvaluationSettings())
+    data = Blimp().read(write_pairs(tmp_path), EvaluationSettings())
     encoder, floor = (Encoder(encoder_folder("bert"), pretrained=known) for known in (True, False))
     assert floor.identity["weights"] == NOT_PRETRAINED != encoder.identity["weights"]
-    one, again, other = (score(floor, data, EvaluationSettings(), seed, lambda n: None) for seed in (1, 1, 2))
+    one, again, other = (
+        Blimp().score(floor, data, EvaluationSettings(), seed, lambda n: None) for seed in (1, 1, 2)
+    )
     assert one == again
     assert (
-        score(encoder, data, EvaluationSettings(), 1, lambda n: None)["paradigms"].keys()
+        Blimp().score(encoder, data, EvaluationSettings(), 1, lambda n: None)["paradigms"].keys()
         == one["paradigms"].keys()
     )
     weights = floor.load("ForMaskedLM", 1).state_dict()
