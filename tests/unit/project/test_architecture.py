@@ -73,7 +73,7 @@ IMPORTS = {
     "pretrain/evaluate": "model objectives run",
     "pretrain/preflight": "checkpoint config distributed model objectives optim run",
     "pretrain/export": "checkpoint config evaluate families model objectives preflight run",
-    "pretrain/downstream": "export run",
+    "pretrain/downstream": "evaluate export run",
     "pretrain/training": (
         "checkpoint config distributed evaluate export families model objectives optim preflight run"
     ),
