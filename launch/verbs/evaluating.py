@@ -83,7 +83,7 @@ def evaluate(
     if data is None:
         raise UserError("is missing", where="--data", expected="the folder with the task's files")
     from pretrain.downstream.encoders import find_encoders
-    from pretrain.downstream.evaluate import Evaluation, pick_encoder
+    from pretrain.downstream.evaluate import Evaluation, pick_encoder, with_lower_features
     from pretrain.downstream.settings import settings_for
     from pretrain.downstream.show import result_lines
     from pretrain.downstream.tasks.registry import check_name, chosen_tasks
@@ -93,18 +93,21 @@ def evaluate(
     folders, missing = chosen_tasks([word for word in words if "=" not in word], suite, data)
     found = find_encoders(model)
     evaluations = [
-        Evaluation(
-            name,
-            pick_encoder(name, found),
-            folder,
-            out or model / "evaluation",
-            settings_for(name, changes),
-            range(1, seeds + 1),
-            floor,
-            save,
-            start_from,
-        )
+        each
         for name, folder in folders.items()
+        for each in with_lower_features(
+            Evaluation(
+                name,
+                pick_encoder(name, found),
+                folder,
+                out or model / "evaluation",
+                settings_for(name, changes),
+                range(1, seeds + 1),
+                floor,
+                save,
+                start_from,
+            )
+        )
     ]
     notes = [evaluation.run(stages(errors)) for evaluation in evaluations]
     for line in result_lines(notes):

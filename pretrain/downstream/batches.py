@@ -54,13 +54,20 @@ def collate(
     features: Sequence[Feature], builder: InputBuilder, device: torch.device, choices: bool
 ) -> dict[str, Tensor]:
     """Return the arguments of a model's forward: (examples, longest), or (examples, choices, longest) where a feature
-    has several sequences; targets (examples,), or (examples, longest) where they are per token."""
+    has several sequences; targets (examples,), or (examples, longest) where they are per token; states (examples,
+    longest, layers, width)."""
     arrays = padded([one for feature in features for one in feature.inputs], builder)
     if choices:
         arrays = {k: v.reshape(len(features), -1, v.shape[-1]) for k, v in arrays.items()}
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     longest = arrays["input_ids"].shape[-1]
     starts = torch.tensor([_start(feature, longest, builder) for feature in features])
+    if (states := features[0].states) is not None:
+        rows = np.zeros((len(features), longest, *states.shape[1:]), np.float16)
+        for row, feature in zip(rows, features, strict=True):
+            assert feature.states is not None
+            row[token_slice(len(feature.states), longest, builder.left_padded)] = feature.states
+        tensors["states"] = torch.from_numpy(rows)
     for name in features[0].targets:
         values = [feature.targets[name] for feature in features]
         if isinstance(values[0], list):

@@ -144,6 +144,11 @@ class Encoder:
         return model.eval()
 
 
+def width_of(model: PreTrainedModel) -> int:
+    """Return the width of a bare model's hidden states."""
+    return int(getattr(model.config, "hidden_size", None) or model.config.d_model)
+
+
 UNINFLUENTIAL = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
 """Fields of a config.json that weights drawn from it do not depend on."""
 

@@ -5,7 +5,7 @@ Seeds that an earlier call finished are not repeated."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pretrain.downstream import metrics
 from pretrain.downstream.device import chosen_device, use_threads
 from pretrain.downstream.encoders import Encoder
 from pretrain.downstream.fine_tune import FineTuner, Trained
+from pretrain.downstream.heads.frozen import frozen_tagger, with_states
 from pretrain.downstream.results import (
     SeedResult,
     over_seeds,
@@ -47,6 +48,13 @@ class Evaluation:
     start_from: str = ""
     """Another task, whose fine-tuned models in `out`, a seed each, are trained further instead of the encoder."""
 
+    def __post_init__(self) -> None:
+        """Raises UserError for settings of another kind of task."""
+        kind = "features" if self.settings.features else "crf" if self.settings.crf else ""
+        if kind and not (self.task in FINE_TUNED and FINE_TUNED[self.task].tags_words):
+            able = ", ".join(name for name, task in FINE_TUNED.items() if task.tags_words)
+            raise UserError(f"is not for {self.task}", where=kind, expected=f"a task that tags words: {able}")
+
     def run(self, progress: ShowProgress) -> dict[str, Any]:
         """Evaluate and return what result.json holds. Raises UserError for files, settings or an encoder that do not
         fit."""
@@ -58,8 +66,10 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """The task, and what it was started from."""
-        return f"{self.task}-from-{self.start_from}" if self.start_from else self.task
+        """The task, what its tagger is where there are several kinds, and what it was started from."""
+        crf = "crf" if self.settings.crf else ""
+        parts = (self.task, self.settings.features, crf, self.start_from and f"from-{self.start_from}")
+        return "-".join(part for part in parts if part)
 
     @property
     def _floor(self) -> list[Encoder]:
@@ -130,13 +140,20 @@ class Evaluation:
         if settings.tune_share:
             tune, train = carve(train, settings.tune_share)
         if settings.epochs:
-            model = task.model(encoder, data, seed, settings.dropout)
+            model = task.model(encoder, data, seed, settings)
         else:
-            model, data = task.finished_model(encoder, data)
+            model, data = task.finished_model(encoder, data, settings)
         model.to(device := chosen_device())
         tuner = FineTuner(task, model, builder, settings, seed, device)
-        features = task.features(train.items, builder, data)
-        tuned = task.features(tune.items, builder, data)
+
+        def features_of(items: Sequence[Any], name: str) -> list[Feature]:
+            found = task.features(items, builder, data)
+            if not settings.features or not found:
+                return found
+            with progress(f"{self.name}: hidden states of {name}", len(found)) as advance:
+                return with_states(frozen_tagger(model), found, builder, device, advance)
+
+        features, tuned = features_of(train.items, "train"), features_of(tune.items, "tune")
 
         def tune_score() -> float:
             answers = tuner.answers(tuned, lambda n: None)
@@ -149,7 +166,7 @@ class Evaluation:
                 trained = tuner.train(features, advance, tune_score if tune.items else None)
         splits, cut = {}, {"train": _cut(features)}
         for split in data.scored:
-            scored = task.features(split.items, builder, data)
+            scored = features_of(split.items, split.name)
             with progress(f"{self.name}: scoring {split.name}", len(scored)) as advance:
                 answers = tuner.answers(scored, advance)
             splits[split.name] = task.score(split.items, scored, answers, data)
@@ -225,6 +242,15 @@ class Evaluation:
 
 def _cut(features: Sequence[Feature]) -> int:
     return sum(any(one.was_cut for one in feature.inputs) for feature in features)
+
+
+def with_lower_features(evaluation: Evaluation) -> list[Evaluation]:
+    """Return the evaluation and, where it reads features of a frozen encoder, one of what the embeddings alone give: a
+    floor as the encoder without its weights is one."""
+    wanted = evaluation.settings
+    if not wanted.features or wanted.features == "embeddings" or not evaluation.has_floor:
+        return [evaluation]
+    return [evaluation, replace(evaluation, settings=replace(wanted, features="embeddings"))]
 
 
 def pick_encoder(task: str, found: Sequence[Path]) -> Encoder:

@@ -36,6 +36,11 @@ class EvaluationSettings:
     embeddings lr * layer_decay ** (L + 2), as ELECTRA's code does."""
     dropout: float = 0.1
     """Dropout while fine-tuning, of all kinds; -1: those in the encoder's config.json."""
+    features: str = ""
+    """Tags of words from a frozen encoder: which hidden states a two-layer BiLSTM reads: embeddings, second_to_last,
+    last, sum_last_4, concat_last_4 or sum_all (Devlin et al. 2019, Table 7). Empty: the encoder is fine-tuned."""
+    crf: bool = False
+    """Tags of words: choose those of a sentence together, by a linear-chain CRF over the tagger's scores."""
     max_length: int = 128
     """Longest input in tokens; longer ones are cut. At most what the encoder has positions for."""
     tune_share: float = 0.0
@@ -93,6 +98,19 @@ OF_TASKS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """What a recipe changes for a single task."""
+FEATURES = ("embeddings", "second_to_last", "last", "sum_last_4", "concat_last_4", "sum_all")
+FROZEN = {
+    "lr": 1e-3,
+    "epochs": 20.0,
+    "schedule": "constant",
+    "warmup": 0.0,
+    "weight_decay": 0.0,
+    "dropout": 0.5,
+    "tune_share": 0.1,
+    "patience": 3,
+}
+"""What every recipe changes where features of a frozen encoder are read: Adam at 1e-3 with dropout of the BiLSTM's
+input, until three epochs bring nothing on a tenth of the training examples."""
 
 RUNTIME = {"precision", "threads"}
 """Settings that a result is not known by: they change it by no more than rounding."""
@@ -104,7 +122,10 @@ def settings_for(task: str, changes: dict[str, Any]) -> EvaluationSettings:
     name = changes.get("recipe", EvaluationSettings.recipe)
     if name not in RECIPES:
         raise UserError(f"no such recipe: {name}", where="recipe", expected=f"one of {', '.join(RECIPES)}")
-    return _checked(EvaluationSettings(**RECIPES[name] | OF_TASKS.get(name, {}).get(task, {}) | changes))
+    frozen = FROZEN if changes.get("features") else {}
+    return _checked(
+        EvaluationSettings(**RECIPES[name] | OF_TASKS.get(name, {}).get(task, {}) | frozen | changes)
+    )
 
 
 def identity(settings: EvaluationSettings) -> dict[str, Any]:
@@ -125,6 +146,7 @@ RANGES = {
     "head_lr": ("in [0, 1)", lambda value: 0 <= value < 1),
     "layer_decay": ("in (0, 1]", lambda value: 0 < value <= 1),
     "dropout": ("in [0, 1), or -1", lambda value: value == -1 or 0 <= value < 1),
+    "features": (f"one of {', '.join(FEATURES)}", lambda value: not value or value in FEATURES),
     "max_length": ("at least 8", lambda value: value >= 8),
     "tune_share": ("in [0, 1)", lambda value: 0 <= value < 1),
     "patience": ("at least 0", lambda value: value >= 0),

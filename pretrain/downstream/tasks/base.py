@@ -55,6 +55,8 @@ class Feature:
     targets: dict[str, float | int | list[int]]
     extra: Any = None
     """What the task needs to know of it to score the answer."""
+    states: NDArray[np.float16] | None = None
+    """(tokens, layers, width): hidden states of a frozen encoder, computed beforehand."""
 
 
 class Task(ABC):
@@ -66,6 +68,8 @@ class Task(ABC):
     """Names of the logits where there are no classes."""
     per_token: ClassVar[bool] = False
     """Whether a model answers with a row per token, not per example."""
+    tags_words: ClassVar[bool] = False
+    """Whether settings.features and settings.crf choose what tags its words."""
 
     def __init__(self, name: str, folder: str, headline: str) -> None:
         self.name, self.folder, self.headline = name, folder, headline
@@ -88,7 +92,7 @@ class Task(ABC):
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return the metrics of the best answer that needs no input, as always the commonest label."""
 
-    def model(self, encoder: Encoder, data: TaskData, seed: int, dropout: float) -> nn.Module:
+    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
         """Return the model to train: its forward takes the arrays of a batch and returns loss and logits."""
         if getattr(encoder.config, "is_decoder", False) and not self.per_token:
             raise UserError(
@@ -102,9 +106,11 @@ class Task(ABC):
             "id2label": dict(enumerate(names)),
             "label2id": {name: i for i, name in enumerate(names)},
         }
-        return encoder.load(f"For{self.kind}", seed, config | with_dropout(encoder, dropout))
+        return encoder.load(f"For{self.kind}", seed, config | with_dropout(encoder, settings.dropout))
 
-    def finished_model(self, encoder: Encoder, data: TaskData) -> tuple[nn.Module, TaskData]:
+    def finished_model(
+        self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
+    ) -> tuple[nn.Module, TaskData]:
         """Return the model of a folder that has been fine-tuned already, and the data with its classes in the order of
         the model's outputs. Raises UserError where the folder has no such head, or one of other classes."""
         model = encoder.load(f"For{self.kind}", 0, has_head=True)

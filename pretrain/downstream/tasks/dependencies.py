@@ -5,6 +5,7 @@ Words and sentences are the file's own. All columns are learnt together, with a 
 2021)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from data_pipeline.errors import UserError
 from pretrain.downstream import metrics
 from pretrain.downstream.batches import IGNORED
-from pretrain.downstream.encoders import Encoder
+from pretrain.downstream.encoders import Encoder, width_of
+from pretrain.downstream.heads.parser import FILE, Parser, best_tree
+from pretrain.downstream.heads.saved import labels_beside
 from pretrain.downstream.inputs import InputBuilder
-from pretrain.downstream.parser import Parser, best_tree
 from pretrain.downstream.settings import EvaluationSettings
 from pretrain.downstream.tasks.base import (
     Feature,
@@ -74,12 +77,25 @@ class Dependencies(Task):
         }
         return TaskData(train, (dev,), (), hashes([*train_paths, dev_path]), tuple(notes), label_sets)
 
-    def model(self, encoder: Encoder, data: TaskData, seed: int, dropout: float) -> nn.Module:
+    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
         """Return a Parser on the bare encoder; see Task.model."""
-        base = encoder.load("", seed, with_dropout(encoder, dropout))
-        tags = {name: len(data.label_sets[name]) for name in TAGS}
-        width = getattr(base.config, "hidden_size", None) or base.config.d_model
-        return Parser(base, int(width), tags, len(data.label_sets[RELATIONS])).eval()
+        base = encoder.load("", seed, with_dropout(encoder, settings.dropout))
+        return Parser(base, width_of(base), data.label_sets, RELATIONS).eval()
+
+    def finished_model(
+        self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
+    ) -> tuple[nn.Module, TaskData]:
+        """Return the Parser that --save left, with its own labels; see Task.finished_model."""
+        labels = labels_beside(encoder.folder / FILE)
+        if set(labels) != set(data.label_sets):
+            raise UserError(
+                f"predicts {', '.join(labels) or 'nothing'}",
+                where=encoder.folder / FILE,
+                expected=", ".join(data.label_sets),
+            )
+        base = encoder.load("", 0)
+        model = Parser(base, width_of(base), labels, RELATIONS).load_decoders(encoder.folder)
+        return model.eval(), replace(data, label_sets=labels)
 
     def features(self, items: Sequence[Tree], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return a sequence per sentence; see Task.features."""

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
+from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.downstream import metrics
+from pretrain.downstream.encoders import Encoder
+from pretrain.downstream.heads.crf import CrfTagger
+from pretrain.downstream.heads.frozen import FrozenTagger
 from pretrain.downstream.inputs import InputBuilder
 from pretrain.downstream.settings import EvaluationSettings
 from pretrain.downstream.tasks.base import Feature, Scores, Split, Task, TaskData, hashes, not_empty, one_file
@@ -28,11 +32,11 @@ WordAndTag = Callable[[list[str]], tuple[str, str]]
 
 
 class Tagging(Task):
-    """Entities by a tag per word, predicted at its first token (Devlin et al. 2019, section 5.3), without a CRF. The
-    context is the sentence."""
+    """Entities by a tag per word, predicted at its first token (Devlin et al. 2019, section 5.3), by itself or, with
+    `crf`, together with the sentence's others. The context is the sentence."""
 
     kind = "TokenClassification"
-    per_token = True
+    per_token = tags_words = True
 
     def __init__(
         self,
@@ -59,6 +63,28 @@ class Tagging(Task):
         unseen = {tag for sentence in splits[1].items for tag in sentence.tags} - set(tags)
         notes = (f"dev: tags never seen in training: {', '.join(sorted(unseen))}",) if unseen else ()
         return TaskData(splits[0], (splits[1],), tuple(tags), hashes(paths), notes)
+
+    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
+        """Return the tagger to train, of the kind that the settings say; see Task.model."""
+        if settings.features:
+            base, count = encoder.load("", seed), len(data.labels)
+            model: nn.Module = FrozenTagger(base, settings.features, count, settings.dropout)
+        else:
+            model = super().model(encoder, data, seed, settings)
+        return (CrfTagger(model, data.labels) if settings.crf else model).eval()
+
+    def finished_model(
+        self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
+    ) -> tuple[nn.Module, TaskData]:
+        """Return the tagger of a folder, of the kind that the settings say; see Task.finished_model."""
+        if settings.features:
+            base, count = encoder.load("", 0), len(data.labels)
+            model: nn.Module = FrozenTagger(base, settings.features, count, 0).load_head(encoder.folder)
+        else:
+            model, data = super().finished_model(encoder, data, settings)
+        if settings.crf:
+            model = CrfTagger(model, data.labels).load_crf(encoder.folder)
+        return model.eval(), data
 
     def _sentences(self, path: Path) -> Iterator[Sentence]:
         words: list[str] = []
@@ -93,7 +119,8 @@ class Tagging(Task):
             built = builder.words(sentence.words)
             targets = [IGNORED] * len(built.ids)
             for word, place in first_tokens(built.words).items():
-                targets[place] = ids.get(sentence.tags[word], IGNORED)
+                # a tag that is not in training counts by what is predicted, not by this loss; a CRF needs the word
+                targets[place] = ids.get(sentence.tags[word], ids[OUTSIDE])
             features.append(Feature((built,), {"labels": targets}))
         return features
 

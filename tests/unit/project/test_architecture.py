@@ -34,7 +34,7 @@ PLACES = {
     "sklearn": {"pretrain/downstream/metrics.py"},
     "scipy": {"pretrain/downstream/metrics.py"},
     "udtools": {"pretrain/downstream/metrics.py"},
-    "networkx": {"pretrain/downstream/parser.py"},
+    "networkx": {"pretrain/downstream/heads/parser.py"},
     "seqeval": {"pretrain/downstream/metrics.py"},
     "llvmlite": {"data_pipeline/compiled/intrinsics.py"},
     "sentencex": {"data_pipeline/tokenize/sentences.py"},

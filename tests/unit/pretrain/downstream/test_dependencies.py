@@ -14,7 +14,7 @@ from data_pipeline.errors import UserError
 from pretrain.downstream import metrics
 from pretrain.downstream.encoders import Encoder
 from pretrain.downstream.fine_tune import FineTuner
-from pretrain.downstream.parser import Parser, best_tree
+from pretrain.downstream.heads.parser import Parser, best_tree
 from pretrain.downstream.settings import EvaluationSettings
 from pretrain.downstream.tasks.base import TaskData
 from pretrain.downstream.tasks.lemmas import apply_rule, lemma_rule
@@ -110,7 +110,9 @@ def test_every_encoder_learns_a_small_treebank(name: str, tmp_path: Path) -> Non
     )
     data = read(tmp_path)
     encoder = Encoder(encoder_folder(name))
-    one = FineTuner(TASK, TASK.model(encoder, data, 1, 0), encoder.builder(64), wanted, 1, CPU)
+    one = FineTuner(
+        TASK, TASK.model(encoder, data, 1, EvaluationSettings(dropout=0)), encoder.builder(64), wanted, 1, CPU
+    )
     features = TASK.features(data.train.items, one.builder, data)
     one.train(features, lambda n: None)
     found = TASK.score(data.train.items, features, one.answers(features, lambda n: None), data)
@@ -119,7 +121,7 @@ def test_every_encoder_learns_a_small_treebank(name: str, tmp_path: Path) -> Non
 
 
 def test_tokens_of_a_word_are_averaged_and_the_root_has_a_vector_of_its_own() -> None:
-    parser = Parser(torch.nn.Identity(), 4, {"upos": 3}, 2).eval()
+    parser = Parser(torch.nn.Identity(), 4, {"upos": "ABC", "deprel": "xy"}, "deprel").eval()
     states = torch.arange(24.0).reshape(1, 6, 4)
     owners = torch.tensor([[-100, 1, 1, 3, 3, -100]])
     words = parser._words(states, owners, torch.tensor([0]))
@@ -130,7 +132,7 @@ def test_tokens_of_a_word_are_averaged_and_the_root_has_a_vector_of_its_own() ->
 
 
 def test_only_words_and_the_root_can_be_heads() -> None:
-    parser = Parser(_Fixed(), 4, {"upos": 3}, 2).eval()
+    parser = Parser(_Fixed(), 4, {"upos": "ABC", "deprel": "xy"}, "deprel").eval()
     owners = torch.tensor([[-100, 1, 1, 3, -100]])
     logits = parser(owners, torch.tensor([0]), input_ids=torch.zeros(1, 5, dtype=torch.long)).logits
     assert logits.shape == (1, 5, 3 + 2 * 5)
@@ -148,7 +150,12 @@ def test_words_beyond_the_input_are_counted_as_wrong_not_left_out(tmp_path: Path
     data = read(tmp_path)
     encoder = Encoder(encoder_folder("bert"))
     one = FineTuner(
-        TASK, TASK.model(encoder, data, 1, 0), encoder.builder(9), replace(EvaluationSettings()), 1, CPU
+        TASK,
+        TASK.model(encoder, data, 1, EvaluationSettings(dropout=0)),
+        encoder.builder(9),
+        replace(EvaluationSettings()),
+        1,
+        CPU,
     )
     features = TASK.features(data.train.items, one.builder, data)
     assert any(feature.inputs[0].was_cut for feature in features)

@@ -38,7 +38,7 @@ DATA = TaskData(Split("train", items()), (Split("dev", items()),), ("entailment"
 
 def tuner(settings: EvaluationSettings = SETTINGS, name: str = "bert", seed: int = 1) -> FineTuner:
     encoder = Encoder(encoder_folder(name))
-    model = TASK.model(encoder, DATA, seed, settings.dropout)
+    model = TASK.model(encoder, DATA, seed, settings)
     return FineTuner(TASK, model, encoder.builder(settings.max_length), settings, seed, CPU)
 
 
@@ -212,7 +212,7 @@ def test_every_encoder_is_tuned_on_every_kind_of_task(name: str, task: str, tmp_
     settings = EvaluationSettings(epochs=1, max_length=32)
     encoder, kind = Encoder(encoder_folder(name)), FINE_TUNED[task]
     data = kind.read(write(tmp_path / "task", FILES[task]), settings)
-    one = FineTuner(kind, kind.model(encoder, data, 1, 0.1), encoder.builder(32), settings, 1, CPU)
+    one = FineTuner(kind, kind.model(encoder, data, 1, settings), encoder.builder(32), settings, 1, CPU)
     rows = kind.features(data.train.items, one.builder, data)
     assert one.train(rows, lambda n: None).updates == 1
     scored = kind.features(data.scored[0].items, one.builder, data)
@@ -223,12 +223,12 @@ def test_every_encoder_is_tuned_on_every_kind_of_task(name: str, task: str, tmp_
 
 def test_a_left_to_right_model_is_not_classified_by_its_first_token() -> None:
     with pytest.raises(UserError, match="reads from left to right"):
-        TASK.model(Encoder(encoder_folder("causal")), DATA, 1, 0.1)
+        TASK.model(Encoder(encoder_folder("causal")), DATA, 1, EvaluationSettings(dropout=0.1))
 
 
 def test_dropout_is_what_the_settings_say() -> None:
-    one = TASK.model(Encoder(encoder_folder("bert")), DATA, 1, 0.3)
+    one = TASK.model(Encoder(encoder_folder("bert")), DATA, 1, EvaluationSettings(dropout=0.3))
     rates = {module.p for module in one.modules() if isinstance(module, torch.nn.Dropout)}
     assert rates == {0.3}
-    kept = TASK.model(Encoder(encoder_folder("bert")), DATA, 1, -1)
+    kept = TASK.model(Encoder(encoder_folder("bert")), DATA, 1, EvaluationSettings(dropout=-1))
     assert {module.p for module in kept.modules() if isinstance(module, torch.nn.Dropout)} == {0.1}

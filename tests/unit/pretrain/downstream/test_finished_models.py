@@ -1,6 +1,7 @@
 """Models that were fine-tuned before: scored as their own pipeline answers, whatever the order of their classes."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 import transformers
 
 from data_pipeline.errors import UserError
+from data_pipeline.records import ShowProgress
 from pretrain.downstream.encoders import Encoder
+from pretrain.downstream.evaluate import Evaluation
 from pretrain.downstream.fine_tune import FineTuner
-from pretrain.downstream.settings import settings_for
+from pretrain.downstream.settings import EvaluationSettings, settings_for
 from pretrain.downstream.tasks.base import TaskData
 from pretrain.downstream.tasks.registry import FINE_TUNED
 from tests.factories.encoders import encoder_folder
@@ -55,7 +58,7 @@ def answers(folder: Path, data: TaskData) -> tuple[list[str], TaskData]:
     """The classes that we find in TEXTS."""
     task, settings = FINE_TUNED["ax"], settings_for("ax", {"threads": 1})
     encoder = Encoder(folder)
-    model, found = task.finished_model(encoder, data)
+    model, found = task.finished_model(encoder, data, EvaluationSettings())
     builder = encoder.builder(64)
     item = data.scored[0].items[0]
     features = task.features([item._replace(first=a, second=b) for a, b in TEXTS], builder, found)
@@ -110,3 +113,18 @@ def test_the_diagnostic_set_counts_three_classes(tmp_path: Path) -> None:
     p, t = (np.array([labels.count(name) for name in data.labels]) for labels in (guess, gold))
     expected = (right * total - p @ t) / np.sqrt((total**2 - p @ p) * (total**2 - t @ t))
     assert task.score(items, [], rows, replace(data))["matthews"] == pytest.approx(100 * expected)
+
+
+def test_a_saved_parser_predicts_the_same(tmp_path: Path) -> None:
+    folder = write(tmp_path / "task", FILES["ud"])
+    settings = settings_for("ud", {"epochs": 2, "max_length": 64})
+    one = Evaluation(
+        "ud", Encoder(encoder_folder("bert")), folder, tmp_path / "out", settings, [1], False, save=True
+    )
+    progress: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
+    note = one.run(progress)
+    encoder = Encoder(tmp_path / "out" / "ud" / "seed-1")
+    again = replace(one, encoder=encoder, out=tmp_path / "again", settings=replace(settings, epochs=0))
+    assert again.run(progress)["scores"]["dev"] == note["scores"]["dev"]
+    with pytest.raises(UserError, match=r"head.safetensors: the head cannot be read.*--save"):
+        replace(again, encoder=one.encoder, out=tmp_path / "third").run(progress)

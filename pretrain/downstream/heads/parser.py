@@ -3,7 +3,9 @@
 Everything is per token, at the first token of each word, so that a batch has one shape. The classification token
 stands for the root."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import networkx
 import numpy as np
@@ -13,16 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pretrain.downstream.batches import IGNORED
+from pretrain.downstream.heads.saved import Output, load_beside, save_beside
 
 ARC_WIDTH, LABEL_WIDTH, DROPOUT = 768, 256, 0.3
 """As in MaChAmp (van der Goot et al. 2021), after Dozat and Manning 2017."""
 
 
-class Output(NamedTuple):
-    """The loss where targets are given, and (examples, tokens, ...) logits."""
-
-    loss: Tensor | None
-    logits: Tensor
+FILE = "head.safetensors"
 
 
 class Biaffine(nn.Module):
@@ -43,17 +42,21 @@ class Parser(nn.Module):
 
     base_model_prefix = "encoder"
 
-    def __init__(self, encoder: nn.Module, width: int, tags: dict[str, int], relations: int) -> None:
-        """`tags`: column -> number of its labels. `width`: of the encoder's states."""
+    def __init__(
+        self, encoder: Any, width: int, label_sets: Mapping[str, Sequence[str]], relations: str
+    ) -> None:
+        """`encoder`: a bare model of transformers, of states of `width`. `label_sets`: the labels of each column;
+        `relations` is the column of the tree's, all others are tagged."""
         super().__init__()
-        self.encoder, self.tags, self.relations = encoder, tags, relations
+        self.encoder, self.label_sets = encoder, label_sets
+        self.tags = {name: len(labels) for name, labels in label_sets.items() if name != relations}
         self.dropout = nn.Dropout(DROPOUT)
-        self.taggers = nn.ModuleDict({name: nn.Linear(width, count) for name, count in tags.items()})
+        self.taggers = nn.ModuleDict({name: nn.Linear(width, count) for name, count in self.tags.items()})
         self.root = nn.Parameter(torch.empty(width).normal_(0, 0.02))
         sizes = {"arc_dependent": ARC_WIDTH, "arc_head": ARC_WIDTH}
         sizes |= {"label_dependent": LABEL_WIDTH, "label_head": LABEL_WIDTH}
         self.projections = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
-        self.arcs, self.labels = Biaffine(ARC_WIDTH, 1), Biaffine(LABEL_WIDTH, relations)
+        self.arcs, self.labels = Biaffine(ARC_WIDTH, 1), Biaffine(LABEL_WIDTH, len(label_sets[relations]))
 
     def forward(self, owners: Tensor, root: Tensor, **batch: Tensor) -> Output:
         """Return the loss, if targets are given, and (examples, tokens, sum(tags) + 2 * tokens): the logits of all
@@ -90,6 +93,16 @@ class Parser(nn.Module):
         words = torch.where(at_root[..., None], self.root.to(words.dtype), words)
         mask = self.dropout(torch.ones_like(words[:, :1]))  # one mask for all words of a sentence
         return words * mask
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the encoder as a folder of its own, and the decoders with their labels beside it."""
+        self.encoder.save_pretrained(folder)
+        save_beside(self, folder / FILE, self.label_sets, without="encoder.")
+
+    def load_decoders(self, folder: Path) -> "Parser":
+        """Read the decoders that `save_pretrained` wrote. Raises UserError where there are none of this shape."""
+        load_beside(self, folder / FILE, without="encoder.")
+        return self
 
     def _loss(
         self, tags: dict[str, Tensor], arcs: Tensor, labels: Tensor, targets: dict[str, Tensor]
