@@ -37,7 +37,11 @@ def evaluate(
         Path | None, typer.Option(help="The folder with the task's files, or with a folder per task.")
     ] = None,
     suite: Annotated[
-        str, typer.Option(help="All tasks of glue (without WNLI) or blimp that --data holds.")
+        str,
+        typer.Option(
+            help="All tasks of glue (without WNLI), blimp, ud (every treebank) or all, of which --data, or a folder in"
+            " it, has a folder."
+        ),
     ] = "",
     seeds: Annotated[
         int, typer.Option(min=1, help="Fine-tune with the seeds 1 to this number; medians are shown.")
@@ -59,6 +63,17 @@ def evaluate(
     save: Annotated[
         bool, typer.Option("--save", help="Keep the fine-tuned models, as Hugging Face folders.")
     ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Score so many tasks and seeds at a time, each on its share of the cores."),
+    ] = 1,
+    share: Annotated[
+        str,
+        typer.Option(
+            help="Do only a part of the work, as 3/16 for the fourth of sixteen; the same command without it, when"
+            " all are done, writes the results. slurm/evaluate.sbatch does so."
+        ),
+    ] = "0/1",
     settings: Annotated[
         bool,
         typer.Option(
@@ -82,19 +97,21 @@ def evaluate(
     changes = read_changes([word for word in words if "=" in word])
     if data is None:
         raise UserError("is missing", where="--data", expected="the folder with the task's files")
+    from data_pipeline.stages.executors import Share
     from pretrain.downstream.encoders import find_encoders
-    from pretrain.downstream.evaluate import Evaluation, pick_encoder, with_lower_features
+    from pretrain.downstream.evaluate import Evaluation
+    from pretrain.downstream.parts import pick_encoder, score_parts, with_lower_features
     from pretrain.downstream.settings import settings_for
     from pretrain.downstream.show import result_lines
     from pretrain.downstream.tasks.registry import check_name, chosen_tasks
 
     if start_from and check_name(start_from) in words:
         raise UserError(f"{start_from} cannot start from itself", where="--start-from")
-    folders, missing = chosen_tasks([word for word in words if "=" not in word], suite, data)
+    chosen, missing = chosen_tasks([word for word in words if "=" not in word], suite, data)
     found = find_encoders(model)
     evaluations = [
         each
-        for name, folder in folders.items()
+        for name, folder in chosen
         for each in with_lower_features(
             Evaluation(
                 name,
@@ -109,6 +126,10 @@ def evaluate(
             )
         )
     ]
+    done = score_parts(evaluations, stages(errors), jobs, Share.parsed(share))
+    if share != "0/1":
+        say(f"share {share}: {done} scores of a task and seed")
+        return
     notes = [evaluation.run(stages(errors)) for evaluation in evaluations]
     for line in result_lines(notes):
         say(line)

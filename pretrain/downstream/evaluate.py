@@ -5,10 +5,11 @@ Seeds that an earlier call finished are not repeated."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
@@ -26,8 +27,15 @@ from pretrain.downstream.results import (
     write_seed,
 )
 from pretrain.downstream.settings import EvaluationSettings, identity
-from pretrain.downstream.tasks.base import Feature, Split, Task, TaskData, carve, drawn
+from pretrain.downstream.tasks.base import Feature, Split, carve, drawn
 from pretrain.downstream.tasks.registry import FINE_TUNED, UNTRAINED
+
+
+class Part(NamedTuple):
+    """One score of a task: of an encoder, with its weights or without, and a seed."""
+
+    encoder: Encoder
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -56,26 +64,71 @@ class Evaluation:
             raise UserError(f"is not for {self.task}", where=kind, expected=f"a task that tags words: {able}")
 
     def run(self, progress: ShowProgress) -> dict[str, Any]:
-        """Evaluate and return what result.json holds. Raises UserError for files, settings or an encoder that do not
-        fit."""
-        metrics.require()
-        use_threads(self.settings.threads)
-        note = self._score_as_is(progress) if self.task in UNTRAINED else self._fine_tune(progress)
+        """Score every part that is not scored yet, and return what result.json holds. Raises UserError for files,
+        settings or an encoder that do not fit."""
+        scores = [self.score(part, progress) for part in self.parts]
+        pretrained = [part.encoder.pretrained for part in self.parts]
+        found, floor = (
+            [one for one, has in zip(scores, pretrained, strict=True) if has == kind]
+            for kind in (True, False)
+        )
+        note = self._note(found, floor)
         write_result(self.out, self.name, note)
         return note
 
     @property
-    def name(self) -> str:
-        """The task, what its tagger is where there are several kinds, and what it was started from."""
-        crf = "crf" if self.settings.crf else ""
-        parts = (self.task, self.settings.features, crf, self.start_from and f"from-{self.start_from}")
-        return "-".join(part for part in parts if part)
+    def parts(self) -> list[Part]:
+        """The work: a part for each seed, where something is trained, and as many again for the floor."""
+        seeds = self.seeds[:1] if self.task in UNTRAINED else self.seeds
+        # nothing can be fine-tuned of a floor where nothing is fine-tuned
+        has_floor = self.has_floor and (self.task in UNTRAINED or self.settings.epochs > 0)
+        floor = Encoder(self.encoder.folder, pretrained=False)
+        return [Part(self._start(seed), seed) for seed in seeds] + [
+            Part(floor, seed) for seed in seeds if has_floor
+        ]
+
+    def score(self, part: Part, progress: ShowProgress) -> SeedResult:
+        """Return what an earlier call found for this part, or do the work and keep it."""
+        metrics.require()
+        path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
+        known = {
+            "task": self.name,
+            "seed": part.seed,
+            "encoder": part.encoder.identity,
+            "settings": identity(self.settings),
+            "files": self._data.files,
+        }
+        found = read_seed(path, known)
+        is_saved = not self.save or not part.encoder.pretrained or path.with_suffix("").is_dir()
+        if found is None or not (is_saved or self.task in UNTRAINED):
+            use_threads(self.settings.threads)
+            found = (self._score_as_is if self.task in UNTRAINED else self._fine_tune)(part, progress)
+            write_seed(path, known, found)
+        return found
+
+    @cached_property
+    def _data(self) -> Any:
+        """What the task's files hold: Material or TaskData."""
+        if self.task in UNTRAINED:
+            return UNTRAINED[self.task].read(self.folder, self.settings)
+        data = FINE_TUNED[self.task].read(self.folder, self.settings)
+        if self.settings.epochs and not data.train.items:
+            raise UserError("has no training examples", where=self.task, expected="epochs=0")
+        return data
 
     @property
-    def _floor(self) -> list[Encoder]:
-        """The same encoder without its weights, if it is scored: not where nothing is fine-tuned that it could be."""
-        wanted = self.has_floor and (self.task in UNTRAINED or self.settings.epochs > 0)
-        return [Encoder(self.encoder.folder, pretrained=False)] if wanted else []
+    def name(self) -> str:
+        """The task, its treebank, what its tagger is where there are several kinds, and what it was started from."""
+        crf = "crf" if self.settings.crf else ""
+        treebank = self.folder.name.removeprefix("UD_") if self.folder.name.startswith("UD_") else ""
+        parts = (
+            self.task,
+            treebank,
+            self.settings.features,
+            crf,
+            self.start_from and f"from-{self.start_from}",
+        )
+        return "-".join(part for part in parts if part)
 
     def _start(self, seed: int) -> Encoder:
         """Return the encoder that one seed begins with. Raises UserError where the other task has left none."""
@@ -90,49 +143,15 @@ class Evaluation:
             )
         return Encoder(folder)
 
-    def _score_as_is(self, progress: ShowProgress) -> dict[str, Any]:
-        task = UNTRAINED[self.task]
-        material = task.read(self.folder, self.settings)
-        found = []
-        for encoder in (self.encoder, *self._floor):
+    def _score_as_is(self, part: Part, progress: ShowProgress) -> SeedResult:
+        started = time.monotonic()
+        with progress(self._doing(part, 0), self._data.size) as advance:
+            details = UNTRAINED[self.task].score(part.encoder, self._data, self.settings, part.seed, advance)
+        return SeedResult(part.seed, {"dev": details.pop("scores")}, time.monotonic() - started, details)
 
-            def work(encoder: Encoder = encoder) -> SeedResult:
-                started, seed = time.monotonic(), self.seeds[0]
-                with progress(self._doing(encoder, 0), material.size) as advance:
-                    details = task.score(encoder, material, self.settings, seed, advance)
-                return SeedResult(seed, {"dev": details.pop("scores")}, time.monotonic() - started, details)
-
-            found.append(self._once(encoder, self.seeds[0], material.files, work))
-        details = found[0].details
-        trivial = {"dev": details.pop("trivial")}
-        notes = details.pop("notes", [])
-        return self._note(material.files, [found[:1], found[1:]], trivial, task.headline, notes, details)
-
-    def _fine_tune(self, progress: ShowProgress) -> dict[str, Any]:
-        task = FINE_TUNED[self.task]
-        data = task.read(self.folder, self.settings)
-        if self.settings.epochs and not data.train.items:
-            raise UserError("has no training examples", where=self.task, expected="epochs=0")
-        found: list[list[SeedResult]] = [[], []]
-        starts = [(0, self._start(seed), seed) for seed in self.seeds]
-        for kind, encoder, seed in starts + [
-            (1, floor, seed) for floor in self._floor for seed in self.seeds
-        ]:
-
-            def work(encoder: Encoder = encoder, seed: int = seed) -> SeedResult:
-                return self._one_seed(task, data, encoder, seed, progress)
-
-            found[kind].append(self._once(encoder, seed, data.files, work))
-        trivial = {split.name: task.trivial(split, data) for split in data.scored}
-        sizes = {split.name: len(split.items) for split in (data.train, *data.scored)}
-        details = {"labels": list(data.labels), "examples": sizes}
-        notes = (*data.notes, f"started from {self.start_from}") if self.start_from else data.notes
-        return self._note(data.files, found, trivial, task.headline, notes, details)
-
-    def _one_seed(
-        self, task: Task, data: TaskData, encoder: Encoder, seed: int, progress: ShowProgress
-    ) -> SeedResult:
+    def _fine_tune(self, part: Part, progress: ShowProgress) -> SeedResult:
         """Fine-tune with one seed, and score every split."""
+        task, data, encoder, seed = FINE_TUNED[self.task], self._data, part.encoder, part.seed
         started, settings = time.monotonic(), self.settings
         builder = encoder.builder(settings.max_length)
         train = drawn(data.train, settings.train_examples, seed)
@@ -162,7 +181,7 @@ class Evaluation:
         total = round(settings.epochs * len(features))
         trained = Trained()
         if settings.epochs:
-            with progress(self._doing(encoder, seed), total) as advance:
+            with progress(self._doing(part, seed), total) as advance:
                 trained = tuner.train(features, advance, tune_score if tune.items else None)
         splits, cut = {}, {"train": _cut(features)}
         for split in data.scored:
@@ -188,51 +207,35 @@ class Evaluation:
         model.save_pretrained(folder)
         encoder.tokenizer.save_pretrained(folder)
 
-    def _once(self, encoder: Encoder, seed: int, files: dict[str, str], work: Any) -> SeedResult:
-        """Return what an earlier call found, or do the work and keep it."""
-        path = seed_file(self.out, self.name, seed, encoder.pretrained)
-        known = {
-            "task": self.name,
-            "seed": seed,
-            "encoder": encoder.identity,
-            "settings": identity(self.settings),
-            "files": files,
-        }
-        found = read_seed(path, known)
-        is_saved = not self.save or not encoder.pretrained or path.with_suffix("").is_dir()
-        if found is None or not (is_saved or self.task in UNTRAINED):
-            found = work()
-            write_seed(path, known, found)
-        return found
-
-    def _doing(self, encoder: Encoder, seed: int) -> str:
-        what = "" if encoder.pretrained else ", not pretrained"
+    def _doing(self, part: Part, seed: int) -> str:
+        what = "" if part.encoder.pretrained else ", not pretrained"
         return f"{self.name}{f', seed {seed}' if seed else ''}{what}"
 
-    def _note(
-        self,
-        files: dict[str, str],
-        found: list[list[SeedResult]],
-        trivial: dict[str, Any],
-        headline: str,
-        notes: Sequence[str],
-        details: dict[str, Any],
-    ) -> dict[str, Any]:
+    def _note(self, scores: list[SeedResult], floor: list[SeedResult]) -> dict[str, Any]:
         """Return what result.json holds."""
-        scores, floor = found
+        data, task = self._data, UNTRAINED.get(self.task) or FINE_TUNED[self.task]
+        if self.task in UNTRAINED:
+            details = dict(scores[0].details)
+            trivial = {"dev": details.pop("trivial")}
+            notes = details.pop("notes", [])
+        else:
+            trivial = {split.name: FINE_TUNED[self.task].trivial(split, data) for split in data.scored}
+            sizes = {split.name: len(split.items) for split in (data.train, *data.scored)}
+            details = {"labels": list(data.labels), "examples": sizes}
+            notes = [*data.notes, *([f"started from {self.start_from}"] if self.start_from else [])]
         return {
             "task": self.name,
-            "headline": headline,
+            "headline": task.headline,
             "encoder": {"folder": str(self.encoder.folder), **self.encoder.identity},
             "scores": over_seeds(scores),
             "not_pretrained": over_seeds(floor) if floor else {},
             "trivial": trivial,
-            "notes": list(notes),
+            "notes": notes,
             "details": details,
             "settings": identity(self.settings),
             "seeds": [one.seed for one in scores],
             "seconds": sum(one.seconds for one in (*scores, *floor)),
-            "files": files,
+            "files": data.files,
             "has_segments": self.encoder.builder(self.settings.max_length).has_segments,
             "versions": {
                 name: version(name) for name in ("maskmill", "torch", "transformers", "scikit-learn")
@@ -242,26 +245,3 @@ class Evaluation:
 
 def _cut(features: Sequence[Feature]) -> int:
     return sum(any(one.was_cut for one in feature.inputs) for feature in features)
-
-
-def with_lower_features(evaluation: Evaluation) -> list[Evaluation]:
-    """Return the evaluation and, where it reads features of a frozen encoder, one of what the embeddings alone give: a
-    floor as the encoder without its weights is one."""
-    wanted = evaluation.settings
-    if not wanted.features or wanted.features == "embeddings" or not evaluation.has_floor:
-        return [evaluation]
-    return [evaluation, replace(evaluation, settings=replace(wanted, features="embeddings"))]
-
-
-def pick_encoder(task: str, found: Sequence[Path]) -> Encoder:
-    """Return the encoder to score of those that a run exports: of ELECTRA's the one that predicts words for tasks
-    without training, and the discriminator for fine-tuning. Raises UserError where that is not clear."""
-    if len(found) == 1:
-        return Encoder(found[0])
-    encoders = [Encoder(folder) for folder in found]
-    predicts = [e for e in encoders if "ForMaskedLM" in str(e.config.architectures)]
-    chosen = predicts if task in UNTRAINED else [e for e in encoders if e not in predicts]
-    if len(chosen) != 1:
-        names = ", ".join(folder.name for folder in found)
-        raise UserError(f"holds several models: {names}", where=found[0].parent, remedy="name one of them")
-    return chosen[0]

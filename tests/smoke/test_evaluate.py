@@ -64,13 +64,13 @@ def test_finished_seeds_are_not_repeated(glue: Path, tmp_path: Path, monkeypatch
     model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(encoder_folder("bert"), model)
     done: list[tuple[int, bool]] = []
-    work = page.Evaluation._one_seed
+    work = page.Evaluation._fine_tune
 
-    def counted(self: Any, task: Any, data: Any, encoder: Any, seed: int, progress: Any) -> Any:
-        done.append((seed, encoder.pretrained))
-        return work(self, task, data, encoder, seed, progress)
+    def counted(self: Any, part: Any, progress: Any) -> Any:
+        done.append((part.seed, part.encoder.pretrained))
+        return work(self, part, progress)
 
-    monkeypatch.setattr(page.Evaluation, "_one_seed", counted)
+    monkeypatch.setattr(page.Evaluation, "_fine_tune", counted)
     same = [model, "rte", "--data", glue, "--out", out, *QUICK]
     first = call(*same)
     assert done == [(1, True), (1, False)]
@@ -191,3 +191,44 @@ def test_a_folder_whose_encoder_lacks_weights_is_refused(glue: Path, tmp_path: P
     assert "lacks weights of BertForSequenceClassification: bert.encoder.layer.2" in error(
         deeper, "rte", "--data", glue
     )
+
+
+def without_times(note: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in note.items() if key != "seconds"}
+
+
+def test_side_by_side_and_in_shares_the_results_are_the_same(glue: Path, tmp_path: Path) -> None:
+    same = [encoder_folder("bert"), "rte", "cola", "--data", glue, "--seeds", 2, *QUICK]
+    shown = call(*same, "--out", tmp_path / "one")
+    call(*same, "--out", tmp_path / "jobs", "--jobs", 2)
+    for number in range(3):
+        said = call(*same, "--out", tmp_path / "shares", "--share", f"{number}/3")
+        assert said == f"share {number}/3: {3 if number < 2 else 2} scores of a task and seed\n"
+        assert not (tmp_path / "shares" / "rte" / "result.json").exists()
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "shares").rglob("*seed-*.json")}
+    assert len(times) == 8
+    gathered = call(*same, "--out", tmp_path / "shares")
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items()), "work was done again"
+    assert gathered == shown.replace(str(tmp_path / "one"), str(tmp_path / "shares"))
+    for task in ("rte", "cola"):
+        results = [without_times(result(tmp_path / name, task)) for name in ("one", "jobs", "shares")]
+        assert results[0] == results[1] == results[2]
+
+
+def test_an_error_in_a_process_of_its_own_is_one_line(glue: Path, tmp_path: Path) -> None:
+    same = [encoder_folder("bert"), "rte", "cola", "--data", glue, "--out", tmp_path, *QUICK]
+    assert "lacks weights of BertForSequenceClassification" in error(*same, "--jobs", 2, "epochs=0")
+    assert "NUMBER/OF" in error(encoder_folder("bert"), "rte", "--data", glue, "--share", "3/3")
+
+
+def test_suites_look_for_their_tasks_in_the_folder_and_below(glue: Path, tmp_path: Path) -> None:
+    for name in ("UD_English-A", "UD_English-B"):
+        write(tmp_path / name, FILES["ud"])
+    quick = [*QUICK, "max_length=64", "--no-floor", "--out", tmp_path / "out"]
+    shown = call(encoder_folder("bert"), "--suite", "ud", "--data", tmp_path, *quick)
+    assert [line.split()[0] for line in shown.splitlines()[1:3]] == ["ud-English-A", "ud-English-B"]
+    shown = call(encoder_folder("bert"), "--suite", "all", "--data", tmp_path, *quick)
+    assert [line.split()[0] for line in shown.splitlines()[1:7]] == [
+        *["cola", "mnli", "mnli", "rte", "ud-English-A", "ud-English-B"]
+    ]
+    assert "has no folder of theirs: blimp, sst2" in shown

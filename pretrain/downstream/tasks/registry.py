@@ -20,7 +20,14 @@ FINE_TUNED: dict[str, Task] = {
     task.name: task for task in (*GLUE, Swag(), Codah(), *QUESTIONS, *TAGGING, DEPENDENCIES, Own())
 }
 NAMES = (*UNTRAINED, *FINE_TUNED)
-SUITES = {"glue": SUITE, "blimp": ("blimp",)}
+OWN = ("own", "questions", "tagging", "held_out", "perplexity")
+"""Tasks of a user's own files."""
+SUITES = {
+    "glue": SUITE,
+    "blimp": ("blimp",),
+    "ud": ("ud",),
+    "all": tuple(name for name in NAMES if name not in (*OWN, "ax", "wnli")),
+}
 
 
 def check_name(name: str) -> str:
@@ -47,23 +54,32 @@ def folder_of(name: str, data: Path) -> Path:
     return data
 
 
-def chosen_tasks(names: list[str], suite: str, data: Path) -> tuple[dict[str, Path], list[str]]:
-    """Return the tasks to score with the folder of each, and those of the suite that `data` has no folder of. Raises
-    UserError where there is nothing to score."""
+def chosen_tasks(names: list[str], suite: str, data: Path) -> tuple[list[tuple[str, Path]], list[str]]:
+    """Return the tasks to score, each with its folder, and those of the suite that there is no folder of. Those of a
+    suite are looked for in `data` and the folders in it; there may be several treebanks. Raises UserError where there
+    is nothing to score."""
     if suite and suite not in SUITES:
         raise UserError(f"no such suite: {suite}", where="--suite", expected=f"one of {', '.join(SUITES)}")
-    folders = {name: folder_of(check_name(name), data) for name in names}
+    found = [(name, folder_of(check_name(name), data)) for name in names]
     missing = []
     for name in SUITES.get(suite, ()):
-        folder = folder_of(name, data)
-        if len(SUITES[suite]) > 1 and folder == data:
-            missing.append(name)
-        else:
-            folders[name] = folder
-    if not folders:
+        folders = _folders_of(name, data)
+        if not folders and len(SUITES[suite]) == 1:
+            folders = [folder_of(name, data)]
+        found += [(name, folder) for folder in folders]
+        missing += [] if folders else [name]
+    if not found:
         raise UserError(
             "no task to score",
             where=data,
             expected=f"{', '.join(missing)} in it" if missing else f"one of {', '.join(NAMES)}, or --suite",
         )
-    return folders, missing
+    return found, missing
+
+
+def _folders_of(name: str, data: Path) -> list[Path]:
+    """Return the folders of a task in `data` or in a folder in it: every treebank, else the first of its name."""
+    places = [data, *sorted(entry for entry in data.iterdir() if entry.is_dir())] if data.is_dir() else []
+    if name == "ud":
+        return [entry for place in places for entry in sorted(place.glob("UD_*")) if entry.is_dir()]
+    return [folder for place in places if (folder := folder_of(name, place)) != place][:1]

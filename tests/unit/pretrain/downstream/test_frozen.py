@@ -12,9 +12,10 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
 from pretrain.downstream.batches import collate
 from pretrain.downstream.encoders import Encoder
-from pretrain.downstream.evaluate import Evaluation, with_lower_features
+from pretrain.downstream.evaluate import Evaluation
 from pretrain.downstream.fine_tune import FineTuner
 from pretrain.downstream.heads.frozen import FrozenTagger, chosen_layers, frozen_tagger, with_states
+from pretrain.downstream.parts import with_lower_features
 from pretrain.downstream.settings import FEATURES, EvaluationSettings, settings_for
 from pretrain.downstream.tasks.base import Feature
 from pretrain.downstream.tasks.registry import FINE_TUNED
