@@ -104,6 +104,9 @@ def evaluate(
     from pretrain.downstream.settings import settings_for
     from pretrain.downstream.show import result_lines
     from pretrain.downstream.tasks.registry import check_name, chosen_tasks
+    from pretrain.monitoring.wandb.artifacts import record_scores
+    from pretrain.run.folder import CONFIG
+    from pretrain.run.task_scores import EVALUATION
 
     if start_from and check_name(start_from) in words:
         raise UserError(f"{start_from} cannot start from itself", where="--start-from")
@@ -117,7 +120,7 @@ def evaluate(
                 name,
                 pick_encoder(name, found),
                 folder,
-                out or model / "evaluation",
+                out or model / EVALUATION,
                 settings_for(name, changes),
                 range(1, seeds + 1),
                 floor,
@@ -131,6 +134,8 @@ def evaluate(
         say(f"share {share}: {done} scores of a task and seed")
         return
     notes = [evaluation.run(stages(errors)) for evaluation in evaluations]
+    if out is None and (model / CONFIG).is_file():
+        record_scores(model)
     for line in result_lines(notes):
         say(line)
     if missing:

@@ -15,8 +15,8 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from data_pipeline.errors import UserError, first_line
-from data_pipeline.io.files import file_sha256
 from pretrain.downstream.inputs import InputBuilder
+from pretrain.export.bundle import weights_hash
 from pretrain.export.parity import quiet
 from pretrain.run.folder import CONFIG, EXPORT, model_folders
 
@@ -91,16 +91,14 @@ class Encoder:
                 "config": sha256(text.encode()).hexdigest(),
                 "tokenizer": tokens,
             }
-        files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
+        if not (weights := weights_hash(self.folder)):
             raise UserError(
                 "has no *.safetensors",
                 where=self.folder,
                 expected="a Hugging Face folder; a pytorch_model.bin could run code and is not read",
                 remedy="maskmill export RUN writes one",
             )
-        hashes = "".join(file_sha256(file) for file in files)
-        return {"weights": sha256(hashes.encode()).hexdigest(), "tokenizer": tokens}
+        return {"weights": weights, "tokenizer": tokens}
 
     def load(
         self, kind: str, seed: int, config: dict[str, Any] | None = None, has_head: bool = False

@@ -15,11 +15,11 @@ import numpy as np
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
 from pretrain.downstream.tasks.base import Scores
+from pretrain.run.task_scores import RESULT
 from pretrain.run.tolerant_json import table
 
 FORMAT = 1
 """Version of these files: results of another one are not continued."""
-RESULT = "result.json"
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-HEADS = ("task", "metric", "score", "lowest to highest", "not pretrained", "trivial")
+from pretrain.run.task_scores import HEADS, shown, task_scores
 
 
 def result_lines(notes: Sequence[dict[str, Any]]) -> list[str]:
     """Return an aligned table of the headline metrics in percent: medians over the seeds, where there are several; then
     the other metrics and notes of each task, a line each."""
-    rows = [HEADS, *(row for note in notes for row in _rows(note))]
+    rows = [HEADS, *(score.cells for note in notes for score in task_scores(note))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
     lines = [
         "  ".join(
@@ -19,36 +19,6 @@ def result_lines(notes: Sequence[dict[str, Any]]) -> list[str]:
         for row in rows
     ]
     return [*lines, *(line for note in notes for line in _remarks(note))]
-
-
-def _rows(note: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    metric = note["headline"]
-    for split, scores in note["scores"].items():
-        found = scores[metric]
-        floor = note["not_pretrained"].get(split, {}).get(metric)
-        trivial = note["trivial"].get(split, {}).get(metric)
-        yield (
-            note["task"] if len(note["scores"]) == 1 else f"{note['task']} {split}",
-            metric,
-            shown(metric, found["median"]),
-            _range(metric, found),
-            f"{shown(metric, floor['median'])} {_range(metric, floor)}".strip() if floor else "",
-            "" if trivial is None else shown(metric, trivial),
-        )
-
-
-def shown(metric: str, value: float) -> str:
-    """Write a value: losses (nats) and bits with three decimals, percentages and perplexities with one.
-
-    >>> shown("mask_loss_is_next", 2.5), shown("f1", 84.66), shown("perplexity", 12345.6)
-    ('2.500', '84.7', '12,345.6')
-    """
-    return f"{value:.3f}" if "loss" in metric or metric.startswith("bits") else f"{value:,.1f}"
-
-
-def _range(metric: str, found: dict[str, Any]) -> str:
-    several = len(found["values"]) > 1
-    return f"({shown(metric, found['min'])} to {shown(metric, found['max'])})" if several else ""
 
 
 def _remarks(note: dict[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,10 @@ def _note(folder: Path) -> dict[str, Any]:
     if not holds or not all(holds):
         raise UserError("has no proof of equal logits", where=path, remedy="export again")
     return dict(note)
+
+
+def weights_hash(folder: Path) -> str:
+    """Return the SHA-256 of the hashes of a folder's *.safetensors, in the order of their names; empty where it has
+    none."""
+    files = sorted(folder.glob("*.safetensors"))
+    return sha256("".join(file_sha256(file) for file in files).encode()).hexdigest() if files else ""

@@ -1,14 +1,15 @@
 """Write the model card, README.md of the exported folder, from the run's own records."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pretrain.export.bundle import PLACEHOLDER
+from pretrain.export.bundle import PLACEHOLDER, weights_hash
 from pretrain.export.families.base import Family
 from pretrain.export.hub import front_matter
 from pretrain.export.parity import Parity
 from pretrain.export.sentences import BLANK, SENTENCES, sentence_for
+from pretrain.run.task_scores import HEADS, TaskScore
 
 Facts = Mapping[str, "str | Mapping[str, object]"]
 """Section title -> a paragraph, or a table of names and values."""
@@ -29,6 +30,8 @@ class Card:
     """Step of the run at which its checkpoint was saved."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Name of a figure -> its value on held-out text, for the card's metadata."""
+    tasks: Sequence[TaskScore] = ()
+    """What models of the run scored on tasks; the card has those of the very weights that it describes."""
 
 
 _USE = """
@@ -73,7 +76,7 @@ texts = write(f"{{write.tokenizer.cls_token}} {opening}", add_special_tokens=Fal
 """The snippet that the card shows for each pipeline of transformers."""
 LIMITS = """\
 A pretrained encoder is a starting point: fine-tune it for a task and measure it there. Beyond the figures above
-nothing was measured: no downstream task, no robustness, no bias.
+nothing was measured: {unmeasured}no robustness, no bias.
 
 It has learnt which words are usual in its text, and with them the views, the stereotypes and the gaps of those who
 wrote it: what it fills into a blank about people says something of the text, not of the world. It is no source of
@@ -106,19 +109,34 @@ def write_card(folder: Path, card: Card, family: Family, parity: Mapping[str, Pa
         export_class=family.export_class,
         placeholder=PLACEHOLDER,
     )
+    weights = weights_hash(folder)
+    tasks = [score for score in card.tasks if weights and score.weights == weights]
     license = f"`{card.license}`, as whoever trained it states." if card.license else NOT_STATED
     parts = [
         front_matter(card.title, card.languages, card.license, card.scores, family),
         use,
         *(_section(name, value) for name, value in card.facts.items()),
+        _tasks(tasks),
         _section("Proof of the export", _proof(parity)),
-        _section("Limits and bias", LIMITS),
+        _section("Limits and bias", LIMITS.format(unmeasured="" if tasks else "no downstream task, ")),
         _section("License", license),
         _section("Citation", CITATION),
     ]
     (folder / "README.md").write_text("".join(parts), "utf-8")
 
 
+def _tasks(scores: Sequence[TaskScore]) -> str:
+    """Return the section of the scores on tasks; empty where there are none."""
+    if not scores:
+        return ""
+    rows = [HEADS, ("---",) * len(HEADS), *([_cell(cell) for cell in score.cells] for score in scores)]
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"\n## Scores on tasks\n\n{TASKS}\n\n{lines}"
+
+
+TASKS = """\
+By `maskmill evaluate`, medians over the seeds. Not pretrained is the same encoder with weights drawn at random and
+trained on the task in the same way; trivial is the best answer that needs no input."""
 NOT_STATED = "Not stated. Without a license nobody else may use the model: ask whoever trained it."
 
 

@@ -23,6 +23,7 @@ from pretrain.objectives.metrics import HELD_OUT, headline_of, leading_kind
 from pretrain.run.attempts import Attempt, read_attempts
 from pretrain.run.folder import read_run, read_summary
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.task_scores import read_task_scores
 from pretrain.run.tolerant_json import is_number
 
 
@@ -46,6 +47,7 @@ def card_of(run: Path, checkpoint: Checkpoint, index: Index, whole: RunConfig, c
         license=whole.export.license,
         step=checkpoint.step,
         scores=_published(figures, headline),
+        tasks=read_task_scores(run),
     )
 
 

@@ -16,6 +16,7 @@ from pretrain.export.card_recipe import name_only, recipe_yaml
 from pretrain.export.energy import LOAD, PUE, estimate, watts
 from pretrain.run.attempts import Attempt, read_attempts
 from tests.command_line import Maskmill, setting
+from tests.factories.tasks import FILES, write
 
 SECTIONS = [
     "How to use it",
@@ -204,3 +205,29 @@ def test_energy_is_a_range_or_nothing() -> None:
     assert {name: watts(name) for name in names} == names
     assert watts("NVIDIA A10G") is None
     assert watts("NVIDIA L40") is None
+
+
+def test_scores_on_tasks_are_those_of_the_weights_that_the_card_describes(
+    run: Path, maskmill: Maskmill, tmp_path: Path
+) -> None:
+    """They reach the report at once, and the card when the same checkpoint is exported again."""
+    write(tmp_path / "RTE", FILES["rte"])
+    quick = ["epochs=1", "max_length=32", "batch=2", "threads=1"]
+    maskmill("evaluate", str(run), "rte", "--data", str(tmp_path), *quick)
+    maskmill("report", str(run))
+    page = (run / "report.html").read_text()
+    assert '<section id="tasks"><h2>Tasks</h2>' in page
+    assert '<th scope="row">rte</th><td>accuracy</td>' in page
+    maskmill("export", str(run))
+    card = (run / "export" / "README.md").read_text()
+    [row] = re.findall(r"^\| rte \|.*", card, re.M)
+    result = json.loads((run / "evaluation" / "rte" / "result.json").read_text())
+    score, floor = (result[kind]["dev"]["accuracy"]["median"] for kind in ("scores", "not_pretrained"))
+    assert row == f"| rte | accuracy | {score:.1f} |  | {floor:.1f} | 100.0 |"
+    assert "no downstream task" not in card
+    result["encoder"]["weights"] = "other"
+    (run / "evaluation" / "rte" / "result.json").write_text(json.dumps(result))
+    maskmill("export", str(run))
+    card = (run / "export" / "README.md").read_text()
+    assert "Scores on tasks" not in card
+    assert "no downstream task" in card

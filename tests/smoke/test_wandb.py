@@ -20,6 +20,7 @@ from pretrain.monitoring.wandb.dashboard_panels import keys_of, sections
 from pretrain.monitoring.wandb.points import point_of
 from pretrain.run import metrics_file
 from tests.command_line import ROOT, Maskmill, environ
+from tests.factories.tasks import FILES, write
 from tests.wandb_server import ENTITY, Standin, serving
 
 pytestmark = pytest.mark.slow
@@ -66,6 +67,9 @@ def tracked(
         maskmill("train", "demo", *settings, "run.stop_after=2")
         trained = maskmill("train", "demo", *settings)
         maskmill("export", str(run))
+        write(folder / "RTE", FILES["rte"])
+        quick = ["epochs=1", "max_length=32", "batch=2", "threads=1"]
+        maskmill("evaluate", str(run), "rte", "--data", str(folder), *quick)
         assert prepared.stderr == trained.stderr == ""
         assert state.errors == []
         yield state, run, json.loads((run / "run.json").read_text())["identity"]["data"]
@@ -83,9 +87,9 @@ def test_one_training_is_one_run_over_its_attempts(tracked: tuple[Standin, Path,
 
 
 def test_stages_are_a_group_with_config_code_and_data(tracked: tuple[Standin, Path, str]) -> None:
-    state, _, index = tracked
+    state, run, index = tracked
     jobs = {one.settings["jobType"]: one for one in state.runs.values()}
-    assert set(jobs) == {"prepare", "train", "export"}
+    assert set(jobs) == {"prepare", "train", "export", "evaluate"}
     assert {one.settings["groupName"] for one in jobs.values()} == {"sea"}
     config = jobs["train"].config
     assert config["data_index"] == {"data": index}
@@ -94,6 +98,11 @@ def test_stages_are_a_group_with_config_code_and_data(tracked: tuple[Standin, Pa
     assert jobs["prepare"].config["data_index"] == {"data": index}
     assert jobs["export"].config["exported_from"]["step"] == 4
     assert jobs["prepare"].summary["sha256"] == index
+    scores = json.loads((run / "evaluation" / "rte" / "result.json").read_text())
+    assert (
+        jobs["evaluate"].summary["evaluation/rte/accuracy"] == scores["scores"]["dev"]["accuracy"]["median"]
+    )
+    assert "evaluation/rte/accuracy_not_pretrained" in jobs["evaluate"].summary
 
 
 def test_artifacts_tell_what_was_made_from_what(tracked: tuple[Standin, Path, str]) -> None:

@@ -18,8 +18,9 @@ from pretrain.checkpoint.store import MARKER, Checkpoint, checkpoints, open_chec
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.monitoring.wandb.connection import Connection, begin, warn
-from pretrain.monitoring.wandb.run_identity import Stage, export_stage, folder_name, prepare_stage
+from pretrain.monitoring.wandb.run_identity import Stage, evaluate_stage, export_stage, folder_name, prepare_stage
 from pretrain.run.folder import read_run
+from pretrain.run.task_scores import read_task_scores
 
 NONE, INDEX_ONLY, ALL = "none", "index", "all"
 """Values of monitor.artifacts."""
@@ -106,6 +107,21 @@ def record_export(run: Path, checkpoint: Checkpoint, model: Path) -> None:
             )
 
     _recorded(export_stage(run, config, run_id, checkpoint.step), record)
+
+
+def record_scores(run: Path) -> None:
+    """Log a W&B run of job type `evaluate` with the scores on tasks in the folder of a run, if its monitor.tracker is
+    wandb."""
+    known, config = read_run(run), settings_of(run)
+    if known is None or config is None or config.monitor.tracker != "wandb":
+        return
+    found: dict[str, Any] = {}
+    for score in read_task_scores(run):
+        name = "/".join(part for part in ("evaluation", score.task, score.split, score.metric) if part)
+        found[name] = score.median
+        if score.floor:
+            found[f"{name}_not_pretrained"] = score.floor.median
+    _recorded(evaluate_stage(run, config, known["id"]), lambda connection: connection.summarize(found))
 
 
 def _recorded(stage: Stage, record: Callable[[Connection], None]) -> None:

@@ -1,7 +1,7 @@
 """Choose the name, group and configuration of a run on W&B from its settings and folder.
 
 There is one group per training, named after its run folder, with a W&B run per stage (the job type): prepare, train,
-export. The run of `train` has one id for all its attempts and phases, kept in run.json.
+export, evaluate. The run of `train` has one id for all its attempts and phases, kept in run.json.
 """
 
 import os
@@ -31,7 +31,7 @@ class Stage:
     name: str
     group: str
     job: str
-    """prepare, train or export."""
+    """prepare, train, export or evaluate."""
     config: dict[str, Any]
     """The resolved recipe, without credentials, and `code` and `data_index`."""
 
@@ -75,6 +75,14 @@ def export_stage(run: Path, config: RunConfig, run_id: str, step: int) -> Stage:
     group = group_of(run, config.monitor.group)
     name, export_id = f"export {run.name} step {step}", f"{run_id}-export-{step}"
     return Stage(run, config.monitor.project, export_id, name, group, "export", settings)
+
+
+def evaluate_stage(run: Path, config: RunConfig, run_id: str) -> Stage:
+    """Return the stage of the scores of a run's model on tasks: one for all of them, whenever they are taken."""
+    settings = {**redact_settings(asdict(config)), "code": code_version(), "scored": {"run": run_id}}
+    group = group_of(run, config.monitor.group)
+    name, evaluate_id = f"evaluate {run.name}", f"{run_id}-evaluate"
+    return Stage(run, config.monitor.project, evaluate_id, name, group, "evaluate", settings)
 
 
 def group_of(folder: Path, wanted: str = "") -> str:

@@ -22,6 +22,7 @@ from pretrain.report.html.history import history_section
 from pretrain.report.html.provenance import reproduce_section, settings_section
 from pretrain.report.html.record import RunRecord, read_run
 from pretrain.report.html.statistics import data_section
+from pretrain.report.html.tasks import tasks_section
 
 REPORT = "report.html"
 
@@ -91,6 +92,7 @@ def _sections(run: RunRecord) -> list[str]:
         ]
     return [
         headline(run, advice_section(run)),
+        tasks_section(run),
         blanks_section(run),
         *curves,
         data_section(run),

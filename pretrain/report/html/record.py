@@ -18,6 +18,7 @@ from pretrain.objectives.metrics import HELD_OUT, Kind, headline_of, is_shown, l
 from pretrain.run.attempts import LOST, Attempt, read_attempts
 from pretrain.run.folder import SAMPLES, refuse_other_format
 from pretrain.run.metrics_file import METRICS, TRUST, TRUST_PREFIX, read_metrics
+from pretrain.run.task_scores import TaskScore, read_task_scores
 from pretrain.run.tolerant_json import (
     SavedCheckpoint,
     number,
@@ -61,6 +62,7 @@ class RunRecord:
     ends: tuple[float, float] | None = None  # the first loss and the newest
     top_token: str | None = None  # the model's most frequent answer on held-out text
     samples: dict[str, Any] = field(default_factory=dict)  # blanks that an export filled
+    tasks: list[TaskScore] = field(default_factory=list)  # what the exported model scored
 
     @property
     def name(self) -> str:
@@ -182,6 +184,7 @@ def read_run(folder: Path) -> RunRecord:
         ends=losses.ends,
         top_token=_top_token(evaluations),
         samples=table(folder / SAMPLES),
+        tasks=read_task_scores(folder),
     )
 
 

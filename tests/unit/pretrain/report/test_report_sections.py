@@ -320,11 +320,22 @@ def test_hostile_strings_stay_text_everywhere(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     state = {"conditions": {HOSTILE: HOSTILE}, "held_out_loss": HOSTILE}
     (folder / "checkpoint.json").write_text(json.dumps({"step": 1, "files": [{"bytes": 1}], "state": state}))
+    score = {"median": 1.0, "min": 1.0, "max": 1.0, "values": [1.0]}
+    (run / "evaluation" / "a").mkdir(parents=True)
+    (run / "evaluation" / "a" / "result.json").write_text(
+        json.dumps(
+            {
+                "task": HOSTILE,
+                "headline": HOSTILE,
+                "scores": {name: {HOSTILE: score} for name in (HOSTILE, "b")},
+            }
+        )
+    )
     page = page_of(run)
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not [tag for tag, _ in page.tags if tag == "img"]
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-    assert page.text.count("<script>alert('x')</script>") >= 12
+    assert page.text.count("<script>alert('x')</script>") >= 17
 
 
 def test_a_hundred_thousand_lines_fit_a_small_page(tmp_path: Path) -> None:

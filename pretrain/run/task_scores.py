@@ -1,0 +1,93 @@
+"""Read the scores that `maskmill evaluate` leaves beside a model, RUN/evaluation/TASK/result.json, and write them in
+words."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pretrain.run.tolerant_json import number, table
+
+EVALUATION, RESULT = "evaluation", "result.json"
+HEADS = ("task", "metric", "score", "lowest to highest", "not pretrained", "trivial")
+
+
+class TaskScore(NamedTuple):
+    """The metric that a task is known by, on one of its splits: medians over the seeds, in percent unless it is a loss,
+    bits or a perplexity."""
+
+    task: str
+    split: str
+    """Empty where the task has one."""
+    metric: str
+    median: float
+    lowest: float
+    highest: float
+    seeds: int
+    floor: "TaskScore | None"
+    """Of the same encoder, not pretrained."""
+    trivial: float | None
+    """Of the best answer that needs no input."""
+    weights: str
+    """SHA-256 of the weights that were scored, as `weights_hash` gives it."""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What the columns HEADS show."""
+        floor = self.floor
+        return (
+            f"{self.task} {self.split}".strip(),
+            self.metric,
+            shown(self.metric, self.median),
+            self._range,
+            f"{shown(self.metric, floor.median)} {floor._range}".strip() if floor else "",
+            "" if self.trivial is None else shown(self.metric, self.trivial),
+        )
+
+    @property
+    def _range(self) -> str:
+        ends = f"({shown(self.metric, self.lowest)} to {shown(self.metric, self.highest)})"
+        return ends if self.seeds > 1 else ""
+
+
+def read_task_scores(run: Path) -> list[TaskScore]:
+    """Return the scores in a run folder, by task; what cannot be read is left out."""
+    notes = [table(path) for path in sorted((run / EVALUATION).glob(f"*/{RESULT}"))]
+    return [score for note in notes for score in task_scores(note)]
+
+
+def task_scores(note: dict[str, Any]) -> Iterator[TaskScore]:
+    """Yield the score of each split of a result; a split without a readable one is left out."""
+    metric, splits = str(note.get("headline")), _dict(note.get("scores"))
+    weights = str(_dict(note.get("encoder")).get("weights") or "")
+    for split, scores in splits.items():
+        name = (str(note.get("task")), split if len(splits) > 1 else "", metric)
+        trivial = number(_dict(_dict(note.get("trivial")).get(split)).get(metric))
+        of_floor = _dict(_dict(note.get("not_pretrained")).get(split)).get(metric)
+        floor = _score(name, of_floor, None, None, "")
+        if score := _score(name, _dict(scores).get(metric), floor, trivial, weights):
+            yield score
+
+
+def _score(
+    name: tuple[str, str, str], found: Any, floor: TaskScore | None, trivial: float | None, weights: str
+) -> TaskScore | None:
+    values = [number(_dict(found).get(key)) for key in ("median", "min", "max")]
+    median, lowest, highest = values
+    if median is None or lowest is None or highest is None:
+        return None
+    several = _dict(found).get("values")
+    seeds = len(several) if isinstance(several, list) else 1
+    return TaskScore(*name, median, lowest, highest, seeds, floor, trivial, weights)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def shown(metric: str, value: float) -> str:
+    """Write a value: losses (nats) and bits with three decimals, percentages and perplexities with one.
+
+    >>> shown("mask_loss_is_next", 2.5), shown("f1", 84.66), shown("perplexity", 12345.6)
+    ('2.500', '84.7', '12,345.6')
+    """
+    return f"{value:.3f}" if "loss" in metric or metric.startswith("bits") else f"{value:,.1f}"
