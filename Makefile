@@ -8,6 +8,7 @@
 # make lock   resolve again what the images install, by version and hash, from what pyproject.toml asks for
 # make audit  look for known vulnerabilities in what they install
 # make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
+# make test-data DATA=FOLDER   evaluation on the published files of tasks that FOLDER holds; fails where one is missing
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read correctly
@@ -24,7 +25,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser lock audit reshard storm fuzz study-mini study-large-batch docs lint format clean
+.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-data lock audit reshard storm fuzz study-mini study-large-batch docs lint format clean
 
 env: $(STAMP)
 
@@ -63,7 +64,7 @@ LAST := build/test-all
 REMEMBER := -o cache_dir=$(LAST)
 
 test: env
-	@$(PYTEST) -m "not slow and not cluster and not docker and not browser"
+	@$(PYTEST) -m "not slow and not cluster and not docker and not browser and not data"
 
 test-all: env
 	@rm -rf $(LAST) && mkdir -p $(LAST)
@@ -82,6 +83,11 @@ test-cluster: env
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y slurm-wlm munge >/dev/null; }
 	@$(BIN)/python -m pytest tests/cluster -m cluster
+
+# fails, never skips, where a file is missing
+test-data: env
+	@test -d "$(DATA)" || { echo "make test-data: no such folder: '$(DATA)' (expected DATA=FOLDER with the files of tasks)"; exit 2; }
+	@MASKMILL_DATA="$(abspath $(DATA))" $(BIN)/python -m pytest tests/data -m data
 
 # installs what builds and runs images where it is missing; fails, never skips, where it cannot. TORCH_INDEX: where torch comes
 # from; empty: from where pip gets it here. MASKMILL_IMAGES: a folder for the images, which then stay

@@ -108,8 +108,8 @@ FILES: dict[str, dict[str, list[str]]] = {
         "eng.testa": ["-DOCSTART- -X- O O", "", "Paris NNP I-NP I-LOC", "Lyon NNP I-NP B-LOC", ""],
     },
     "wnut17": {
-        "wnut17train.conll": ["#hash\tO", "Empire\tB-location", "State\tI-location", "", "I\tO"],
-        "emerging.dev.conll": ["\ufeff", "So\tO", "", "Bill\tB-person"],
+        "wnut17train.conll": ["#hash\tO", "Empire\tB-location", "State\tI-location", "\t", "I\tO"],
+        "emerging.dev.conll": ["So\tO", "", "Bill\tB-person", "\ufeff"],
     },
     "uner": {
         "en_ewt-ud-train.iob2": [

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,14 +75,17 @@ class Swag(Choice):
 
 
 class Codah(Choice):
-    """CODAH's train.tsv and dev.tsv of one of its folds: category, prompt, four endings, the right one."""
+    """CODAH's train.tsv and dev.tsv of one of its folds, the first one where the folder holds all: category, prompt,
+    four endings, the right one."""
 
     def __init__(self) -> None:
         super().__init__("codah", "CODAH", "accuracy")
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read both files; see Task.read."""
-        paths = [folder / "train.tsv", folder / "dev.tsv"]
+        first = folder / "cv_split" / "fold_0"
+        notes = ("fold_0 of five folds",) if first.is_dir() else ()
+        paths = [(first if notes else folder) / name for name in ("train.tsv", "dev.tsv")]
         names = ["category", "prompt", *(f"ending{i}" for i in range(ENDINGS)), "label"]
         splits = []
         for path in paths:
@@ -96,7 +100,7 @@ class Codah(Choice):
                     for number, row in enumerate(rows, 1)
                 ]
             )
-        return self._data(paths, splits)
+        return replace(self._data(paths, splits), notes=notes)
 
 
 def _swag_items(path: Path) -> list[Item]:

@@ -90,7 +90,9 @@ class Tagging(Task):
         words: list[str] = []
         tags: list[str] = []
         for number, line in enumerate([*read_lines(path), ""], 1):
-            cells = line.split("\t") if "\t" in line else line.split()
+            # in WNUT-17 a tab alone ends a sentence too, and a byte order mark ends a file
+            is_blank = not line.strip("\ufeff\t ")
+            cells = [] if is_blank else line.split("\t") if "\t" in line else line.split()
             if self.skips(cells):
                 continue
             if cells:

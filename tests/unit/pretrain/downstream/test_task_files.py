@@ -47,7 +47,7 @@ def test_rows_are_as_they_were_published(tmp_path: Path) -> None:
     assert entities.train.items == [(("EU", "#"), ("B-ORG", "O")), (("Rome",), ("B-LOC",))]
     assert entities.scored[0].items[0].tags == ("B-LOC", "B-LOC")
     assert data("uner").train.items == [(("Al", "."), ("B-ORG", "O")), (("X",), ("O",))]
-    assert data("wnut17").train.items[0].words[0] == "#hash"
+    assert [item.words for item in data("wnut17").train.items] == [("#hash", "Empire", "State"), ("I",)]
     assert data("tagging").train.items == [(("a", "c"), ("B-A", "O"))]
 
 
@@ -128,8 +128,8 @@ def test_a_task_is_found_in_the_folder_of_its_official_name(tmp_path: Path) -> N
     (tmp_path / "MRPC").mkdir()
     assert folder_of("mrpc", tmp_path) == tmp_path / "MRPC"
     assert folder_of("rte", tmp_path) == tmp_path
-    folders, missing = chosen_tasks([], "glue", tmp_path)
-    assert list(folders) == ["mrpc"]
+    found, missing = chosen_tasks([], "glue", tmp_path)
+    assert found == [("mrpc", tmp_path / "MRPC")]
     assert "rte" in missing
     with pytest.raises(UserError, match="did you mean mrpc"):
         chosen_tasks(["mrcp"], "", tmp_path)
