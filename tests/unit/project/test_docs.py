@@ -15,6 +15,8 @@ from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from data_pipeline.shards.schema import BLOCK_FIELDS, ShardEntry
 from data_pipeline.sources.read_counts import Counts
 from tests.command_line import ROOT, setting
+from tests.factories.encoders import encoder_folder
+from tests.factories.tasks import FILES, write
 
 ELSEWHERE = (
     "adding_an_objective.md"  # its blocks are files: tests/smoke/test_adding_an_objective.py writes them
@@ -34,8 +36,11 @@ def blocks(page: Path) -> list[tuple[int, str]]:
 def test_python_blocks_run(
     page: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other, in a folder that holds shards."""
+    """One after the other, in a folder that holds shards, a model and a task."""
     shutil.copytree(setting(tiny, "data.out"), tmp_path / "shards")
+    shutil.copytree(encoder_folder("bert"), tmp_path / "models" / "bert")
+    (tmp_path / "glue").mkdir()
+    write(tmp_path / "glue" / "RTE", FILES["rte"])
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for line, code in blocks(page):
