@@ -22,7 +22,7 @@ from data_pipeline.io.files import exists, is_uri, join, write_whole
 from data_pipeline.io.object_store import writable
 from data_pipeline.loader.packing import original_tokens
 from data_pipeline.records import ShowProgress
-from data_pipeline.settings import DataSettings, required, settings_affecting_bytes
+from data_pipeline.settings import LATER, DataSettings, required, settings_affecting_bytes
 from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry, write_index
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.shards.writer import write_shard
@@ -189,7 +189,9 @@ def _existing(settings: DataSettings, vocabulary: Vocabulary, *, with_sources: b
     index = Index.load(out)
     wanted = settings_affecting_bytes(settings)
     differing = [
-        f"data.{k}={wanted.get(k)} (there: {v})" for k, v in index.settings.items() if wanted.get(k) != v
+        f"data.{k}={wanted.get(k)} (there: {v})"
+        for k, v in {**LATER, **index.settings}.items()
+        if wanted.get(k) != v
     ]
     if index.vocabulary.sha256 != vocabulary.sha256:
         differing.append(f"vocabulary {vocabulary.sha256[:12]} (there: {index.vocabulary.sha256[:12]})")

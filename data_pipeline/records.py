@@ -87,6 +87,7 @@ COLUMNS = {
     "masked_ids": Column(_IDS, _MASK),
     "masked_offsets": Column(_OFFSETS),
     "segment_ids": Column(("|u1",), _TOKEN, required=False),
+    "positions": Column(("<u2",), _TOKEN, required=False),
 }
 """The columns of Examples by name, in the order in which blocks hold them. To add one, add a line here and a field to
 Examples, and to Segments if the sequence builders produce it. Offsets have one entry more than there are examples."""
@@ -128,6 +129,7 @@ class Examples:
     masked_ids: NDArray[np.unsignedinteger]  # the original ids at these positions
     masked_offsets: NDArray[np.int64]  # examples + 1
     segment_ids: NDArray[np.uint8] | None = None  # as in Segments
+    positions: NDArray[np.uint16] | None = None  # of each token; None: its place in the example
 
     @classmethod
     def of(cls, segments: Segments, **corrupted: NDArray) -> "Examples":
@@ -160,6 +162,11 @@ class Examples:
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each example."""
         return np.diff(self.offsets)
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """The place of each token in its example, from 0: (T,)."""
+        return np.arange(len(self.tokens)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def take(self, order: NDArray[np.integer]) -> "Examples":
         """Return the examples with the indices `order`, in that order."""

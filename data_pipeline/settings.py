@@ -54,6 +54,11 @@ class VocabularySettings:
     specials: str = ""
     """unigram: `roberta` names and numbers the special tokens as XLM-R does (<s> <pad> </s> <unk> first, <mask> last),
     `xlnet` as XLNet does (<unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop> first); empty: as ALBERT does."""
+    new_words: int = 1000
+    """With --extend: at most so many new words, those that save the most tokens."""
+    min_gain: float = 0.0
+    """With --extend: tokens that a new word must save in a million words of the text; 0: any. A word seen less often
+    than min_frequency is never new."""
 
 
 @dataclass
@@ -90,10 +95,17 @@ class DataSettings:
     sequences: str = affects_bytes("")
     """What a sequence holds: segment_pair (BERT), sentence_pair, sentence_order (ALBERT), doc_sentences or
     full_sentences (RoBERTa); empty: what the objective is used to."""
-    separators: bool = affects_bytes(True)
-    """Put [SEP] after each segment; without, a sequence is [CLS] and text."""
+    separators: str = affects_bytes("both")
+    """Where a pair has [SEP]: `both` ends, or what training leaves of them in the same shards: `none`, `mid` (between
+    the segments), `end`, or `period` (a plain period in their places). `absent`: prepared without, in all sequences, so
+    that text takes their room."""
+    separator_gap: bool = False
+    """Where training leaves out the [SEP] between the segments, the second one keeps its positions."""
     segment_ids: bool = affects_bytes(True)
     """Number the segments of a pair 0 and 1; without, all tokens have 0."""
+    random_next: float = affects_bytes(0.5)
+    """Share of pairs whose second segment is random, or with sentence_order swapped with the first. Where only one
+    sentence is left of a text, the second one is random in any case, but with sentence_order."""
     sequence_length: int = affects_bytes(128)
     """Longest example in tokens, [CLS] and [SEP] included."""
     dupe_factor: int = affects_bytes(1)
@@ -102,6 +114,8 @@ class DataSettings:
     """Share of documents (per pass) cut to a random shorter target length; sentence_pair has natural lengths."""
     masked_lm_prob: float = affects_bytes(0.15)
     """Share of an example's tokens to predict."""
+    count_specials: bool = affects_bytes(True)
+    """Whether [CLS] and [SEP] count among the tokens that data.masked_lm_prob is a share of."""
     max_predictions: int = affects_bytes(0)
     """Most tokens to predict in one example; 0: as many as data.masked_lm_prob asks for. In exact mode 0 is 20, as in
     BERT's script."""
@@ -169,6 +183,20 @@ class DataSettings:
     and counted; the batches that lack them are smaller."""
 
 
+SEPARATORS = ("both", "none", "mid", "end", "period")
+"""Values of data.separators that share their shards."""
+WITHOUT_SEPARATORS = "absent"
+"""Value of data.separators whose shards have none."""
+
+LATER = {"count_specials": True, "random_next": 0.5}
+"""Settings that affect bytes and that older shards do not name, with what they were then."""
+AFFECTING_MASKS = (
+    "masked_lm_prob", "count_specials", "max_predictions", "masking", "whole_word", "mask_prob", "random_prob",
+    "replace_together", "span_p", "max_span", "max_ngram", "lexicon",
+)  # fmt: skip
+"""Settings that affect what is masked, and nothing else in the shards."""
+
+
 class MaskStage(NamedTuple):
     """From global batch `first` on, until the next stage, masking is of this kind."""
 
@@ -177,7 +205,7 @@ class MaskStage(NamedTuple):
 
 
 def mask_stages(settings: DataSettings) -> list[MaskStage]:
-    """The stages that data.mask_stages lists; one of data.masking where it is empty. Raises UserError for an unknown
+    """List the stages of data.mask_stages; one of data.masking where it is empty. Raises UserError for an unknown
     kind, and for steps that are missing, too few, or given for the last one."""
     found, first = [], 0
     listed = settings.mask_stages or [settings.masking]
@@ -198,17 +226,19 @@ def mask_stages(settings: DataSettings) -> list[MaskStage]:
 
 
 def predictions_cap(settings: DataSettings) -> int:
-    """Most tokens to predict in one example; 0: no cap."""
+    """Return the maximum tokens to predict in one example; 0: no cap."""
     if settings.mode == "exact":
         return settings.max_predictions or SCRIPT_PREDICTIONS
     return settings.max_predictions
 
 
 def settings_affecting_bytes(settings: DataSettings) -> dict[str, Any]:
-    """The settings that decide bytes, by name, in their order of declaration; of the lexicon, its SHA-256. The cap on
-    predictions is the one in force, so that exact mode's 0 and 20 are the same data."""
+    """Return the settings that decide bytes, by name, in their order of declaration; of the lexicon, its SHA-256; of
+    the separators, whether the shards have them. The cap on predictions is the one in force, so that exact mode's 0
+    and 20 are the same data."""
     values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("affects_bytes")}
     return values | {
+        "separators": settings.separators != WITHOUT_SEPARATORS,
         "max_predictions": predictions_cap(settings),
         "lexicon": _sha256(settings.lexicon) if settings.lexicon else "",
     }
@@ -224,12 +254,12 @@ def _sha256(lexicon: str) -> str:
 
 
 def token_values(settings: DataSettings) -> dict[str, Any]:
-    """The settings that decide the tokenized text, by name, in their order of declaration."""
+    """Return the settings that decide the tokenized text, by name, in their order of declaration."""
     return {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata.get("affects_tokens")}
 
 
 def of_source(values: list[Any], source: int, settings: DataSettings, key: str, default: Any) -> Any:
-    """What the list `values` of the setting `key` says of the source with this number (from 0): one value for
+    """Return what the list `values` of the setting `key` says of the source with this number (from 0): one value for
     each source, one for all, or, if it is empty, `default`. Raises UserError for any other length."""
     if len(values) not in (0, 1, len(settings.sources)):
         raise UserError(
@@ -241,7 +271,7 @@ def of_source(values: list[Any], source: int, settings: DataSettings, key: str, 
 
 
 def language_of(settings: DataSettings, source: int) -> str:
-    """The language (ISO 639) of the source with this number (from 0). Raises UserError for a list of another
+    """Return the language (ISO 639) of the source with this number (from 0). Raises UserError for a list of another
     length than the sources', or for what cannot be a language code."""
     language = str(of_source(settings.languages, source, settings, "data.languages", "en"))
     if not _LANGUAGE.fullmatch(language):
@@ -252,7 +282,7 @@ def language_of(settings: DataSettings, source: int) -> str:
 
 
 def required(value: str, key: str, expected: str) -> str:
-    """`value`, unless it is empty: that is a UserError that names the setting."""
+    """Return `value`. Raises UserError, which names the setting, if it is empty."""
     if not value:
         raise UserError("is empty", where=key, expected=expected)
     return value

@@ -62,8 +62,8 @@ Folder = Annotated[Path, typer.Argument(metavar="PATH")]
 
 
 def run_folder(source: str, overrides: list[str] | None) -> Path:
-    """The folder that `source` names, or the run.dir of the recipe that it names. Raises UserError where it is not
-    there."""
+    """Return the folder that `source` names, or the run.dir of the recipe that it names. Raises UserError where it is
+    missing."""
     folder = run_folder_of(source, overrides)
     if not folder.is_dir():
         raise UserError(
@@ -73,7 +73,7 @@ def run_folder(source: str, overrides: list[str] | None) -> Path:
 
 
 def run_folder_of(source: str, overrides: list[str] | None) -> Path:
-    """The same, of a recipe also where the folder is not there yet."""
+    """Return the same folder, for a recipe even if it is still missing."""
     if Path(source).is_dir():
         if overrides:
             raise UserError(
@@ -91,7 +91,7 @@ def run_folder_of(source: str, overrides: list[str] | None) -> Path:
 
 
 def no_such_folder(path: Path) -> UserError:
-    """The error for a folder that is not there, with those beside it that are called alike."""
+    """Return the error for a missing folder, with those beside it that have a similar name."""
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = [str(path.parent / name) for name in difflib.get_close_matches(path.name, beside, n=3)]
     return UserError(
@@ -100,7 +100,7 @@ def no_such_folder(path: Path) -> UserError:
 
 
 def no_such_run(source: str) -> UserError:
-    """The error for a run folder that is not there; a word without a slash might have been meant as a recipe."""
+    """Return the error for a missing run folder; a word without a slash might have been meant as a recipe."""
     error = no_such_folder(Path(source))
     if "/" in source:
         return UserError("no such run folder", where=source, remedy=error.remedy)
@@ -113,10 +113,10 @@ def no_such_run(source: str) -> UserError:
 
 
 def first_rank() -> bool:
-    """Whether this process is the one that speaks: the first rank, or none."""
+    """Return whether this process is the one that prints: the first rank, or none."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def say(text: str) -> None:
-    """Prints a line as it is."""
+    """Print a line as it is."""
     console.print(escape(text), soft_wrap=True)

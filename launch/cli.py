@@ -12,7 +12,7 @@ from launch.ranks import end_with_supervisor
 
 
 def main() -> None:
-    """Entry point: exit code 2 and one line for what a person can put right, 130 after Ctrl-C."""
+    """Run the command line: exit code 2 and one line for what a person can fix, 130 after Ctrl-C."""
     end_with_supervisor(os.environ)
     if (
         "RANK" in os.environ

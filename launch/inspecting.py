@@ -14,6 +14,7 @@ from data_pipeline.shards.inspect.show_examples import printed_examples
 from data_pipeline.shards.inspect.text import report
 from launch.app import errors, no_such_folder
 from launch.progress import late_stages, waiting
+from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import phase_of_shards
 from pretrain.config.settings import RunConfig
 
@@ -55,7 +56,9 @@ def _inspect_shards(
     if config is not None:
         config = phase_of_shards(config, index.folder)
         train, dynamic = config.train, config.data.dynamic_masking
-        plan = {"steps": train.steps, "global_batch": train.global_batch, "dynamic_masking": dynamic}
+        if not train.minutes:  # else the number of steps is known at the end
+            plan = {"steps": train.steps, "global_batch": train.global_batch, "dynamic_masking": dynamic}
+            plan["examples"] = batch_sizes(config).before(train.steps)
     facts = lint(index, late_stages(errors), batch, plan)
     if as_json:
         print(json.dumps(facts, indent=1, sort_keys=True))

@@ -11,9 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from pretrain.checkpoint.background_save import Saver
-from pretrain.config.phases import total_steps
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.determinism import seed_dropout, set_threads
+from pretrain.distributed.determinism import seed_dropout, set_arithmetic, set_threads
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.watchdog import Watchdog, patience, rank_log
 from pretrain.distributed.world import World, raise_on_all_ranks
@@ -23,10 +22,14 @@ from pretrain.preflight.check_run import Plan, check_run
 from pretrain.preflight.startup import summary
 from pretrain.report.html import render
 from pretrain.run.heartbeat import SAVING
+from pretrain.run.metrics_file import PROBE
+from pretrain.run.time_budget import TimeBudget
 from pretrain.training import compile_model
 from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts
 from pretrain.training.device_feed import Feed, HostShare, model_feed, training_loader
 from pretrain.training.loss_guard import ROLLBACK, Guard, poisoned
+from pretrain.training.probe import Probe
+from pretrain.training.progress import is_over, progress, reached, run_is_over, time_budget
 from pretrain.training.resume import Position, begin, enter, phase_memory, roll_back, save
 from pretrain.training.start_run import open_on_all_ranks
 from pretrain.training.stream_memory import StreamMemory
@@ -46,6 +49,8 @@ class Run:
     engine: Engine
     feed: Feed
     held_out: HeldOut
+    probe: Probe
+    budget: TimeBudget
     run_log: RunLog
     position: Position
     saver: Saver
@@ -61,25 +66,27 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     Raises UserError for errors the user can fix. After a signal, saves a checkpoint and exits with STOPPED."""
     stop = StopRequest()
     world = World.from_environment()
-    set_threads(config, world)
+    set_arithmetic(config)
     world = world.start(patience(config))
+    set_threads(config, world)
     held, begun = None, False
     try:
         plans = raise_on_all_ranks(world, lambda: check_run(config, world.size))
+        probe = Probe(config, plans[0], world)
         about, held = open_on_all_ranks(config, plans, world, console)
         begun = True
-        last, until = total_steps(config), last_step(config)
         if about["finished"]:
             if world.rank == 0:
-                done = f"finished at step {last:,}; nothing to do"
+                done = f"finished at step {about['step']:,}; nothing to do"
                 console.print(f"{config.run.dir}: {done}", soft_wrap=True)
             return
         summary(config, plans, world, console)
-        step = run_phases(config, plans, about["id"], world, stop, console, command)
+        position = run_phases(config, plans, probe, about["id"], world, stop, console, command)
+        stopped = not (run_is_over(plans, position) or reached(config.run.stop_after, position))
         if world.rank == 0:
-            if step < until:
+            if stopped:
                 again = "rerun the same command to resume"
-                console.print(f"stopped at step {step:,}; {again}", soft_wrap=True)
+                console.print(f"stopped at step {position.step:,}; {again}", soft_wrap=True)
             draw_report(Path(config.run.dir), console)
     finally:
         # after a rank has failed, NCCL may wait forever for its collectives
@@ -87,47 +94,49 @@ def train(config: RunConfig, console: Console, command: str) -> None:
             world.stop()
         if held is not None:
             held.close()
-    if step < until:
+    if stopped:
         raise SystemExit(STOPPED)
 
 
 def run_phases(
     config: RunConfig,
     plans: list[Plan],
+    probe: Probe,
     run_id: str,
     world: World,
     stop: StopRequest,
     console: Console,
     command: str,
-) -> int:
-    """Train phase by phase from the newest checkpoint, and return the last step reached."""
+) -> Position:
+    """Train phase by phase from the newest checkpoint, and return the position reached."""
     # init_from or the teacher may be a folder that some node cannot see
     model = raise_on_all_ranks(world, lambda: plans[0].objective.fresh_model(plans[0].index.vocabulary))
     engine = build_engine(model, config, world)
     position, resumed = begin(config, plans, engine, world, console)
     guard = Guard(config, position, world, engine.precision)
-    flops = sum(plan.phase.config.train.steps * plan.step_flops(plan.phase.config) for plan in plans)
     wanted = raise_on_all_ranks(
-        world, lambda: compile_model.wanted(config, world.device, engine.precision, flops)
+        world,
+        lambda: compile_model.wanted(config, world.device, engine.precision, compile_model.run_flops(plans)),
     )
     compiled = all(world.gather(wanted))  # some node may lack a compiler
     with (
         RunLog(config, plans, engine, world, console, command, run_id) as run_log,
         Saver(config, world, console, position.step, run_log.saved) as saver,
     ):
-        for plan in phases_left(plans, position, last_step(config)):
+        shared = (run_log, position, saver, guard)
+        for plan in phases_left(plans, position, config.run.stop_after):
             enter(plan, engine, position)
             run_log.enter(plan, position)
             now, memory = plan.phase.config, phase_memory(plan, resumed, world)
             feed = model_feed(plan, engine, world, compiled, memory, console)
-            held_out = HeldOut(plan, now, world)
-            loop(Run(now, plan, engine, feed, held_out, run_log, position, saver, guard, memory, stop, world))
-        done = position.step >= total_steps(config)
+            held_out, budget = HeldOut(plan, now, world), time_budget(plan, position, world)
+            loop(Run(now, plan, engine, feed, held_out, probe, budget, *shared, memory, stop, world))
+        done = run_is_over(plans, position)
         saver.finish(for_good=done)
         run_log.ended("finished" if done else "stopped")
     # no rank exits while another still connects: there may have been no steps left to run
     world.gather(None)
-    return position.step
+    return position
 
 
 def draw_report(folder: Path, console: Console) -> None:
@@ -139,18 +148,26 @@ def draw_report(folder: Path, console: Console) -> None:
         console.print(f"maskmill: WARNING: no report: {why}", soft_wrap=True, markup=False)
 
 
-def phases_left(plans: list[Plan], position: Position, last: int) -> Iterator[Plan]:
-    """Yield the unfinished phases up to step `last`, each after the previous one has finished."""
+def phases_left(plans: list[Plan], position: Position, stop_after: int) -> Iterator[Plan]:
+    """Yield the unfinished phases, each after the previous one has finished, unless the run stops before; of a run
+    without steps the first, which saves the starting weights."""
+    if plans[-1].phase.last == 0:
+        yield plans[0]
+        return
     for plan in plans:
-        if plan.phase.first <= position.step < min(plan.phase.last, last):
-            yield plan
+        if is_over(plan.phase, position):
+            continue
+        if reached(stop_after, position):
+            return
+        yield plan
+        if not is_over(plan.phase, position):
+            return
 
 
 def loop(run: Run) -> None:
     """Step until the phase ends, run.stop_after is reached, or a stop is requested."""
     config, run_log, position, saver = run.config, run.run_log, run.position, run.saver
-    phase = run.plan.phase
-    last = min(phase.last, config.run.stop_after or phase.last)
+    phase, budget = run.plan.phase, run.budget
     with (
         training_loader(run.plan, run.feed, position, run.world) as loader,
         run.feed.ahead(iter(loader)) as shares,
@@ -159,29 +176,33 @@ def loop(run: Run) -> None:
         if position.batch == 0 and not run_log.has_evaluation(0):  # evaluate the starting weights
             run_log.evaluation(position, run.held_out.evaluate)
             watchdog.feed()
+        take_probe(run, watchdog)
         first_checkpoint(run)
-        steps = with_batch_counts(shares, run.world, run.stop, run.plan.objective)
-        while position.step < last:
+        steps = with_batch_counts(shares, run.world, run.stop, run.plan.objective, budget)
+        while not (is_over(phase, position) or reached(config.run.stop_after, position)):
             watchdog.feed()
             run_log.pace.start()
+            budget.start()
             share, counts = next(steps)
             if counts.stop:
                 break
-            rate = learning_rate(
-                position.step - phase.first, config.optim.lr, config.train.steps, config.schedule
-            )
-            run.engine.set_lr(rate)
+            rate = learning_rate(progress(phase, position, counts), config.optim.lr, config.schedule)
+            run.engine.set_lr(rate, peak=config.optim.lr)
             accepted = compute(run, share, counts)
             applied = bool(counts.examples) and run.engine.step(keep_scale=not accepted)
             consumed(run, applied, counts)
             if not applied:
                 continue
+            ends = is_over(phase, position)
             run_log.step(position, counts, rate)
+            budget.stop()
             held_out_loss = None
-            if is_due(position.step, config.train.eval_every, phase.last):
+            if is_due(position.step, config.train.eval_every, ends):
                 watchdog.feed()
                 held_out_loss = run_log.evaluation(position, run.held_out.evaluate)
-            if is_due(position.step, config.train.checkpoint_every, last):
+            take_probe(run, watchdog)
+            ends = ends or reached(config.run.stop_after, position)
+            if is_due(position.step, config.train.checkpoint_every, ends):
                 watchdog.feed()
                 checkpoint(run, rate, held_out_loss)
         watchdog.feed()
@@ -216,12 +237,14 @@ def compute(run: Run, share: HostShare, counts: BatchCounts) -> bool:
 def consumed(run: Run, applied: bool, counts: BatchCounts) -> None:
     """Count a consumed batch. If it was not applied, skip it, roll back or end the run, and log which."""
     position, run_log, guard = run.position, run.run_log, run.guard
-    position.advance(applied, counts, missing=run.config.train.global_batch - counts.examples)
+    position.elapsed = run.budget.elapsed
+    size = run.plan.sizes.at(position.batch_of_phase)
+    position.advance(applied, counts, missing=size - counts.examples)
     run_log.meter.end_step(applied)
     for line in counts.damage:
         run_log.event("damaged", position, line)
     if applied:
-        guard.accepted()
+        guard.accepted(whole=all(counts.terms.values()))
         run.memory.commit()
         return
     run.memory.discard()
@@ -242,9 +265,19 @@ def consumed(run: Run, applied: bool, counts: BatchCounts) -> None:
         run_log.rolled_back(position)
 
 
+def take_probe(run: Run, watchdog: Watchdog) -> None:
+    """Score the model on the task of train.probe, if that is due at this step and metrics.jsonl lacks it."""
+    step, phase = run.position.step, run.plan.phase
+    due = step == 0 or is_due(step, run.config.train.probe_every, is_over(phase, run.position))
+    if run.probe.name and due and not run.run_log.has_evaluation(step, PROBE):
+        watchdog.feed()
+        run.run_log.evaluation(run.position, run.probe.evaluate, PROBE)
+        watchdog.feed()
+
+
 def first_checkpoint(run: Run) -> None:
-    """Save a checkpoint before the first step if a rollback may need one."""
-    if run.guard.may_roll_back and run.position.batch == 0:
+    """Save a checkpoint before the first step if a rollback may need one, or if there is no step."""
+    if run.position.batch == 0 and (run.guard.may_roll_back or run.plan.phase.last == 0):
         save(run.plan, run.engine, run.position, run.memory, run.world, run.saver)
         run.saver.finish()
 
@@ -254,9 +287,3 @@ def checkpoint(run: Run, rate: float, held_out_loss: float | None = None) -> Non
     run.run_log.heartbeat.write(run.position.step, SAVING)
     run.run_log.flush(run.position, rate)  # so that a resumed run logs the same lines as an uninterrupted one
     save(run.plan, run.engine, run.position, run.memory, run.world, run.saver, held_out_loss)
-
-
-def last_step(config: RunConfig) -> int:
-    """Return the step at which this attempt ends."""
-    steps = total_steps(config)
-    return min(steps, config.run.stop_after or steps)

@@ -1,13 +1,16 @@
 """The real command line for tests: a small text, a tiny run, and what `maskmill` is called with."""
 
+import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[1]
 VOCABULARY = ROOT / "tests/golden/vocab/bert-base-uncased-vocab.txt"
@@ -72,6 +75,17 @@ def command(*arguments: str) -> list[str]:
 def environ(**more: str) -> dict[str, str]:
     """This process's environment, in which Python finds this very checkout from any folder; and `more`."""
     return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+@contextlib.contextmanager
+def as_only_rank() -> Iterator[None]:
+    """`maskmill train` is this process, as if a launcher had started it as the only rank."""
+    one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    with patch.dict(os.environ, one):
+        yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def until(

@@ -2,18 +2,17 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from tests.command_line import BUCKET, ROOT, TINY, Maskmill, command, environ, write_text
+from tests.command_line import BUCKET, ROOT, TINY, Maskmill, as_only_rank, command, environ, write_text
 
 # The same cases at every run, so that a change is judged by what it changed; MASKMILL_FUZZ looks for new ones.
 hypothesis.settings.register_profile("maskmill", derandomize="MASKMILL_FUZZ" not in os.environ, database=None)
@@ -106,21 +105,33 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, maskmill: Maskmill) -> list[s
     return settings
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def here() -> Iterator[None]:
     """`maskmill train` is this process, as if a launcher had started it as the only rank."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-        }.items():
-            patch.setenv(name, value)
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    with as_only_rank():
         yield
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+
+
+@pytest.fixture
+def study_here(here: None, maskmill: Maskmill) -> Iterator[None]:
+    """What a study starts as processes of its own, as `maskmill train`, is this process, which saves their imports; but
+    `maskmill vocab`, the first of them, which is cheap."""
+    from launch.studies import carry_out, cells
+
+    process = cells.maskmill
+
+    def run(arguments: Sequence[str], log: Path) -> tuple[int, str]:
+        if arguments[0] == "vocab":
+            return process(arguments, log)
+        result = _in_process(tuple(arguments), None)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(result.stdout + result.stderr)
+        return result.returncode, result.stdout + result.stderr
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (carry_out, cells):
+            patch.setattr(module, "maskmill", run)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from data_pipeline.compiled.jit import jit
 # What a draw is for: the second counter word, so that two uses of one key never share bits.
 SEGMENTS, CORRUPT, BLOCK_ORDER, WINDOW_ORDER, HELD_OUT, SHUFFLE = range(6)
 PASSES = 16  # passes over a document
-DYNAMIC_MASK, FACTORIZATION = 17, 18  # by epoch and number of an example
+DYNAMIC_MASK = 17  # by epoch and number of an example
 VOCABULARY = 32  # which documents a vocabulary is trained on
 BIN_ORDER = 48  # blocks of one length bin within a shard
 

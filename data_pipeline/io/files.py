@@ -8,10 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, BinaryIO
 
 from data_pipeline.errors import DamagedError, UserError
 from data_pipeline.io.object_store import (
@@ -21,6 +18,10 @@ from data_pipeline.io.object_store import (
     read_object_ranges,
     write_object,
 )
+
+if TYPE_CHECKING:  # what reads settings or a run's files need not wait for numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 _PARTIAL = ".partial"
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.EIO}  # EIO: the disk has lost it
@@ -62,7 +63,7 @@ def exists(path: str) -> bool:
     return name in object_names(folder)
 
 
-def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.uint8]]:
+def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator["NDArray[np.uint8]"]:
     """Read the bytes of each (path, offset, size), in order; fewer if a file ends early. Local files one by one, remote
     ones (all of one store) in concurrent requests.
 
@@ -71,11 +72,15 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> Iterator[NDArray[np.u
     if not ranges or not is_uri(ranges[0][0]):
         yield from (_read_local(*one) for one in ranges)
         return
+    import numpy as np
+
     for part in read_object_ranges(ranges):
         yield np.frombuffer(bytearray(part), np.uint8)
 
 
-def _read_local(path: str, offset: int, size: int) -> NDArray[np.uint8]:
+def _read_local(path: str, offset: int, size: int) -> "NDArray[np.uint8]":
+    import numpy as np
+
     try:
         file = os.open(path, os.O_RDONLY)
         try:

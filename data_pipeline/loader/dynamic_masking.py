@@ -19,15 +19,11 @@ from data_pipeline.io.files import read_bytes
 from data_pipeline.loader.packing import example_keys, original_tokens
 from data_pipeline.masking.corruption import Corruption, corruption_of
 from data_pipeline.records import Examples, Segments
-from data_pipeline.settings import DataSettings, mask_stages, settings_affecting_bytes
+from data_pipeline.settings import AFFECTING_MASKS, LATER, DataSettings, mask_stages, settings_affecting_bytes
 from data_pipeline.shards.index import TOKENIZER, Index
 from data_pipeline.shards.schema import REMEDY
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 
-_DECIDING = (
-    "masked_lm_prob", "max_predictions", "masking", "whole_word", "mask_prob", "random_prob", "replace_together",
-    "span_p", "max_span", "max_ngram", "lexicon",
-)  # fmt: skip
 _SEGMENTS = {column.name for column in fields(Segments)}
 
 
@@ -53,7 +49,8 @@ class DynamicMasking:
             seed=seed,
             firsts=tuple(stage.first for stage in found),
             maskers=tuple(kinds[stage.kind] for stage in found),
-            identity={name: values[name] for name in _DECIDING} | {"mask_stages": list(settings.mask_stages)},
+            identity={name: values[name] for name in AFFECTING_MASKS if values[name] != LATER.get(name)}
+            | {"mask_stages": list(settings.mask_stages)},
         )
 
     def masker(self, batch: int) -> Corruption:

@@ -1,9 +1,10 @@
 """Load each rank's examples per step as packed batches, prefetched by a thread and resumable at any step.
 
-    Order (who reads what) -> Windows (blocks, checked and shuffled) -> [DynamicMasking] -> pack (micro-batches)
-    -> StepShare
+    Order (who reads what) -> Windows (blocks, checked and shuffled) -> [DynamicMasking] -> [Separators]
+    -> pack (micro-batches) -> StepShare
 
-A share is a pure function of (index, order, masking, rank, world, step): the state is the number of the next batch.
+A share is a pure function of (index, order, masking, separators, rank, world, step): the state is the number of the
+next batch.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from data_pipeline.loader.dynamic_masking import DynamicMasking
 from data_pipeline.loader.order import Order, rank_range
 from data_pipeline.loader.packing import StepShare, pack
 from data_pipeline.loader.prefetch import Prefetch
+from data_pipeline.loader.separators import Separators
 from data_pipeline.loader.shuffle_windows import Windows
 from data_pipeline.records import Examples, concatenate
 from data_pipeline.settings import SEQUENTIAL
@@ -28,7 +30,14 @@ from data_pipeline.shards.writer import BlockReader
 
 
 def order_of(
-    index: Index, *, seed: int, global_batch: int, streams: int = 0, sequential: bool = False
+    index: Index,
+    *,
+    seed: int,
+    global_batch: int,
+    streams: int = 0,
+    sequential: bool = False,
+    ramp_from: int = 0,
+    ramp_batches: int = 0,
 ) -> Order:
     """Return the order of the index's training examples; streams=0 chooses the number of streams. Raises UserError
     if there are no examples, if the streams do not divide the batch, or for a sequential order of shuffled shards."""
@@ -37,9 +46,18 @@ def order_of(
             "the shards hold their examples shuffled: no document could be read in order",
             where=index.folder,
             expected="shards prepared with data.order=sequential",
-            remedy="prepare them anew in another data.out, or data.order=shuffled",
+            remedy="prepare them in another data.out, or data.order=shuffled",
         )
-    return Order.of(index.train.examples, index.block_examples, seed, global_batch, streams, sequential)
+    return Order.of(
+        index.train.examples,
+        index.block_examples,
+        seed,
+        global_batch,
+        streams,
+        sequential,
+        ramp_from,
+        ramp_batches,
+    )
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,8 @@ class Footprint:
 
 class Shares:
     """Map step numbers to the rank's shares. Cheapest in ascending order, correct in any. `masking` re-masks all
-    examples; with `skip_damaged`, examples of missing or changed blocks are left out."""
+    examples, `separators` changes their [SEP]; with `skip_damaged`, examples of missing or changed blocks are left
+    out."""
 
     def __init__(
         self,
@@ -68,20 +87,23 @@ class Shares:
         world: int = 1,
         masking: DynamicMasking | None = None,
         skip_damaged: bool = False,
+        separators: Separators | None = None,
     ) -> None:
         self.order, self.caps, self.masking, self.split = order, caps, masking, index.train
+        self._separators = separators
         if order.examples != self.split.examples or order.block != index.block_examples:
             raise ValueError("this order was made for another index")
-        self._start, self._stop = rank_range(order.global_batch, rank, world)
-        streams = order.stream_ranges(0, self._start, self._stop).streams
+        rank_range(order.sizes.smallest, rank, world)  # raises for more ranks than examples in any batch
+        first, last = order.streams_of(rank, world)
+        self._rank, self._world = rank, world
         self._reader = BlockReader(index, self.split, skip_damaged)
-        self._windows = Windows(self._reader, order, int(streams[0]), int(streams[-1]))
-        self._streams = len(streams)
+        self._windows = Windows(self._reader, order, first, last)
+        self._streams = last - first + 1
 
     def read(self, batch: int) -> StepShare:
         """Read this rank's examples of global batch number `batch`, packed. Raises UserError for shards that cannot
         be read or, unless skip_damaged, have changed."""
-        ranges = self.order.stream_ranges(batch, self._start, self._stop)
+        ranges = self.order.stream_ranges(batch, self._rank, self._world)
         examples, epochs, numbers = self._windows.take(ranges)
         streams = np.repeat(ranges.streams, ranges.last - ranges.first)
         damage = tuple(self._reader.found())
@@ -91,6 +113,8 @@ class Shares:
             streams = streams[there]
         if self.masking is not None and len(examples):
             examples = self.masking(examples, batch, epochs, numbers)
+        if self._separators is not None and len(examples):
+            examples = self._separators(examples)
         share = pack(examples, self.caps, batch=batch, epochs=epochs, numbers=numbers, streams=streams)
         return replace(share, damage=damage) if damage else share
 
@@ -118,13 +142,14 @@ class Loader:
         ahead: int = 2,
         masking: DynamicMasking | None = None,
         skip_damaged: bool = False,
+        separators: Separators | None = None,
     ) -> None:
         """Prefetch `ahead` shares; call `close`, or use it as a context manager. With `skip_damaged`, shares lack
         the examples of missing or changed blocks. Raises UserError for more ranks than examples in a batch."""
         self.batch = start_batch
         """Number of the next batch."""
         self.index, self.order = index, order
-        shares = Shares(index, order, caps, rank, world, masking, skip_damaged)
+        shares = Shares(index, order, caps, rank, world, masking, skip_damaged, separators)
         self.footprint = shares.footprint
         self._ahead = Prefetch(_shares_from(shares, start_batch), ahead)
 
@@ -161,7 +186,8 @@ def resumed_batch(
 ) -> int:
     """Return the batch at which `state` resumes. Raises UserError if the data, the order or the masks differ."""
     now = loader_state(index, order, state["batch"], masking)
-    before = {"sequential": False} | state["order"]  # older states lack it: there was only one order
+    # what older states lack is as it was for all
+    before = {"sequential": False, "ramp_from": 0, "ramp_batches": 0} | state["order"]
     differing = [name for name in now["order"] if before.get(name) != now["order"][name]]
     then, masks = state.get("masking"), now["masking"]
     if then is None or masks is None:
@@ -180,19 +206,34 @@ def resumed_batch(
     return int(state["batch"])
 
 
-def held_out(index: Index, limit: int, caps: Caps, rank: int = 0, world: int = 1) -> StepShare:
+def held_out(
+    index: Index,
+    limit: int,
+    caps: Caps,
+    rank: int = 0,
+    world: int = 1,
+    separators: Separators | None = None,
+) -> StepShare:
     """Return this rank's part of the first `limit` held-out examples (or all, if there are fewer), packed like a
     step; empty if there are more ranks than examples. Always the same examples, independent of the seed."""
     split = index.held_out
     total = min(limit, split.examples)
     start, stop = rank * total // world, (rank + 1) * total // world
     numbers = np.arange(start, stop)
-    examples = held_out_examples(index, start, stop) if start < stop else Examples.blank(0, index.columns)
+    examples = Examples.blank(0, index.columns)
+    if start < stop:
+        examples = held_out_examples(index, start, stop, separators)
     return pack(examples, caps, batch=0, epochs=np.zeros(len(numbers), np.int64), numbers=numbers)
 
 
 def held_out_steps(
-    index: Index, limit: int, caps: Caps, streams: int, rank: int = 0, world: int = 1
+    index: Index,
+    limit: int,
+    caps: Caps,
+    streams: int,
+    rank: int = 0,
+    world: int = 1,
+    separators: Separators | None = None,
 ) -> list[StepShare]:
     """Read this rank's part of the same examples as `held_out`, for a model with memory: cut into `streams`
     contiguous ranges; each step has the next example of each range."""
@@ -203,7 +244,7 @@ def held_out_steps(
     if not len(own):
         return []
     base = int(starts[own[0]])
-    examples = held_out_examples(index, base, int(starts[own[-1] + 1]))
+    examples = held_out_examples(index, base, int(starts[own[-1] + 1]), separators)
     shares = []
     for step in range(int(np.diff(starts).max())):
         there = own[starts[own] + step < starts[own + 1]]
@@ -218,14 +259,15 @@ def _shares_from(shares: Shares, start: int) -> Iterator[StepShare]:
     return map(shares.read, count(start))
 
 
-def held_out_examples(index: Index, start: int, stop: int) -> Examples:
+def held_out_examples(index: Index, start: int, stop: int, separators: Separators | None = None) -> Examples:
     """Read the held-out examples from number `start` up to `stop`, at least one."""
     layout = Layout(index.held_out.shard_examples, index.block_examples)
     runs = list(layout.runs(start, stop - start))
     blocks = BlockReader(index, index.held_out).read([(run.shard, run.block) for run in runs])
-    return concatenate(
+    found = concatenate(
         [
             block.take(np.arange(run.first, run.first + run.rows))
             for run, block in zip(runs, blocks, strict=True)
         ]
     )
+    return found if separators is None else separators(found)

@@ -13,9 +13,10 @@ N is not a multiple.
     windows   every `window` virtual blocks of an epoch, cut at the streams' borders, are shuffled by a permutation
               keyed by (seed, epoch, place)
     steps     step t takes items t b .. (t + 1) b - 1 of every stream, b = B / K; its B examples are numbered
-              stream by stream, and rank r of W has numbers r B // W .. (r + 1) B // W - 1
+              stream by stream, and rank r of W has numbers r B // W .. (r + 1) B // W - 1. In a ramp b grows with t
+              (batch_sizes.py): a step takes the next b(t) items, and the rest is as without a ramp
 
-So a global batch is the same set of examples at every W, and any step is found in constant time.
+So a global batch is the same set of examples at every W, and any step is found without walking to it.
 
 A sequential order permutes nothing and numbers the examples in shard order, each shard's last block included. A
 stream's items of an epoch are then a contiguous range of the split, in order; the last example of the range is
@@ -37,8 +38,8 @@ from data_pipeline.compiled.jit import jit
 from data_pipeline.compiled.philox import BLOCK_ORDER, WINDOW_ORDER
 from data_pipeline.compiled.splitmix import finalize
 from data_pipeline.errors import UserError
+from data_pipeline.loader.batch_sizes import BatchSizes
 
-MOST_STREAMS = 256
 WINDOW_BLOCKS = 256
 """Blocks in all streams' windows together, unless there are more streams than that."""
 
@@ -61,13 +62,6 @@ class Window(NamedTuple):
     first: int
     start: int
     items: int
-
-
-def default_streams(global_batch: int, sequential: bool = False) -> int:
-    """Return the largest divisor of `global_batch` that is at most 256; in a sequential order, one stream per row."""
-    if sequential:
-        return global_batch
-    return next(k for k in range(min(MOST_STREAMS, global_batch), 0, -1) if global_batch % k == 0)
 
 
 def rank_range(global_batch: int, rank: int, world: int) -> tuple[int, int]:
@@ -100,18 +94,29 @@ class Order:
     """Virtual blocks that are shuffled together; in a sequential order, read together."""
     sequential: bool = False
     """Each stream reads its range of the split in order."""
+    ramp_from: int = 0
+    """Examples in the first step, if the batch grows; a multiple of K."""
+    ramp_batches: int = 0
+    """Steps until the batch has its full size; 0: it has it from the first on."""
 
     def __post_init__(self) -> None:
         if self.examples < 1:
             raise UserError(
                 "no examples", where="shards", expected="at least one", remedy="prepare more text"
             )
-        if self.streams < 1 or self.global_batch % self.streams:
+        for size in (self.global_batch, self.ramp_from):
+            if self.streams < 1 or size % self.streams:
+                raise UserError(
+                    f"{self.streams} streams do not divide the global batch of {size}",
+                    where="data.streams",
+                    expected="a divisor of train.global_batch, and of train.batch_ramp_from",
+                    remedy="data.streams=0 chooses one",
+                )
+        if self.ramp_batches and not 0 < self.ramp_from <= self.global_batch:
             raise UserError(
-                f"{self.streams} streams do not divide the global batch of {self.global_batch}",
-                where="data.streams",
-                expected="a divisor of train.global_batch",
-                remedy="data.streams=0 chooses one",
+                f"a ramp from {self.ramp_from} to {self.global_batch} examples",
+                where="train.batch_ramp_from",
+                expected="at least one example, and at most train.global_batch",
             )
 
     @classmethod
@@ -123,21 +128,28 @@ class Order:
         global_batch: int,
         streams: int = 0,
         sequential: bool = False,
+        ramp_from: int = 0,
+        ramp_batches: int = 0,
     ) -> "Order":
         """Build the order with the default number of streams (if `streams` is 0) and the default window."""
-        streams = streams or default_streams(global_batch, sequential)
+        streams = BatchSizes.of(global_batch, streams, ramp_from, ramp_batches, sequential).streams
         window = max(1, WINDOW_BLOCKS // streams)
-        return cls(examples, block, seed, global_batch, streams, window, sequential)
+        return cls(examples, block, seed, global_batch, streams, window, sequential, ramp_from, ramp_batches)
+
+    @property
+    def sizes(self) -> BatchSizes:
+        """How many examples each step has."""
+        return BatchSizes(self.global_batch, self.streams, self.ramp_from, self.ramp_batches)
 
     @property
     def items(self) -> int:
-        """b, the examples that a step takes from each stream."""
+        """b, the examples that a step of full size takes from each stream."""
         return self.global_batch // self.streams
 
     def epochs(self, step: int) -> tuple[int, int]:
         """Return the epochs of the first and of the last example of a step."""
-        first = step * self.global_batch
-        return first // self.examples, (first + self.global_batch - 1) // self.examples
+        first, after = self.sizes.before(step), self.sizes.before(step + 1)
+        return first // self.examples, (after - 1) // self.examples
 
     def window_at(self, stream: int, item: int) -> Window:
         """Return the window that contains item number `item` of a stream."""
@@ -181,8 +193,9 @@ class Order:
     def share(self, step: int, rank: int, world: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (epochs, example numbers) of what a rank reads in a step, in the step's numbering."""
         epochs, numbers = [], []
-        ranges = self.stream_ranges(step, *rank_range(self.global_batch, rank, world))
-        for stream, first, last in zip(*(column.tolist() for column in ranges), strict=True):
+        for stream, first, last in zip(
+            *(column.tolist() for column in self.stream_ranges(step, rank, world)), strict=True
+        ):
             while first < last:
                 window = self.window_at(stream, first)
                 stop = min(last, window.first + window.items)
@@ -194,12 +207,21 @@ class Order:
                 first = stop
         return np.concatenate(epochs), np.concatenate(numbers)
 
-    def stream_ranges(self, step: int, start: int, stop: int) -> StreamRanges:
-        """Return what numbers start..stop-1 of a step are, stream by stream."""
-        streams = np.arange(start // self.items, (stop - 1) // self.items + 1)
-        low = np.maximum(start - streams * self.items, 0)
-        high = np.minimum(stop - streams * self.items, self.items)
-        return StreamRanges(streams, step * self.items + low, step * self.items + high)
+    def stream_ranges(self, step: int, rank: int, world: int) -> StreamRanges:
+        """Return what a rank reads in a step, stream by stream. Raises UserError for more ranks than examples."""
+        sizes = self.sizes
+        start, stop = rank_range(sizes.at(step), rank, world)
+        items, first = sizes.at(step) // self.streams, sizes.before(step) // self.streams
+        streams = np.arange(start // items, (stop - 1) // items + 1)
+        low = np.maximum(start - streams * items, 0)
+        high = np.minimum(stop - streams * items, items)
+        return StreamRanges(streams, first + low, first + high)
+
+    def streams_of(self, rank: int, world: int) -> tuple[int, int]:
+        """Return the first and the last stream that a rank reads in a step of full size. In the smaller steps of a
+        ramp it starts with the same one, floor(rank K / world), and ends there or earlier."""
+        start, stop = rank_range(self.global_batch, rank, world)
+        return start // self.items, (stop - 1) // self.items
 
     def _before(self, stream: int, number: int) -> int:
         """Count the numbers below `number` that belong to streams before `stream`."""

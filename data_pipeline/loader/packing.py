@@ -24,7 +24,7 @@ class PackedMicroBatch(NamedTuple):
 
     input_ids: NDArray[np.int64]  # (T,)
     segment_ids: NDArray[np.int64]  # (T,) 0 in the first segment, 1 in the second
-    positions: NDArray[np.int64]  # (T,) within the example
+    positions: NDArray[np.int64]  # (T,) within the example, but where data.separator_gap leaves one out
     cu_seqlens: NDArray[np.int32]  # (E + 1,) example e is rows cu_seqlens[e] .. cu_seqlens[e + 1] - 1
     lengths: NDArray[np.int32]  # (E,) descending
     masked_index: NDArray[np.int64]  # (R,) rows to predict, ascending
@@ -121,6 +121,8 @@ def _packed(
     _fill(_columns(examples), members, starts, rows, bases, ids, segments, positions, index, originals)
     if examples.segment_ids is not None:
         segments = take_ragged(members, examples.offsets, examples.segment_ids)[0].astype(np.int64)
+    if examples.positions is not None:
+        positions = take_ragged(members, examples.offsets, examples.positions)[0].astype(np.int64)
     labels, short = examples.labels[members].astype(np.int64), lengths.astype(np.int32)
     keys, streams = keys[members], streams[members]
     result = []

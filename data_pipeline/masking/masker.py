@@ -1,7 +1,8 @@
 """Mask Segments into Examples, as a pure function of the segments and a seed.
 
 A sequence is divided into candidates, taken in random order until k = max(1, round(masked_lm_prob * length)) tokens
-are masked, at most max_predictions if that is above 0; the length includes [CLS] and [SEP]. Each masked token becomes
+are masked, at most max_predictions if that is above 0; the length includes [CLS] and [SEP], unless count_specials is
+off. Each masked token becomes
 [MASK] (80 %), stays (10 %) or becomes a random id of the vocabulary (10 %). [CLS] and [SEP] are never masked. The kind
 of masking decides what is masked as one:
 
@@ -50,16 +51,18 @@ class Masker:
     max_predictions: int
     """Maximum masked tokens per example; 0: no cap."""
     rule: MaskRule
+    count_specials: bool = True
+    """Whether [CLS] and [SEP] count in the length that masked_lm_prob is a share of."""
 
     @classmethod
     def from_settings(cls, settings: DataSettings, vocabulary: "Vocabulary") -> "Masker":
         """Make the masker for these settings. Raises UserError for a setting out of range or an unusable lexicon."""
-        return cls(*MaskBudget.of(settings), _rule(settings, vocabulary))
+        return cls(*MaskBudget.of(settings), _rule(settings, vocabulary), settings.count_specials)
 
     def __call__(self, segments: Segments, seed: int, purpose: int = CORRUPT) -> Examples:
         """Mask every sequence of `segments`; the draws are keyed by (seed, segments.keys, purpose)."""
         lengths = np.diff(segments.offsets)
-        counts = self.counts(lengths)
+        counts = self.counts(lengths if self.count_specials else lengths - self._specials(segments))
         tokens = segments.tokens.copy()
         positions = np.empty(int(counts.sum()), np.uint16)
         ids = np.empty(len(positions), tokens.dtype)
@@ -81,6 +84,11 @@ class Masker:
             masked_ids=ids[:used],
             masked_offsets=masked_offsets,
         )
+
+    def _specials(self, segments: Segments) -> NDArray[np.int64]:
+        """Count the [CLS] and [SEP] of each sequence."""
+        found = np.isin(segments.tokens, (self.rule.cls, self.rule.sep))
+        return np.diff(np.concatenate(([0], np.cumsum(found)))[segments.offsets])
 
     @property
     def budget(self) -> MaskBudget:

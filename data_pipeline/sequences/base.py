@@ -23,7 +23,7 @@ from data_pipeline.io.mmap import release
 from data_pipeline.records import Corpus, Segments
 from data_pipeline.sequences.kernels import AT_START, DOCUMENT
 from data_pipeline.sequences.random_reads import is_large, opened
-from data_pipeline.settings import DataSettings
+from data_pipeline.settings import WITHOUT_SEPARATORS, DataSettings
 
 if TYPE_CHECKING:
     from data_pipeline.vocabulary.files import Vocabulary
@@ -49,6 +49,8 @@ class SequenceBuilder:
     """[SEP] after each segment."""
     segment_ids: bool = True
     """Whether the segments of a pair have different ids; else first_lengths are whole lengths."""
+    random_next: float = 0.5
+    """Share of pairs with label 1."""
 
     parts: ClassVar[int]
     """Segments of a sequence."""
@@ -71,8 +73,9 @@ class SequenceBuilder:
             settings.short_seq_prob,
             vocabulary.cls,
             vocabulary.sep,
-            settings.separators,
+            settings.separators != WITHOUT_SEPARATORS,
             settings.segment_ids,
+            settings.random_next,
         )
 
     @property

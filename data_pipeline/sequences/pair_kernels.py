@@ -60,9 +60,10 @@ def truncated(stream, pair, room):
 
 
 @jit
-def next_pair(stream, columns, document, position, target, room):
+def next_pair(stream, columns, document, position, target, room, random_next):
     """Make the pair of segments that begins at sentence `position` of `document`; return the token ranges of A and B,
-    the label, the document of B, and the sentence where the next pair begins. The draws are in the script's order."""
+    the label, the document of B, and the sentence where the next pair begins. The draws are in the script's order.
+    `random_next`: share of random B."""
     _, starts, firsts, lasts, keys, _, files = columns
     stop = position + 1
     while stop < lasts[document] and starts[stop] - starts[position] < target:
@@ -71,9 +72,9 @@ def next_pair(stream, columns, document, position, target, room):
     if stop - position > 1:
         cut += below(stream, stop - position - 1)
     a0, a1 = starts[position], starts[cut]
-    random_next = stop - position == 1 or unit(stream) < 0.5
+    is_random = stop - position == 1 or unit(stream) < random_next
     donor = document
-    if random_next:
+    if is_random:
         donor = draw_donor(stream, keys, document)
         first = firsts[donor] + below(stream, lasts[donor] - firsts[donor])
         b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
@@ -84,26 +85,26 @@ def next_pair(stream, columns, document, position, target, room):
         onward = cut
     else:
         b0, b1, onward = starts[cut], starts[stop], stop
-    return truncated(stream, (a0, a1, b0, b1), room), np.int8(random_next), donor, onward
+    return truncated(stream, (a0, a1, b0, b1), room), np.int8(is_random), donor, onward
 
 
 @jit
-def next_sentence_pair(stream, columns, document, position, room):
+def next_sentence_pair(stream, columns, document, position, room, random_next):
     """Make the pair of single sentences that begins at sentence `position`; returns as next_pair."""
     _, starts, firsts, lasts, keys, _, files = columns
     a0, a1 = starts[position], starts[position + 1]
-    random_next = position + 1 == lasts[document] or unit(stream) < 0.5
+    is_random = position + 1 == lasts[document] or unit(stream) < random_next
     donor, first, onward = document, position + 1, position + 2
-    if random_next:
+    if is_random:
         donor = draw_donor(stream, keys, document)
         first = firsts[donor] + below(stream, lasts[donor] - firsts[donor])
         onward = position + 1
     b0, b1 = sentence_start(starts, files, first), sentence_start(starts, files, first + 1)
-    return truncated(stream, (a0, a1, b0, b1), room), np.int8(random_next), donor, onward
+    return truncated(stream, (a0, a1, b0, b1), room), np.int8(is_random), donor, onward
 
 
 @jit
-def next_ordered_pair(stream, columns, document, position, target, room):
+def next_ordered_pair(stream, columns, document, position, target, room, swapped_share):
     """Make a pair of the two parts, perhaps swapped, of the chunk that begins at sentence `position`; returns as
     next_pair. If the whole document is one token, B is empty and there is no label."""
     _, starts, _, lasts, _, _, _ = columns
@@ -118,31 +119,35 @@ def next_ordered_pair(stream, columns, document, position, target, room):
         cut = starts[position + 1 + below(stream, stop - position - 1)]
     else:
         cut = a0 + 1 + below(stream, b1 - a0 - 1)
-    swapped = unit(stream) < 0.5
+    swapped = unit(stream) < swapped_share
     ranges = (cut, b1, a0, cut) if swapped else (a0, cut, cut, b1)
     return truncated(stream, ranges, room), np.int8(swapped), document, stop
 
 
 @jit
 def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
-    """Write pairs of `kind` into the buffers `out` until the documents are done or a buffer is full; return how
-    many. `numbers`: seed, first and last + 1 document, room, short_seq_prob; `passes`: of each of these documents."""
+    """Write pairs of `kind` = (which, share of label 1) into the buffers `out` until the documents are done or a buffer
+    is full; return how many. `numbers`: seed, first and last + 1 document, room, short_seq_prob; `passes`: of each of
+    these documents."""
     _, _, stop, room, _ = numbers
+    which, share = kind
     lasts, sources = columns[3], columns[5]
     tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out
     made = 0
     while walk[DOCUMENT] < stop and made < len(keys) and offsets[made] + room + 3 <= len(tokens):
         key = begin(walk, stream, numbers, columns)
         document = walk[DOCUMENT]
-        if kind == SENTENCE_PAIR:
-            pair, label, donor, onward = next_sentence_pair(stream, columns, document, walk[POSITION], room)
-        elif kind == SENTENCE_ORDER:
+        if which == SENTENCE_PAIR:
+            pair, label, donor, onward = next_sentence_pair(
+                stream, columns, document, walk[POSITION], room, share
+            )
+        elif which == SENTENCE_ORDER:
             pair, label, donor, onward = next_ordered_pair(
-                stream, columns, document, walk[POSITION], walk[TARGET], room
+                stream, columns, document, walk[POSITION], walk[TARGET], room, share
             )
         else:
             pair, label, donor, onward = next_pair(
-                stream, columns, document, walk[POSITION], walk[TARGET], room
+                stream, columns, document, walk[POSITION], walk[TARGET], room, share
             )
         if label == NO_LABEL:
             whole = write_stream(columns[0], pair[0], pair[1], frame, tokens, offsets[made])

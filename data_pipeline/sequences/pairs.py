@@ -18,9 +18,9 @@ class NextSentencePairs(SequenceBuilder):
 
     A pass over a document draws one target length: usually the maximum, with probability `short_seq_prob` a random
     shorter one. Sentences are gathered until they reach it and split in two at random: A and its true next B
-    (label 0), or, half the time and whenever there is only one sentence, A and a random B (label 1), which starts at
-    a random sentence of another document, chosen uniformly; the unused sentences are put back. The longer of A and B
-    loses tokens at random ends until both fit.
+    (label 0), or, half the time (`random_next`) and whenever there is only one sentence, A and a random B (label 1),
+    which starts at a random sentence of another document, chosen uniformly; the unused sentences are put back. The
+    longer of A and B loses tokens at random ends until both fit.
     """
 
     parts: ClassVar[int] = 2
@@ -36,7 +36,9 @@ class NextSentencePairs(SequenceBuilder):
                 expected="two documents or more",
                 remedy=ALONE,
             )
-        return self._walk(partial(fill_pairs, self.kind), corpus, start, stop, seed, passes)
+        return self._walk(
+            partial(fill_pairs, (self.kind, float(self.random_next))), corpus, start, stop, seed, passes
+        )
 
 
 class SentencePairs(NextSentencePairs):
@@ -64,4 +66,6 @@ class OrderedPairs(SequenceBuilder):
 
     def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
         """Yield the pairs of documents start..stop-1, with `passes` over each."""
-        return self._walk(partial(fill_pairs, SENTENCE_ORDER), corpus, start, stop, seed, passes)
+        return self._walk(
+            partial(fill_pairs, (SENTENCE_ORDER, float(self.random_next))), corpus, start, stop, seed, passes
+        )

@@ -219,7 +219,7 @@ def _fill_exact(walk, stream, numbers, columns, rule, scratch, out):
         if walk[POSITION] == AT_START:
             walk[POSITION] = firsts[document]
             walk[TARGET] = draw_target(stream, room, short_seq_prob)
-        pair, label, _, onward = next_pair(stream, columns, document, walk[POSITION], walk[TARGET], room)
+        pair, label, _, onward = next_pair(stream, columns, document, walk[POSITION], walk[TARGET], room, 0.5)
         first, whole = write_pair(columns[0], files, pair, (rule.cls, rule.sep, 1), sequence, 0)
         corrupted = tokens[offsets[made] : offsets[made] + whole]
         copy_run(corrupted, 0, sequence, 0, whole)

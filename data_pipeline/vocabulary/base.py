@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,16 @@ class Vocabulary(ABC):
     @abstractmethod
     def cuts(self) -> Cuts:
         """Where a word ends besides white space; used to cache the ids of words."""
+
+    @abstractmethod
+    def whole_word(self, pre_token: str) -> str:
+        """Return the piece that would hold the word at the start of `pre_token`, a piece of text as the model sees it,
+        as a whole; "" if it starts with none, or with one that no text could reach as one piece."""
+
+    @abstractmethod
+    def extended(self, words: list[str]) -> Self:
+        """Return this vocabulary with the pieces `words` (each of `whole_word`, and not among the entries) appended,
+        each the only piece of its word. Every old id is unchanged. Other pieces may be added between them."""
 
     @abstractmethod
     def definition(self) -> dict[str, Any]:

@@ -8,9 +8,9 @@ space) and in runs of white space (separate pieces).
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,29 @@ class ByteBPE(Vocabulary):
     def cuts(self) -> Cuts:
         """White space only; a word always has a space before it."""
         return Cuts()
+
+    def whole_word(self, pre_token: str) -> str:
+        """Return the pre-token if it begins a word, else "": the merges of a piece without Ġ would apply inside of
+        other words."""
+        return pre_token if pre_token.startswith(WORD) else ""
+
+    def extended(self, words: list[str]) -> Self:
+        """Return this vocabulary with `words` appended, and the merges that join the old pieces of each from the left.
+        What these make on the way (the first two pieces, the first three, ...) become entries too, before the word.
+
+        The new merges apply after all old ones, and each joins the first piece of a word with the second: they change a
+        text without new words only where one of its words begins with the same two pieces as a new word, and there its
+        first pieces become one. Their order is irrelevant, since there is only one first pair."""
+        tokens, known, merges = [*self.tokens], {*self.tokens}, dict.fromkeys(self.merges)
+        for word in words:
+            left, *others = (token.value for token in self.tokenizer.model.tokenize(word))
+            for right in others:
+                merges.setdefault((left, right))
+                left += right
+                if left not in known:
+                    tokens.append(left)
+                    known.add(left)
+        return replace(self, tokens=tokens, merges=list(merges))
 
     def files(self) -> dict[str, str]:
         """Return the text of tokenizer.json and of RoBERTa's vocab.json and merges.txt."""

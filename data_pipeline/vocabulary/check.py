@@ -22,11 +22,17 @@ CHECKED_CHARACTERS = 1 << 18
 """Characters of text encoded to judge a vocabulary: less than a second."""
 COARSE_SHARE = 0.8
 """Maximum share of word pieces that may be single characters or unknown."""
+ONLY_EXTENDING = ("new_words", "min_gain")
+EXTENDING = (*ONLY_EXTENDING, "min_frequency", "sample_mb")
+"""Vocabulary settings of an extension, and those of them that nothing else uses."""
 _TEXT_SETTINGS = ("text_field", "id_field", "documents", "languages", "weights", "smoothing", "seed")
 
 
-def trained_before(settings: DataSettings, vocabulary: VocabularySettings) -> Vocabulary | None:
-    """Return the vocabulary in data.vocab if it was trained from this text with these settings; None if there is none.
+def trained_before(
+    settings: DataSettings, vocabulary: VocabularySettings, extends: str = ""
+) -> Vocabulary | None:
+    """Return the vocabulary in data.vocab if it was trained from this text with these settings, as an extension of the
+    vocabulary with the SHA-256 `extends` if that is given; None if there is none.
     Raises UserError for any other vocabulary, and if data.vocab is a file."""
     folder = Path(settings.vocab)
     if folder.is_file():
@@ -37,7 +43,7 @@ def trained_before(settings: DataSettings, vocabulary: VocabularySettings) -> Vo
     there = load_vocabulary(folder) if log else None
     if there is None or log.get("sha256") != there.sha256:
         raise _held(folder, "a vocabulary that was not trained into it by `maskmill vocab`")
-    wanted, had = _made_from(settings, vocabulary), log.get("made_from")
+    wanted, had = _made_from(settings, vocabulary, extends), log.get("made_from")
     had = had if isinstance(had, dict) else {}
     differing = [
         f"{key}={value} (there: {had.get(key)})"
@@ -51,9 +57,11 @@ def trained_before(settings: DataSettings, vocabulary: VocabularySettings) -> Vo
     return there
 
 
-def log_vocabulary(trained: Vocabulary, settings: DataSettings, vocabulary: VocabularySettings) -> None:
+def log_vocabulary(
+    trained: Vocabulary, settings: DataSettings, vocabulary: VocabularySettings, extends: str = ""
+) -> None:
     """Record in data.vocab what the vocabulary there was trained from."""
-    facts = {"made_from": _made_from(settings, vocabulary), "sha256": trained.sha256}
+    facts = {"made_from": _made_from(settings, vocabulary, extends), "sha256": trained.sha256}
     write_whole(Path(settings.vocab) / VOCABULARY_LOG, canonical_json(facts, indent=1))
 
 
@@ -85,8 +93,11 @@ def _visible(text: str, start: int, stop: int) -> tuple[int, int]:
     return start, stop
 
 
-def _made_from(settings: DataSettings, vocabulary: VocabularySettings) -> dict[str, Any]:
-    values = {f"vocabulary.{key}": value for key, value in asdict(vocabulary).items()}
+def _made_from(settings: DataSettings, vocabulary: VocabularySettings, extends: str) -> dict[str, Any]:
+    given = asdict(vocabulary)
+    used = {*EXTENDING} if extends else given.keys() - {*ONLY_EXTENDING}
+    values = {f"vocabulary.{key}": given[key] for key in given if key in used}
+    values |= {"extends": extends} if extends else {}
     values |= {f"data.{key}": getattr(settings, key) for key in _TEXT_SETTINGS}
     return json.loads(canonical_json(values | {"sources": described_sources(settings)}))
 

@@ -10,9 +10,10 @@ is <unk> and never begins a word: ▁ is a separate piece.
 
 import base64
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from itertools import takewhile
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from data_pipeline.vocabulary.base import (
     refuse_others,
     types,
 )
+from data_pipeline.vocabulary.best_score import UNKNOWN_PENALTY, best_score
 
 SPECIAL_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
@@ -60,6 +62,10 @@ LAYOUTS = {
 }
 """By the value of vocabulary.specials: ALBERT's, XLM-R's, which equal RoBERTa's, and XLNet's."""
 WORD = "▁"
+MARGIN, DIGITS = 0.01, 4
+"""By how much a new word's score is above that of its best old pieces, and the digits that it is rounded to. Small, but
+more than the rounding of sums in float32, in which SentencePiece keeps scores: another cut of a text wins only if it
+was within this of the best before."""
 KIND = "ALBERT's, XLNet's or T5's unigram"
 
 _NAMES = {  # names of the specials in other vocabularies; the first one present is used
@@ -101,6 +107,26 @@ class Unigram(Vocabulary):
         """White space only; a word always has a space before it."""
         return Cuts()
 
+    def whole_word(self, pre_token: str) -> str:
+        """Return ▁ and the letters, marks and digits behind it: punctuation behind a word is not a part of it. "" for a
+        word behind punctuation: a piece without ▁ would be found inside of other words."""
+        if not pre_token.startswith(WORD):
+            return ""
+        letters = "".join(takewhile(_in_word, pre_token[1:]))
+        return WORD + letters if letters else ""
+
+    def extended(self, words: list[str]) -> Self:
+        """Return this vocabulary with `words` appended. The score of each is MARGIN above that of the best way to cut
+        it, so that it is the best way, and what can be cut only as before, or better otherwise, is."""
+        scores = dict(zip(self.tokens, self.scores, strict=True))
+        unknown = min(self.scores) - UNKNOWN_PENALTY
+        for word in sorted(
+            words, key=lambda word: (len(word), word)
+        ):  # a long one may be cut into short ones
+            scores[word] = round(best_score(word, scores, unknown) + MARGIN, DIGITS)
+        appended = [*self.tokens, *words]
+        return replace(self, tokens=appended, scores=[scores[token] for token in appended])
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The library's tokenizer, set to treat special tokens in the text as text. The model would find them in the
@@ -134,6 +160,10 @@ class Unigram(Vocabulary):
                 "vocab": [list(entry) for entry in zip(self.tokens, self.scores, strict=True)],
             },
         }
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or unicodedata.category(character).startswith("M")
 
 
 def from_tokenizer_json(found: dict[str, Any], where: str) -> Unigram:

@@ -4,9 +4,9 @@ Text is normalised and split into words exactly as BERT does it (`BertNormalizer
 `BertPreTokenizer`); a piece that continues a word begins with ##. An [UNK] replaces a whole word.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,15 @@ class WordPiece(Vocabulary):
     def cuts(self) -> Cuts:
         """Punctuation, and Chinese where the normaliser separates it."""
         return Cuts(punctuation=True, chinese=self.normalization.handle_chinese_chars, before="")
+
+    def whole_word(self, pre_token: str) -> str:
+        """Return the pre-token itself, which is a word."""
+        return pre_token if len(pre_token) <= self.word_characters else ""
+
+    def extended(self, words: list[str]) -> Self:
+        """Return this vocabulary with `words` appended. A longer word that starts with one of them, and with no longer
+        entry, is cut behind it from now on: the longest entry is taken first."""
+        return replace(self, tokens=[*self.tokens, *words])
 
     def files(self) -> dict[str, str]:
         """Return the text of tokenizer.json and of BERT's vocab.txt."""

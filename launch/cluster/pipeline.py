@@ -168,7 +168,7 @@ def trained(request: Request) -> str:
             )
     status = read_status(Path(folder))
     if status.health in (STARTING, RUNNING):
-        raise UserError("this run is going on", where=folder, remedy=f"see `maskmill status {folder}`")
+        raise UserError("this run is in progress", where=folder, remedy=f"see `maskmill status {folder}`")
     return f"the run is finished: {folder}" if status.health == FINISHED else ""
 
 

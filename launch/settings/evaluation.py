@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError, first_line, one_error
 from launch.settings.overrides import parse_override, whole
-from pretrain.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.settings import EvaluationSettings
 
 
 def read_changes(overrides: list[str]) -> dict[str, Any]:

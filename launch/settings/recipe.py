@@ -1,6 +1,7 @@
 """Load a checked RunConfig from a recipe's name or YAML path and `key=value` pairs.
 
-Three merges: defaults <- recipe (after the one it `extends`) <- command line. Unknown keys are errors.
+Three merges: defaults <- recipe (after the one it `extends`) <- command line. Unknown keys are errors. What a Hugging
+Face folder in init_from states is merged last, and contradicts no key of recipe and command line.
 """
 
 import difflib
@@ -15,9 +16,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError, first_line, one_error
 from launch.recipes import RECIPES, recipe_names
+from launch.settings.folder import with_folder_settings
+from launch.settings.named_file import find_named, is_file
 from launch.settings.overrides import parse_override, whole
-from launch.settings.recipe_phases import as_typed, check_not_in_phases, with_changes
-from pretrain.config.phases import phases_of
+from launch.settings.recipe_phases import (
+    as_typed,
+    check_not_in_phases,
+    check_one_length,
+    with_changes,
+)
+from pretrain.config.phases import leaves, one_length, phases_of
 from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered
@@ -26,10 +34,13 @@ from pretrain.preflight.validate import wrong_settings
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     """Load the run that `recipe` and `overrides` describe. Raises UserError for any mistake in them."""
-    merged = OmegaConf.structured(RunConfig)
+    merged, given = OmegaConf.structured(RunConfig), set[str]()
     for path, values in recipe_values(find_recipe(recipe)):
         merged = _merge(merged, values, where=str(path))
+        given |= {key for key, _ in leaves(values)}
     merged = _with_overrides(merged, overrides)
+    given |= {override.partition("=")[0] for override in overrides}
+    merged = with_folder_settings(merged, given)
     try:
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -40,7 +51,8 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     wrong: dict[str, tuple[UserError, str]] = {}
     for phase, changes in zip(phases_of(config), config.phases or [{}], strict=True):
         _complete(phase.config)
-        wrong.update({str(error): (error, phase.name) for error in wrong_settings(phase.config)} | wrong)
+        found = wrong_settings(phase.config, phase.schedule_steps)
+        wrong.update({str(error): (error, phase.name) for error in found} | wrong)
         phases.append(as_typed(changes, asdict(phase.config) | {"name": phase.name}))
     if wrong:
         raise one_error([_in_phase(error, name) for error, name in wrong.values()], where="settings")
@@ -50,6 +62,7 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
 
 def _with_overrides(merged: DictConfig, overrides: list[str]) -> DictConfig:
     """Merge the pairs of the command line. Raises UserError that lists all invalid ones."""
+    check_one_length(overrides)
     wrong = []
     for override in overrides:
         try:
@@ -85,26 +98,7 @@ def _in_phase(error: UserError, name: str) -> UserError:
 
 def find_recipe(recipe: str) -> Path:
     """Return the YAML file that `recipe` names: a shipped recipe, or a path."""
-    shipped = RECIPES / f"{recipe}.yaml"
-    if "/" not in recipe and _is_file(shipped):
-        return shipped
-    path = Path(os.path.expanduser(recipe))
-    if _is_file(path) and path.suffix in (".yaml", ".yml"):
-        return path
-    near = difflib.get_close_matches(recipe, recipe_names(), n=3)
-    raise UserError(
-        "no such recipe",
-        where=recipe,
-        expected=f"a YAML file or one of {', '.join(recipe_names())}",
-        remedy=f"did you mean {' or '.join(near)}?" if near else "",
-    )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # the name is too long for a path
-        return False
+    return find_named(recipe, RECIPES / f"{recipe}.yaml", recipe_names(), "recipe")
 
 
 def recipe_values(path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -119,7 +113,7 @@ def recipe_values(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         if not isinstance(parent, str):
             raise UserError("`extends` is not the name of a recipe", where=path)
         beside = path.parent / f"{parent}.yaml"
-        path = beside if _is_file(beside) else find_recipe(parent)
+        path = beside if is_file(beside) else find_recipe(parent)
         if path in [seen for seen, _ in chain]:
             raise UserError("recipes extend each other in a circle", where=path)
 
@@ -157,7 +151,7 @@ def _merge(config: DictConfig, values: dict[str, Any], where: str) -> DictConfig
     if "phases" not in values:
         check_not_in_phases(phases, values, where)
     try:
-        return OmegaConf.merge(config, values)  # type: ignore[return-value]
+        return OmegaConf.unsafe_merge(config, one_length(values))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", "") or ""
         raise UserError(f"{key}: {first_line(error)}", where=where) from None

@@ -1,6 +1,7 @@
 """Define the verbs that make data: vocab, prepare."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,23 +9,58 @@ from data_pipeline.errors import UserError
 from launch.app import Overrides, Recipe, app, console, say
 from launch.progress import stages
 
+if TYPE_CHECKING:
+    from data_pipeline.settings import DataSettings, VocabularySettings
+
 
 @app.command()
-def vocab(recipe: Recipe, overrides: Overrides = None) -> None:
+def vocab(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    extend: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="A Hugging Face folder or vocabulary: keep all its ids, and append words of data.sources that it cuts "
+            "into many pieces.",
+        ),
+    ] = "",
+) -> None:
     """Train a vocabulary on data.sources and write it into the folder data.vocab: WordPiece, or what
     vocabulary.kind says. A folder that holds another vocabulary is left as it is.
 
+    With --extend, a vocabulary that exists gets new words instead, at most vocabulary.new_words, and nothing else
+    changes. What they save is shown, and written to new_words.json in data.vocab.
+
     \b
-    Example:
-        maskmill vocab bert_base data.sources=corpus/ data.vocab=vocab/ vocabulary.size=30522"""
+    Examples:
+        maskmill vocab bert_base data.sources=corpus/ data.vocab=vocab/ vocabulary.size=30522
+        maskmill vocab bert_base --extend models/bert data.sources=corpus/ data.vocab=vocab/"""
     from launch.settings.recipe import load_config
 
     config = load_config(recipe, overrides or [])
+    if extend:
+        _extend(config.data, config.vocabulary, Path(extend))
+        return
     from data_pipeline.vocabulary.sample import learn_vocabulary
 
     vocabulary, fresh = learn_vocabulary(config.data, config.vocabulary, stages(console), warn=say)
     there = "" if fresh else "already there: "
     say(f"{there}vocabulary of {vocabulary.size:,} entries in {config.data.vocab}")
+
+
+def _extend(data: "DataSettings", settings: "VocabularySettings", old: Path) -> None:
+    """Extend the vocabulary in `old` into data.vocab, with the files that transformers reads; show what it saves."""
+    from data_pipeline.vocabulary.extend import extend_vocabulary
+    from data_pipeline.vocabulary.files import load_vocabulary
+    from launch.new_words import shown
+    from pretrain.export.extended_tokenizer import write_extended_tokenizer
+
+    facts, fresh = extend_vocabulary(data, settings, load_vocabulary(old), stages(console))
+    write_extended_tokenizer(Path(data.vocab), old)
+    console.print(shown(facts))
+    there, size, kept = "" if fresh else "already there: ", facts["size"], facts["extends"]["size"]
+    say(f"{there}vocabulary of {size:,} entries in {data.vocab}, the first {kept:,} as in {old}")
 
 
 @app.command()
@@ -65,11 +101,15 @@ def prepare(
     from pretrain.monitoring.wandb.artifacts import record_prepare
     from pretrain.objectives.registry import registered
     from pretrain.preflight.check_run import check_vocabulary
+    from pretrain.run.folder import model_folders
+    from pretrain.training.initial_weights.check import check_hugging_face
 
     if share != "0/1" and not stage:
         raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
     if registered(config.objective.name).needs:
         check_vocabulary(config, load_vocabulary(config.data.vocab), config.data.vocab)
+    if config.init_from and model_folders(Path(config.init_from)):
+        check_hugging_face(config, load_vocabulary(config.data.vocab))  # before hours of work
     for data in data_of_phases(config):
         if stage:
             say(prepare_share(data, stages(console), stage, Share.parsed(share)))

@@ -14,7 +14,7 @@ def _list_settings(wanted: bool) -> None:
     if not wanted:
         return
     from launch.settings.manual import manual
-    from pretrain.downstream.settings import EvaluationSettings
+    from pretrain.evaluate.downstream.settings import EvaluationSettings
 
     for key, value, meaning in manual(EvaluationSettings()):
         say(f"{key} = {value}\n    {meaning}")
@@ -63,6 +63,14 @@ def evaluate(
     save: Annotated[
         bool, typer.Option("--save", help="Keep the fine-tuned models, as Hugging Face folders.")
     ] = False,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A model that reads from right to left, where MODEL reads from left to right: words are tagged from"
+            " the states of both side by side (features=last, say).",
+        ),
+    ] = None,
     jobs: Annotated[
         int,
         typer.Option(min=1, help="Score so many tasks and seeds at a time, each on its share of the cores."),
@@ -83,7 +91,7 @@ def evaluate(
 ) -> None:
     """Score an encoder on tasks: a Hugging Face folder, or the export of a run.
 
-    Each task's score stands beside that of the same encoder without its weights, and the best that needs no input.
+    Each task's score is shown beside that of the same encoder without its weights, and the best that needs no input.
     Results are JSON files in MODEL/evaluation; seeds that are finished there are not repeated.
 
     \b
@@ -98,12 +106,12 @@ def evaluate(
     if data is None:
         raise UserError("is missing", where="--data", expected="the folder with the task's files")
     from data_pipeline.stages.executors import Share
-    from pretrain.downstream.encoders import find_encoders
-    from pretrain.downstream.evaluate import Evaluation
-    from pretrain.downstream.parts import pick_encoder, score_parts, with_lower_features
-    from pretrain.downstream.settings import settings_for
-    from pretrain.downstream.show import result_lines
-    from pretrain.downstream.tasks.registry import check_name, chosen_tasks
+    from pretrain.evaluate.downstream import parts
+    from pretrain.evaluate.downstream.encoders import find_encoders
+    from pretrain.evaluate.downstream.evaluate import Evaluation
+    from pretrain.evaluate.downstream.results.table import result_lines
+    from pretrain.evaluate.downstream.settings import settings_for
+    from pretrain.evaluate.downstream.tasks.registry import check_name, chosen_tasks
     from pretrain.monitoring.wandb.artifacts import record_scores
     from pretrain.run.folder import CONFIG
     from pretrain.run.task_scores import EVALUATION
@@ -115,10 +123,10 @@ def evaluate(
     evaluations = [
         each
         for name, folder in chosen
-        for each in with_lower_features(
+        for each in parts.with_lower_features(
             Evaluation(
                 name,
-                pick_encoder(name, found),
+                parts.beside(parts.pick_encoder(name, found), beside),
                 folder,
                 out or model / EVALUATION,
                 settings_for(name, changes),
@@ -129,7 +137,7 @@ def evaluate(
             )
         )
     ]
-    done = score_parts(evaluations, stages(errors), jobs, Share.parsed(share))
+    done = parts.score_parts(evaluations, stages(errors), jobs, Share.parsed(share))
     if share != "0/1":
         say(f"share {share}: {done} scores of a task and seed")
         return

@@ -1,5 +1,6 @@
 """Define the verbs of a trained model: export, fill."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,7 +33,11 @@ def export(
     \b
     Example:
         maskmill export runs/base --out models/base"""
+    from pretrain.export.bundle import check_is_new
+
     folder = run_folder(source, overrides)
+    if out:
+        check_is_new(Path(out))  # before transformers is imported, which takes seconds
     with waiting(errors, "exporting, and comparing both models' logits"):
         from pretrain.export.export_run import export_run
         from pretrain.monitoring.wandb.artifacts import record_export

@@ -59,7 +59,7 @@ def slurm(
 
     Without --submit a script is printed that submits them: for reading, changing and running. Logs go to the folder
     logs in run.dir, those of the training by rank. What is there already (vocabulary, shards, a finished run) is not
-    done again, so after a failure the same command does the rest.
+    redone, so after a failure the same command does the rest.
 
     \b
     Example:

@@ -17,7 +17,7 @@ def status(
 ) -> None:
     """Say how a run is: step, loss, speed, time left, newest checkpoint, restarts, health, and what to do next.
 
-    From its files alone, so from any machine that sees the folder, and while it is going on.
+    From its files alone, so from any machine that sees the folder, and while it is in progress.
 
     \b
     Example:

@@ -1,5 +1,6 @@
 """Choose which checkpoints to keep from their steps and held-out losses."""
 
+import math
 from collections.abc import Mapping
 
 from pretrain.config.phases import phases_of
@@ -14,9 +15,8 @@ def kept(losses: Mapping[int, float | None], config: RunConfig) -> set[int]:
     staying = set(steps[-settings.keep :])
     for phase in phases_of(config) if settings.keep_every else ():
         apart = settings.keep_every * phase.config.train.checkpoint_every
-        staying |= {
-            step for step in steps if apart and phase.first < step <= phase.last and step % apart == 0
-        }
+        first, last = phase.first or 0, math.inf if phase.last is None else phase.last  # where unknown: any
+        staying |= {step for step in steps if apart and first < step <= last and step % apart == 0}
     known = {step: loss for step, loss in losses.items() if loss is not None}
     if settings.keep_best and known:
         # of equal ones, the later: it has trained longer

@@ -7,7 +7,8 @@
 Phases share the model, the optimizer with both moments, the run folder and the count of steps: a run of two phases
 of 7,038 and 1,563 steps has 8,601. At the phase boundary the schedule restarts, and so does the update count behind
 LAMB's and AdamW's bias correction, as in NVIDIA's BERT between its phases of 128 and 512 tokens
-(DeepLearningExamples, `--phase2`: `global_step` and the step of each parameter group are set to 0).
+(DeepLearningExamples, `--phase2`: `global_step` and the step of each parameter group are set to 0). With
+`schedule.span=run` both continue instead: one schedule over all phases, times each phase's own peak rate.
 """
 
 import re
@@ -19,25 +20,34 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError
-from data_pipeline.settings import DataSettings, settings_affecting_bytes
+from data_pipeline.settings import AFFECTING_MASKS, DataSettings, settings_affecting_bytes
 from pretrain.config.settings import RunConfig
 
 MAY_DIFFER = (
     "data",
     "schedule",
     "optim.lr",
+    "encoder.rope_theta",
+    "encoder.local_rope_theta",
     "train.shards",
     "train.steps",
+    "train.minutes",
     "train.global_batch",
+    "train.batch_ramp",
+    "train.batch_ramp_from",
     "train.micro_batch",
     "train.eval_every",
     "train.eval_examples",
+    "train.probe_every",
     "train.checkpoint_every",
     "train.log_every",
 )
-"""Groups and single settings that a phase may set. All others belong to the model or the engine, which are shared."""
-SHARED = ("data.vocab",)
+"""Groups and single settings that a phase may set; the thetas, since no parameter depends on them. All others belong to
+the model or the engine, which are shared."""
+SHARED = ("data.vocab", "schedule.span")
 """Settings of those groups that a phase may not set."""
+LENGTHS = {"steps": "minutes", "minutes": "steps"}
+"""The two settings of the group `train` that say how long a phase is; each excludes the other."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -50,20 +60,59 @@ class Phase:
     """Empty where the run has no phases."""
     config: RunConfig
     """Every setting as it is in this phase."""
-    first: int
-    """Number of steps of the run before this phase."""
+    first: int | None
+    """Number of steps of the run before this phase; None: it follows a phase with train.minutes, which has as many as
+    fit."""
+    run_steps: int
+    """Number of steps of the whole run; 0: unknown, since a phase has train.minutes."""
 
     @property
-    def last(self) -> int:
-        """The step of the run at which this phase ends."""
-        return self.first + self.config.train.steps
+    def last(self) -> int | None:
+        """The step of the run at which this phase ends; None: unknown until it does."""
+        train = self.config.train
+        return None if self.first is None or train.minutes else self.first + train.steps
+
+    @property
+    def in_words(self) -> str:
+        """How long the phase is."""
+        train = self.config.train
+        if train.minutes:
+            return f"{train.minutes:g} minutes of training"
+        if self.first is None:
+            return f"{train.steps:,} steps"
+        return f"steps {self.first + 1:,} to {self.last:,}"
+
+    @property
+    def spans_run(self) -> bool:
+        """Whether the schedule and the optimizer's update count continue from phase to phase."""
+        return self.config.schedule.span == "run"
+
+    @property
+    def schedule_first(self) -> int:
+        """The step of the run at which this phase's schedule begins."""
+        return 0 if self.spans_run else self.first or 0
+
+    @property
+    def schedule_steps(self) -> int:
+        """The number of steps of this phase's schedule; 0 with train.minutes, whose share it follows."""
+        return self.run_steps if self.spans_run else self.config.train.steps
+
+
+def one_length(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings in which train.steps or train.minutes, where they have one of them, replaces the other one of
+    what they are merged into; both are kept, and refused later."""
+    train = settings.get("train", {})
+    given = {key for key in LENGTHS if str(train.get(key, "-"))[:1] != "-" and str(train[key]).strip("0.")}
+    if len(given) != 1:
+        return settings
+    return settings | {"train": {LENGTHS[given.pop()]: 0} | train}
 
 
 def phases_of(config: RunConfig) -> list[Phase]:
     """Return the phases in order; a single unnamed one if the recipe has none. Raises UserError for missing or
     duplicate names and for a setting that cannot differ between phases."""
     if not config.phases:
-        return [Phase(0, "", config, 0)]
+        return [Phase(0, "", config, 0, config.train.steps)]
     found: list[Phase] = []
     for number, changes in enumerate(config.phases):
         name = str(changes.get("name", ""))
@@ -74,13 +123,15 @@ def phases_of(config: RunConfig) -> list[Phase]:
                 expected="another one for each phase, of letters, digits, _ and -",
             )
         first = found[-1].last if found else 0
-        found.append(Phase(number, name, _changed(config, changes, name), first))
-    return found
-
-
-def total_steps(config: RunConfig) -> int:
-    """Return the number of accepted updates of all phases."""
-    return phases_of(config)[-1].last
+        found.append(Phase(number, name, _changed(config, changes, name), first, 0))
+    timed = [phase.name for phase in found if phase.config.train.minutes]
+    if timed and found[0].spans_run:
+        raise UserError(
+            f"schedule.span=run lays one schedule over the steps of all phases, and phase {timed[0]} has train.minutes",
+            where="phases",
+            remedy="train.steps in all phases, or schedule.span=phase",
+        )
+    return [replace(phase, run_steps=found[-1].last or 0) for phase in found]
 
 
 def phase_at(config: RunConfig, state: dict[str, Any]) -> Phase:
@@ -92,18 +143,21 @@ def phase_at(config: RunConfig, state: dict[str, Any]) -> Phase:
 
 def data_of_phases(config: RunConfig) -> list[DataSettings]:
     """Return the data settings of each phase, once per data.out. Raises UserError if two phases would write
-    different shards into one folder."""
+    different shards into one folder; their masks may differ if both mask dynamically."""
     found: dict[str, DataSettings] = {}
     for phase in phases_of(config):
         data = phase.config.data
         other = found.setdefault(data.out, data)
         wanted, there = settings_affecting_bytes(data), settings_affecting_bytes(other)
-        differing = [f"data.{key}" for key in wanted if wanted[key] != there[key]]
-        if differing:
+        differing = [key for key in wanted if wanted[key] != there[key]]
+        masks_only = set(differing) <= set(AFFECTING_MASKS)
+        if differing and not (masks_only and data.dynamic_masking and other.dynamic_masking):
+            names = ", ".join(f"data.{key}" for key in differing)
+            dynamic = ", or data.dynamic_masking=true for all phases" if masks_only else ""
             raise UserError(
-                f"phase {phase.name} has the data.out of another phase and other {', '.join(differing)}",
+                f"phase {phase.name} has the data.out of another phase and other {names}",
                 where=data.out,
-                remedy="give it a data.out of its own",
+                remedy=f"give it a data.out of its own{dynamic}",
             )
     return list(found.values())
 
@@ -132,6 +186,12 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def _changed(config: RunConfig, changes: dict[str, Any], name: str) -> RunConfig:
     settings = {key: value for key, value in changes.items() if key != "name"}
     for key, _ in leaves(settings):
+        if key.startswith("schedule.") and config.schedule.span == "run":
+            raise UserError(
+                f"{key} cannot differ between phases that share one schedule, schedule.span=run",
+                where=f"phase {name}",
+                remedy="set it outside the phases",
+            )
         if key in SHARED or not (key in MAY_DIFFER or key.partition(".")[0] in MAY_DIFFER):
             raise UserError(
                 f"{key} cannot differ between phases",
@@ -140,7 +200,7 @@ def _changed(config: RunConfig, changes: dict[str, Any], name: str) -> RunConfig
                 remedy="set it outside the phases, for all of them",
             )
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(replace(config, phases=[])), settings)
+        merged = OmegaConf.merge(OmegaConf.structured(replace(config, phases=[])), one_length(settings))
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]

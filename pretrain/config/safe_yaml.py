@@ -4,6 +4,8 @@ The parsers recurse in C, where 60,000 open brackets crash the process, and nest
 level. Parser events reveal the shape before any object is built.
 """
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,18 @@ def load_yaml(path: Path) -> Any:
 
 def check_shape(text: str) -> None:
     """Raise YAMLError if `text` is not YAML, or has more than DEPTH levels or VALUES values."""
+    # libyaml yields the same events several times as fast; what it finds wrong, the other one puts into words
+    if yaml.__with_libyaml__:
+        with suppress(yaml.YAMLError):
+            _check_events(yaml.parse(text, Loader=yaml.CSafeLoader))
+            return
+    _check_events(yaml.parse(text, Loader=yaml.SafeLoader))
+
+
+def _check_events(events: Iterable[yaml.Event]) -> None:
     sizes: dict[str, int] = {}
     open_ones: list[tuple[str | None, int]] = [(None, 0)]  # anchor and number of values of each collection
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in events:
         anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, yaml.CollectionStartEvent):
             open_ones.append((anchor, 0))

@@ -3,10 +3,14 @@
 launch/settings/recipe.py reads them, pretrain/preflight/validate.py lists what is wrong with them.
 """
 
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from data_pipeline.settings import DataSettings, VocabularySettings
+from pretrain.config.electra_settings import ElectraSettings as ElectraSettings
+from pretrain.config.encoder_settings import EncoderSettings as EncoderSettings
+from pretrain.config.optim_settings import OptimSettings as OptimSettings
+from pretrain.config.optim_settings import ScheduleSettings as ScheduleSettings
 
 CLS_SEGMENT = 2
 """Segment of [CLS] where it is behind the text (XLNet): another one than those of the text."""
@@ -23,14 +27,14 @@ class RunSettings:
     seed: int = 1
     """Seed of the weights, the order of the data and dropout."""
     stop_after: int = 0
-    """Save a checkpoint and stop after this step, the schedule unchanged; 0: go on to the end."""
+    """Save a checkpoint and stop after this step, the schedule unchanged; 0: train to the end."""
     restarts: int = 3
     """How often, in all, ranks that this command started are started again after a crash, a kill or a hang, from the
     newest checkpoint; a mistake told in one line (exit code 2) would come again and is not retried."""
     restart_delay: float = 5.0
     """Seconds before that."""
     live: bool = True
-    """While training in a terminal, show a panel of what goes on, in place; false: lines, as in a batch log. Where the
+    """While training in a terminal, show a panel that is repainted in place; false: lines, as in a batch log. Where the
     output goes to a file or a pipe, TERM is dumb or CI is set, there are lines in any case."""
     step_limit: float = 1800.0
     """Seconds that a step, an evaluation or a checkpoint may take; beyond it every rank writes its stack to
@@ -43,8 +47,20 @@ class TrainSettings:
     """Folder with the shards and index.json; empty: data.out."""
     steps: int = 1000
     """Accepted optimizer updates."""
+    minutes: float = 0.0
+    """Train for so many minutes by the first rank's clock instead, which counts steps alone: no start, evaluation or
+    checkpoint. The schedule follows the share that is used. 0: train.steps."""
+    replay: str = ""
+    """Folder (or metrics.jsonl) of a finished run with train.minutes: take the shares that it logged in place of the
+    clock, so that the run is repeated bit-equal."""
     global_batch: int = 256
     """Examples of one update, over all ranks; exact."""
+    batch_ramp: int = 0
+    """Global batches over which the batch grows evenly from train.batch_ramp_from to train.global_batch; 0: all are
+    alike. The learning rate does not follow it."""
+    batch_ramp_from: int = 0
+    """Examples of the first global batch of that ramp. Every batch is a multiple of the number of data.streams, of
+    which there are by default as many as divide both ends."""
     micro_batch: int = 32
     """Token budget of one forward pass, in full-length examples: micro_batch x sequence_length tokens."""
     precision: str = "auto"
@@ -55,6 +71,14 @@ class TrainSettings:
     """Steps between evaluations on the held-out examples; 0: only at the end."""
     eval_examples: int = 2048
     """Held-out examples of one evaluation: always the first so many."""
+    probe: str = ""
+    """Task that the model is scored on while it trains, as by `maskmill evaluate`: blimp (a fixed tenth of it), or one
+    of texts or words with a label (own, tagging, mrpc, uner, ...) that a linear model reads from the frozen encoder.
+    Empty: none."""
+    probe_data: str = ""
+    """The task's folder, as --data of `maskmill evaluate`."""
+    probe_every: int = 0
+    """Steps between two scores; 0: only of the starting weights and at the end."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: only at the end."""
     log_every: int = 10
@@ -62,8 +86,8 @@ class TrainSettings:
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     kernels: str = "auto"
-    """LAMB's passes over memory: auto (Triton's kernels on CUDA where triton is installed, else torch), triton (or an
-    error) or torch."""
+    """Passes over memory of every optimizer but adamw: auto (Triton's kernels on CUDA where triton is installed, else
+    torch), triton (or an error) or torch."""
     compile: str = "auto"
     """Fuse the model's operations with torch.compile, once, for one shape of micro-batch: on, off; auto: on on CUDA,
     and on a CPU where the run is so long that a minute or two of compiling pays."""
@@ -77,7 +101,7 @@ class TrainSettings:
     spike_window: int = 128
     """So many losses before it; watched from half as many on."""
     deterministic: bool = True
-    """Ask torch for deterministic kernels, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
+    """Have torch use deterministic kernels alone, so that a repeated run is bit-equal (CUDA: somewhat slower)."""
 
 
 @dataclass
@@ -90,7 +114,7 @@ class CheckpointSettings:
     """The one with the lowest held-out loss stays as well, of those at whose step train.eval_every had one measured."""
     mirror: str = ""
     """URI in an object store (s3://bucket/run) to which each checkpoint is copied in the background; a run whose folder
-    has none left goes on from there."""
+    has none left resumes from there."""
 
 
 @dataclass
@@ -104,86 +128,11 @@ class ZeroSettings:
 
 
 @dataclass
-class OptimSettings:
-    name: str = "lamb"
-    """lamb or adamw."""
-    variant: str = "nvidia"
-    """LAMB as nvidia wrote it (bias correction; no decay and trust ratio 1 for biases and LayerNorm), google (the
-    same without bias correction) or the paper (bias correction; decay and trust ratio for every tensor)."""
-    trust_clamp: list[float] = field(default_factory=list)
-    """LAMB: least and largest trust ratio; empty: any."""
-    lr: float = 1e-3
-    """Peak learning rate."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    """Decay of the first and second moment."""
-    eps: float = 1e-6
-    """Added to the root of the second moment."""
-    weight_decay: float = 0.01
-    """Weight decay; none on biases and LayerNorm."""
-
-
-@dataclass
-class ScheduleSettings:
-    name: str = "linear"
-    """linear, polynomial, nvidia (polynomial counted from step 0, as in NVIDIA's LAMB recipe), cosine, constant."""
-    warmup: float = 0.1
-    """Below 1: share of the steps; from 1 on: steps."""
-    power: float = 1.0
-    """Exponent of the polynomial and nvidia schedules."""
-
-
-@dataclass
-class EncoderSettings:
-    layers: int = 12
-    """Transformer blocks."""
-    hidden: int = 768
-    """Width of a token's vector."""
-    embedding_size: int = 0
-    """Width of the embedding tables, which a linear layer projects to `hidden` where it differs; 0: as wide."""
-    sharing: str = "none"
-    """What the layers of a group have in common: none, all (as ALBERT), attention or feed_forward, each with the
-    LayerNorm behind it."""
-    groups: int = 1
-    """Groups of consecutive layers that share among themselves; 1: all layers are one group."""
-    heads: int = 12
-    """Attention heads; they share out the width."""
-    intermediate: int = 3072
-    """Width of the feed-forward layer."""
-    activation: str = "gelu_tanh"
-    """gelu_tanh (Google's and NVIDIA's BERT; `gelu_new` at Hugging Face), gelu (erf) or relu."""
-    dropout: float = 0.1
-    """Dropout of embeddings and of each block's two outputs."""
-    attention_dropout: float = 0.1
-    """Dropout of the attention weights."""
-    max_positions: int = 512
-    """Longest sequence that the position table serves."""
-    segments: int = 2
-    """Segments that the embedding tells apart; 0: it has no segment table, as in RoBERTa."""
-    layer_norm_eps: float = 1e-12
-    """Added to the variance in LayerNorm."""
-    initializer_range: float = 0.02
-    """Standard deviation of the truncated normal (cut at two of it) that weights start from."""
-
-    @property
-    def embedding_width(self) -> int:
-        """The width of the embedding tables."""
-        return self.embedding_size or self.hidden
-
-
-@dataclass
-class ElectraSettings:
-    generator_share: float = 0.25
-    """Width of the generator as a share of encoder.hidden. It has as many layers, heads of about 64, and a feed-forward
-    layer of four times its width."""
-    discriminator_weight: float = 50.0
-    """Weight of the discriminator's loss beside the generator's."""
-
-    def generator(self, encoder: EncoderSettings) -> EncoderSettings:
-        """Derive the generator's encoder from the discriminator's: it has its embeddings."""
-        hidden = max(1, round(encoder.hidden * self.generator_share))
-        heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)
-        width = encoder.embedding_width
-        return replace(encoder, hidden=hidden, embedding_size=width, heads=heads, intermediate=4 * hidden)
+class ElectraTwoStageSettings:
+    generator: str = ""
+    """Hugging Face folder of the finished generator: a masked language model of this run's vocabulary and widths, such
+    as the export of a run of objective.name=mlm. The discriminator starts from its weights; it is never changed, and a
+    part of the run's identity."""
 
 
 @dataclass
@@ -222,11 +171,13 @@ class ObjectiveSettings:
     """bert (masked tokens and labels of pairs), albert (the same, with layers that may share parameters), ernie
     (the same as bert, with names and phrases as masks), mlm (masked tokens of single streams), causal (every next
     token, either way; data.masking=none), spanbert (mlm of spans, and each token from its span's boundaries),
-    electra (replaced tokens, which a generator puts in place of masked ones), distilbert (half the layers of a teacher,
+    electra (replaced tokens, which a generator puts in place of masked ones), electra_two_stage (the same with a
+    generator that is finished, from whose weights the discriminator starts), distilbert (half the layers of a teacher,
     and its predictions), distilroberta (the same of a RoBERTa), roberta or xlmr (mlm without segments, of byte-level
     BPE or unigram tokens), xlnet (tokens in a random order, each from those before it)."""
     causal: CausalSettings = field(default_factory=CausalSettings)
     electra: ElectraSettings = field(default_factory=ElectraSettings)
+    electra_two_stage: ElectraTwoStageSettings = field(default_factory=ElectraTwoStageSettings)
     distilbert: DistillationSettings = field(default_factory=DistillationSettings)
     distilroberta: DistillationSettings = field(default_factory=DistillationSettings)
     xlnet: XlnetSettings = field(default_factory=XlnetSettings)
@@ -235,7 +186,7 @@ class ObjectiveSettings:
     # objective.NAME.KEY in recipes, on the command line, in `maskmill settings` and in the run's identity.
 
     def of_member(self, name: str = "") -> dict[str, Any]:
-        """The settings of the chosen objective's own group, or of the one of `name`; empty where it has none."""
+        """Return the settings of the chosen objective's own group, or of the one of `name`; empty where it has none."""
         group = getattr(self, name or self.name, None)
         return asdict(group) if is_dataclass(group) and not isinstance(group, type) else {}
 
@@ -285,10 +236,17 @@ class RunConfig:
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     export: ExportSettings = field(default_factory=ExportSettings)
     init_from: str = ""
-    """A run, checkpoint or Hugging Face folder whose weights to start from; its schedule starts anew."""
+    """A run, checkpoint or Hugging Face folder whose weights to start from; its schedule restarts. A Hugging Face
+    folder also states the encoder, and, unless they are set, the objective and data.vocab."""
     init_moments: bool = False
     """With init_from a run or checkpoint: keep both moments as well, as the second of two phases does."""
+    init_positions: str = "repeat"
+    """With init_from a Hugging Face folder of fewer positions than encoder.max_positions, the vectors of those beyond:
+    `repeat` its own in their order, `interpolate` between neighbours over the whole length, or `fresh` ones."""
+    init_new_words: str = "mean"
+    """With init_from a Hugging Face folder whose vocabulary the run's extends (`maskmill vocab --extend`), the vectors
+    and the output's biases of new entries: the `mean` of their old pieces', the `first` of these, or `fresh` ones."""
     phases: list[dict[str, Any]] = field(default_factory=list)
     """Parts of the run, one after the other: each a `name` and the settings that differ in it (data, train, optim.lr,
-    schedule). Weights and both moments go on from one to the next; schedule and bias correction start anew. On the
-    command line: phases.NAME.train.steps=100. Empty: the run has one part."""
+    schedule). Weights and both moments carry over from one to the next; schedule and bias correction restart, unless
+    schedule.span=run. On the command line: phases.NAME.train.steps=100. Empty: the run has one part."""

@@ -66,6 +66,8 @@ def deepspeed_settings(config: RunConfig, precision: str, zero: dict[str, Any]) 
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if precision != "fp32":
         settings[precision] = {"enabled": True}
+    if precision == "bf16":  # each gradient is added to its fp32 sum, and freed, as soon as it is there
+        settings["bf16"]["immediate_grad_update"] = True
     return settings
 
 
@@ -83,6 +85,7 @@ def import_deepspeed(world: World) -> Any:
     import deepspeed.ops
     import deepspeed.utils.groups as groups
 
+    _import_muon_uncompiled()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # On a CPU it would compile (half a minute, with a C++ compiler) an operator that only its inference uses; this
     # table, which DeepSpeed fills on first use, has no other reader.
@@ -90,6 +93,18 @@ def import_deepspeed(world: World) -> Any:
     if groups._WORLD_GROUP is not None and not _is_alive(groups._WORLD_GROUP):
         groups._release_process_group_references(group=None)  # an earlier run's, in the same process
     return deepspeed
+
+
+def _import_muon_uncompiled() -> None:
+    """Import DeepSpeed's Muon, as it does itself for every optimizer, but leave its functions uncompiled: to compile
+    them all of torch.compile is imported, which takes seconds on each rank, and nothing here calls them."""
+    from deepspeed.runtime import compiler
+
+    compile_, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = compile_
 
 
 def _is_alive(group: Any) -> bool:

@@ -15,21 +15,39 @@ def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
     torch.manual_seed(philox.text_key(f"dropout {seed} {batch} {rank} {micro_batch}") >> 1)
 
 
-def own_cores(environment: Mapping[str, str], local_size: int) -> int:
-    """Return this rank's number of cores: those it can run on, divided among the node's ranks. Under srun, as many
-    as each rank was given, since Slurm may bind a rank to its own."""
+def own_cores(environment: Mapping[str, str], sharing: int) -> int:
+    """Return this rank's number of cores: those it can run on, divided among the `sharing` ranks that can. Under srun,
+    as many as each rank was given, since Slurm need not bind a rank to its own."""
     available = len(os.sched_getaffinity(0))
     given = environment.get("SLURM_CPUS_PER_TASK", "") if "RANK" not in environment else ""
-    return min(available, int(given)) if given.isdecimal() and int(given) else max(1, available // local_size)
+    return min(available, int(given)) if given.isdecimal() and int(given) else max(1, available // sharing)
+
+
+def ranks_sharing_cores(world: World) -> int:
+    """Count the ranks of this node, this one included, that can run on some of its cores: all of them, or fewer if the
+    launcher has bound each to cores of its own. Collective."""
+    mine = sum(1 << core for core in os.sched_getaffinity(0))
+    of_ranks = world.gather([world.node, hex(mine)])
+    return sum(node == world.node and bool(int(cores, 16) & mine) for node, cores in of_ranks)
 
 
 def set_threads(config: RunConfig, world: World) -> None:
-    """Set this rank's CPU threads explicitly: sums depend on how work is split over threads."""
-    torch.set_num_threads(config.run.threads or own_cores(os.environ, world.local_size))
+    """Set this rank's CPU threads explicitly: sums depend on how work is split over threads. Collective."""
+    torch.set_num_threads(config.run.threads or own_cores(os.environ, ranks_sharing_cores(world)))
+
+
+def set_arithmetic(config: RunConfig) -> None:
+    """Have torch choose deterministic kernels as configured, and sum products of half precision in fp32. An operation
+    that has no such kernel then raises RuntimeError, which names it."""
     if config.train.deterministic:
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # without it cuBLAS may differ from run to run
-    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    # No mere warning: with one, CUDA's attention keeps its backward pass that adds in any order. Not by
+    # use_deterministic_algorithms, which imports torch.compile to tell it, too; compile_model does, where one compiles.
+    torch.set_deterministic_debug_mode("error" if config.train.deterministic else "default")
     # it would also have all new memory written once before use, which nothing reads
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # where a product is split along its sum, its parts would be added in half precision
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

@@ -20,7 +20,7 @@ must fit in one rank's memory once.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
@@ -35,13 +35,14 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed import gradient_fixes
 from pretrain.distributed.deepspeed_config import deepspeed_settings, import_deepspeed, refuse_unsupported
 from pretrain.distributed.flat_tensors import build_partition_map
+from pretrain.distributed.optimizer_ranks import connect
 from pretrain.distributed.partition_map import PartitionMap
 from pretrain.distributed.precision import resolve_precision
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import squared_norm
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.lamb_torch import check_kernels
-from pretrain.optim.param_groups import build_optimizer, trainable_parameters
+from pretrain.optim.param_groups import build_optimizer, set_rate, trainable_parameters
 
 
 class Engine:
@@ -62,8 +63,7 @@ class Engine:
             self._wrapper, optimizer, deepspeed_engine.module, world.rank, world.size
         )
         """Named fragments of weights and moments: for saving and loading."""
-        if isinstance(optimizer, Lamb):
-            optimizer.use_layouts(self.partition.layout_of, _adder(world) if world.size > 1 else None)
+        connect(optimizer, self.partition, world)
         self._fp32_gradients: list[nn.Parameter] = []
         if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()
@@ -131,11 +131,11 @@ class Engine:
     lr = 0.0
     """The learning rate of the last step."""
 
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the next step."""
+    def set_lr(self, lr: float, peak: float | None = None) -> None:
+        """Set the learning rate of the next step; `peak`: the phase's `optim.lr` (None: as before), which
+        `optim.decoupled_decay` depends on."""
         self.lr = lr
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        set_rate(self._optimizer, lr, peak)
 
     def trust_ratios(self) -> dict[str, Tensor]:
         """Return LAMB's trust ratios of the last update by parameter; {} for other optimizers."""
@@ -243,17 +243,6 @@ def _share_rank_0(model: nn.Module, world: World) -> None:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor, src=0)
-
-
-def _adder(world: World) -> Callable[[Tensor], None]:
-    """Return a function that sums a small tensor over ranks in place; over gloo if the optimizer is offloaded to
-    the CPU."""
-
-    def sum_over_ranks(values: Tensor) -> None:
-        apart = values.device.type != world.device.type
-        dist.all_reduce(values, group=world.messages if apart else None)
-
-    return sum_over_ranks
 
 
 def _reader(tensors: Mapping[str, Tensor]) -> Any:

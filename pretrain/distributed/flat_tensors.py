@@ -17,6 +17,7 @@ memory until it is set to zero here. Wrappers are recognised by their attributes
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pretrain.distributed.partition_map import Fixed, Flat, PartitionMap
-from pretrain.optim.flat_layout import Layout, Segment, whole
+from pretrain.optim.flat_layout import MOMENTS, Layout, Segment, whole
 
 
 def build_partition_map(
@@ -51,7 +52,15 @@ def build_partition_map(
     if held != trainable:
         raise RuntimeError(f"not in DeepSpeed's flat tensors: {sorted(trainable ^ held)}")
     layouts = {id(flat.tensor): flat.layout for flat in flats}
+    flats = [replace(flat, moments=_moments(optimizer, flat.tensor)) for flat in flats]
     return PartitionMap(tuple(flats), tuple(fixed), shapes, rank, size, optimizer, refresh, layouts)
+
+
+def _moments(optimizer: Optimizer, tensor: Tensor) -> tuple[str, ...]:
+    """Return the moments of the group that holds a tensor. At stage 3 the groups are empty between steps, and all
+    optimizers that run there have Adam's."""
+    groups = (g for g in optimizer.param_groups if any(tensor is p for p in g["params"]))
+    return next(groups, {}).get("moments", MOMENTS)
 
 
 Names = dict[int, str]  # id of a parameter -> its name

@@ -10,7 +10,7 @@ at every stage, with and without offload. Wrappers are recognised by attributes,
 |                         | over ranks has a gradient for it: ranks clip differently                               |
 | stage 3                 | a parameter unused in a step, or in its first micro-batch, gets its last gradient again |
 | offload, all stages     | a parameter unused in the last micro-batch loses this step's gradient for an old one   |
-| offload, stages 1 and 2 | sums over micro-batches go on from the step before; what is not finite stays for good  |
+| offload, stages 1 and 2 | sums over micro-batches keep the last step's; what is not finite stays for good        |
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
 """Read and write the values of named pieces of DeepSpeed's flat tensors.
 
-The map is used for LAMB's norms and for saving and loading by name. flat_tensors.py finds the pieces.
+The map is used for sums over parameters (LAMB's norms) and for saving and loading by name. flat_tensors.py finds the
+pieces.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pretrain.optim.flat_layout import Fragment, Layout
+from pretrain.optim.flat_layout import MOMENTS, Fragment, Layout
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("master", *MOMENTS)
 
 Reader = Callable[[str, str, int, int], Tensor | None]
@@ -26,6 +26,8 @@ class Flat:
 
     tensor: Tensor
     layout: Layout
+    moments: tuple[str, ...] = MOMENTS
+    """The moments that the optimizer keeps of it."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,17 @@ class PartitionMap:
         """Return the layout of a tensor that the optimizer updates."""
         return self.layouts[id(tensor)]
 
-    def fragments(self) -> Iterator[Fragment]:
-        """Return this rank's pieces of masters, moments, frozen parameters and buffers, as views.
+    def fragments(self, kinds: Iterable[str] = KINDS) -> Iterator[Fragment]:
+        """Return this rank's pieces of masters, moments, frozen parameters and buffers, as views; those among `kinds`,
+        where frozen parameters and buffers count as masters.
 
         Over all ranks, every element of every tensor occurs exactly once. Replicated tensors (stage 0) are divided
         evenly by elements; frozen parameters and buffers are rank 0's unless split.
         """
-        for kind in KINDS:
+        for kind in kinds:
             for name, start, values in self._trainable(kind):
                 yield Fragment(kind, name, start, values)
-        for piece in self.fixed:
+        for piece in self.fixed if "master" in kinds else ():
             if (piece.split or self.rank == 0) and piece.values.numel():
                 yield Fragment("master", piece.name, piece.start, piece.values)
 
@@ -77,12 +80,12 @@ class PartitionMap:
         low, high = (replicated * (self.rank + i) // self.size for i in (0, 1))
         seen = 0
         for flat in self.flats:
-            values = self._values(flat, kind)
+            values = self._values(flat, kind) if kind in ("master", *flat.moments) else None
             for segment in flat.layout.segments:
                 first, last = segment.start, segment.start + segment.length
                 if not flat.layout.split:
                     first, last = max(first, low - seen), min(last, high - seen)
-                if first < last:
+                if values is not None and first < last:
                     offset = segment.offset + first - segment.start
                     yield flat.layout.names[segment.parameter], offset, values[first:last]
             seen += 0 if flat.layout.split else flat.layout.numel
@@ -95,7 +98,7 @@ class PartitionMap:
         among `kinds` become zero. Padding becomes zero.
         """
         for flat in self.flats:
-            for kind in KINDS:
+            for kind in ("master", *flat.moments):
                 self._load_flat(flat, kind, read if kind in kinds else None)
             self._set_updates(flat, updates)
         for piece in self.fixed if "master" in kinds else ():
@@ -140,9 +143,9 @@ class PartitionMap:
         """Return the optimizer's state of a tensor, initialised as before its first update if missing."""
         state = self.optimizer.state[flat.tensor]
         if not state:
-            is_torch = type(self.optimizer).__module__.startswith("torch.")
+            is_torch = isinstance(self.optimizer, torch.optim.AdamW)
             state["step"] = torch.zeros((), device=flat.tensor.device) if is_torch else 0
-            state.update({kind: torch.zeros_like(flat.tensor) for kind in MOMENTS})
+            state.update({kind: torch.zeros_like(flat.tensor) for kind in flat.moments})
         return state
 
 

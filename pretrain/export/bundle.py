@@ -14,6 +14,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import file_sha256
+from pretrain.export.families.registry import FAMILIES
 from pretrain.run.folder import EXPORT, RUN, model_folders
 
 NOTE, CARD = "maskmill.json", "README.md"
@@ -26,6 +27,7 @@ BELONGS = frozenset(
         *(NOTE, CARD, "config.json", "generation_config.json", "model.safetensors"),
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         *("vocab.txt", "vocab.json", "merges.txt"),
+        *(file for family in FAMILIES.values() for file in family.beside),
     )
 )
 """Names that an export may contain; nothing else is sent."""
@@ -50,6 +52,14 @@ class Upload:
             name: len(file) if isinstance(file, bytes) else file.stat().st_size
             for name, file in self.files.items()
         }
+
+
+def check_is_new(folder: Path) -> None:
+    """Raise UserError if `folder` is there with something in it, or is a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            "exists already", where=folder, expected="a new folder", remedy="name another or remove it"
+        )
 
 
 def exported_folders(source: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from data_pipeline.shards.index import Index
 from pretrain.checkpoint.store import Checkpoint
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import RunConfig, ScheduleSettings, TrainSettings
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import Score, leading, pair_kinds, secondary
 from pretrain.evaluate.verdict import findings
@@ -94,19 +94,19 @@ def _training(
     state, position = checkpoint.state, checkpoint.state.get("position", {})
     examples = int(position.get("examples", 0))
     in_phase = examples - int(position.get("phase_examples", 0))
-    phases = summary.get("phases") or []
+    phases = [phase for phase in summary.get("phases") or [] if phase["name"]]
     return {
-        "steps done (accepted updates)": f"{checkpoint.step:,} of {summary.get('steps', config.train.steps):,}",
+        "steps done (accepted updates)": _steps_done(checkpoint.step, config, summary),
         **({"phases": _phases(phases)} if phases else {}),
         "batches skipped": len(position.get("skipped", ())),
         "examples seen": examples,
         "tokens seen, none of them padding": int(position.get("tokens", 0)),
         "passes over the data" + (" of the last phase" if phases else ""): in_phase
         / max(index.train.examples, 1),
-        "global batch, in examples": config.train.global_batch,
+        "global batch, in examples": _batch(config.train),
         "sequence length": index.settings["sequence_length"],
         "peak learning rate": config.optim.lr,
-        "schedule": f"{config.schedule.name}, warm-up {config.schedule.warmup:g}",
+        "schedule": _schedule(config.schedule),
         "clipping of the global gradient norm": config.train.clip or "none",
         "precision (masters, moments and reduction in fp32)": state.get("identity", {}).get(
             "train.precision", config.train.precision
@@ -115,12 +115,34 @@ def _training(
     }
 
 
+def _batch(train: TrainSettings) -> object:
+    if not train.batch_ramp:
+        return train.global_batch
+    return (
+        f"{train.global_batch:,}, from {train.batch_ramp_from:,} over the first {train.batch_ramp:,} batches"
+    )
+
+
+def _schedule(schedule: ScheduleSettings) -> str:
+    decay = f", decay {schedule.decay:g} ({schedule.decay_shape})" if schedule.name == "wsd" else ""
+    return f"{schedule.name}, warm-up {schedule.warmup:g}{decay}, over each {schedule.span}"
+
+
+def _steps_done(step: int, config: RunConfig, summary: Mapping[str, Any]) -> str:
+    steps, minutes = summary.get("steps") or config.train.steps, config.train.minutes
+    return f"{step:,}" + (f" of {steps:,}" if steps else "") + (f" in {minutes:g} minutes" if minutes else "")
+
+
 def _phases(phases: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(
-        f"{p['name']}, up to step {p['last']:,}: batch {p['global_batch']:,}, length {p['sequence_length']},"
-        f" rate {p['lr']}"
+        f"{p['name']}, {_end(p)}: batch {p['global_batch']:,}, length {p['sequence_length']}, rate {p['lr']}"
         for p in phases
     )
+
+
+def _end(phase: Mapping[str, Any]) -> str:
+    last = phase["last"]
+    return f"up to step {last:,}" if last is not None else f"of {phase.get('minutes') or 0:g} minutes"
 
 
 def _hardware(attempts: list[Attempt], started: int) -> dict[str, object]:

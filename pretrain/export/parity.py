@@ -42,7 +42,7 @@ def check_parity(
     EXAMPLES of `held_out`. `model` is left in float32 and evaluation mode. `pad` is the id of [PAD].
 
     Raises UserError if keys are missing or left over, weights are not tied, or a head's logits differ."""
-    theirs = _loaded(folder, family.export_class)
+    theirs = family.completed(_loaded(folder, family.export_class), folder)
     batches = list(_batches(held_out))
     exact = _compare(model.double().eval(), theirs.double().eval(), family, batches, pad)
     single = _compare(model.float(), theirs.float(), family, batches, pad)

@@ -24,7 +24,7 @@ def read_weights(source: Path, run: RunConfig, vocabulary_size: int) -> dict[str
     for folder in model_folders(source) or [source]:
         check_config(folder, run, vocabulary_size)
         family, config = family_of(folder)
-        tensors = family.from_hugging_face(stored_tensors(folder), config, folder)
+        tensors = family.of_run(run).from_hugging_face(stored_tensors(folder), config, folder)
         if beside := [folder / file for file in family.beside if (folder / file).is_file()]:
             tensors |= stored_tensors(folder, beside)
         for name, tensor in tensors.items():

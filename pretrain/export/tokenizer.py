@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer
 
 from data_pipeline.errors import UserError
+from data_pipeline.loader.separators import PERIOD
+from data_pipeline.settings import SEPARATORS
 from data_pipeline.shards.schema import VocabularyStamp
 from data_pipeline.vocabulary.base import Vocabulary, json_text
 from data_pipeline.vocabulary.files import parse_tokenizer_json
@@ -42,11 +44,12 @@ def write_tokenizer(
     inputs: tuple[str, ...] = INPUTS,
     special_ids: Mapping[str, str] = MappingProxyType({}),
     cls_last: bool = False,
+    separators: str = SEPARATORS[0],
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and other vocabulary files of its kind into
     `folder`. A WordPiece vocabulary with [CLS] first loads as BERT's own tokenizer class, others as the general one;
     both return `inputs`. `special_ids` and `cls_last`: as in Family; the first name further special tokens (bos_token,
-    eos_token).
+    eos_token). `separators`: those of the pairs that the model was trained on, one of SEPARATORS.
 
     Raises UserError if the text is not one of our vocabularies, or the re-loaded tokenizer gives other ids on
     PROBES."""
@@ -56,10 +59,12 @@ def write_tokenizer(
     own_inputs: dict[str, Any] = {} if inputs == INPUTS else {"model_input_names": list(inputs)}
     for name, text in vocabulary.files().items():
         (folder / name).write_text(text, "utf-8")
-    if cls_last:
-        framed = {**vocabulary.definition(), "post_processor": _cls_last(vocabulary)}
+    is_usual = not cls_last and separators == SEPARATORS[0]
+    if not is_usual:
+        template = _cls_last(vocabulary) if cls_last else _separated(vocabulary, separators)
+        framed = {**vocabulary.definition(), "post_processor": template}
         (folder / "tokenizer.json").write_text(json_text(framed), "utf-8")
-    if isinstance(vocabulary, WordPiece) and not cls_last:  # BERT's own class puts [CLS] first
+    if isinstance(vocabulary, WordPiece) and is_usual:  # BERT's own class has a frame of its own
         BertTokenizer(
             vocab=vocabulary.ids,
             do_lower_case=vocabulary.normalization.lowercase,
@@ -80,7 +85,7 @@ def write_tokenizer(
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     (folder / "special_tokens_map.json").write_text(json.dumps(specials, indent=2) + "\n", "utf-8")
-    _check(Tokenizer.from_str(tokenizer_json), vocabulary, folder, cls_last)
+    _check(Tokenizer.from_str(tokenizer_json), vocabulary, folder, cls_last, separators)
 
 
 def _cls_last(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -90,7 +95,23 @@ def _cls_last(vocabulary: Vocabulary) -> dict[str, Any]:
     return template | {kind: [*template[kind][1:], moved] for kind in ("single", "pair")}
 
 
-def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path, cls_last: bool) -> None:
+def _separated(vocabulary: Vocabulary, separators: str) -> dict[str, Any]:
+    """Return the part of a tokenizer.json that frames texts with these separators (data.separators), one at the end of
+    a single text where pairs have one there."""
+    template, sep = vocabulary.sequence_template(), vocabulary.specials.sep
+    has_mid, has_end = separators in ("mid", "period"), separators in ("end", "period")
+    cls, first, mid, second, end = template["pair"]
+    single = [cls, first, *([end | {"SpecialToken": mid["SpecialToken"]}] if has_end else [])]
+    pair = [cls, first, *([mid] if has_mid else []), second, *([end] if has_end else [])]
+    framed = template | {"single": single, "pair": pair}
+    if separators != "period":
+        return framed
+    ids = {"id": PERIOD, "ids": [vocabulary.tokens.index(PERIOD)], "tokens": [PERIOD]}
+    renamed = json.loads(json.dumps(framed).replace(json.dumps(sep), json.dumps(PERIOD)))
+    return renamed | {"special_tokens": template["special_tokens"] | {PERIOD: ids}}
+
+
+def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path, cls_last: bool, separators: str) -> None:
     ours.no_truncation()
     theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     for text in PROBES:
@@ -106,5 +127,7 @@ def _check(ours: Tokenizer, vocabulary: Vocabulary, folder: Path, cls_last: bool
             raise UserError(f"the exported tokenizer has another {role} token", where=folder)
     frame = theirs("a", "b")["input_ids"]
     ends = frame[-2:] if cls_last else [frame[-1], frame[0]]
+    if separators in ("none", "mid", "period"):
+        ends[0] = vocabulary.sep if frame.count(vocabulary.sep) == (separators == "mid") else -1
     if ends != [vocabulary.sep, vocabulary.cls]:
         raise UserError(f"the exported tokenizer adds no {vocabulary.specials.cls}", where=folder)

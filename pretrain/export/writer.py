@@ -1,5 +1,6 @@
 """Export weights to a folder that transformers loads, only if it computes the same logits."""
 
+import json
 import os
 import re
 import secrets
@@ -16,17 +17,18 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import file_sha256, writing
 from data_pipeline.records import Examples
+from data_pipeline.settings import SEPARATORS, DataSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.bundle import NOTE
+from pretrain.export.bundle import NOTE, check_is_new
 from pretrain.export.card import Card, write_card
 from pretrain.export.families.base import Config, Family
-from pretrain.export.families.registry import FAMILIES
+from pretrain.export.families.registry import chosen_families
 from pretrain.export.parity import Parity, check_parity, quiet
 from pretrain.export.tokenizer import vocabulary_of, write_tokenizer
+from pretrain.model.embeddings import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load
@@ -53,17 +55,12 @@ def export(
     vocabulary, objective = vocabulary_of(tokenizer_json), load(config)
     model = objective.build_model(vocabulary)
     load_parameters(model, state, where="weights to export")
+    add_up(model)
     title, parities = card.title or Path(out).name, {}
     with writing(out), _folder_when_whole(Path(out), overwrite) as whole, quiet():
-        families = family_folders(objective.families, whole)
-        folders = {folder: family.of_run(config) for folder, family in families.items()}
+        folders = write_without_weights(config, tokenizer_json, whole)
         for folder, family in folders.items():
-            folder.mkdir(exist_ok=True)
-            fields = family.config(config, vocabulary)
-            write_config(family, fields, folder)
-            write_weights(model, family, fields, folder)
-            longest, roles = config.encoder.max_positions, family.special_ids
-            write_tokenizer(tokenizer_json, folder, longest, family.model_inputs, roles, family.cls_last)
+            write_weights(model, family, family.config(config, vocabulary), folder)
             parities[folder] = check_parity(model, folder, family, held_out, vocabulary.pad)
         proven(model)
         for folder, family in folders.items():
@@ -74,16 +71,59 @@ def export(
     return {head: parity for found in parities.values() for head, parity in found.items()}
 
 
-def family_folders(names: Sequence[str], out: Path) -> dict[Path, Family]:
-    """Return the export folder of each family of an objective: `out` itself, or a folder in it for each of several."""
-    families = [FAMILIES[name] for name in names]
+def write_without_weights(config: RunConfig, tokenizer_json: str, out: Path) -> dict[Path, Family]:
+    """Write config.json and the tokenizer of each model that a run exports to `out`, or to folders in it, and return
+    each folder's family."""
+    vocabulary = vocabulary_of(tokenizer_json)
+    families = family_folders(chosen_families(load(config).families, config), out)
+    folders = {folder: _with_own_inputs(family.of_run(config), config) for folder, family in families.items()}
+    separators = config.data.separators if config.data.separators in SEPARATORS else SEPARATORS[0]
+    for folder, family in folders.items():
+        folder.mkdir(exist_ok=True)
+        fields = {**family.config(config, vocabulary), **_input_format(config.data)}
+        write_config(family, fields, folder)
+        write_tokenizer(
+            tokenizer_json,
+            folder,
+            config.encoder.max_positions,
+            family.model_inputs,
+            family.special_ids,
+            family.cls_last,
+            separators,
+        )
+    return folders
+
+
+def _with_own_inputs(family: Family, config: RunConfig) -> Family:
+    """Return the family without segment ids among its inputs where the model has no segments, since the table that
+    transformers needs then has a single row."""
+    if not family.segment_table or family.encoder(config).segments:
+        return family
+    own = tuple(name for name in family.model_inputs if name != "token_type_ids")
+    return replace(family, model_inputs=own)
+
+
+def _input_format(data: DataSettings) -> Config:
+    """Return the fields of config.json which state that a model was trained on other pairs than [CLS] A [SEP] B [SEP]:
+    pretrain/evaluate/downstream/shards reads them."""
+    if data.separators not in SEPARATORS[1:]:
+        return {}
+    return {"separators": data.separators, "separator_gap": data.separator_gap}
+
+
+def family_folders(families: Sequence[Family], out: Path) -> dict[Path, Family]:
+    """Return the export folder of each family of a run: `out` itself, or a folder in it for each of several."""
     return {out / family.folder if len(families) > 1 else out: family for family in families}
 
 
 def write_config(family: Family, fields: Config, folder: Path) -> None:
-    """Write config.json."""
+    """Write config.json, with fields that transformers keeps in another place and older versions read in this one."""
     kind = transformers.CONFIG_MAPPING[family.model_type]
     kind(**fields, architectures=[family.export_class], dtype="float32").save_pretrained(folder)
+    path = folder / "config.json"
+    stated = json.loads(path.read_text("utf-8"))
+    if lost := {name: value for name, value in fields.items() if name not in stated and value is not None}:
+        path.write_text(json.dumps(stated | lost, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def write_weights(model: Model, family: Family, fields: Config, folder: Path) -> None:
@@ -129,10 +169,8 @@ def set_modes_by_umask(folder: Path) -> None:
 @contextmanager
 def _folder_when_whole(out: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a new folder beside `out` that is renamed to `out` if the block succeeds, and deleted if not."""
-    if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(
-            "exists already", where=out, expected="a new folder", remedy="name another or remove it"
-        )
+    if not overwrite:
+        check_is_new(out)
     mark = secrets.token_hex(4)
     partial, old = (out.with_name(f".{out.name}.{mark}.{kind}") for kind in ("partial", "old"))
     partial.mkdir(parents=True)

@@ -1,4 +1,4 @@
 """Define the encoder and its heads: hidden states, logits and loss sums of a MicroBatch, on a single device.
 
-Read in this order: embeddings, attention (tiles, dropout), layers, encoder, heads (projection/), initialize.
+Read in this order: embeddings, attention/ (dropout), layers, encoder, heads (projection/), initialize.
 """

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from data_pipeline.io.npy import offsets_of
 from data_pipeline.records import NO_LABEL
-from pretrain.model.attention import Packing
+from pretrain.model.attention.attend import Packing
 
 if TYPE_CHECKING:  # these import numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.bin_packing import Caps
@@ -180,6 +180,7 @@ class MicroBatch:
         keys: ArrayLike | None = None,
         streams: ArrayLike | None = None,
         segment_ids: ArrayLike | None = None,
+        positions: ArrayLike | None = None,
     ) -> "MicroBatch":
         """Build a micro-batch on the CPU from NumPy columns of any integer dtype.
 
@@ -187,17 +188,17 @@ class MicroBatch:
         (E,) of segment 0. `masked_positions` (R,) count within the example, `masked_counts` (E,) of them
         each, with the original `masked_ids` (R,). `max_length` states a bound that stays the same over a run,
         for static shapes. `keys` and `streams` (E,) default to the examples' places here, `segment_ids` (T,) to
-        0 up to `first_lengths` and 1 after them."""
+        0 up to `first_lengths` and 1 after them, `positions` (T,) to the tokens' places in their examples."""
         length_of = np.asarray(lengths, np.int64)
         offsets = offsets_of(length_of)
-        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length_of)
+        places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length_of)
         if segment_ids is None:
-            segment_ids = positions >= np.repeat(np.asarray(first_lengths, np.int64), length_of)
+            segment_ids = places >= np.repeat(np.asarray(first_lengths, np.int64), length_of)
         masked_starts = np.repeat(offsets[:-1], np.asarray(masked_counts, np.int64))
         return MicroBatch(
             input_ids=_column(tokens),
             segment_ids=_column(segment_ids),
-            positions=_column(positions),
+            positions=_column(places if positions is None else positions),
             cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
             masked_index=_column(masked_starts + np.asarray(masked_positions, np.int64)),
             masked_ids=_column(masked_ids),
@@ -238,6 +239,7 @@ class MicroBatch:
             examples.labels,
             max_length,
             segment_ids=examples.segment_ids,
+            positions=examples.positions,
         )
 
     @staticmethod

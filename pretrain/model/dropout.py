@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from pretrain.model.operators import operator
+
 _STEPS = 1 << 16
 
 
@@ -50,13 +52,13 @@ def dropped(x: Tensor, keep: Tensor, scale: float) -> Tensor:
     return (x * keep.view(torch.uint8)).mul_(scale)
 
 
-@torch.library.custom_op("maskmill::keep_mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+@operator("keep_mask", torch.Tag.nondeterministic_seeded)
 def _keep_mask_like(x: Tensor, rate: float) -> Tensor:
     """Draw a `keep_mask` of x's shape, as an op opaque to torch.compile, whose own code would draw serially."""
     return keep_mask(x.shape, rate)[0]
 
 
-@_keep_mask_like.register_fake
+@torch.library.register_fake("maskmill::keep_mask")
 def _(x: Tensor, rate: float) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.bool)
 

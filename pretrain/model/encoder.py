@@ -3,6 +3,8 @@
 Shape legend: T packed tokens, P rows that are asked for, E embedding size, H hidden size.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -11,14 +13,16 @@ from data_pipeline.errors import UserError
 from pretrain.config.layer_sharing import HALVES, owner_of
 from pretrain.config.settings import EncoderSettings
 from pretrain.model.batch import MicroBatch
-from pretrain.model.embeddings import Embeddings
-from pretrain.model.initialize import bare
+from pretrain.model.embeddings import Embeddings, Rotation, rotation
+from pretrain.model.initialize import bare, bare_norm
 from pretrain.model.layers import ACTIVATIONS, Layer
 from pretrain.model.visibility import FULL, Visibility
 
 
 class Encoder(nn.Module):
-    """BERT's encoder (Devlin et al. 2019) over packed tokens: no padding, no ranks, any device and dtype.
+    """BERT's encoder (Devlin et al. 2019) over packed tokens: no padding, no ranks, any device and dtype. Its settings
+    make of it what came later: norms before the halves of a layer, RoPE, gates, local layers (Warner et al. 2024,
+    ModernBERT), RMSNorm and grouped heads (Boizard et al. 2025, EuroBERT).
 
     Its parameters are not set yet: call `initialize` or `load_parameters` on the module that holds it. With
     `activation_checkpointing` each layer keeps only its input and is recomputed in the backward pass, with the same
@@ -49,8 +53,10 @@ class Encoder(nn.Module):
         for number in range(settings.layers):
             owners = {half: owner_of(settings, number, half) for half in HALVES}
             shared = {half: layers[owner] for half, owner in owners.items() if owner < number}
-            layers.append(Layer(settings, **shared))
+            layers.append(Layer(settings, **shared, first=number == 0))
         self.layers = nn.ModuleList(layers)
+        pre = settings.norm_place == "pre"
+        self.final_norm = bare_norm(settings, settings.hidden) if pre else nn.Identity()
 
     def forward(
         self, batch: MicroBatch, rows_P: Tensor | None = None, visibility: Visibility = FULL
@@ -63,13 +69,35 @@ class Encoder(nn.Module):
         x_TE = self.embeddings(batch.input_ids, batch.segment_ids, batch.positions)
         x_TH = x_TE if self.projection is None else self.projection(x_TE)
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
-        for number, layer in enumerate(self.layers, start=1):
-            rows = rows_P if number == len(self.layers) else None
-            if recompute:
-                x_TH = checkpoint(layer, x_TH, batch.packing, rows, visibility, use_reentrant=False)
-            else:
-                x_TH = layer(x_TH, batch.packing, rows, visibility)
-        return x_TH
+        windowed = visibility._replace(window=self.settings.local_reach)
+        rotations = self._rotations(batch.positions)
+        for number, layer in enumerate(self.layers):
+            local = self.settings.is_local(number)
+            rows = rows_P if number == len(self.layers) - 1 else None
+            given = (x_TH, batch.packing, rows, windowed if local else visibility, rotations[local])
+            x_TH = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)
+        return self.final_norm(x_TH)
+
+    def _rotations(self, positions_T: Tensor) -> tuple[Rotation | None, Rotation | None]:
+        """Compute the rotations of global and of local layers; None where positions are learned."""
+        settings = self.settings
+        if settings.positions == "learned":
+            return None, None
+        thetas = (settings.rope_theta, settings.local_rope_theta)
+        first, second = (rotation(positions_T, theta, settings.head_size) for theta in thetas)
+        return first, second
+
+
+def set_thetas(module: nn.Module, settings: EncoderSettings) -> None:
+    """Let every encoder in `module` that rotates use the thetas of `settings`: they are no parameters, and may change
+    between phases."""
+    for encoder in module.modules():
+        if isinstance(encoder, Encoder) and encoder.settings.positions == "rope":
+            encoder.settings = replace(
+                encoder.settings,
+                rope_theta=settings.rope_theta,
+                local_rope_theta=settings.local_rope_theta,
+            )
 
 
 def check_settings(settings: EncoderSettings) -> None:
@@ -86,6 +114,18 @@ def check_settings(settings: EncoderSettings) -> None:
             f"{settings.hidden} cannot be shared out among {settings.heads} heads",
             where="encoder.hidden",
             expected="a multiple of encoder.heads",
+        )
+    if settings.heads % settings.key_heads:
+        raise UserError(
+            f"{settings.heads} heads cannot share {settings.kv_heads} of keys",
+            where="encoder.kv_heads",
+            expected="a divisor of encoder.heads",
+        )
+    if settings.positions == "rope" and settings.head_size % 2:
+        raise UserError(
+            f"heads of {settings.head_size} have no halves to rotate",
+            where="encoder.heads",
+            expected="heads of an even size",
         )
     if settings.activation not in ACTIVATIONS:
         raise UserError(

@@ -15,16 +15,28 @@ def encoder_flops(
     """Count the operations of the matrices over examples with `tokens` tokens in all, whose squared lengths sum
     to `squares`."""
     hidden = settings.hidden
-    weights = settings.layers * (4 * hidden * hidden + 2 * hidden * settings.intermediate)
+    weights = settings.layers * layer_weights(settings)
     if settings.embedding_width != hidden:
         weights += settings.embedding_width * hidden
-    pairs = seen_pairs(visibility, tokens, squares)
-    return float(6 * weights * tokens + 12 * settings.layers * hidden * pairs)
+    windowed = visibility._replace(window=settings.local_reach)
+    local = sum(map(settings.is_local, range(settings.layers)))
+    pairs = (settings.layers - local) * seen_pairs(visibility, tokens, squares)
+    pairs += local * seen_pairs(windowed, tokens, squares)
+    return float(6 * weights * tokens + 12 * hidden * pairs)
+
+
+def layer_weights(settings: EncoderSettings) -> int:
+    """Count the elements of the matrices of one layer."""
+    keys = settings.key_heads * settings.head_size
+    products = 3 if settings.gated else 2
+    return settings.hidden * (2 * settings.hidden + 2 * keys + products * settings.intermediate)
 
 
 def projection_flops(settings: EncoderSettings, vocabulary: int, rows: int) -> float:
-    """Count the operations of the head's dense layer and the projection of `rows` rows to `vocabulary` words."""
-    return float(6 * settings.embedding_width * (settings.hidden + vocabulary) * rows)
+    """Count the operations of the head's dense layer, if any, and the projection of `rows` rows to `vocabulary`
+    words."""
+    dense = settings.hidden if settings.head_transform else 0
+    return float(6 * settings.embedding_width * (dense + vocabulary) * rows)
 
 
 def seen_pairs(visibility: Visibility, tokens: int, squares: int) -> int:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from data_pipeline.records import NO_LABEL
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted
 from pretrain.model.encoder import Encoder
-from pretrain.model.initialize import bare, padded
+from pretrain.model.initialize import bare, bare_norm, bare_residual, padded
 from pretrain.model.layers import ACTIVATIONS
 from pretrain.model.projection.cross_entropy import vocabulary_cross_entropy
 
@@ -43,7 +43,8 @@ KINDS = ("mask", "kept", "random")
 
 
 class WordHead(nn.Module):
-    """Linear, activation, LayerNorm, then the word embeddings as the output matrix, plus one bias per word.
+    """Linear, activation, norm, then the word embeddings as the output matrix, plus one bias per word. Without
+    `encoder.head_transform` the first three are left out, and the bias where the encoder has none.
 
     `decoder` is the embedding's own parameter, registered here as well: one tensor under one name for the
     optimizer, and ZeRO-3 gathers it for this module as for the other."""
@@ -52,15 +53,24 @@ class WordHead(nn.Module):
         super().__init__()
         settings = encoder.settings
         self.vocabulary_size = encoder.vocabulary_size
-        self.dense = bare(nn.Linear, settings.hidden, settings.embedding_width)
+        self.dense = self.norm = None
+        if settings.head_transform:
+            self.dense = bare_residual(settings, settings.hidden, settings.embedding_width)
+            self.norm = bare_norm(settings, settings.embedding_width)
         self.activation = ACTIVATIONS[settings.activation]
-        self.norm = bare(nn.LayerNorm, settings.embedding_width, eps=settings.layer_norm_eps)
         self.decoder = encoder.embeddings.word.weight
-        self.bias = nn.Parameter(torch.zeros(padded(self.vocabulary_size)))
+        bias_V = torch.zeros(padded(self.vocabulary_size))
+        self.bias = nn.Parameter(bias_V)
         self.vocabulary_rows = {"bias": self.vocabulary_size}
+        if not (settings.head_transform or settings.biases):
+            del self.bias
+            self.vocabulary_rows = {}
+            self.register_buffer("bias", bias_V, persistent=False)
 
     def ready(self, hidden_RH: Tensor) -> Tensor:
         """Make rows ready for the projection to words: (R, embedding size)."""
+        if self.dense is None or self.norm is None:
+            return hidden_RH
         return self.norm(self.activation(self.dense(hidden_RH)))
 
     def words(self, ready_RH: Tensor) -> Tensor:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
+from pretrain.config.settings import EncoderSettings
 
 VOCABULARY_MULTIPLE = 64
 """The vocabulary is padded to a multiple of this, which matrix kernels need to be fast."""
 
+_NORMS = (nn.LayerNorm, nn.RMSNorm)
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
@@ -25,12 +27,15 @@ def padded(vocabulary_size: int) -> int:
 
 def bare(kind: type[AnyModule], *sizes: int, **options: Any) -> AnyModule:
     """Build a layer on the default device without setting its parameters or drawing from the global generator;
-    `initialize` sets them."""
-    return nn.utils.skip_init(kind, *sizes, device=torch.get_default_device(), **options)
+    `initialize` sets them. As nn.utils.skip_init, which would import sympy to give them storage."""
+    layer = kind(*sizes, device="meta", **options)
+    for name, shapes in layer.named_parameters(recurse=False):
+        setattr(layer, name, nn.Parameter(torch.empty(shapes.shape, dtype=shapes.dtype)))
+    return layer
 
 
 def bare_embedding(rows: int, size: int) -> nn.Embedding:
-    """As `bare`. nn.Embedding itself would draw from a normal, which for tensors without storage, as `skip_init` makes
+    """As `bare`. nn.Embedding itself would draw from a normal, which for tensors without storage, as `bare` makes
     them first, imports all of torch.compile: more than a second."""
     return nn.Embedding.from_pretrained(torch.empty(rows, size), freeze=False)
 
@@ -45,19 +50,39 @@ def vocabulary_rows(module: nn.Module) -> dict[str, int]:
     }
 
 
+def bare_norm(settings: EncoderSettings, width: int) -> nn.Module:
+    """As `bare`: the norm that the settings choose, LayerNorm or RMSNorm (Zhang & Sennrich 2019), for vectors of this
+    width."""
+    if settings.norm == "rms":
+        return bare(nn.RMSNorm, width, eps=settings.layer_norm_eps)
+    return bare(nn.LayerNorm, width, eps=settings.layer_norm_eps, bias=settings.norm_biases)
+
+
+def bare_residual(settings: EncoderSettings, inputs: int, outputs: int) -> nn.Linear:
+    """As `bare`: a Linear layer whose weights start smaller the more layers there are, with
+    `encoder.scale_residual_init` (Radford et al. 2019, GPT-2, section 2.3)."""
+    layer = bare(nn.Linear, inputs, outputs, bias=settings.biases)
+    if settings.scale_residual_init:
+        layer.initializer_scale = (2 * settings.layers) ** -0.5  # read by `initialize`
+    return layer
+
+
 @torch.no_grad()
 def initialize(module: nn.Module, seed: int, std: float) -> None:
-    """Set every parameter of `module`: biases 0, LayerNorm 1 and 0, weights from a normal of mean 0 and deviation
-    `std` cut at two deviations (google-research/bert, modeling.py), padding rows 0.
+    """Set every parameter of `module`: biases 0, norms 1 and 0, weights from a normal of mean 0 and deviation `std`
+    cut at two deviations (google-research/bert, modeling.py), padding rows 0. A module with an `initializer_scale` has
+    `std` times that; with a scale of 0, zeros.
 
     Each tensor has its own generator, keyed by seed and name: equal on every rank, independent of other draws, and
     equal for the same encoder under another objective."""
     from data_pipeline.compiled.philox import text_key
 
     real_rows = vocabulary_rows(module)
-    norms = {id(p) for m in module.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(False)}
+    norms = {id(p) for m in module.modules() if isinstance(m, _NORMS) for p in m.parameters(False)}
+    scales = {id(m.weight): m.initializer_scale for m in module.modules() if hasattr(m, "initializer_scale")}
     for name, parameter in module.named_parameters():
-        if name.endswith("bias"):
+        scale = float(scales.get(id(parameter), 1.0))  # type: ignore[arg-type]
+        if name.endswith("bias") or not scale:
             parameter.zero_()
         elif id(parameter) in norms:
             parameter.fill_(1.0)
@@ -65,7 +90,9 @@ def initialize(module: nn.Module, seed: int, std: float) -> None:
             generator = torch.Generator().manual_seed(text_key(f"{seed} {name}"))
             rows = real_rows.get(name, parameter.shape[0])
             drawn = torch.empty((rows, *parameter.shape[1:]))
-            nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std, generator=generator)
+            deviation = std * scale
+            limits = {"a": -2 * deviation, "b": 2 * deviation}
+            nn.init.trunc_normal_(drawn, std=deviation, **limits, generator=generator)
             parameter.zero_()
             parameter[:rows].copy_(drawn)
 

@@ -3,7 +3,7 @@
 Every backend of attention takes this one description: the whole example (BERT), the past (left-to-right models), a
 window (local layers of ModernBERT), or an order of its own for each example (the factorization orders of XLNet).
 
-Shape legend: T packed tokens, E examples and S length of a tile.
+Shape legend: T packed tokens, E examples or blocks, S queries and K keys of a tile.
 """
 
 from typing import NamedTuple
@@ -42,20 +42,27 @@ CAUSAL = Visibility(causal=True)
 """All tokens attend to themselves and what is before them."""
 
 
-def visible(visibility: Visibility, positions_ES: Tensor, tokens_ES: Tensor) -> Tensor:
-    """Compute an (E, 1, S, S) bool mask: whether the query of each row of a tile sees the key of each column.
+class Places(NamedTuple):
+    """Where the rows of a tile are: (E, S) int64 each. Padding has its example's last token's."""
 
-    `positions_ES` and `tokens_ES` are each row's place in its example and in the packed run; those of padding are its
-    example's last token's, so that a padded query sees what that token sees."""
-    query_E1S1, key_E11S = positions_ES[:, None, :, None], positions_ES[:, None, None, :]
-    length = positions_ES.shape[1]
-    seen = torch.ones((len(positions_ES), 1, length, length), dtype=torch.bool, device=positions_ES.device)
+    positions_ES: Tensor
+    """In their examples."""
+    tokens_ES: Tensor
+    """In the packed run."""
+
+
+def visible(visibility: Visibility, queries: Places, keys: Places) -> Tensor:
+    """Compute an (E, 1, S, K) bool mask: whether the query of each row of a tile sees the key of each column. A padded
+    query sees what its example's last token sees."""
+    query_E1S1, key_E11K = queries.positions_ES[:, None, :, None], keys.positions_ES[:, None, None, :]
+    shape = torch.broadcast_shapes(query_E1S1.shape, key_E11K.shape)
+    seen = torch.ones(shape, dtype=torch.bool, device=key_E11K.device)
     if visibility.causal:
-        seen &= key_E11S <= query_E1S1
+        seen &= key_E11K <= query_E1S1
     if visibility.window:
-        seen &= (key_E11S - query_E1S1).abs() <= visibility.window
+        seen &= (key_E11K - query_E1S1).abs() <= visibility.window
     if visibility.query_ranks_T is not None and visibility.key_ranks_T is not None:
-        query_ranks_ES = visibility.query_ranks_T[tokens_ES]
-        key_ranks_ES = visibility.key_ranks_T[tokens_ES]
-        seen &= key_ranks_ES[:, None, None, :] <= query_ranks_ES[:, None, :, None]
+        query_ranks_ES = visibility.query_ranks_T[queries.tokens_ES]
+        key_ranks_EK = visibility.key_ranks_T[keys.tokens_ES]
+        seen &= key_ranks_EK[:, None, None, :] <= query_ranks_ES[:, None, :, None]
     return seen

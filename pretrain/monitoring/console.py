@@ -1,7 +1,7 @@
 """Print what happens in a run as console lines, for batch logs and above a live panel.
 
 `Lines` is plain. pretrain/monitoring/live_panel.py has the terminal view, with the same methods;
-pretrain/monitoring/run_log.py chooses.
+pretrain/monitoring/view.py chooses.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,18 +15,22 @@ from pretrain.config.phases import Phase
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.evaluate.verdict import Losses, findings
 from pretrain.objectives.metrics import HEADLINE, HELD_OUT, leading_kind
+from pretrain.run.metrics_file import PROBE, probe_words
+from pretrain.run.time_budget import SHARE
 from pretrain.run.tolerant_json import number
 
 
 class Lines:
     """One line per log step, evaluation, phase and disturbance."""
 
-    def __init__(self, console: Console, last: int, headline: str = HEADLINE) -> None:
+    def __init__(self, console: Console, last: int | None, headline: str = HEADLINE) -> None:
         self._console, self._last, self._headline = console, last, headline
         self._losses_seen = Losses()
         self._newest: Mapping[str, Any] = {}
         """Figures of the newest evaluation, except one at step 0: nothing has been learnt there."""
         self._told: set[str] = set()
+        self._minutes, self._share = 0.0, 0.0
+        """Budget of time of the current phase, and the share that was used when the newest update began."""
 
     def __enter__(self) -> "Lines":
         return self
@@ -45,12 +49,18 @@ class Lines:
 
     def enter(self, phase: Phase) -> None:
         """Start this phase."""
+        self._minutes, self._share = phase.config.train.minutes, 0.0
         if phase.name:
-            words = f"phase {phase.name}: steps {phase.first + 1:,} to {phase.last:,}"
+            words = f"phase {phase.name}: {phase.in_words}"
             self._console.print(words, soft_wrap=True, highlight=False)
 
-    def step(self, step: int) -> None:
-        """Record a finished step."""
+    def ends_at(self, step: int) -> None:
+        """Record the last step of the run."""
+        self._last = step
+
+    def step(self, step: int, share: float = 0.0) -> None:
+        """Record a finished step; `share`: of the phase's budget of time."""
+        self._share = share
 
     def rolled_back(self, step: int) -> None:
         """Return to this earlier step."""
@@ -58,7 +68,7 @@ class Lines:
     def figures(self, line: dict[str, Any]) -> None:
         """Show a line that was written to metrics.jsonl."""
         self._note(line)
-        words = f"step {line['step']:,}/{self._last:,}  {in_short(line, self._headline)}"
+        words = f"step {self._place(line)}  {in_short(line, self._headline)}"
         self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def held_out(self, step: int, figures: Mapping[str, Any]) -> None:
@@ -70,6 +80,12 @@ class Lines:
             self._told.clear()
         if step > 0:
             self._warn_of_learning()
+
+    def probed(self, step: int, figures: Mapping[str, Any]) -> None:
+        """Show the score of train.probe."""
+        self._note({**figures, "kind": PROBE, "step": step})
+        words = f"step {step:,}  probe: {probe_words(figures)}"
+        self._console.print(words, soft_wrap=True, highlight=False, markup=False)
 
     def slowdown(self, step: int, words: str) -> None:
         """Report a slowdown of the run."""
@@ -91,6 +107,13 @@ class Lines:
         """Mark a time in which the run does something other than training steps."""
         yield
 
+    def _place(self, line: Mapping[str, Any]) -> str:
+        """Return the step of a line, with how much of the run, or of the phase's time, is done."""
+        if self._last is not None:
+            return f"{line['step']:,}/{self._last:,}"
+        share = number(line.get(SHARE))
+        return f"{line['step']:,}" + (f" ({share:.1%} of {self._minutes:g} min)" if share is not None else "")
+
     def _note(self, line: Mapping[str, Any]) -> None:
         """Keep the figures that the run is judged by."""
         self._losses_seen.add(line)
@@ -103,13 +126,6 @@ class Lines:
             if finding.kind not in self._told:
                 self._told.add(finding.kind)
                 self._console.print(str(finding), soft_wrap=True, style="yellow", markup=False)
-
-
-def shows_panels(console: Console, environment: Mapping[str, str]) -> bool:
-    """Return whether `console` is an interactive terminal: not a file or a pipe (regardless of FORCE_COLOR), not a dumb
-    terminal, not that of a CI job."""
-    in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
-    return console.is_terminal and console.file.isatty() and not console.is_dumb_terminal and not in_ci
 
 
 def in_short(line: Mapping[str, Any], headline: str = HEADLINE) -> str:

@@ -24,8 +24,11 @@ from pretrain.config.phases import Phase
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.evaluate.verdict import findings
 from pretrain.monitoring.console import Lines, held_out_rows, held_out_words, in_short, led_by
+from pretrain.monitoring.sparkline import ASCII_BLOCKS, BLOCKS, sparkline
 from pretrain.objectives.metrics import HEADLINE, leading_kind
 from pretrain.run.human import duration
+from pretrain.run.metrics_file import PROBE, probe_words
+from pretrain.run.time_budget import SHARE
 from pretrain.run.time_left import seconds_left
 
 clock = time.monotonic
@@ -33,7 +36,6 @@ REPAINTS_PER_SECOND = 2
 
 MAX_LOSSES = 512
 """Maximum number of losses kept for the chart; beyond it every other one is dropped."""
-BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#%"
 PACE_STEPS = 200
 """Newest steps from which the remaining time is estimated."""
 
@@ -45,17 +47,18 @@ class Panel(Lines):
         self,
         console: Console,
         folder: Path,
-        last: int,
-        phases: Sequence[dict[str, Any]] = (),
+        last: int | None,
+        phases: Sequence[Mapping[str, Any]] = (),
         headline: str = HEADLINE,
     ) -> None:
         super().__init__(console, last, headline)
-        self._phases = phases
+        self._phases = phases or [{"first": 0, "last": last}]
         self._name = folder.resolve().name
         self._phase: Phase | None = None
         self._step = self._first = 0
         self._line: dict[str, Any] = {}
         self._held_out: tuple[int, Mapping[str, Any]] | None = None
+        self._probe = ""
         self._save: tuple[int, float, int, float] | None = None
         self._saves, self._disturbed = 0, 0
         self._warning, self._doing = "", "starting"
@@ -94,7 +97,8 @@ class Panel(Lines):
         self._laps.clear()  # other lengths, so another pace
         self._laps.append((clock(), self._step))
 
-    def step(self, step: int) -> None:
+    def step(self, step: int, share: float = 0.0) -> None:
+        super().step(step, share)
         self._step = step
         self._laps.append((clock(), step))
 
@@ -140,6 +144,8 @@ class Panel(Lines):
             self._remember(line.get(f"{leading_kind(self._headline).name}_loss", line.get("loss")))
         elif line.get("kind") == "eval":
             self._held_out = (int(line["step"]), line)
+        elif line.get("kind") == PROBE:
+            self._probe = f"{probe_words(line)}   step {line['step']:,}"
 
     def _remember(self, loss: float | None) -> None:
         self._skip += 1
@@ -161,20 +167,28 @@ class Panel(Lines):
         for name, value in self._rows():
             rows.add_row(name, value)
         bar = Table.grid(expand=True)
-        bar.add_row(ProgressBar(total=max(1, self._last), completed=self._step))
+        bar.add_row(ProgressBar(total=1.0, completed=self._done()))
         title = f"[bold]{escape(self._name)}[/bold]  {escape(self._doing)}"
         clock_words = duration(clock() - self._started)
         body = Group(Text(self._position(), no_wrap=True, overflow="ellipsis"), bar, rows)
         return Frame(body, title=title, title_align="left", subtitle=clock_words, subtitle_align="right")
 
     def _position(self) -> str:
-        done = self._step / max(1, self._last)
-        words = f"step {self._step:,} of {self._last:,}  {done:.0%}"
+        of_run = f" of {self._last:,}  {self._done():.0%}" if self._last is not None else ""
+        words = f"step {self._step:,}{of_run}"
         if self._phase is not None and self._phase.name:
-            length = self._phase.last - self._phase.first
-            words += f"  phase {self._phase.name}, {self._step - self._phase.first:,} of {length:,}"
+            words += f"  phase {self._phase.name}"
+            if self._phase.first is not None and not self._minutes:
+                done = self._step - self._phase.first
+                words += f", {done:,} of {self._phase.config.train.steps:,}"
+        if self._minutes and self._last is None:
+            words += f"  {self._share:.0%} of {self._minutes:g} min"
         left = self._seconds_left()
         return words + (f"  {duration(left)} left" if left is not None else "")
+
+    def _done(self) -> float:
+        """Return the share of the run that is done; of the phase's time where the run's steps are unknown."""
+        return self._share if self._last is None else self._step / max(1, self._last)
 
     def _seconds_left(self) -> float | None:
         """Estimate the remaining seconds at the pace of the newest steps, including evaluations and checkpoints between
@@ -183,13 +197,15 @@ class Panel(Lines):
         if len(laps) < 2 or laps[-1][1] == laps[0][1]:
             return None
         (then, first), (now, last) = laps[0], laps[-1]
-        return seconds_left(self._step, (now - then) / (last - first), self._last, self._phases)
+        here = {"phase": self._phase.name if self._phase else "", SHARE: self._share}
+        return seconds_left(self._step, (now - then) / (last - first), self._phases, newest=here)
 
     def _rows(self) -> list[tuple[str, RenderableType]]:
         line = self._line
         rows: list[tuple[str, RenderableType]] = [
             (self._leads() if self._led() else "loss", self._loss()),
             *self._held_out_rows(),
+            *([("probe", Text(self._probe))] if self._probe else []),
         ]
         speed = [
             _said(line, "tokens_per_s", "{:,.0f} tokens/s"),
@@ -260,24 +276,16 @@ class Panel(Lines):
 
     def _summary(self) -> str:
         spent, line = duration(clock() - self._started), in_short(self._line, self._headline)
-        words = f"steps {self._first:,} to {self._step:,} of {self._last:,} in {spent}: {line}"
+        of_run = f" of {self._last:,}" if self._last is not None else ""
+        words = f"steps {self._first:,} to {self._step:,}{of_run} in {spent}: {line}"
         if self._held_out is not None:
             step, figures = self._held_out
             words += f"  {held_out_words(figures, self._headline)} (step {step:,})"
+        words += f"  probe {self._probe}" if self._probe else ""
         words += _said(self._line, "mfu", "  {:.1%} of the peak")
         newest = f", newest of step {self._save[0]:,}" if self._save else ""
         words += f"  {self._saves} checkpoint{'' if self._saves == 1 else 's'}{newest}"
         return words + (f"  {self._disturbed} disturbances: events.jsonl" if self._disturbed else "")
-
-
-def sparkline(values: list[float], width: int, levels: str = BLOCKS) -> str:
-    """Return the values as a row of at most `width` blocks, each the mean of its share of them, low to high."""
-    count = min(width, len(values))
-    bins = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
-    means = [sum(part) / len(part) for part in bins]
-    low, high = min(means), max(means)
-    scale = (len(levels) - 1) / (high - low) if high > low else 0.0
-    return "".join(levels[round((mean - low) * scale)] for mean in means)
 
 
 def _said(figures: Mapping[str, Any], name: str, form: str) -> str:

@@ -1,10 +1,8 @@
 """Write the figures of each step to metrics.jsonl, summary.json and attempts.jsonl, and show them."""
 
 import json
-import math
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +16,11 @@ from data_pipeline.io.redact import redact, redact_settings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World, raise_on_all_ranks
-from pretrain.monitoring.console import Lines, shows_panels
 from pretrain.monitoring.step_stats import StepStats
-from pretrain.monitoring.summary import begun, now, phases_of
+from pretrain.monitoring.summary import begun, now, set_bounds
 from pretrain.monitoring.tracker import open_tracker
+from pretrain.monitoring.view import open_view
 from pretrain.monitoring.wandb.alerts import cause_of, disk_nearly_full
-from pretrain.objectives.metrics import HEADLINE
 from pretrain.preflight.check_run import Plan
 from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.room import BYTES_PER_WEIGHT, DISK_MARGIN
@@ -31,12 +28,17 @@ from pretrain.run.atomic_write import append
 from pretrain.run.attempts import SPENT, AttemptLog
 from pretrain.run.folder import read_summary, write_summary
 from pretrain.run.heartbeat import EVALUATING, STARTING, TRAINING, Heartbeat
-from pretrain.run.metrics_file import TRUST, TRUST_PREFIX, read_metrics
+from pretrain.run.metrics_file import EVAL, TRUST, TRUST_PREFIX, in_json, read_metrics
+from pretrain.run.time_budget import SHARE, SHARES, ShareLog
+from pretrain.run.time_left import phases_in
 from pretrain.training.batch_counts import BatchCounts
+from pretrain.training.progress import is_over
 from pretrain.training.resume import Position
 from pretrain.training.validation import Figures
 
 EVENTS = "events.jsonl"
+MAX_SHARE = 0.9999
+"""Highest share of train.minutes that is logged before the last update."""
 
 
 class RunLog:
@@ -58,9 +60,6 @@ class RunLog:
         self._folder = Path(config.run.dir)
         shown = console if world.rank == 0 else Console(quiet=True)
         live = config.run.live and world.rank == 0
-        self._view = open_view(
-            shown, live, self._folder, plans[-1].phase.last, phases_of(plans), plans[-1].objective.headline
-        )
         self._attempt_log = AttemptLog(self._folder, writes=world.rank == 0)
         peak = sum(world.gather(peak_flops(world.device, config.monitor.peak_tflops)))
         self._step_stats = StepStats(world, peak)
@@ -72,11 +71,14 @@ class RunLog:
         self._crashed = self._left.get("status") in ("running", "failed")  # it did not end properly
         self._lines = read_metrics(self._folder)  # the lines kept from earlier attempts
         self._summary = begun(config, plans, engine, world, command, self._left, self._lines)
+        headline, phases = plans[-1].objective.headline, phases_in(self._summary)
+        self._view = open_view(shown, live, self._folder, plans[-1].phase.last, phases, headline)
         self._summary["peak_tflops"] = peak / 1e12
         self._started = time.perf_counter()
         self._before = float(self._summary.get("seconds", 0.0))
-        self._evaluated = {line.get("step") for line in self._lines if line.get("kind") == "eval"}
+        self._logged = {(str(line.get("kind")), line.get("step", 0)) for line in self._lines}
         self._step: int | None = None
+        self._shares, self._last_phase = ShareLog(), plans[-1].phase.number
 
     def __enter__(self) -> "RunLog":
         self._summary |= {"status": "running"}
@@ -106,11 +108,14 @@ class RunLog:
     def enter(self, plan: Plan, position: Position) -> None:
         """Start this phase."""
         self._plan, phase = plan, plan.phase
+        self._shares = ShareLog(position.batch)
         if self._step is None:  # the first of this attempt
             self._attempt_log.started(position.step, self._summary, self._left)
             self._view.begin(position.step, self._lines)
             self._lines.clear()
         self._step = position.step
+        steps = phase.config.train.steps
+        self._bounds(position, last=position.phase_step + steps if steps else None)
         self._summary["data"] = plan.index.statistics
         if phase.name:
             self._summary["phase"] = phase.name
@@ -123,10 +128,15 @@ class RunLog:
     def step(self, position: Position, counts: BatchCounts, lr: float) -> None:
         """Count an accepted step, and write a line at a log step. All ranks call this."""
         self._step_stats.add(position.step, counts)
+        self._shares.add(position.batch - 1, counts.ahead.share)
         self.heartbeat.write(position.step, TRAINING)
         self._step = position.step
-        self._view.step(position.step)
-        if is_due(position.step, self._plan.phase.config.train.log_every, self._plan.phase.last):
+        self._view.step(position.step, counts.ahead.share)
+        if is_over(self._plan.phase, position):
+            self._bounds(position, last=position.step)
+        if is_due(
+            position.step, self._plan.phase.config.train.log_every, is_over(self._plan.phase, position)
+        ):
             self.flush(position, lr)
         every = self._config.monitor.trust_ratios_every
         if every and position.step % every == 0 and self._world.rank == 0:
@@ -137,24 +147,26 @@ class RunLog:
         if not self._step_stats.empty:
             self._log(position, lr)
 
-    def has_evaluation(self, step: int) -> bool:
-        """Return whether metrics.jsonl has held-out figures of this step. All ranks call this."""
-        return any(self._world.gather(step in self._evaluated))
+    def has_evaluation(self, step: int, kind: str = EVAL) -> bool:
+        """Return whether metrics.jsonl has figures of this step from an earlier attempt. All ranks call this."""
+        return any(self._world.gather((kind, step) in self._logged))
 
-    def evaluation(self, position: Position, evaluate: Callable[[Engine], Figures]) -> float | None:
-        """Evaluate, and write the held-out figures of this step; the time it takes is not training time. Returns the
-        held-out loss, None if there is none."""
+    def evaluation(
+        self, position: Position, evaluate: Callable[[Engine], Figures], kind: str = EVAL
+    ) -> float | None:
+        """Evaluate, and write the figures of this step in a line of this kind; the time it takes is not training time.
+        Returns the held-out loss, None if there is none."""
         started = time.perf_counter()
         self.heartbeat.write(position.step, EVALUATING)
         with self._view.busy("evaluating"):
             figures = evaluate(self._engine)
-        known = _in_json(figures)
+        known = in_json(figures)
         if figures:
-            taken = {"eval_seconds": time.perf_counter() - started}
-            self._tracker.log({"kind": "eval", "step": position.step, **self._phase(), **known, **taken})
+            taken = {f"{kind}_seconds": time.perf_counter() - started}
+            self._tracker.log({"kind": kind, "step": position.step, **self._phase(), **known, **taken})
             self._summary |= known
             self._write_summary()
-            self._view.held_out(position.step, figures)
+            (self._view.held_out if kind == EVAL else self._view.probed)(position.step, figures)
         self._step_stats.leave_out(time.perf_counter() - started)
         return known.get("held_out_loss")
 
@@ -181,6 +193,7 @@ class RunLog:
     def rolled_back(self, position: Position) -> None:
         """Forget the steps after this position. All ranks call this; if the first cannot write, all end."""
         raise_on_all_ranks(self._world, lambda: self._tracker.cut(position.step))
+        self._logged = {(kind, step) for kind, step in self._logged if step <= position.step}
         self._view.rolled_back(position.step)
         self._step_stats.forget()
 
@@ -200,11 +213,12 @@ class RunLog:
             "grad_norm": self._engine.grad_norm,
             "trust_ratio": self._engine.mean_trust_ratio(),
             **figures,
+            **self._budget(position),
             "skipped_batches": len(position.skipped),
             "damaged_examples": position.damaged,
             "seconds": self._before + time.perf_counter() - self._started,
         }
-        line = _in_json(line)
+        line = in_json(line)
         self._tracker.log(line)
         self._summary |= {key: value for key, value in line.items() if key != "kind"}
         self._write_summary()
@@ -216,6 +230,21 @@ class RunLog:
         self._tracker.alert("disk", disk_nearly_full(self._folder, size))
         self._step_stats.reset()
 
+    def _bounds(self, position: Position, last: int | None) -> None:
+        """Record where this phase begins and ends, which is unknown in advance where phases have train.minutes."""
+        set_bounds(self._summary, position, last)
+        if last is not None and self._plan.phase.number == self._last_phase:
+            self._summary["steps"] = last
+            self._view.ends_at(last)
+
+    def _budget(self, position: Position) -> dict[str, Any]:
+        """Return the share of train.minutes that is used, and those at which the updates since the last line began."""
+        seconds = 60 * self._plan.phase.config.train.minutes
+        if not seconds:
+            return {}
+        used = 1.0 if position.spent else min(position.elapsed / seconds, MAX_SHARE)
+        return {SHARE: used, SHARES: self._shares.take(position.batch)}
+
     def _log_trust_ratios(self, position: Position) -> None:
         """Log the trust ratios in a line of their own: one per tensor, in full float64, fetched from the device at
         once."""
@@ -223,7 +252,7 @@ class RunLog:
         if ratios:
             values = torch.stack(list(ratios.values())).tolist()
             named = {f"{TRUST_PREFIX}{name}": value for name, value in zip(ratios, values, strict=True)}
-            self._tracker.log(_in_json({"kind": TRUST, "step": position.step, **named}))
+            self._tracker.log(in_json({"kind": TRUST, "step": position.step, **named}))
 
     def _say_once(self, words: str, step: int) -> None:
         """Print a line for people; a persistent problem is reported when it begins, while every log line has it."""
@@ -245,33 +274,6 @@ class RunLog:
             self._view.warn(str(error))
 
 
-def is_due(step: int, every: int, last: int) -> bool:
+def is_due(step: int, every: int, last: bool) -> bool:
     """Return whether an action done every `every` steps (0: never) and at the last step is due now."""
-    return step == last or (every > 0 and step % every == 0)
-
-
-def _in_json(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop unknown figures, and write null for those that are not finite: JSON has no infinity, and the previous figure
-    must not remain as the newest."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in line.items()
-        if value is not None
-    }
-
-
-def open_view(
-    console: Console,
-    live: bool,
-    folder: Path,
-    last: int,
-    phases: Sequence[dict[str, Any]] = (),
-    headline: str = HEADLINE,
-) -> Lines:
-    """Open the view of a run of `last` steps in `phases` (as in summary.json) with the metric `headline` first: a live
-    panel if `live` asks for one and `console` can show it."""
-    if live and shows_panels(console, os.environ):
-        from pretrain.monitoring.live_panel import Panel
-
-        return Panel(console, folder, last, phases, headline)
-    return Lines(console, last, headline)
+    return last or (every > 0 and step % every == 0)

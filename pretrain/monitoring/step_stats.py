@@ -47,10 +47,10 @@ class StepStats:
         self._since += seconds
 
     def read(self, plan: Plan) -> dict[str, Any]:
-        """Return means of losses and accuracies; tokens and examples per second; `mfu`, the share of the peak reached
-        by the model's arithmetic; `fill`, the share of the micro-batches' token budgets that was used; maximum GB of
-        memory over ranks; the figures of training/rank_timing.py. None for unknown values. All ranks call this
-        together."""
+        """Return means of losses and accuracies; `global_batch`, the examples of the newest step; tokens and examples
+        per second; `mfu`, the share of the peak reached by the model's arithmetic; `fill`, the share of the
+        micro-batches' token budgets that was used; maximum GB of memory over ranks; the figures of
+        training/rank_timing.py. None for unknown values. All ranks call this together."""
         means = self.meter.read(self._world)
         here = (
             time.perf_counter() - self._since,
@@ -68,6 +68,7 @@ class StepStats:
         flops = plan.objective.flops(index.vocabulary.size, tokens=tokens, squares=squares, masked=masked)
         return {
             **means,
+            "global_batch": self._counts[-1].examples,
             "tokens_per_s": tokens / seconds,
             "examples_per_s": examples / seconds,
             "mfu": flops / seconds / self._peak if self._peak else None,

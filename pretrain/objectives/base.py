@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait 
     from data_pipeline.loader.packing import StepShare
 
 
+MODERN_FAMILIES = ("ModernBertForMaskedLM", "EuroBertForMaskedLM")
+"""What models of masked words are exported as where their encoder is one of these."""
+
+
 class Model(nn.Module):
     """An encoder with heads. `self.encoder` is the Encoder, or another one; heads are further submodules."""
 
@@ -60,7 +64,8 @@ class Objective:
     headline: str
     """The main metric, shown first in status and report."""
     families: tuple[str, ...]
-    """Names in export/families/registry.py of what a model is exported as; several go to a folder each."""
+    """Names in export/families/registry.py of what a model may be exported as. Those of one folder are alternatives, of
+    which the first that has a place for the encoder is taken; families of several folders go to a folder each."""
     pairs: bool = False
     """Whether examples have two segments and a label."""
     memory: Mapping[str, tuple[int, ...]] = {}

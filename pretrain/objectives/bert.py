@@ -10,7 +10,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead, PairHead, masked_words
-from pretrain.objectives.base import Model, Objective
+from pretrain.objectives.base import MODERN_FAMILIES, Model, Objective
 from pretrain.objectives.losses import (
     MASKED_METRICS,
     Term,
@@ -61,7 +61,7 @@ class Bert(Objective):
     headline = "mask_loss"
     words = ("mask",)
     pairs = True
-    families = ("BertForPreTraining",)
+    families: tuple[str, ...] = ("BertForPreTraining", *MODERN_FAMILIES)
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)

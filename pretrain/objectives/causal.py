@@ -52,7 +52,7 @@ class Causal(Objective):
     """The objective `causal`."""
 
     terms = ("causal",)
-    families = ("BertLMHeadModel",)
+    families = ("BertLMHeadModel", "ModernBertDecoderForCausalLM")
     metrics = ("causal_accuracy",)
     headline = "causal_loss"
     words = ("causal",)

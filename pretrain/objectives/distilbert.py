@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import DistillationSettings, EncoderSettings
+from pretrain.config.settings import DistillationSettings, EncoderSettings, RunConfig
 from pretrain.export.families.stored import stored_tensors
 from pretrain.model.batch import IGNORED, MicroBatch, Predicted
 from pretrain.model.encoder import Encoder
@@ -24,10 +24,10 @@ from pretrain.model.flops import encoder_flops, projection_flops
 from pretrain.model.heads import MaskedPredictions, MaskedTokenHead
 from pretrain.model.initialize import load_parameters
 from pretrain.model.projection.soft_targets import SoftTargets, Targets, soft_targets
-from pretrain.objectives.base import Model
+from pretrain.objectives.base import MODERN_FAMILIES, Model
 from pretrain.objectives.losses import MASKED_METRICS, Ratio, Term, Terms, masked_metrics
 from pretrain.objectives.mlm import MaskedTokens, Mlm
-from pretrain.objectives.teacher import find_teacher, teacher_encoder
+from pretrain.objectives.teacher import Teacher, find_teacher, teacher_encoder
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.packing import StepShare
@@ -109,7 +109,7 @@ class DistilBert(Mlm):
     """The objective `distilbert`."""
 
     terms = ("soft", "mlm", "cos")
-    families = ("DistilBertForMaskedLM",)
+    families = ("DistilBertForMaskedLM", *MODERN_FAMILIES)
     metrics = (*MASKED_METRICS, "soft_accuracy")
 
     @cached_property
@@ -137,14 +137,10 @@ class DistilBert(Mlm):
         """Build the student and its teacher, the weights of both from the teacher's folder; equal on every rank.
 
         Raises UserError where the folder is no teacher."""
-        folder, family, fields, encoder = find_teacher(self.config)
         model = super().fresh_model(vocabulary)
-        read = family.from_hugging_face(stored_tensors(folder), fields, folder)
-        [teacher] = model.frozen
-        names = {name for name, _ in teacher.named_parameters()}
-        taught = {name: tensor for name, tensor in read.items() if name in names}  # no judgement of pairs
-        load_parameters(teacher, taught, where=str(folder))
-        load_parameters(model, first_weights(taught, encoder, self.config.encoder), where=str(folder))
+        taught, teacher = load_teacher(model, self.config)
+        folder = str(teacher.folder)
+        load_parameters(model, first_weights(taught, teacher.encoder, self.config.encoder), where=folder)
         return model
 
     def counts(self, share: "StepShare") -> dict[str, int]:
@@ -166,6 +162,18 @@ class DistilBert(Mlm):
         return own + taught / 3
 
 
+def load_teacher(model: Model, config: RunConfig) -> tuple[dict[str, Tensor], Teacher]:
+    """Load the weights of the folder that `config` names into the one frozen model; return them, by its names, and the
+    folder's contents. Raises UserError where they do not fit."""
+    found = find_teacher(config)
+    read = found.family.from_hugging_face(stored_tensors(found.folder), found.fields, found.folder)
+    [teacher] = model.frozen
+    names = {name for name, _ in teacher.named_parameters()}
+    taught = {name: tensor for name, tensor in read.items() if name in names}  # no judgement of pairs
+    load_parameters(teacher, taught, where=str(found.folder))
+    return taught, found
+
+
 def kept_layers(teacher: int, student: int) -> list[int]:
     """Choose the teacher's layer that each of the student's starts from: evenly spaced, the first and the last among
     them, each rounded to the nearest. 12 -> 6 gives the published 0, 2, 4, 7, 9, 11; one layer is the first."""
@@ -175,8 +183,8 @@ def kept_layers(teacher: int, student: int) -> list[int]:
 def first_weights(
     taught: dict[str, Tensor], teacher: EncoderSettings, student: EncoderSettings
 ) -> dict[str, Tensor]:
-    """Choose the student's first weights from its teacher's: embeddings, `kept_layers` and the head. The student has no
-    segments: the vector of the teacher's first one, which all text of one segment shows, is added to every position."""
+    """Choose the student's first weights from its teacher's: embeddings, `kept_layers` and the head. Without segments,
+    every position gets the vector of the teacher's first one, which all text of one segment shows."""
     kept = kept_layers(teacher.layers, student.layers)
     weights = {name: tensor for name, tensor in taught.items() if not name.startswith("encoder.layers.")}
     for ours, theirs in enumerate(kept):
@@ -186,7 +194,13 @@ def first_weights(
             for name, tensor in taught.items()
             if name.startswith(start)
         }
+    if "encoder.embeddings.position.weight" not in weights:  # rotated
+        return weights
     positions = weights["encoder.embeddings.position.weight"][: student.max_positions]
-    segment = weights.pop("encoder.embeddings.segment.weight", None)
-    weights["encoder.embeddings.position.weight"] = positions if segment is None else positions + segment[0]
+    if (
+        not student.segments
+        and (segment := weights.pop("encoder.embeddings.segment.weight", None)) is not None
+    ):
+        positions = positions + segment[0]
+    weights["encoder.embeddings.position.weight"] = positions
     return weights

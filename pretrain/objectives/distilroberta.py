@@ -4,10 +4,11 @@ Six layers learn from RoBERTa-base, over its byte-level BPE vocabulary, and are 
 freeze the position embeddings of such students; here they are always trained.
 """
 
+from pretrain.objectives.base import MODERN_FAMILIES
 from pretrain.objectives.distilbert import DistilBert
 
 
 class DistilRoberta(DistilBert):
     """The objective `distilroberta`."""
 
-    families = ("RobertaForMaskedLM",)
+    families = ("RobertaForMaskedLM", *MODERN_FAMILIES)

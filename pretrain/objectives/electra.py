@@ -8,8 +8,11 @@ Differences from Google's code, each on purpose:
 - Every weight starts from the same truncated normal, where it takes Glorot's for the embeddings' projections and the
   discriminator's last layer.
 
-Both are trained at once. The paper's two-stage variant (section 3.2: the generator first, then a discriminator that
-starts from its weights), its adversarial one and those of all tokens are not here.
+DeBERTa-v3's gradient-disentangled embeddings (He et al. 2023, section 3.3) are a setting; there tables of words and
+positions are disentangled, here those of segments too, and both encoders have a norm of their own.
+
+Both are trained at once; the paper's two-stage variant is electra_two_stage.py. Its adversarial one and those of all
+tokens are not here.
 
 A sample is any word of the vocabulary, special ones too, until the generator has learnt that none of them is masked.
 
@@ -25,6 +28,7 @@ from torch.nn import functional as F
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.model.batch import MicroBatch, Predicted
+from pretrain.model.embeddings import add_to
 from pretrain.model.encoder import Encoder
 from pretrain.model.flops import encoder_flops, projection_flops
 from pretrain.model.heads import MaskedPredictions, MaskedTokenHead, Predictions, masked_words
@@ -45,6 +49,12 @@ from pretrain.objectives.losses import (
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
     from data_pipeline.loader.packing import StepShare
 
+METRICS = (
+    *MASKED_METRICS,
+    *("sampled_accuracy", "rtd_auc", "rtd_accuracy", "rtd_majority", "rtd_recall"),
+)
+"""Figures of generator and discriminator."""
+
 BINS, LARGEST_LOGIT = 1024, 16.0
 """Of the histogram behind the area under the curve; larger logits count as this one."""
 
@@ -57,8 +67,8 @@ class GeneratorHead(MaskedTokenHead):
     ) -> tuple[MaskedPredictions, Tensor]:
         """Compute what MaskedTokenHead does, and draw words (R,) int64 keyed by `keys_R`. They have no gradient."""
         hidden_RE = self.transform(hidden_TH, batch)
-        drawn = (hidden_RE, self.decoder, self.bias)
-        sampled_R = sample_words(*(x.detach() for x in drawn), keys_R, self.vocabulary_size)
+        weight_VE, bias_V = self.decoder.detach(), self.bias.detach()
+        sampled_R = sample_words(hidden_RE.detach(), weight_VE, bias_V, keys_R, self.vocabulary_size)
         return self.predictions(hidden_RE, batch), sampled_R
 
 
@@ -107,6 +117,39 @@ class ReplacedTokenHead(nn.Module):
         return self.prediction(self.activation(self.dense(hidden_TH)))[:, 0]
 
 
+def generate(
+    generator: Encoder, head: GeneratorHead, batch: MicroBatch, seed: int
+) -> tuple[MaskedPredictions, Tensor]:
+    """Predict the masked rows, and draw a word for each, keyed by the run's seed, its example and its place: (R,)."""
+    rows_R, predicted = batch.predicted(pairs=False)
+    keys_R = batch.keys.index_select(0, batch.example_index.index_select(0, rows_R))
+    keys_R = row_keys(seed, keys_R, batch.positions.index_select(0, rows_R))
+    return head(generator(batch, rows_R), predicted, keys_R)
+
+
+def detect(
+    discriminator: Encoder, head: ReplacedTokenHead, batch: MicroBatch, sampled_R: Tensor
+) -> Detections:
+    """Judge every token of the batch with `sampled_R` in its masked rows; one that equals the original is original."""
+    original_T, corrupted = batch.filled(batch.masked_ids).input_ids, batch.filled(sampled_R)
+    return head(discriminator(corrupted), corrupted.input_ids != original_T, batch.real_tokens())
+
+
+def electra_metrics(
+    mlm: MaskedPredictions, rtd: Detections, sampled_R: Tensor, batch: MicroBatch
+) -> dict[str, Any]:
+    """Return the figures of METRICS."""
+    same_R = (sampled_R == batch.masked_ids).sum()  # a spare row has none
+    return {
+        **dict(masked_metrics(mlm)),
+        "sampled_accuracy": Ratio(same_R, mlm.all.count),
+        "rtd_auc": rtd.ranking,
+        "rtd_accuracy": accuracy(rtd.all),
+        "rtd_majority": Ratio(rtd.all.count - rtd.replaced, rtd.all.count),
+        "rtd_recall": Ratio(rtd.found, rtd.replaced),
+    }
+
+
 def ranking(logits_T: Tensor, replaced_T: Tensor, counted_T: Tensor) -> Ranking:
     """Count the logits of replaced tokens and of original ones in BINS equal bins up to LARGEST_LOGIT."""
     scaled_T = (logits_T + LARGEST_LOGIT) * (BINS / (2 * LARGEST_LOGIT))
@@ -117,7 +160,7 @@ def ranking(logits_T: Tensor, replaced_T: Tensor, counted_T: Tensor) -> Ranking:
 
 
 class ReplacedTokens(Model):
-    """A discriminator, which is `encoder`, and a generator that shares its embeddings."""
+    """A discriminator, which is `encoder`, and a generator; objective.electra.embeddings says what they share."""
 
     def __init__(self, encoder: Encoder, generator: Encoder, config: RunConfig, mask_id: int) -> None:
         super().__init__(encoder)
@@ -129,33 +172,22 @@ class ReplacedTokens(Model):
 
     def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
         """Compute the terms `mlm`, of the generator's masked tokens, and `rtd`, of all tokens of the discriminator."""
-        rows_R, predicted = batch.predicted(pairs=False)
-        keys_R = batch.keys.index_select(0, batch.example_index.index_select(0, rows_R))
-        keys_R = row_keys(self.seed, keys_R, batch.positions.index_select(0, rows_R))
-        mlm, sampled_R = self.mlm_head(self.generator(batch, rows_R), predicted, keys_R)
-        original_T, corrupted = batch.filled(batch.masked_ids).input_ids, batch.filled(sampled_R)
-        rtd = self.rtd_head(self.encoder(corrupted), corrupted.input_ids != original_T, batch.real_tokens())
+        mlm, sampled_R = generate(self.generator, self.mlm_head, batch, self.seed)
+        rtd = detect(self.encoder, self.rtd_head, batch, sampled_R)
         terms = {
             "mlm": Term(mlm.all.loss, mlm.all.count, 1.0),
             "rtd": Term(rtd.all.loss, rtd.all.count, self.weight),
         }
-        same_R = (sampled_R == batch.masked_ids).sum()  # a spare row has none
-        metrics = {
-            **dict(masked_metrics(mlm)),
-            "sampled_accuracy": Ratio(same_R, mlm.all.count),
-            "rtd_auc": rtd.ranking,
-            "rtd_accuracy": accuracy(rtd.all),
-            "rtd_majority": Ratio(rtd.all.count - rtd.replaced, rtd.all.count),
-            "rtd_recall": Ratio(rtd.found, rtd.replaced),
-        }
-        return Terms(terms, metrics, mlm.answers_R), memory
+        return Terms(terms, electra_metrics(mlm, rtd, sampled_R, batch), mlm.answers_R), memory
 
     def logits(self, batch: MicroBatch) -> dict[str, Tensor]:
-        """Compute {"mlm": (masked rows, words) of the generator, "rtd": (tokens,) of the discriminator}; both read
-        the batch's own ids."""
+        """Compute {"mlm": (masked rows, words) of the generator, "rtd": (tokens,) and the states "hidden": (tokens, H)
+        of the discriminator}; both read the batch's own ids."""
+        hidden_TH = self.encoder(batch)
         return {
             "mlm": self.mlm_head.logits(self.generator(batch), batch),
-            "rtd": self.rtd_head.logits(self.encoder(batch)),
+            "rtd": self.rtd_head.logits(hidden_TH),
+            "hidden": hidden_TH,
         }
 
 
@@ -163,16 +195,12 @@ class Electra(Objective):
     """The objective `electra`. The discriminator is the encoder that encoder.* describes."""
 
     terms = ("mlm", "rtd")
-    metrics = (
-        *MASKED_METRICS,
-        "sampled_accuracy",
-        "rtd_auc",
-        "rtd_accuracy",
-        "rtd_majority",
-        "rtd_recall",
-    )
+    metrics = METRICS
     headline = "rtd_auc"
-    families = ("ElectraForPreTraining", "ElectraForMaskedLM")
+    families = (
+        *("ElectraForPreTraining", "ModernBertModel of ELECTRA"),
+        *("ElectraForMaskedLM", "ModernBertForMaskedLM of ELECTRA"),
+    )
     words = ("mask",)
 
     def __init__(self, config: RunConfig) -> None:
@@ -181,10 +209,11 @@ class Electra(Objective):
 
     def build_model(self, vocabulary: VocabularyStamp) -> Model:
         """Build discriminator and generator with their heads."""
-        encoder = self.build_encoder(vocabulary)
-        generator = Encoder(
-            self.generator, vocabulary.size, encoder.activation_checkpointing, encoder.embeddings
-        )
+        encoder, how = self.build_encoder(vocabulary), self.config.objective.electra.embeddings
+        shared = encoder.embeddings if how == "shared" else None
+        generator = Encoder(self.generator, vocabulary.size, encoder.activation_checkpointing, shared)
+        if how == "disentangled":
+            add_to(encoder.embeddings, generator.embeddings)
         return ReplacedTokens(encoder, generator, self.config, vocabulary.mask)
 
     def targets(self, batch: MicroBatch, vocabulary: VocabularyStamp) -> dict[str, Tensor]:

@@ -168,7 +168,7 @@ def headline_of(summary: Mapping[str, Any]) -> str:
 
 
 def leading_kind(headline: str) -> Kind:
-    """What is predicted in the metric that leads; of one with a name of its own, a kind of that name."""
+    """Return what the headline metric predicts; for a metric with a name of its own, a kind of that name."""
     found = metric(headline)
     return found.kind if found else Kind(headline)
 

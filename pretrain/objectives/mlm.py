@@ -8,7 +8,7 @@ from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.heads import MaskedTokenHead, masked_words
-from pretrain.objectives.base import Model, Objective
+from pretrain.objectives.base import MODERN_FAMILIES, Model, Objective
 from pretrain.objectives.losses import MASKED_METRICS, Term, Terms, masked_metrics
 
 if TYPE_CHECKING:  # packing imports numba, which `maskmill plan` need not wait for
@@ -38,7 +38,7 @@ class Mlm(Objective):
     """The objective `mlm`."""
 
     terms: tuple[str, ...] = ("mlm",)
-    families = ("BertForMaskedLM",)
+    families: tuple[str, ...] = ("BertForMaskedLM", *MODERN_FAMILIES)
     metrics: tuple[str, ...] = MASKED_METRICS
     headline = "mask_loss"
     words = ("mask",)

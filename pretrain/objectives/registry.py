@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from data_pipeline.errors import UserError
 from data_pipeline.sequences.registry import PAIRS, SINGLES
 from data_pipeline.settings import MASKINGS, UNMASKED
+from pretrain.config.encoder_settings import SWITCHES
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 
 if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
 
 
-ENCODER_VARIANTS = ("embedding_size", "sharing", "groups")
+NARROW, SHARED = ("embedding_size",), ("sharing", "groups")
+MODERN = (*SWITCHES, "attention_output_dropout", "scale_residual_init")
+ENCODER_VARIANTS = (*NARROW, *SHARED, *MODERN)
 """Settings of encoder.* in which an encoder differs from BERT's in kind, not in size."""
 
 
@@ -25,8 +28,8 @@ class Registered(NamedTuple):
     """module:class"""
     sequences: tuple[str, ...]
     """Values of data.sequences that it can learn from; the first one is its default."""
-    encoder: tuple[str, ...] = ()
-    """Of ENCODER_VARIANTS, those that its encoders, and what they are exported as, have a place for."""
+    encoder: tuple[str, ...] = MODERN
+    """Of ENCODER_VARIANTS, those that its encoders have a place for."""
     masking: tuple[str, ...] = MASKINGS
     """Values of data.masking that it can learn from."""
     judges_pairs: bool = False
@@ -34,6 +37,8 @@ class Registered(NamedTuple):
     has_memory: bool = False
     """Whether its model keeps memory of streams between steps: each row of the global batch is then a stream, in
     document order. Its setting `objective.NAME.memory_length`, if it has one, turns that off with 0."""
+    teacher: str = ""
+    """Its setting that names the Hugging Face folder of a finished model which its loss reads; empty: it reads none."""
     needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     """Further settings that it restricts -> their allowed values."""
 
@@ -48,13 +53,19 @@ _ALBERTS = ("sentence_order", "segment_pair", "sentence_pair")
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
     "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
-    "albert": Registered("pretrain.objectives.albert:Albert", _ALBERTS, ENCODER_VARIANTS, judges_pairs=True),
+    "albert": Registered(
+        "pretrain.objectives.albert:Albert", _ALBERTS, (*NARROW, *SHARED), judges_pairs=True
+    ),
     "ernie": Registered("pretrain.objectives.ernie:Ernie", PAIRS, judges_pairs=True),
     "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
-    "electra": Registered("pretrain.objectives.electra:Electra", SINGLES + PAIRS, ("embedding_size",)),
+    "electra": Registered("pretrain.objectives.electra:Electra", SINGLES + PAIRS, (*NARROW, *MODERN)),
+    "electra_two_stage": Registered(
+        "pretrain.objectives.electra_two_stage:SecondStage", SINGLES + PAIRS, encoder=(), teacher="generator"
+    ),
     "distilbert": Registered(
         "pretrain.objectives.distilbert:DistilBert",
         SINGLES + PAIRS,
+        teacher="teacher",
         needs={"encoder.segments": (0,), "encoder.layer_norm_eps": (1e-12,)},
     ),
     "spanbert": Registered("pretrain.objectives.spanbert:SpanBert", SINGLES),
@@ -66,6 +77,7 @@ OBJECTIVES = {
     "distilroberta": Registered(
         "pretrain.objectives.distilroberta:DistilRoberta",
         SINGLES + PAIRS,
+        teacher="teacher",
         needs={"vocabulary.kind": ("bpe",), **_ROBERTA_NEEDS},
     ),
     "xlmr": Registered(
@@ -76,6 +88,7 @@ OBJECTIVES = {
     "xlnet": Registered(
         "pretrain.objectives.xlnet:XlNet",
         PAIRS + SINGLES,
+        encoder=(),
         has_memory=True,
         needs={
             "vocabulary.kind": ("unigram",),

@@ -9,16 +9,17 @@ tokens from all entries but the first four. Here, as for every objective, specia
 nearest, and a random token is any entry.
 """
 
+from pretrain.objectives.base import MODERN_FAMILIES
 from pretrain.objectives.mlm import Mlm
 
 
 class Roberta(Mlm):
     """The objective `roberta`."""
 
-    families = ("RobertaForMaskedLM",)
+    families = ("RobertaForMaskedLM", *MODERN_FAMILIES)
 
 
 class XlmR(Mlm):
     """The objective `xlmr`: RoBERTa's, with the tokenizer and the class of XLM-R."""
 
-    families = ("XLMRobertaForMaskedLM",)
+    families = ("XLMRobertaForMaskedLM", *MODERN_FAMILIES)

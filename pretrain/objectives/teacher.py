@@ -1,6 +1,7 @@
 """Find the teacher that a run learns from, and check that it fits; without torch, before any rank starts.
 
-A teacher is a Hugging Face folder, named by the setting `teacher` of an objective's own group.
+A teacher is a finished model in a Hugging Face folder, named by a setting of the objective's own group; which one is in
+the registry.
 """
 
 from dataclasses import replace
@@ -14,9 +15,11 @@ from safetensors import SafetensorError, safe_open
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256
 from data_pipeline.vocabulary.files import Vocabulary
+from pretrain.config.encoder_settings import SWITCHES
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.registry import check_vocabulary, family_of, weight_files
+from pretrain.objectives.registry import registered
 
 EQUAL = ("hidden", "heads", "intermediate", "activation")
 """Encoder settings in which a student must equal its teacher."""
@@ -37,30 +40,34 @@ class Teacher(NamedTuple):
 
 def has_teacher(config: RunConfig) -> bool:
     """Return whether the run's objective learns from a teacher."""
-    return "teacher" in config.objective.of_member()
+    return bool(registered(config.objective.name).teacher)
+
+
+def _key(config: RunConfig) -> str:
+    return registered(config.objective.name).teacher
 
 
 def find_teacher(config: RunConfig) -> Teacher:
     """Read the config.json of the folder that the setting names. Raises UserError where there is none that is read
     here, or it lacks a size."""
-    key = f"objective.{config.objective.name}.teacher"
-    if not (named := config.objective.of_member()["teacher"]):
+    key = f"objective.{config.objective.name}.{_key(config)}"
+    if not (named := config.objective.of_member()[_key(config)]):
         raise UserError(
             "is empty",
             where=key,
-            expected="the Hugging Face folder of a teacher",
+            expected="the Hugging Face folder of a finished model",
             remedy="train one and name RUN/export, or download one",
         )
     folder = Path(named)
     if not folder.is_dir():
-        raise UserError("no such folder", where=folder, expected=f"the teacher that {key} names")
+        raise UserError("no such folder", where=folder, expected=f"the model that {key} names")
     family, fields = family_of(folder)
     stated = {name: value for name, value in family.settings(fields).items() if value is not None}
     if lacking := [name for name in (*EQUAL, *AT_LEAST) if name not in stated]:
         raise UserError(
             f"states no {', '.join(lacking)} that is known here",
             where=folder / "config.json",
-            expected=f"a teacher for {key}",
+            expected=f"a model for {key}",
         )
     encoder = EncoderSettings(**{**stated, "dropout": 0.0, "attention_dropout": 0.0})
     return Teacher(folder, family, fields, encoder)
@@ -73,7 +80,7 @@ def check_teacher(config: RunConfig, vocabulary: Vocabulary) -> None:
     check_vocabulary(teacher.folder, vocabulary)
     differing = [
         f"encoder.{name} is {getattr(student, name)}, the teacher's {getattr(teacher.encoder, name)}"
-        for name in EQUAL
+        for name in (*EQUAL, *SWITCHES)
         if getattr(student, name) != getattr(teacher.encoder, name)
     ]
     differing += [
@@ -115,14 +122,14 @@ def _check_head(teacher: Teacher) -> None:
 
 
 def teacher_identity(config: RunConfig) -> dict[str, str]:
-    """Hash what the student learns from, for the run's identity: {"teacher": SHA-256 of its weights, in place of the
+    """Hash what the student learns from, for the run's identity: {its setting: SHA-256 of its weights, in place of the
     folder's name}; empty for a run without a teacher."""
     if not has_teacher(config):
         return {}
     files = weight_files(find_teacher(config).folder)
     stats = ((path, path.stat()) for path in files)
     hashes = [_hashed(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-    return {"teacher": hashes[0] if len(hashes) == 1 else sha256("".join(hashes).encode()).hexdigest()}
+    return {_key(config): hashes[0] if len(hashes) == 1 else sha256("".join(hashes).encode()).hexdigest()}
 
 
 @cache
@@ -134,6 +141,6 @@ def _hashed(path: Path, size: int, changed: int) -> str:
 def teacher_encoder(config: RunConfig) -> EncoderSettings:
     """Return the teacher's sizes; if none is named yet, for a forecast, those of the student with twice the layers,
     as in the published models."""
-    if config.objective.of_member()["teacher"]:
+    if config.objective.of_member()[_key(config)]:
         return find_teacher(config).encoder
     return replace(config.encoder, layers=2 * config.encoder.layers, dropout=0.0, attention_dropout=0.0)

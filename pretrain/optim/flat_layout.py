@@ -5,6 +5,7 @@ Also defines the types shared by optimizer, kernels, partition map and checkpoin
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,11 @@ from torch import Tensor
 
 ROW = 1024
 """Number of elements summed in the tensor's own precision; the row sums are then added in float64."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of Adam's moments, in optimizer state and checkpoints; a parameter group may name others as `moments`."""
+TINY = torch.finfo(torch.float32).tiny
+"""Least divisor of a squared gradient, since eps^2 may underflow."""
 
 
 class Segment(NamedTuple):
@@ -78,17 +84,38 @@ class Coefficients(NamedTuple):
     weight_decay: float
 
 
-class Passes(NamedTuple):
-    """The two passes of LAMB. Tensors are contiguous, share shape, dtype and device, and are changed in place.
+class Sums(IntEnum):
+    """What the first pass sums over each parameter; two sums each."""
 
-    `update(weights, gradient, first, second, layout, coefficients, norms)`: moments, and the update in the gradient's
-    place; with `norms` returns (2, parameters) float64, this rank's share of ||w||^2 (before the update) and ||u||^2
-    in the order of `layout.names`, else None.
+    NONE = 0
+    NORMS = 1
+    """||w||^2 before the update, and ||u||^2."""
+    RMS = 2
+    """sum of g^2 / max(v, eps^2), v after this update and eps as in Coefficients; and the number of elements."""
+
+
+class Passes(NamedTuple):
+    """The two passes over memory. Tensors are contiguous, share shape, dtype and device, and are changed in place.
+
+    `update(weights, gradient, first, second, layout, coefficients, sums)`: moments, and the update in the gradient's
+    place; returns (2, parameters) float64, this rank's share of `sums` in the order of `layout.names`, None without.
     `apply(weights, update, layout, ratios, lr)`: `ratios` (parameters,) in the order of `layout.names`; None: all 1.
     """
 
-    update: Callable[[Tensor, Tensor, Tensor, Tensor, Layout, Coefficients, bool], Tensor | None]
+    update: Callable[[Tensor, Tensor, Tensor, Tensor, Layout, Coefficients, Sums], Tensor | None]
     apply: Callable[[Tensor, Tensor, Layout, Tensor | None, float], None]
+
+
+class Collectives(NamedTuple):
+    """This rank's place among `size` ranks, and how they exchange tensors."""
+
+    rank: int
+    size: int
+    add: Callable[[Tensor], None]
+    """Sum a tensor over ranks, in place."""
+    swap: Callable[[Tensor, list[int], list[int]], Tensor]
+    """Send the first so many elements of a 1-D tensor to rank 0, the next to rank 1, ...; return what the ranks sent
+    here, so many elements of each, in their order."""
 
 
 def whole(name: str, numel: int) -> Layout:

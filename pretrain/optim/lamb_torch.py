@@ -1,6 +1,6 @@
-"""Compute LAMB's two passes over a flat tensor in plain torch.
+"""Compute the two passes of LAMB and StableAdamW over a flat tensor in plain torch.
 
-    squares = passes.update(...)    moments; the update u in the gradient's place; squared norms of w and u by parameter
+    sums = passes.update(...)       moments; the update u in the gradient's place; two sums by parameter (see Sums)
     passes.apply(...)               w <- w - lr * ratio * u, once the ratios are known
 
 Torch reads and writes memory for each operation; lamb_triton.py has the same two passes as kernels that touch each
@@ -13,13 +13,14 @@ any sharding.
 import importlib.util
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from data_pipeline.errors import UserError
-from pretrain.optim.flat_layout import Coefficients, Layout, Passes, squared_norm
+from pretrain.optim.flat_layout import TINY, Coefficients, Layout, Passes, Sums, squared_norm
 
 
 def coefficients(group: dict[str, Any], updates: int, bias_correction: bool) -> Coefficients:
@@ -37,20 +38,25 @@ def update(
     second: Tensor,
     layout: Layout,
     numbers: Coefficients,
-    norms: bool,
+    sums: Sums,
 ) -> Tensor | None:
     """Compute moments and the update, see Passes. Sets the gradient of the padding to zero."""
     for start, length in layout.padding():
         gradient.view(-1)[start : start + length].zero_()
     first.lerp_(gradient, 1 - numbers.beta1)
     second.mul_(numbers.beta2).addcmul_(gradient, gradient, value=1 - numbers.beta2)
+    found = None
+    if sums == Sums.RMS:  # before the update takes the gradient's place
+        found = _rms_sums(gradient.view(-1), second.view(-1), layout, numbers.eps)
     torch.sqrt(second, out=gradient)
     gradient.add_(numbers.eps)
     torch.div(first, gradient, out=gradient)
     gradient.mul_(numbers.scale)
     if numbers.weight_decay != 0:
         gradient.add_(weights, alpha=numbers.weight_decay)
-    return _squares(weights.view(-1), gradient.view(-1), layout) if norms else None
+    if sums == Sums.NORMS:
+        found = _squared_norms(weights.view(-1), gradient.view(-1), layout)
+    return found
 
 
 def apply(weights: Tensor, update: Tensor, layout: Layout, ratios: Tensor | None, lr: float) -> None:
@@ -110,13 +116,26 @@ def check_kernels(kind: str, device: torch.device) -> None:
         )
 
 
-def _squares(weights: Tensor, update: Tensor, layout: Layout) -> Tensor:
+def _squared_norms(weights: Tensor, update: Tensor, layout: Layout) -> Tensor:
+    def of_piece(piece: slice) -> Tensor:
+        return torch.stack((squared_norm(weights[piece]), squared_norm(update[piece])))
+
+    return _by_parameter(layout, weights.device, of_piece)
+
+
+def _rms_sums(gradient: Tensor, second: Tensor, layout: Layout, eps: float) -> Tensor:
+    def of_piece(piece: slice) -> Tensor:
+        scaled = gradient[piece] / second[piece].clamp(min=max(eps * eps, TINY)).sqrt_()
+        return torch.stack((squared_norm(scaled), scaled.new_tensor(len(scaled), dtype=torch.float64)))
+
+    return _by_parameter(layout, gradient.device, of_piece)
+
+
+def _by_parameter(layout: Layout, device: torch.device, of_piece: Callable[[slice], Tensor]) -> Tensor:
+    """Add two sums of each segment (2,) by parameter: (2, parameters) float64."""
     here: list[list[Tensor]] = [[] for _ in layout.names]
     for segment in layout.segments:
-        piece = slice(segment.start, segment.start + segment.length)
-        here[segment.parameter].append(
-            torch.stack((squared_norm(weights[piece]), squared_norm(update[piece])))
-        )
-    nothing = torch.zeros(2, dtype=torch.float64, device=weights.device)
+        here[segment.parameter].append(of_piece(slice(segment.start, segment.start + segment.length)))
+    nothing = torch.zeros(2, dtype=torch.float64, device=device)
     columns = [sum(parts, nothing) for parts in here]
     return torch.stack(columns, dim=1) if columns else nothing.new_zeros(2, 0)

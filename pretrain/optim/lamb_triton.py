@@ -1,4 +1,6 @@
-"""Compute LAMB's two passes as Triton kernels. Same arguments and results as lamb_torch.py; the only import of triton.
+"""Compute the two passes of LAMB and StableAdamW as Triton kernels. The only import of triton.
+
+Same arguments and results as lamb_torch.py.
 
 A flat tensor is cut into chunks at each multiple of BLOCK elements and at segment borders. Each chunk belongs to
 one parameter; its row of the chunk table gives its elements, and one program processes it. So a segment may start
@@ -7,7 +9,7 @@ anywhere, straddle blocks or fill part of one. Padding is in no chunk and is nei
 Bytes per element in fp32: the first pass reads w, g, m, v and writes m, v, u (28), the second reads w, u and writes
 w (12). All norms must be known before the first weight changes, so 40 is the minimum.
 
-Norms: each program sums its squares as a tree in fp32 and writes the sum to its own slot; a second kernel adds a
+Sums: each program sums its squares as a tree in fp32 and writes the sum to its own slot; a second kernel adds a
 parameter's sums in float64, in table order. No atomics, so results are bitwise deterministic.
 """
 
@@ -22,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pretrain.optim.flat_layout import Coefficients, Layout, Passes
+from pretrain.optim.flat_layout import TINY, Coefficients, Layout, Passes, Sums
 
 BLOCK = tl.constexpr(2048)
 LANES = tl.constexpr(1024)
@@ -58,9 +60,22 @@ def chunk_table(layout: Layout, device: torch.device) -> ChunkTable:
 
 @triton.jit
 def _update_elements(
-    weights, gradients, firsts, seconds, at, inside, beta1_left, beta2, beta2_left, eps, scale, weight_decay
+    weights,
+    gradients,
+    firsts,
+    seconds,
+    at,
+    inside,
+    beta1_left,
+    beta2,
+    beta2_left,
+    eps,
+    least,
+    scale,
+    weight_decay,
+    RMS: tl.constexpr,
 ):
-    """Update the elements `at` where `inside`; return the sums of w^2 and u^2 over them."""
+    """Update the elements `at` where `inside`; return the two sums over them, those of Sums.RMS or of Sums.NORMS."""
     w = tl.load(weights + at, mask=inside, other=0.0)
     g = tl.load(gradients + at, mask=inside, other=0.0)
     m = tl.load(firsts + at, mask=inside, other=0.0)
@@ -72,7 +87,11 @@ def _update_elements(
     tl.store(firsts + at, m, mask=inside)
     tl.store(seconds + at, v, mask=inside)
     tl.store(gradients + at, u, mask=inside)
-    return tl.sum(w * w), tl.sum(u * u)
+    if RMS:
+        one, two = tl.where(inside, tl.div_rn(g * g, tl.maximum(v, least)), 0.0), inside.to(tl.float32)
+    else:
+        one, two = w * w, u * u
+    return tl.sum(one), tl.sum(two)
 
 
 @triton.jit
@@ -88,8 +107,10 @@ def _update_kernel(
     beta2,
     beta2_left,
     eps,
+    least,
     scale,
     weight_decay,
+    RMS: tl.constexpr,
 ):
     """Process a chunk: moments, u over the gradient, partial sums to partials[0, chunk] and partials[1, chunk]."""
     chunk = tl.program_id(0)
@@ -99,16 +120,18 @@ def _update_kernel(
     at = tl.load(row).to(tl.int64) * BLOCK + lanes
     if high - low == BLOCK:  # a whole block needs no mask, so its loads and stores are 16 bytes wide
         inside = tl.full([BLOCK], 1, tl.int1)
-        w_squares, u_squares = _update_elements(
-            weights, gradients, firsts, seconds, at, inside, beta1_left, beta2, beta2_left, eps, scale, weight_decay
+        one, two = _update_elements(
+            weights, gradients, firsts, seconds, at, inside,
+            beta1_left, beta2, beta2_left, eps, least, scale, weight_decay, RMS,
         )  # fmt: skip
     else:
         inside = (lanes >= low) & (lanes < high)
-        w_squares, u_squares = _update_elements(
-            weights, gradients, firsts, seconds, at, inside, beta1_left, beta2, beta2_left, eps, scale, weight_decay
+        one, two = _update_elements(
+            weights, gradients, firsts, seconds, at, inside,
+            beta1_left, beta2, beta2_left, eps, least, scale, weight_decay, RMS,
         )  # fmt: skip
-    tl.store(partials + chunk, w_squares)
-    tl.store(partials + count + chunk, u_squares)
+    tl.store(partials + chunk, one)
+    tl.store(partials + count + chunk, two)
 
 
 @triton.jit
@@ -154,7 +177,7 @@ def update(
     second: Tensor,
     layout: Layout,
     numbers: Coefficients,
-    norms: bool,
+    sums: Sums,
 ) -> Tensor | None:
     """Run the first pass as kernels, see flat_layout.Passes."""
     table = chunk_table(layout, weights.device)
@@ -173,11 +196,13 @@ def update(
             numbers.beta2,
             1 - numbers.beta2,
             numbers.eps,
+            max(numbers.eps * numbers.eps, TINY),
             numbers.scale,
             numbers.weight_decay,
+            RMS=sums == Sums.RMS,
             **LAUNCH,
         )
-    if not norms:
+    if sums == Sums.NONE:
         return None
     squares = weights.new_empty(2, len(layout.names), dtype=torch.float64)
     if layout.names:

@@ -11,15 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_pipeline.errors import UserError
+from data_pipeline.loader.batch_sizes import BatchSizes
 from data_pipeline.loader.bin_packing import Caps, caps_for, fitting_tokens
 from data_pipeline.loader.dynamic_masking import DynamicMasking, shards_vocabulary
 from data_pipeline.loader.loader import order_of
-from data_pipeline.loader.order import Order, default_streams
+from data_pipeline.loader.order import Order
+from data_pipeline.loader.separators import Separators, separators_of
 from data_pipeline.sequences.registry import PairTask, pair_task
-from data_pipeline.settings import SEQUENTIAL, UNMASKED, settings_affecting_bytes
+from data_pipeline.settings import (
+    AFFECTING_MASKS,
+    LATER,
+    SEPARATORS,
+    SEQUENTIAL,
+    UNMASKED,
+    settings_affecting_bytes,
+)
 from data_pipeline.shards.index import TRAIN, Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision, sees_gpus
@@ -40,6 +50,8 @@ class Plan:
     precision: str
     masking: DynamicMasking | None
     """Re-masks training examples, where data.dynamic_masking asks for it."""
+    separators: Separators | None = None
+    """Changes the [SEP] of all examples, where data.separators asks for it."""
 
     @cached_property
     def objective(self) -> "Objective":
@@ -47,31 +59,43 @@ class Plan:
         return load(self.phase.config)
 
     def order(self, config: RunConfig) -> Order:
-        """Which examples form which global batch."""
+        """Return which examples form which global batch."""
         return order_of(
             self.index,
             seed=config.run.seed,
             global_batch=config.train.global_batch,
             streams=self.streams,
             sequential=config.data.order == SEQUENTIAL,
+            ramp_from=config.train.batch_ramp_from,
+            ramp_batches=config.train.batch_ramp,
         )
 
+    @cached_property
+    def sizes(self) -> BatchSizes:
+        """How many examples each global batch of the phase has."""
+        return self.order(self.phase.config).sizes
+
     def step_flops(self, config: RunConfig) -> float:
-        """Operations per training step over all ranks, for examples of the split's mean length."""
+        """Return the operations per training step over all ranks, for batches and examples of mean size."""
         split, vocabulary = self.index.train, self.index.vocabulary
-        mean, examples = split.tokens / max(split.examples, 1), config.train.global_batch
+        mean, examples = split.tokens / max(split.examples, 1), self.examples // max(config.train.steps, 1)
         masked = round(examples * split.masked / max(split.examples, 1))
         squares = round(examples * mean * mean)
         return self.objective.flops(
             vocabulary.size, tokens=round(examples * mean), squares=squares, masked=masked
         )
 
+    @property
+    def examples(self) -> int:
+        """Examples of all the phase's steps, if no batch is skipped."""
+        return self.sizes.before(self.phase.config.train.steps)
+
     def caps(self, split: Split, config: RunConfig) -> Caps:
-        """Maximum contents of a micro-batch of this split's examples."""
+        """Return the maximum contents of a micro-batch of this split's examples."""
         return self._caps(split, config, None)
 
     def caps_of_one_shape(self, config: RunConfig, ranks: int) -> Caps:
-        """The same for training examples, but smaller, so that micro-batches padded to the caps are full."""
+        """Return the caps for training examples, but smaller, so that micro-batches padded to the caps are full."""
         histogram = self.index.statistics.get(TRAIN, {}).get("length_histogram")
         length, share = self.index.settings["sequence_length"], math.ceil(config.train.global_batch / ranks)
         most = config.train.micro_batch * length
@@ -109,9 +133,11 @@ def check_run(config: RunConfig, ranks: int) -> list[Plan]:
 
 def _check_phase(phase: Phase, ranks: int) -> Plan:
     config = phase.config
-    if ranks > config.train.global_batch:
+    sizes = batch_sizes(config)
+    if ranks > sizes.smallest:
+        name = "batch_ramp_from" if sizes.ramp else "global_batch"
         raise UserError(
-            f"{ranks} ranks are more than train.global_batch={config.train.global_batch}",
+            f"{ranks} ranks are more than train.{name}={sizes.smallest}",
             where="settings",
             expected="at least one example a rank",
         )
@@ -120,19 +146,20 @@ def _check_phase(phase: Phase, ranks: int) -> Plan:
     check_data(config, index, shards)
     if config.data.verify == "full":
         verify_full(index)
-    sequential = config.data.order == SEQUENTIAL
-    streams = config.data.streams or default_streams(config.train.global_batch, sequential)
-    if keeps_memory(config) and not (sequential and streams == config.train.global_batch):
+    streams, sequential = sizes.streams, config.data.order == SEQUENTIAL
+    if keeps_memory(config) and not (sequential and streams == config.train.global_batch == sizes.smallest):
         raise UserError(
             f"objective.name={config.objective.name} remembers what came before an example in its document, and "
             f"data.order={config.data.order} has {streams} streams for train.global_batch={config.train.global_batch}",
             where="settings",
             expected="a stream for each example of the batch, in the documents' order",
-            remedy="data.order=sequential data.streams=0",
+            remedy="data.order=sequential data.streams=0, and no train.batch_ramp",
         )
     if has_teacher(config):
         check_teacher(config, shards_vocabulary(index))
-    plan = Plan(phase, index, streams, _precision(config), _masking(config, index))
+    plan = Plan(
+        phase, index, streams, _precision(config), _masking(config, index), _separators(config, index)
+    )
     plan.order(config)  # raises for an order in which these shards cannot be read
     plan.caps(index.train, config)  # raises for examples that do not fit into a micro-batch
     return plan
@@ -184,14 +211,17 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
         )
     if not config.train.shards:
         wanted = settings_affecting_bytes(config.data)
+        own = AFFECTING_MASKS if config.data.dynamic_masking else ()  # the shards' masks are replaced
         differing = [
-            f"data.{k}={wanted[k]} (shards: {v})" for k, v in index.settings.items() if wanted.get(k) != v
+            f"data.{k}={wanted[k]} (shards: {v})"
+            for k, v in {**LATER, **index.settings}.items()
+            if wanted.get(k) != v and k not in own
         ]
         if differing:
             raise UserError(
                 f"the shards were prepared with other settings: {', '.join(differing)}",
                 where=shards,
-                remedy="prepare them anew in another data.out, or name them as train.shards to take them as they are",
+                remedy="prepare them in another data.out, or name them as train.shards to take them as they are",
             )
     if "vocabulary.kind" in registered(config.objective.name).needs:
         check_vocabulary(config, shards_vocabulary(index), shards)
@@ -202,7 +232,7 @@ def check_data(config: RunConfig, index: Index, shards: str) -> None:
                 f"the vocabulary {config.data.vocab} is not the one that made the shards",
                 where=shards,
                 expected=f"SHA-256 {index.vocabulary.sha256[:12]}..., found {vocabulary.sha256[:12]}...",
-                remedy="point data.vocab at the right one, or prepare the shards anew",
+                remedy="point data.vocab at the right one, or prepare the shards again",
             )
 
 
@@ -229,6 +259,12 @@ def _masking(config: RunConfig, index: Index) -> DynamicMasking | None:
     if not config.data.dynamic_masking:
         return None
     return DynamicMasking.from_settings(config.data, shards_vocabulary(index), config.run.seed)
+
+
+def _separators(config: RunConfig, index: Index) -> Separators | None:
+    if config.data.separators == SEPARATORS[0]:
+        return None
+    return separators_of(config.data, index, shards_vocabulary(index).tokens)
 
 
 def _precision(config: RunConfig) -> str:

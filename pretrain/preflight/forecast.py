@@ -11,11 +11,13 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import is_uri
 from data_pipeline.masking.mask_budget import MaskBudget, measured_note
 from data_pipeline.shards.index import INDEX, Index
+from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision
 from pretrain.objectives.registry import load
-from pretrain.optim.schedule import learning_rate
+from pretrain.optim.schedule import Progress, learning_rate
+from pretrain.preflight.exportable import export_warnings
 from pretrain.preflight.gpus import CALIBRATED, Gpu
 from pretrain.preflight.memory import RESERVED_SHARE, PeakBytes, States, meta_model, meta_pass, states
 from pretrain.preflight.step_time import (
@@ -83,11 +85,14 @@ class Forecast:
     utilisation: float
     calibrated: bool
     """Whether utilisation was measured on this kind of GPU."""
+    steps: int
+    """train.steps, or as many as fit into train.minutes."""
     tokens: float
     """Tokens of the whole run."""
     epochs: float
     """Passes over the shards; nan if there are no shards yet."""
     seconds: float
+    """Of the whole run; a smaller batch of a ramp counts by its examples."""
     rates: tuple[float, ...]
     """The learning rate at evenly spaced updates, including the first and the last."""
     warnings: tuple[str, ...]
@@ -97,17 +102,18 @@ def forecast_phases(
     config: RunConfig, cluster: Cluster, utilisation: float = 0.0
 ) -> list[tuple[Phase, Forecast]]:
     """Return the `forecast` of each phase of the run."""
-    return [(phase, forecast(phase.config, cluster, utilisation)) for phase in phases_of(config)]
+    return [(phase, forecast(phase, cluster, utilisation)) for phase in phases_of(config)]
 
 
-def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> Forecast:
-    """Forecast training by `config` on `cluster`. `utilisation`: share of the peak that the arithmetic reaches; 0: the
+def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Forecast:
+    """Forecast training this phase on `cluster`. `utilisation`: share of the peak that the arithmetic reaches; 0: the
     measured or assumed value for the GPU. Reads index.json if it exists and starts nothing. Raises UserError if there
     are more ranks than examples in a batch."""
-    ranks, batch = cluster.ranks, config.train.global_batch
-    if ranks > batch:
+    config, ranks, batch = phase.config, cluster.ranks, phase.config.train.global_batch
+    sizes = batch_sizes(config)
+    if ranks > sizes.smallest:
         raise UserError(
-            f"{ranks} GPUs are more than train.global_batch={batch}",
+            f"{ranks} GPUs are more than train.{'batch_ramp_from' if sizes.ramp else 'global_batch'}={sizes.smallest}",
             where="--nodes",
             expected="at least one example a GPU",
         )
@@ -121,14 +127,18 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> F
     share = math.ceil(batch / ranks)
     micro_batches = math.ceil(share * text.length / (config.train.micro_batch * config.data.sequence_length))
     peak = cluster.gpu.half_flops if precision != "fp32" else cluster.gpu.single_flops
-    flops = load(config).flops(
+    objective = load(config)
+    flops = objective.flops(
         text.vocabulary,
         tokens=round(share * text.length),
         squares=round(share * text.square),
         masked=round(share * text.masked),
     )
     stage = config.zero.stage
-    moved = communication_bytes(stage, parameters, micro_batches, 4, 4 if precision == "fp32" else 2)
+    weight_bytes = 4 if precision == "fp32" else 2
+    moved = communication_bytes(
+        stage, parameters, micro_batches, 4, weight_bytes, scattered=precision != "bf16"
+    )
     tensors = sum(1 for _ in model.parameters())
     operations = launches_of_pass(config, precision, cluster.gpu, passes[-1])
     work = StepWork(
@@ -140,7 +150,8 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> F
         collectives=collectives_per_step(stage, parameters, micro_batches, config.encoder.layers),
     )
     step = step_time(work, cluster)
-    steps = config.train.steps
+    steps = config.train.steps or math.ceil(60 * config.train.minutes / step.total)
+    examples = sizes.before(steps)
     found = Forecast(
         cluster=cluster,
         text=text,
@@ -153,16 +164,25 @@ def forecast(config: RunConfig, cluster: Cluster, utilisation: float = 0.0) -> F
         operations=operations,
         utilisation=utilisation,
         calibrated=cluster.gpu.name in CALIBRATED,
-        tokens=steps * batch * text.length,
-        epochs=steps * batch / text.examples if text.examples else math.nan,
-        seconds=steps * step.total,
-        rates=tuple(
-            learning_rate(round(i * (steps - 1) / 63), config.optim.lr, steps, config.schedule)
-            for i in range(64)
-        ),
+        tokens=examples * text.length,
+        epochs=examples / text.examples if text.examples else math.nan,
+        steps=steps,
+        seconds=examples / batch * step.total,
+        rates=tuple(rate_of(phase, round(i * (steps - 1) / 63), steps) if steps else 0.0 for i in range(64)),
         warnings=(),
     )
-    return replace(found, warnings=tuple(warnings_of(config, found)))
+    doubts = warnings_of(phase, found) + export_warnings(config, objective.families)
+    return replace(found, warnings=tuple(doubts))
+
+
+def rate_of(phase: Phase, step: int, steps: int = 0) -> float:
+    """Compute the learning rate of the update after `step` updates of this phase; `steps`: as many as train.minutes
+    are expected to reach."""
+    config = phase.config
+    at = Progress((phase.first or 0) - phase.schedule_first + step, phase.schedule_steps)
+    if config.train.minutes:
+        at = Progress(step / steps, 1.0, in_updates=False)
+    return learning_rate(at, config.optim.lr, config.schedule)
 
 
 def text_of(config: RunConfig) -> Text:
@@ -183,7 +203,7 @@ def text_of(config: RunConfig) -> Text:
         )
     length = config.data.sequence_length
     return Text(
-        VOCABULARY,
+        _vocabulary_size(config),
         0,
         length,
         length**2,
@@ -191,6 +211,15 @@ def text_of(config: RunConfig) -> Text:
         "full-length examples: there are no shards at data.out yet",
         budget.note(length),
     )
+
+
+def _vocabulary_size(config: RunConfig) -> int:
+    named = Path(config.data.vocab)
+    if not (config.data.vocab and named.exists()):
+        return VOCABULARY
+    from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary  # needs tokenizers
+
+    return load_vocabulary(named).size if named.is_file() or holds_vocabulary(named) else VOCABULARY
 
 
 def _mean_square(index: Index, mean: float) -> float:

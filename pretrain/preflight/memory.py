@@ -22,6 +22,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load
+from pretrain.optim.flat_layout import MOMENTS
 from pretrain.optim.param_groups import parameter_groups
 
 RESERVED_SHARE = 0.08
@@ -65,23 +66,27 @@ def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> S
 
 def _states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:
     stage, half = config.zero.stage, precision != "fp32"
-    groups = [[p.numel() for p in group["params"]] for group in parameter_groups(model, config.optim)]
+    built = parameter_groups(model, config.optim)
+    groups = [[p.numel() for p in group["params"]] for group in built]
+    kept = [4 * len(group.get("moments", MOMENTS)) for group in built]  # bytes of moments per parameter
     count = sum(map(sum, groups))
     if stage == 0:
         masters = 4 * count if half else 0
-        return States((2 if half else 4) * count, 4 * count, masters, 8 * count)
+        moments = sum(size * sum(group) for size, group in zip(kept, groups, strict=True))
+        return States((2 if half else 4) * count, 4 * count, masters, moments)
     bucket = 4 * min(BUCKET_ELEMENTS, count) if ranks > 1 else 0
     if stage == 3:
-        share = sum(-(-size // ranks) for group in groups for size in group)
+        shares = [sum(-(-size // ranks) for size in group) for group in groups]
+        share, moments = sum(shares), sum(size * own for size, own in zip(kept, shares, strict=True))
         weights = (2 if half else 4) * share
-        return States(weights, 4 * share + bucket, 4 * share, 8 * share)
+        return States(weights, 4 * share + bucket, 4 * share, moments)
     padding = _ALIGNMENT * ranks
     shares = [-(-sum(group) // padding) * padding // ranks for group in groups]
-    share = sum(shares)
+    share, moments = sum(shares), sum(size * own for size, own in zip(kept, shares, strict=True))
     gradients = count
     if stage == 2:  # in low precision DeepSpeed keeps one flat buffer, in fp32 the tensors that it contains
         gradients = share if half else _most_gradients(groups, shares, ranks)
-    return States((2 if half else 4) * count, 4 * gradients + bucket, 4 * share, 8 * share)
+    return States((2 if half else 4) * count, 4 * gradients + bucket, 4 * share, moments)
 
 
 def _most_gradients(groups: list[list[int]], shares: list[int], ranks: int) -> int:

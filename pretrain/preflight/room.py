@@ -21,7 +21,8 @@ model."""
 def surely_has_room(config: RunConfig, vocabulary_size: int) -> bool:
     """Return whether the checkpoints fit even for the largest possible model: then no parameters need counting."""
     encoder, hidden = config.encoder, config.encoder.hidden
-    layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate
+    products = 3 if encoder.gated else 2
+    layer = 4 * hidden * hidden + products * hidden * encoder.intermediate
     width = max(hidden, encoder.embedding_width)
     matrices = encoder.layers * layer + (vocabulary_size + encoder.max_positions + 2 * hidden) * width
     wanted = (
@@ -53,12 +54,18 @@ def check_room(config: RunConfig, parameters: int) -> str:
 
 
 def checkpoints_made(config: RunConfig) -> int:
-    """Return the number of checkpoints that the run makes, including the one at the end of each phase."""
+    """Return the number of checkpoints that the run makes, including the one at the end of each phase, and that of the
+    starting weights if it has no steps. Where it is unknown (train.minutes), as many as checkpoint.keep and keep_best
+    keep of it, and the next one."""
     made = 0
     for phase in phases_of(config):
-        every = phase.config.train.checkpoint_every or phase.last
+        every = phase.config.train.checkpoint_every
+        if phase.first is None or phase.last is None:
+            made += config.checkpoint.keep + 2 if every else 1
+            continue
+        every = every or phase.last or 1
         made += phase.last // every - phase.first // every + int(phase.last % every > 0)
-    return made
+    return max(made, 1)
 
 
 def most_kept(config: RunConfig) -> int:

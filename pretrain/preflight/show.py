@@ -21,16 +21,18 @@ def show_phases(
     """Print the forecast of each phase and of all together; `price`: per GPU-hour, 0: unknown."""
     for phase, found in phases:
         if phase.name:
-            console.rule(f"phase {phase.name}: steps {phase.first + 1:,} to {phase.last:,}", align="left")
+            console.rule(f"phase {phase.name}: {phase.in_words}", align="left")
         show(found, stage, console, price)
+        if minutes := phase.config.train.minutes:
+            console.print(reached_in(minutes, found), markup=False, highlight=False)
     if len(phases) > 1:
         seconds = sum(found.seconds for _, found in phases)
         hours, ranks = seconds / 3600, phases[0][1].cluster.ranks
-        tokens = sum(found.tokens for _, found in phases)
+        steps, tokens = (sum(getattr(found, key) for _, found in phases) for key in ("steps", "tokens"))
         cost = f", cost {hours * ranks * price:,.2f}" if price else ""
         console.rule("the whole run", align="left")
         console.print(
-            f"{phases[-1][0].last:,} steps, {tokens / 1e9:,.2f} billion tokens, {_hours(hours)} hours, "
+            f"{steps:,} steps, {tokens / 1e9:,.2f} billion tokens, {_hours(hours)} hours, "
             f"{_hours(hours * ranks)} GPU-hours{cost}",
             highlight=False,
         )
@@ -40,12 +42,19 @@ def phases_as_values(phases: list[tuple[Phase, Forecast]], price: float = 0.0) -
     """Return the forecast of a run as plain values: of its only phase, or a list of phases with their totals."""
     if len(phases) == 1:
         return as_values(phases[0][1], price)
-    values = [
-        {"name": phase.name, "steps": phase.config.train.steps, **as_values(found, price)}
-        for phase, found in phases
-    ]
+    values = [{"name": phase.name, **as_values(found, price)} for phase, found in phases]
     keys = ("tokens", "hours", "gpu_hours", *(("cost",) if price else ()))
     return {"phases": values, **{key: sum(v[key] for v in values) for key in keys}}
+
+
+def reached_in(minutes: float, found: Forecast) -> str:
+    """Say how far a budget of time comes on this cluster, and how sure that is."""
+    epochs = "" if math.isnan(found.epochs) else f" ({found.epochs:,.2f} epochs)"
+    sure = "as calibrated on this GPU" if found.calibrated else "not calibrated on this GPU, so an estimate"
+    return (
+        f"train.minutes={minutes:g} reaches about {found.steps:,} steps, {found.tokens / 1e9:,.4g} billion "
+        f"tokens{epochs}: {sure}; the schedule follows the clock, whatever it reaches"
+    )
 
 
 def show(found: Forecast, stage: int, console: Console, price: float = 0.0) -> None:
@@ -174,6 +183,7 @@ def as_values(found: Forecast, price: float = 0.0) -> dict[str, Any]:
         "launches_per_pass": found.operations,
         "utilisation": found.utilisation,
         "calibrated": found.calibrated,
+        "steps": found.steps,
         "tokens": found.tokens,
         "epochs": None if math.isnan(found.epochs) else found.epochs,
         "hours": found.seconds / 3600,

@@ -14,11 +14,13 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
+from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.initialize import vocabulary_rows
-from pretrain.optim.schedule import warmup_updates
+from pretrain.optim.schedule import updates
 from pretrain.preflight.check_run import Plan
+from pretrain.preflight.exportable import export_warnings
 from pretrain.preflight.memory import meta_model
 from pretrain.preflight.room import check_room
 from pretrain.run.human import in_bytes
@@ -62,8 +64,8 @@ def doubts(plan: Plan, ranks: int) -> list[str]:
     train, share = config.train, config.train.global_batch / ranks
     mean = index.train.tokens / index.train.examples
     budget = train.micro_batch * index.settings["sequence_length"]
-    epochs = train.steps * train.global_batch / index.train.examples
-    warmup = warmup_updates(config.schedule.warmup, train.steps)
+    epochs = plan.examples / index.train.examples
+    warmup = updates(config.schedule.warmup, plan.phase.schedule_steps)
     found = [
         (
             train.global_batch % ranks != 0,
@@ -78,18 +80,18 @@ def doubts(plan: Plan, ranks: int) -> list[str]:
         (
             epochs > MAX_EPOCHS,
             f"the data run out: {epochs:,.0f} passes over the same examples; prepare more text or a larger "
-            "data.dupe_factor, or mask anew with data.dynamic_masking=true",
+            "data.dupe_factor, or re-mask with data.dynamic_masking=true",
         ),
         (
-            warmup > train.steps // 2,
-            f"the warm-up takes {warmup:,} of {train.steps:,} steps",
+            warmup > plan.phase.schedule_steps // 2,
+            f"the warm-up takes {warmup:,} of {plan.phase.schedule_steps:,} steps",
         ),
         (
             index.held_out.examples == 0 and train.eval_every > 0,
             "train.eval_every is set, and the shards hold nothing to evaluate on: data.held_out=0.01, say",
         ),
     ]
-    return [line for holds, line in found if holds]
+    return [line for holds, line in found if holds] + export_warnings(config, plan.objective.families)
 
 
 def phase_lines(plan: Plan, world: World) -> list[str]:
@@ -100,16 +102,40 @@ def phase_lines(plan: Plan, world: World) -> list[str]:
     mean = split.tokens / split.examples
     passes = math.ceil(share * mean / (train.micro_batch * index.settings["sequence_length"]))
     footprint = Shares(index, order, plan.caps(split, config), world.rank, world.size, plan.masking).footprint
-    warmup = warmup_updates(config.schedule.warmup, train.steps)
+    length, epochs = f"{train.minutes:g} minutes of training, in steps", ""
+    if not train.minutes:
+        length = f"{train.steps:,} steps"
+        epochs = f"; {plan.examples / split.examples:,.2f} epochs"
+    first = plan.sizes.smallest
+    ramp = f"; {first:,} at first, growing over {train.batch_ramp:,} batches" if plan.sizes.ramp else ""
     return [
         f"{split.examples:,} examples of {mean:.0f} tokens on average, the longest {split.max_tokens}; "
         f"{index.held_out.examples:,} held out; vocabulary of {index.vocabulary.size:,}",
-        f"{train.steps:,} steps of {train.global_batch:,} examples, {share:,} a rank in about {passes} micro-batches; "
-        f"{train.steps * train.global_batch / split.examples:,.2f} epochs",
-        f"{config.optim.name}, rate up to {config.optim.lr:g} in {warmup:,} steps, then {config.schedule.name}",
+        f"{length} of {train.global_batch:,} examples, {share:,} a rank in about {passes} micro-batches{ramp}{epochs}",
+        f"{config.optim.name}, rate up to {config.optim.lr:g} in {_warmup(plan.phase)}, then {config.schedule.name}",
         f"a rank reads {footprint.streams} of {plan.streams} streams, {footprint.open_blocks} blocks open, "
         f"{in_bytes(footprint.bytes)}",
     ]
+
+
+def _warmup(phase: Phase) -> str:
+    warmup = phase.config.schedule.warmup
+    if phase.config.train.minutes:
+        return f"{warmup:.0%} of the time"
+    of_run = f" of the run's {phase.run_steps:,}" if phase.spans_run else ""
+    return f"{updates(warmup, phase.schedule_steps):,} steps{of_run}"
+
+
+def by_the_clock(config: RunConfig) -> str:
+    """Say what a budget of time means for repeating the run; empty without one."""
+    if config.train.replay:
+        return f"the rate follows the shares logged in {config.train.replay}"
+    if config.train.minutes:
+        return (
+            "the rate follows the clock of training, so that a repeated or resumed run is not bit-equal; "
+            "train.replay=RUN repeats one that is"
+        )
+    return ""
 
 
 def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
@@ -135,6 +161,7 @@ def summary(config: RunConfig, plans: list[Plan], world: World, console: Console
     for plan in plans:
         name = f"phase {plan.phase.name}: " if plan.phase.name else ""
         lines += [f"{name}{line}" for line in phase_lines(plan, world)]
+        lines += [f"{name}{line}" for line in (by_the_clock(plan.phase.config),) if line]
         lines += [f"! {name}{line}" for line in doubts(plan, world.size)]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)

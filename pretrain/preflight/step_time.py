@@ -117,15 +117,21 @@ def small_all_reduce(cluster: Cluster) -> float:
 
 
 def communication_bytes(
-    stage: int, parameters: int, micro_batches: int, gradient_bytes: int, weight_bytes: int
+    stage: int,
+    parameters: int,
+    micro_batches: int,
+    gradient_bytes: int,
+    weight_bytes: int,
+    scattered: bool = True,
 ) -> float:
     """Return the bytes per step through a reduce-scatter or an all-gather at a ZeRO stage: gradients once (stage 2 and
-    3: per micro-batch), updated weights once (stage 3: gathered for each forward and backward pass)."""
+    3: per micro-batch), updated weights once (stage 3: gathered for each forward and backward pass). `scattered=False`:
+    stage 1 all-reduces its gradients, twice the bytes, as DeepSpeed's BF16_Optimizer does."""
     gradients, weights = parameters * gradient_bytes, parameters * weight_bytes
     if stage == 0:
         return 2.0 * gradients  # an all-reduce
     if stage == 1:
-        return float(gradients + weights)
+        return float((1 if scattered else 2) * gradients + weights)
     if stage == 2:
         return float(micro_batches * gradients + weights)
     return float(micro_batches * (gradients + 2 * weights))

@@ -8,18 +8,19 @@ from data_pipeline.errors import UserError, one_error
 from data_pipeline.settings import mask_stages
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered
-from pretrain.preflight.contradictions import contradictions
+from pretrain.preflight.contradictions.find import contradictions
 from pretrain.preflight.ranges import CHOICES, RANGES, out_of_range, value_of
 
 
 def check(config: RunConfig) -> None:
     """Raise UserError that lists every value out of range and every contradiction, each with what to do."""
-    if wrong := wrong_settings(config):
+    if wrong := wrong_settings(config, config.train.steps):
         raise one_error(wrong, where="settings")
 
 
-def wrong_settings(config: RunConfig) -> list[UserError]:
-    """List the wrong settings; follow-up errors of another mistake are left out."""
+def wrong_settings(config: RunConfig, schedule_steps: int) -> list[UserError]:
+    """List the wrong settings; follow-up errors of another mistake are left out. `schedule_steps`: the length of the
+    schedule (config/phases.py)."""
     keys = [key for key in {**CHOICES, **RANGES} if out_of_range(key, value_of(config, key))]
     wrong = [_error(config, key) for key in keys]
     wrong += filter(None, (_refused(check, config) for check in _CHECKS))
@@ -30,7 +31,7 @@ def wrong_settings(config: RunConfig) -> list[UserError]:
         _set(rest, key, value_of(defaults, key))
     if _refused(_mask_stages, rest):
         rest.data.mask_stages = []
-    found = [UserError(rule.what, remedy=rule.remedy) for rule in contradictions(rest)]
+    found = [UserError(rule.what, remedy=rule.remedy) for rule in contradictions(rest, schedule_steps)]
     return wrong + [error for error in found if not any(key in error.what for key in keys)]
 
 

@@ -2,16 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from pretrain.config.settings import RunConfig
-from pretrain.optim.schedule import warmup_updates
+from pretrain.config.phases import Phase
+from pretrain.optim.schedule import updates
 
 if TYPE_CHECKING:
     from pretrain.preflight.forecast import Forecast
 
 
-def warnings_of(config: RunConfig, found: "Forecast") -> list[str]:
-    """Return lines about settings that do not fit or may be unintended."""
-    train, ranks = config.train, found.cluster.ranks
+def warnings_of(phase: Phase, found: "Forecast") -> list[str]:
+    """Return lines about settings of the phase that do not fit or may be unintended."""
+    config, ranks = phase.config, found.cluster.ranks
+    train, warmup = config.train, updates(config.schedule.warmup, phase.schedule_steps)
     here = found.memory[config.zero.stage]
     checks = [
         (
@@ -45,7 +46,7 @@ def warnings_of(config: RunConfig, found: "Forecast") -> list[str]:
         ),
         (
             found.epochs > 40,
-            f"the run goes {found.epochs:.0f} times through the shards: prepare more text, or mask anew at each "
+            f"the run goes {found.epochs:.0f} times through the shards: prepare more text, or re-mask at each "
             "epoch with data.dynamic_masking=true",
         ),
         (
@@ -57,8 +58,8 @@ def warnings_of(config: RunConfig, found: "Forecast") -> list[str]:
             f"the run ends after {found.epochs:.0%} of the shards",
         ),
         (
-            warmup_updates(config.schedule.warmup, train.steps) > train.steps // 2,
-            f"the warm-up takes {warmup_updates(config.schedule.warmup, train.steps):,} of {train.steps:,} steps",
+            warmup > phase.schedule_steps // 2,
+            f"the warm-up takes {warmup:,} of {phase.schedule_steps:,} steps",
         ),
         (
             found.step.communication > found.step.arithmetic,

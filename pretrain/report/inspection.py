@@ -156,16 +156,22 @@ def _show_run(facts: dict[str, Any], path: Path, console: Console) -> None:
     console.print(table)
 
 
+def _phase_end(phase: dict[str, Any]) -> str:
+    last, name = phase.get("last"), phase["name"]
+    return name if last is None else f"{name} up to step {last:,}"
+
+
 def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return a run's results in words: (what, figure)."""
     rows = [
         (
             "status",
-            f"{facts.get('status', 'not started')}, step {facts.get('step', 0):,} of {facts.get('steps', 0):,}",
+            f"{facts.get('status', 'not started')}, step {facts.get('step', 0):,}"
+            + (f" of {facts['steps']:,}" if facts.get("steps") else ""),
         )
     ]
-    if phases := facts.get("phases"):
-        rows.append(("phases", ", ".join(f"{p['name']} up to step {p['last']:,}" for p in phases)))
+    if phases := [phase for phase in facts.get("phases", []) if phase["name"]]:
+        rows.append(("phases", ", ".join(map(_phase_end, phases))))
     rows += _learning(facts, lines)
     speeds = sorted(line["tokens_per_s"] for line in lines if is_number(line.get("tokens_per_s")))
     if speeds:

@@ -16,8 +16,9 @@ from pretrain.evaluate.learning import learning_of
 from pretrain.objectives.metrics import HEADLINE, headline_of
 from pretrain.run.folder import refuse_other_format
 from pretrain.run.heartbeat import TRAINING, is_dead, read_heartbeat
-from pretrain.run.metrics_file import METRICS
-from pretrain.run.time_left import seconds_left
+from pretrain.run.metrics_file import METRICS, PROBE, probe_words
+from pretrain.run.time_budget import SHARE
+from pretrain.run.time_left import phase_at, phases_in, seconds_left
 from pretrain.run.tolerant_json import number, objects, table, tables, text_of
 
 NOT_STARTED, STARTING, RUNNING, STALLED = "not started", "starting", "running", "stalled"
@@ -58,6 +59,10 @@ class Status:
     doing: str = ""
     step: int = 0
     steps: int | None = None
+    """Steps of the whole run; unknown until the end of a run with train.minutes."""
+    minutes: float | None = None
+    """train.minutes of the run or of its newest phase, and the share of them that is used."""
+    share: float | None = None
     phase: str = ""
     loss: float | None = None
     held_out_loss: float | None = None
@@ -65,6 +70,8 @@ class Status:
     """Training and newest evaluation figures, by their names in metrics.jsonl."""
     headline: str = HEADLINE
     """The objective's headline metric."""
+    probe: str = ""
+    """The newest score of train.probe, in words."""
     findings: list[str] = field(default_factory=list)
     """Problems with what it has learnt, and what usually helps."""
     tokens_per_s: float | None = None
@@ -131,6 +138,9 @@ def _figures(
     for line in [summary, *(line for line in lines if line.get("kind") == "eval")]:
         if "held_out_loss" in line:  # null: it was not a number
             status.held_out_loss = number(line["held_out_loss"])
+    status.probe = probe_words(summary)
+    for line in (line for line in lines if line.get("kind") == PROBE):
+        status.probe = f"{probe_words(line)} at step {line.get('step')}"
     pace = [line for line in trained if line.get("phase", "") == (status.phase or line.get("phase", ""))]
     pace = pace[-RECENT:]
     speeds = [speed for line in pace if (speed := number(line.get("tokens_per_s")))]
@@ -140,9 +150,11 @@ def _figures(
     measured, reached = status.step, heartbeat.get("step", 0)
     if summary.get("status") == "running" and reached > status.step:  # between two log lines
         status.step = reached
-    if status.steps and status.step_seconds is not None:
-        phases = objects(summary.get("phases"))
-        status.seconds_left = seconds_left(status.step, status.step_seconds, status.steps, phases, measured)
+    phases = phases_in(summary)
+    if here := phase_at(status.step, phases):
+        status.minutes, status.share = number(here.get("minutes")), number(newest.get(SHARE))
+    if phases and status.step_seconds is not None:
+        status.seconds_left = seconds_left(status.step, status.step_seconds, phases, measured, newest)
 
 
 def _step_seconds(pace: list[dict[str, Any]], summary: dict[str, Any]) -> float | None:

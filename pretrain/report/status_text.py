@@ -17,6 +17,8 @@ def in_words(status: Status, again: str) -> str:
     where = f"step {status.step:,}"
     if status.steps:
         where += f" of {status.steps:,} ({status.step / status.steps:.1%})"
+    elif status.minutes:
+        where += f", {status.share or 0.0:.1%} of {status.minutes:g} min of training"
     phase = f", phase {status.phase}" if status.phase else ""
     head = f"{status.folder}: {status.health}" + ("" if status.health == NOT_STARTED else f", {where}{phase}")
     rows = [
@@ -24,6 +26,7 @@ def in_words(status: Status, again: str) -> str:
         ("error", f"{status.error}{f' ({status.log})' if status.log else ''}" if status.error else ""),
         (_leads(status), _scores(status)),
         ("loss", _losses(status)),
+        ("probe", status.probe),
         *(("look at", finding) for finding in status.findings),
         ("speed", _speed(status)),
         ("time left", _time_left(status)),

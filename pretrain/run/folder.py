@@ -8,6 +8,7 @@ RUN/attempts.jsonl    one line per start, checkpoint and end of the run's attemp
 """
 
 import json
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from pretrain.config.safe_yaml import load_yaml
-from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.config.settings import RunConfig
 from pretrain.run.metrics_file import wrong_figure
 from pretrain.run.tolerant_json import is_count, is_number, object_of, table
 
@@ -43,9 +44,9 @@ def model_folders(folder: Path) -> list[Path]:
 
 
 def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, remedy: str) -> None:
-    """Raise UserError, with the settings that differ, if the run identity `then` differs from `now`. An encoder's
-    setting that `then` is older than had its default."""
-    recorded = {key: then.get(key, _encoder_default(key)) for key in now}
+    """Raise UserError, with the settings that differ, if the run identity `then` differs from `now`. A setting that
+    `then` is older than had its default."""
+    recorded = {key: then.get(key, _default_before(key, then)) for key in now}
     differing = [
         f"{key}={value} (there: {recorded[key]})" for key, value in now.items() if recorded[key] != value
     ]
@@ -57,9 +58,16 @@ def refuse_another(then: dict[str, Any], now: dict[str, Any], where: object, rem
         )
 
 
-def _encoder_default(key: str) -> Any:
-    group, _, name = key.partition(".")
-    return getattr(EncoderSettings(), name, None) if group == "encoder" else None
+def _default_before(key: str, then: dict[str, Any]) -> Any:
+    """Return the default of the setting `key`, perhaps behind the name of a phase, if the identity `then` has it of no
+    phase: it is older than the setting. Else None."""
+    for name in (key, key.partition(".")[2]):
+        value: Any = RunConfig()
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if value is not None and not is_dataclass(value):
+            return None if any(f".{known}".endswith(f".{name}") for known in then) else value
+    return None
 
 
 def read_config(run: Path) -> RunConfig:
@@ -119,6 +127,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         for phase in values.get("phases", []):
             str(phase["name"])
             wrong = wrong or ", ".join(key for key in _PHASE if not is_number(phase[key]))
+            if phase["last"] is not None:  # unknown while a phase with train.minutes has not ended
+                wrong = wrong or ("" if is_number(phase["last"]) else "last")
     except (ValueError, TypeError, KeyError, RecursionError):
         raise UserError("malformed", where=path, expected="JSON that a run wrote") from None
     if wrong:
@@ -126,7 +136,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return values
 
 
-_PHASE = ("last", "global_batch", "sequence_length", "lr")
+_PHASE = ("global_batch", "sequence_length", "lr")
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:

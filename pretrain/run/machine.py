@@ -22,7 +22,7 @@ def peak_memory(device: torch.device) -> float:
 def machine(world: World) -> dict[str, Any]:
     """Return the first rank's device, hosts, ranks, threads per rank and versions, for summary.json. All ranks call
     this."""
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else _cpu_name()
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else cpu_name()
     names = ("torch", "deepspeed", "transformers", "webdataset", "numpy")
     return {
         "device": device,
@@ -34,7 +34,8 @@ def machine(world: World) -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the processor's name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

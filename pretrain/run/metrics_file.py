@@ -24,7 +24,20 @@ FIGURES = re.compile(
 """Figures in a line of metrics.jsonl and in summary.json that commands compute with."""
 TRUST, TRUST_PREFIX = "trust", "trust_ratio/"
 """Kind of a line that holds LAMB's trust ratio of each tensor, and the prefix of the tensors' names."""
+EVAL, PROBE, PROBE_PREFIX, TRIVIAL = "eval", "probe", "probe/", "trivial"
+"""Kinds of the lines that hold held-out figures, and those of train.probe; the prefix of the latter, in percent:
+probe/TASK_METRIC, and probe/TASK_trivial of an answer that needs no input."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+def in_json(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop unknown figures, and write null for those that are not finite: JSON has no infinity, and the previous figure
+    must not remain as the newest."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in line.items()
+        if value is not None
+    }
 
 
 class JsonLines:
@@ -68,6 +81,26 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return []
     lines = tables(path.read_text(encoding="utf-8", errors="replace"))
     return [line for line in lines if is_number(line.get("step", 0)) and not wrong_figure(line)]
+
+
+def probe_words(figures: Mapping[str, Any]) -> str:
+    """Return the score of train.probe among these figures in words, beside the answer that needs no input; empty where
+    there is none.
+
+    >>> probe_words({"probe/blimp_accuracy": 61.25, "probe/blimp_trivial": 50.0, "loss": 2.0})
+    'blimp accuracy 61.3 (trivial 50.0)'
+    """
+    own = {
+        name: value for name, value in figures.items() if name.startswith(PROBE_PREFIX) and is_number(value)
+    }
+    found = []
+    for name, value in own.items():
+        task, _, metric = name.removeprefix(PROBE_PREFIX).rpartition("_")
+        if metric != TRIVIAL:
+            trivial = own.get(f"{PROBE_PREFIX}{task}_{TRIVIAL}")
+            beside = "" if trivial is None else f" ({TRIVIAL} {trivial:.1f})"
+            found.append(f"{task} {metric} {value:.1f}{beside}")
+    return ", ".join(found)
 
 
 def layer_of(tensor: str) -> int | None:

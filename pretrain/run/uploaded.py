@@ -45,7 +45,7 @@ class Uploaded:
             replace(folder / UPLOADED, json.dumps(asdict(self)))
 
 
-def agreed(known: Uploaded | None, on_server: int, lines: int) -> Uploaded:
+def reconciled(known: Uploaded | None, on_server: int, lines: int) -> Uploaded:
     """Return the counts corrected by the server's own; `lines`: those that metrics.jsonl has now."""
     if known is None:  # a run of another folder, or sent by `wandb sync`: the server has the first ones
         return Uploaded(min(on_server, lines), on_server)

@@ -15,6 +15,7 @@ import numpy as np
 from data_pipeline.errors import UserError
 from data_pipeline.loader.packing import StepShare
 from pretrain.distributed.world import SumMax, World
+from pretrain.run.time_budget import NOT_MEASURED, Ahead, TimeBudget
 from pretrain.training import rank_timing
 
 
@@ -36,6 +37,8 @@ class BatchCounts:
     """Whether any rank was asked to stop: this batch is left to the next attempt."""
     waited: float
     """Seconds that this rank waited for data (the announced shares) before this batch."""
+    ahead: Ahead = NOT_MEASURED
+    """With train.minutes: the share of the time that is used when the update begins, by the first rank's clock."""
     damage: tuple[str, ...] = ()
     """Messages about blocks of examples that some rank found missing or changed, and that are skipped."""
 
@@ -69,31 +72,45 @@ class StopRequest:
 
 
 def with_batch_counts(
-    shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms
+    shares: Iterator[Share],
+    world: World,
+    stop: StopRequest,
+    objective: CountsTerms,
+    budget: TimeBudget | None = None,
 ) -> Iterator[tuple[Share, BatchCounts]]:
-    """Yield each share with the counts of its global batch, with terms counted by `objective`. The next share's
-    all-reduce runs while the caller works on this one."""
-    share, handle, waited = _announce(shares, world, stop, objective)
+    """Yield each share with the counts of its global batch, with terms counted by `objective`, and with what the first
+    rank's `budget` announces. The next share's all-reduce runs while the caller works on this one."""
+    budget = budget or TimeBudget()
+    share, handle, waited = _announce(shares, world, stop, objective, budget)
     while True:
-        (examples, tokens, masked, squares, *of_terms), maxima = handle.wait()
+        (used, last, examples, tokens, masked, squares, *of_terms), maxima = handle.wait()
         micro_batches, stopping, unreadable, damaged = maxima
         if isinstance(share, UserError):
             raise share
         if unreadable:
             raise RuntimeError("another rank could not read its data")
         damage = _of_all(share.damage, world) if damaged else ()
-        following, next_handle, for_next = _announce(shares, world, stop, objective)
+        following, next_handle, for_next = _announce(shares, world, stop, objective, budget)
         waited += for_next
         terms = dict(zip(objective.terms, of_terms, strict=True))
         counts = BatchCounts(
-            examples, tokens, masked, squares, terms, micro_batches, bool(stopping), waited, damage
+            examples,
+            tokens,
+            masked,
+            squares,
+            terms,
+            micro_batches,
+            bool(stopping),
+            waited,
+            Ahead(used, bool(last)),
+            damage,
         )
         yield share, counts
         share, handle, waited = following, next_handle, 0.0
 
 
 def _announce(
-    shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms
+    shares: Iterator[Share], world: World, stop: StopRequest, objective: CountsTerms, budget: TimeBudget
 ) -> tuple[Share | UserError, SumMax, float]:
     """Start the all-reduce of a share's counts. An unreadable share is an error only once needed: the run may end
     first."""
@@ -102,11 +119,12 @@ def _announce(
     try:
         share = next(shares)
     except UserError as error:
-        return error, world.sum_max([0] * (4 + len(objective.terms)), (0, stopping, 1, 0)), 0.0
+        return error, world.sum_max([0] * (6 + len(objective.terms)), (0, stopping, 1, 0)), 0.0
     waited = rank_timing.clock() - started
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
     terms = objective.counts(share)
-    counts = (share.examples, share.tokens, share.masked, squares, *(terms[name] for name in objective.terms))
+    own = (share.examples, share.tokens, share.masked, squares, *(terms[name] for name in objective.terms))
+    counts = (*budget.announce(), *own)
     maxima = (len(share.micro_batches), stopping, 0, len(share.damage))
     return share, world.sum_max(counts, maxima), waited
 

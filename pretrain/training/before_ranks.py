@@ -6,13 +6,12 @@ The ranks check the same again, since a launcher may have started them elsewhere
 from pathlib import Path
 
 from pretrain.checkpoint.store import checkpoints
-from pretrain.config.phases import total_steps
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import sees_gpus
 from pretrain.preflight.check_run import check_run
 from pretrain.preflight.room import surely_has_room
-from pretrain.training.claim_folder import check_folder, is_finished, refuse_locked
-from pretrain.training.starting_weights import check_starting_weights
+from pretrain.training.claim_folder import check_folder, is_finished, refuse_locked, steps_done
+from pretrain.training.initial_weights.check_source import check_starting_weights
 
 
 def check_start(config: RunConfig) -> str:
@@ -23,11 +22,12 @@ def check_start(config: RunConfig) -> str:
     check_folder(config, plans)
     folder = Path(config.run.dir)
     if is_finished(folder):
-        return f"{config.run.dir}: finished at step {total_steps(config):,}; nothing to do"
+        return f"{config.run.dir}: finished at step {steps_done(folder):,}; nothing to do"
     refuse_locked(folder)
     if not checkpoints(folder) and not config.checkpoint.mirror:  # from which the run may be brought back
         check_starting_weights(config, plans[0])
     _check_room(config, plans[0].index.vocabulary.size)
+    _check_probe(config)
     return ""
 
 
@@ -36,6 +36,13 @@ def _check_gpus(ranks: int) -> None:
         from pretrain.distributed.world import check_gpus
 
         check_gpus(ranks)
+
+
+def _check_probe(config: RunConfig) -> None:
+    if config.train.probe:
+        from pretrain.evaluate.downstream.probe import ProbeTask  # its tasks are built on torch
+
+        ProbeTask.read(config.train.probe, Path(config.train.probe_data))
 
 
 def _check_room(config: RunConfig, vocabulary_size: int) -> None:

@@ -23,10 +23,13 @@ from pretrain.objectives.teacher import teacher_identity
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import CONFIG, FORMAT, RUN, read_run, read_summary, refuse_another
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.time_budget import shares_digest
 
 if TYPE_CHECKING:
     from pretrain.distributed.world import World
 
+ADAPTING = ("init_positions", "init_new_words")
+"""Settings of how the weights of init_from are adapted: of no matter without it."""
 LOCK_WAIT_SECONDS = 5.0
 """How long a killed process may take to exit, so that the same command can be rerun at once."""
 
@@ -45,12 +48,19 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
         "data.dynamic_masking": dict(plan.masking.identity) if plan.masking else None,
         "run.seed": config.run.seed,
         "train.steps": config.train.steps,
+        "train.minutes": config.train.minutes,
+        "train.replay": shares_digest(config.train.replay),
         "train.global_batch": config.train.global_batch,
+        "train.batch_ramp": config.train.batch_ramp,
+        "train.batch_ramp_from": config.train.batch_ramp_from,
         "train.precision": plan.precision,
         "train.clip": config.train.clip,
+        "data.separators": config.data.separators,
+        "data.separator_gap": config.data.separator_gap,
         **{f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()},
         "init_from": config.init_from,
         "init_moments": config.init_moments,
+        **({key: getattr(config, key) for key in ADAPTING} if config.init_from else {}),
     }
 
 
@@ -93,14 +103,21 @@ def is_finished(folder: Path) -> bool:
     return bool(read_summary(folder).get("status") == "finished")
 
 
+def steps_done(folder: Path) -> int:
+    """Return the number of steps of the finished run in this folder."""
+    summary = read_summary(folder)
+    return int(summary.get("steps") or summary.get("step") or 0)
+
+
 def _refuse_more_steps(then: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Raise UserError, with the settings for more steps, if only the number of steps differs."""
-    differing = [key for key, value in now.items() if then.get(key) != value]
-    if not differing or any(not f".{key}".endswith(".train.steps") for key in differing):
+    """Raise UserError, with the settings for more steps or minutes, if only their number differs."""
+    differing = [key for key, value in now.items() if then.get(key, 0.0) != value]
+    if not differing or any(not f".{key}".endswith((".train.steps", ".train.minutes")) for key in differing):
         return
     new = next(path for n in count(2) if not (path := folder.with_name(f"{folder.name}-{n}")).exists())
-    more = sum(int(now[key]) - int(then.get(key, 0)) for key in differing)
-    added = f" train.steps={more}" if differing == ["train.steps"] and more > 0 else ""
+    more = now[differing[0]] - then.get(differing[0], 0)
+    alone = len(differing) == 1 and differing[0].startswith("train.")
+    added = f" {differing[0]}={more:g}" if alone and more > 0 else ""
     raise UserError(
         f"the run is finished at {_steps_of(then, differing)}, where its learning-rate schedule ends; "
         f"asked for are {_steps_of(now, differing)}",
@@ -123,7 +140,7 @@ def _holds_other_files(folder: Path) -> bool:
 
 def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
     """Create the run folder if missing and count this attempt; only the first rank calls this. Returns the run's
-    W&B `id` and whether it is `finished`."""
+    W&B `id`, and whether it is `finished`, at which `step`."""
     folder, run = Path(config.run.dir), check_folder(config, plans)
     finished = is_finished(folder)
     if not finished:
@@ -131,7 +148,8 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RUN, canonical_json(run, indent=1))
         write_whole(folder / CONFIG, redact(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
-    return {"id": run["id"], "attempts": run["attempts"], "finished": finished}
+    step = steps_done(folder) if finished else 0
+    return {"id": run["id"], "attempts": run["attempts"], "finished": finished, "step": step}
 
 
 def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:

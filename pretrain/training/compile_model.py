@@ -3,6 +3,8 @@
 import shutil
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
+from types import MethodType
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
-from pretrain.model.attention import choose_backend
+from pretrain.model.attention.attend import choose_backend
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load
+from pretrain.preflight.check_run import Plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CPU_FLOPS = 1e11
@@ -34,6 +37,15 @@ def wanted(config: RunConfig, device: torch.device, precision: str, run_flops: f
     if device.type == "cuda":
         return not obstacle
     return not obstacle and run_flops / CPU_FLOPS >= LONG
+
+
+def run_flops(plans: list[Plan]) -> float:
+    """Count the operations of all steps over all ranks; minutes of training count as those of a CPU."""
+    trains = [(plan, plan.phase.config.train) for plan in plans]
+    return sum(
+        60 * train.minutes * CPU_FLOPS or train.steps * plan.step_flops(plan.phase.config)
+        for plan, train in trains
+    )
 
 
 def allowed(config: RunConfig, device: torch.device, precision: str) -> str:
@@ -67,7 +79,11 @@ def compile_model(model: nn.Module, example: MicroBatch, console: Console, memor
     """Compile `model` in place, forward and backward, for micro-batches and memory of the shape of `example` only.
 
     Computes gradients once and discards them. Prints progress on the console; returns the seconds taken."""
-    model.compile(dynamic=False, fullgraph=True)
+    # as determinism.py has set it already, but this tells the compiler, too
+    torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
+    # not model.compile, which would trace the hooks of DeepSpeed too; from the class, since a phase may compile anew
+    forward = MethodType(type(model).forward, model)
+    model.forward = torch.compile(forward, dynamic=False, fullgraph=True)
     console.print(
         "compiling the model: once, for a minute or two (train.compile=off does without)", soft_wrap=True
     )
@@ -80,3 +96,9 @@ def compile_model(model: nn.Module, example: MicroBatch, console: Console, memor
     seconds = time.perf_counter() - started
     console.print(f"compiled in {seconds:.0f} s", soft_wrap=True)
     return seconds
+
+
+def eager(model: nn.Module) -> AbstractContextManager[Any]:
+    """Return a context in which a compiled `model` runs uncompiled, for micro-batches of other shapes that are too few
+    to be worth a graph. For a model that is not compiled it does nothing, and imports no compiler."""
+    return torch.compiler.set_stance("force_eager") if "forward" in vars(model) else nullcontext()

@@ -121,5 +121,6 @@ def training_loader(plan: Plan, feed: Feed, position: Position, world: World) ->
         world=world.size,
         start_batch=position.batch_of_phase,
         masking=plan.masking,
+        separators=plan.separators,
         skip_damaged=config.data.on_damage == "skip",
     )

@@ -55,10 +55,11 @@ class Guard:
         self._is_spike = self._loss > self._limit()
         return not self._is_spike
 
-    def accepted(self) -> None:
-        """Record that the batch was applied."""
+    def accepted(self, whole: bool = True) -> None:
+        """Record that the batch was applied. Its loss is one to compare with if it is `whole`: if each of its terms had
+        something to predict, which a batch without masked tokens has not."""
         self._in_a_row = 0
-        if self._train.on_spike != "off" and math.isfinite(self._loss):
+        if whole and self._train.on_spike != "off" and math.isfinite(self._loss):
             self._losses.append(self._loss)
             del self._losses[: -self._train.spike_window]
 

@@ -1,4 +1,4 @@
-"""Track a run's progress batch by batch, and read it, validated, from a checkpoint's state."""
+"""Track a run's progress batch by batch, read it, validated, from a checkpoint's state, and tell where a phase ends."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -6,7 +6,12 @@ from typing import Any
 
 from pretrain.checkpoint.marker import Damaged
 from pretrain.checkpoint.store import Checkpoint
-from pretrain.run.tolerant_json import is_count
+from pretrain.config.phases import Phase
+from pretrain.distributed.world import World, raise_on_all_ranks
+from pretrain.optim.schedule import Progress
+from pretrain.preflight.check_run import Plan
+from pretrain.run.time_budget import TimeBudget, logged_shares
+from pretrain.run.tolerant_json import is_count, is_number
 from pretrain.training.batch_counts import BatchCounts
 
 
@@ -29,11 +34,18 @@ class Position:
     phase_batch: int = 0
     """Batches consumed before this phase, which starts its own data order."""
     phase_examples: int = 0
+    phase_step: int = 0
+    """Updates accepted before this phase."""
+    elapsed: float = 0.0
+    """Seconds of train.minutes that are used in this phase, by the first rank's clock; other ranks do not read it."""
+    spent: bool = False
+    """Whether train.minutes of this phase are over: its last update was accepted."""
 
     def advance(self, applied: bool, counts: BatchCounts, missing: int = 0) -> None:
         """Count a consumed batch, of which `missing` examples could not be read."""
         if applied:
             self.step += 1
+            self.spent = counts.ahead.last
         else:
             self.skipped.append(self.batch)
         self.batch += 1
@@ -52,8 +64,8 @@ def position_of(checkpoint: Checkpoint) -> Position:
     state = checkpoint.state
     wrong = [key for key, right in _STATE.items() if not right(state.get(key))]
     if not wrong:
-        kinds = {f.name: _counts if f.name == "skipped" else _numbers if f.name == "losses" else is_count
-                 for f in fields(Position)}  # fmt: skip
+        kinds: dict[str, Callable[[Any], bool]] = {f.name: is_count for f in fields(Position)}
+        kinds |= {"skipped": _counts, "losses": _numbers, "elapsed": is_number, "spent": _flag}
         found = state["position"]
         wrong = [key for key in found if key not in kinds or not kinds[key](found[key])]
     if wrong:
@@ -65,8 +77,52 @@ def position_of(checkpoint: Checkpoint) -> Position:
     return Position(**state["position"])
 
 
+def time_budget(plan: Plan, position: Position, world: World) -> TimeBudget:
+    """Return the phase's budget of time, from what is used of it on; without train.minutes it measures nothing. All
+    ranks call this. Raises UserError if the shares to replay cannot be read."""
+    train, phase = plan.phase.config.train, plan.phase
+
+    def read() -> TimeBudget:
+        measures = world.rank == 0  # another rank may not see the folder, and its clock is not asked
+        replay = logged_shares(train.replay).get(phase.name, ()) if train.replay and measures else ()
+        return TimeBudget(train.minutes, position.elapsed, measures, replay, position.batch_of_phase)
+
+    return raise_on_all_ranks(world, read)
+
+
+def progress(phase: Phase, position: Position, counts: BatchCounts) -> Progress:
+    """Return how much of its schedule the run has done before the update of this batch."""
+    if phase.config.train.minutes:
+        return Progress(counts.ahead.share, 1.0, in_updates=False)
+    first = phase.schedule_first if phase.spans_run else position.phase_step
+    return Progress(position.step - first, phase.schedule_steps)
+
+
+def is_over(phase: Phase, position: Position) -> bool:
+    """Return whether the run is behind the last update of this phase. All ranks know the same."""
+    if position.phase != phase.number:
+        return position.phase > phase.number
+    if phase.config.train.minutes:
+        return position.spent
+    return position.step - position.phase_step >= phase.config.train.steps
+
+
+def run_is_over(plans: list[Plan], position: Position) -> bool:
+    """Return whether the run is behind the last update of its last phase."""
+    return is_over(plans[-1].phase, position)
+
+
+def reached(stop_after: int, position: Position) -> bool:
+    """Return whether the run is at run.stop_after; 0: it does not stop."""
+    return 0 < stop_after <= position.step
+
+
 def _counts(value: object) -> bool:
     return isinstance(value, list) and all(map(is_count, value))
+
+
+def _flag(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _numbers(value: object) -> bool:

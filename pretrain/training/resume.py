@@ -20,16 +20,18 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import redact_settings
+from data_pipeline.loader.dynamic_masking import shards_vocabulary
 from data_pipeline.loader.loader import loader_state, resumed_batch
+from data_pipeline.vocabulary.new_words import old_pieces
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.recovery import recovered
 from pretrain.checkpoint.store import Checkpoint, find_checkpoint, newest_whole
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.partition_map import KINDS, Reader
 from pretrain.distributed.precision import resolve_precision
 from pretrain.distributed.world import World, raise_on_all_ranks
-from pretrain.export.reader import read_weights
+from pretrain.model.encoder import set_thetas
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
@@ -38,8 +40,10 @@ from pretrain.run.folder import model_folders, refuse_another
 from pretrain.run.metrics_file import cut_metrics
 from pretrain.training import compile_model
 from pretrain.training.claim_folder import identity_of
+from pretrain.training.initial_weights.check import check_hugging_face
+from pretrain.training.initial_weights.check_source import refuse_another_model
+from pretrain.training.initial_weights.load import InitialWeights, initial_weights
 from pretrain.training.progress import Position, position_of
-from pretrain.training.starting_weights import check_hugging_face, refuse_another_model
 from pretrain.training.stream_memory import StreamMemory
 
 
@@ -54,6 +58,8 @@ def begin(
     if checkpoint is not None:
         position = position_of(checkpoint)
         plan = plans[min(position.phase, len(plans) - 1)]
+        if plan.phase.first is not None:  # checkpoints had no phase_step while every phase had steps
+            position.phase_step = plan.phase.first
         phase_config = plan.phase.config
         now = identity_of(phase_config, plan)
         refuse_another(checkpoint.state["identity"], now, checkpoint.folder, "delete this checkpoint")
@@ -63,11 +69,12 @@ def begin(
         _load(checkpoint, engine)
         lost = _cut_history(folder, position.step, world)
         if world.rank == 0:
-            console.print(_resuming(checkpoint, conditions(phase_config, world), lost), soft_wrap=True)
+            line = _resuming(checkpoint, conditions(phase_config, world), phase_config.train, lost)
+            console.print(line, soft_wrap=True)
         return position, checkpoint
     _cut_history(folder, 0, world)
     if config.init_from:
-        _start_from(Path(config.init_from), config, plans[0], engine, world)
+        _start_from(Path(config.init_from), config, plans[0], engine, world, say)
     return Position(), None
 
 
@@ -78,11 +85,20 @@ def _cut_history(folder: Path, step: int, world: World) -> int:
 
 
 def enter(plan: Plan, engine: Engine, position: Position) -> None:
-    """Move the run from the end of a phase into the next one; a no-op inside a phase."""
+    """Give the model what the phase sets of it, and move the run from the end of a phase into the next one; inside a
+    phase, it stays."""
+    set_thetas(engine.module, plan.phase.config.encoder)
     if plan.phase.number > position.phase:
         position.phase = plan.phase.number
         position.phase_batch, position.phase_examples = position.batch, position.examples
+        position.phase_step, position.elapsed, position.spent = position.step, 0.0, False
         position.losses.clear()  # other lengths have other losses: the first ones are not spikes
+        _restart_schedule(plan, engine)
+
+
+def _restart_schedule(plan: Plan, engine: Engine) -> None:
+    """Restart the optimizer's update count at a phase boundary, unless it spans the run, as the schedule does."""
+    if not plan.phase.spans_run:
         engine.partition.restart_bias_correction()
 
 
@@ -118,9 +134,10 @@ def roll_back(
     if checkpoint is None:
         raise UserError("no checkpoint to roll back to", where=config.run.dir)
     then = position_of(checkpoint)
-    if then.step < phase.first:  # schedule, shards and order of the data here are not those of that step
+    first = position.phase_step
+    if then.step < first:  # schedule, shards and order of the data here are not those of that step
         raise UserError(
-            f"the newest whole checkpoint is of a phase before {phase.name}, which begins behind step {phase.first:,}",
+            f"the newest whole checkpoint is of a phase before {phase.name}, which begins behind step {first:,}",
             where=checkpoint.folder,
             remedy="rerun the same command to resume from there",
         )
@@ -130,7 +147,7 @@ def roll_back(
     position.skipped = [*then.skipped, *range(then.batch, position.batch)]
     if then.phase < position.phase:  # a checkpoint at the phase boundary, of the previous phase
         position.losses.clear()
-        engine.partition.restart_bias_correction()
+        _restart_schedule(plan, engine)
 
 
 def _load(checkpoint: Checkpoint, engine: Engine) -> None:
@@ -154,7 +171,7 @@ def save(
         "identity": identity_of(config, plan),
         "held_out_loss": held_out_loss,
         "position": asdict(position),
-        "phase": {"name": phase.name, "first": phase.first, "last": phase.last},
+        "phase": {"name": phase.name, "first": position.phase_step, "last": phase.last},
         "loader": loader_state(plan.index, plan.order(config), position.batch_of_phase, plan.masking),
         "memory": memory.state(),
         "updates": engine.partition.updates,
@@ -213,18 +230,26 @@ def conditions(config: RunConfig, world: World) -> dict[str, Any]:
     }
 
 
-def _resuming(checkpoint: Checkpoint, now: dict[str, Any], lost: int) -> str:
+def _resuming(checkpoint: Checkpoint, now: dict[str, Any], train: TrainSettings, lost: int) -> str:
     then = checkpoint.state["conditions"]
     changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if then.get(key) != now[key]]
     promise = f"equal within rounding, since {', '.join(changed)}" if changed else "bit-exact"
+    if train.minutes and not train.replay:
+        used = checkpoint.state["position"].get("elapsed", 0.0)
+        promise = (
+            f"{used / 60:.2f} of {train.minutes:g} minutes used; the rate follows the clock: not bit-exact"
+        )
     again = f"; redoing {lost} logged steps" if lost else ""
     name = checkpoint.state.get("phase", {}).get("name", "")
     phase = f" of phase {name}" if name else ""
     return f"resuming from step {checkpoint.step:,}{phase} ({promise}){again}"
 
 
-def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World) -> None:
-    """Load the weights of another model; counters restart, and with init_moments the moments are kept."""
+def _start_from(
+    source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World, say: Callable[[str], None]
+) -> None:
+    """Load the weights of another model; counters restart, and with init_moments the moments are kept. What was
+    changed in them is said on the first rank."""
     if not model_folders(source):
         checkpoint = find_checkpoint(source, world)
         refuse_another_model(checkpoint, plan)
@@ -232,28 +257,23 @@ def _start_from(source: Path, config: RunConfig, plan: Plan, engine: Engine, wor
         engine.partition.load(reader(checkpoint, engine), updates=0, kinds=kinds)
         return
     shapes = real_shapes(engine)
-    weights: dict[str, Tensor] = {}
-    world.together(lambda: weights.update(_hugging_face_weights(source, config, plan, shapes)))
+    found: list[InitialWeights] = []
+
+    def load() -> None:
+        vocabulary = shards_vocabulary(plan.index)
+        pieces = old_pieces(check_hugging_face(config, vocabulary), vocabulary)
+        found.append(initial_weights(plan.objective, plan.index.vocabulary, shapes, pieces))
+
+    world.together(load)
+    [initial] = found
 
     def read(name: str, kind: str, start: int, length: int) -> Tensor:
-        return weights[name].reshape(-1)[start : start + length]
+        return initial.weights[name].reshape(-1)[start : start + length]
 
     engine.partition.load(_padded(read, shapes), updates=0, kinds=("master",))
-
-
-def _hugging_face_weights(
-    source: Path, config: RunConfig, plan: Plan, shapes: dict[str, list[int]]
-) -> dict[str, Tensor]:
-    check_hugging_face(source, config, plan)
-    weights = read_weights(source, config, plan.index.vocabulary.size)
-    missing = sorted(shapes.keys() - weights.keys())
-    if missing:
-        raise UserError(
-            f"lacks {', '.join(missing[:5])}",
-            where=source,
-            expected=f"all weights of objective.name={config.objective.name}",
-        )
-    return weights
+    if world.rank == 0:
+        for note in initial.notes:
+            say(f"{source}: {note}")
 
 
 def _real(fragments: Iterable[Fragment], shapes: dict[str, list[int]]) -> Iterator[Fragment]:

@@ -12,7 +12,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.preflight.check_run import Plan
 from pretrain.training.claim_folder import check_folder, lock, open_run, run_identity, seen_by_all
-from pretrain.training.starting_weights import check_starting_weights
+from pretrain.training.initial_weights.check_source import check_starting_weights
 
 
 def open_on_all_ranks(

@@ -109,6 +109,6 @@ class StreamMemory:
             rows[:-1].copy_(values.view(rows[:-1].shape))
 
     def _places(self, batch: MicroBatch) -> Tensor:
-        """(E,) int64: the row of each example's stream."""
+        """Return (E,) int64, the row of each example's stream."""
         last = next(iter(self._rows.values())).shape[0] - 1
         return (batch.streams - self._first).masked_fill(batch.streams == SPARE, last)

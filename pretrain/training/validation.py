@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch import nn
 
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.loader import held_out, held_out_steps
@@ -14,6 +15,7 @@ from pretrain.evaluate.baselines import answers_in_short, pair_majority, unigram
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.metrics import leading_kind
 from pretrain.preflight.check_run import Plan
+from pretrain.training.compile_model import eager
 from pretrain.training.loss_meter import LossMeter
 from pretrain.training.stream_memory import StreamMemory
 
@@ -27,7 +29,7 @@ class HeldOut:
     def __init__(self, plan: Plan, config: RunConfig, world: World) -> None:
         """Load this rank's share. All ranks call this; if one cannot read its share, all raise UserError."""
         index = plan.index
-        self._world, self._index = world, index
+        self._world, self._index, self._separators = world, index, plan.separators
         self._leads = leading_kind(plan.objective.headline).name
         self.examples = min(index.held_out.examples, config.train.eval_examples)
         """Number of examples per evaluation, over all ranks."""
@@ -49,20 +51,22 @@ class HeldOut:
     def _read(self, caps: Caps, streams: int) -> list[StepShare]:
         index, world = self._index, self._world
         if streams:
-            return held_out_steps(index, self.examples, caps, streams, world.rank, world.size)
-        return [held_out(index, self.examples, caps, world.rank, world.size)]
+            return held_out_steps(
+                index, self.examples, caps, streams, world.rank, world.size, self._separators
+            )
+        return [held_out(index, self.examples, caps, world.rank, world.size, self._separators)]
 
-    def evaluate(self, engine: Engine) -> Figures:
-        """Compute held_out_loss and other metrics over all ranks, with the baselines of a model without context;
-        empty without held-out examples. All ranks call this."""
+    def evaluate(self, engine: Engine | nn.Module) -> Figures:
+        """Compute held_out_loss and other metrics over all ranks, with the baselines of a model without context,
+        of an engine or a model alone; empty without held-out examples. All ranks call this."""
         if not self.examples:
             return {}
         meter = LossMeter()
         answers = np.zeros(self._index.vocabulary.size, np.int64)
         self._memory.clear()
         engine.eval()
-        # these micro-batches have other shapes than training's, and are few: not worth a graph of their own
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        model = engine if isinstance(engine, nn.Module) else engine.module
+        with torch.no_grad(), eager(model):
             for micro_batch in self._micro_batches:
                 micro_batch = micro_batch.to(self._world.device)
                 terms, memory = engine(micro_batch, self._memory.read(micro_batch))

@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 from data_pipeline.loader.bin_packing import Caps
 from data_pipeline.loader.packing import StepShare, pack
 from pretrain.config.settings import EncoderSettings, RunConfig
-from pretrain.model.attention import choose_backend
+from pretrain.model.attention.attend import choose_backend
 from pretrain.model.batch import Shape
 from pretrain.objectives.registry import load
 from pretrain.optim.param_groups import build_optimizer
@@ -85,12 +85,17 @@ TINY = EncoderSettings(layers=2, hidden=32, heads=2, intermediate=64, max_positi
 
 def main() -> None:
     arguments = parse()
-    device = torch.device(arguments.device)
+    device = with_index(torch.device(arguments.device))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {arguments.engine} engine, dropout {arguments.dropout}")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     for label in arguments.row:
         measure(label, sized(ROWS[label], arguments), arguments, device)
+
+
+def with_index(device: torch.device) -> torch.device:
+    """`cuda` as `cuda:0`: a stream's thread sets its device by number."""
+    return torch.device("cuda", 0) if device.type == "cuda" and device.index is None else device
 
 
 def parse() -> argparse.Namespace:

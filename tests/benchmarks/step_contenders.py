@@ -74,7 +74,7 @@ def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
     RunLog.step = gated  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         settings = [*run_settings(shards, sizes), f"run.dir={folder}/run"]
-        train(load_config("demo", settings), Console(quiet=True), "benchmark")
+        train(load_config(sizes.get("recipe", "demo"), settings), Console(quiet=True), "benchmark")
 
 
 def run_settings(shards: str, sizes: dict[str, Any]) -> list[str]:
@@ -91,7 +91,7 @@ def run_settings(shards: str, sizes: dict[str, Any]) -> list[str]:
         f"encoder.max_positions={sizes['length']}",
         f"encoder.dropout={dropout}",
         f"encoder.attention_dropout={dropout}",
-        "encoder.activation=gelu",
+        *([] if "recipe" in sizes else ["encoder.activation=gelu"]),
         f"train.global_batch={sizes['examples']}",
         f"train.micro_batch={sizes['examples']}",
         "train.steps=100000",
@@ -195,7 +195,21 @@ def trainer_examples(shards: str, sizes: dict[str, Any]) -> Iterator[dict[str, A
         batch += 1
 
 
-CONTENDERS = {"ours": ours, "trainer": transformers_trainer}
+def peer(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
+    """The class of transformers that the run's member leaves as, in a plain loop."""
+    import torch
+
+    from launch.settings.recipe import load_config
+    from pretrain.preflight.check_run import check_run
+    from tests.benchmarks.family_peers import trained
+
+    torch.set_num_threads(sizes["threads"])
+    config = load_config(sizes["recipe"], [*run_settings(shards, sizes), "run.dir=none"])
+    for tokens, _ in trained(check_run(config, 1)[0], config):
+        gate(tokens)
+
+
+CONTENDERS = {"ours": ours, "trainer": transformers_trainer, "peer": peer}
 
 
 def main() -> None:

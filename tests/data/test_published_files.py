@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.downstream.encoders import Encoder
-from pretrain.downstream.evaluate import Evaluation
-from pretrain.downstream.settings import settings_for
-from pretrain.downstream.tasks import dependencies
-from pretrain.downstream.tasks.base import TaskData
-from pretrain.downstream.tasks.registry import FINE_TUNED, UNTRAINED
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.evaluate import Evaluation
+from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.downstream.tasks import dependencies
+from pretrain.evaluate.downstream.tasks.base import TaskData
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
 from tests.factories.encoders import encoder_folder
 
 pytestmark = pytest.mark.data

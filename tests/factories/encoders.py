@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from data_pipeline.vocabulary.base import json_text
+from data_pipeline.vocabulary.base import Vocabulary, json_text
 from pretrain.export.parity import quiet
 from pretrain.export.tokenizer import INPUTS, write_tokenizer
 from tests.factories.vocabularies import trained
@@ -40,6 +40,12 @@ ENCODERS: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
         INPUTS,
         {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64},
     ),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        "wordpiece",
+        NO_SEGMENTS,
+        {"cls_token_id": 2, "sep_token_id": 3, "local_attention": 8, "global_attn_every_n_layers": 2},
+    ),
     "causal": ("BertLMHeadModel", "wordpiece", INPUTS, {"is_decoder": True}),
 }
 """Name -> class, kind of vocabulary, the tokenizer's inputs, further fields of its config."""
@@ -50,15 +56,28 @@ _FOLDERS = TemporaryDirectory()
 def encoder_folder(name: str) -> Path:
     """The folder of such an encoder. Its weights are three times as wide as usual, so that inputs matter."""
     class_name, kind, inputs, fields = ENCODERS[name]
-    vocabulary = trained(kind)
+    folder = Path(_FOLDERS.name) / name
+    write_encoder(folder, class_name, trained(kind), inputs, fields)
+    return folder
+
+
+def write_encoder(
+    folder: Path,
+    class_name: str,
+    vocabulary: Vocabulary,
+    inputs: tuple[str, ...],
+    fields: dict[str, Any],
+    positions: int = 64,
+) -> None:
+    """Write an encoder of this class of transformers, of random weights, with its tokenizer to a new folder."""
+    xlnet = class_name.startswith("XLNet")
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
     specials = vocabulary.specials
-    folder = Path(_FOLDERS.name) / name
-    folder.mkdir()
+    folder.mkdir(parents=True)
     model_class = getattr(transformers, class_name)
     config = model_class.config_class(
         **{
-            **({} if name == "xlnet" else SIZES),
+            **({} if xlnet else SIZES),
             "vocab_size": vocabulary.size,
             "pad_token_id": ids[specials.pad],
             "bos_token_id": ids[specials.cls],
@@ -70,5 +89,4 @@ def encoder_folder(name: str) -> Path:
     torch.manual_seed(0)
     with quiet():
         model_class(config).save_pretrained(folder)
-    write_tokenizer(json_text(vocabulary.definition()), folder, 64, inputs, cls_last=name == "xlnet")
-    return folder
+    write_tokenizer(json_text(vocabulary.definition()), folder, positions, inputs, cls_last=xlnet)

@@ -4,13 +4,31 @@ from pathlib import Path
 
 from pretrain.objectives.registry import registered
 from tests.command_line import TINY, Maskmill, write_text
+from tests.factories.teachers import teacher_settings
 
+MODERN = "mlm of a ModernBERT"
+"""A member whose encoder has all that makes a ModernBERT of a BERT."""
+_MODERN = [
+    *("norm_place=pre", "norm_biases=false", "biases=false", "gated=true", "activation=gelu", "segments=0"),
+    *("positions=rope", "layers=3", "global_every=2", "local_attention=8", "attention_output_dropout=0.1"),
+]
+DISENTANGLED = "electra of a ModernBERT, disentangled"
+"""The same of ELECTRA, whose discriminator adds to the generator's embeddings."""
+_DISENTANGLED = ["embeddings=disentangled", "generator_layers=2", "generator_share=1"]
 VARIANTS = {"embedding_size": 16, "sharing": "all"}
 """Encoders that differ from BERT's in kind, for the members that have a place for them."""
 
 
 def member_settings(objective: str, maskmill: Maskmill, folder: Path) -> list[str]:
     """Return settings with which every verb is about this objective; in `folder` a vocabulary of the kind it needs."""
+    if objective == DISENTANGLED:
+        settings = [
+            one for one in member_settings("electra", maskmill, folder) if "embedding_size" not in one
+        ]
+        settings += [f"encoder.{one}" for one in _MODERN]
+        return [*settings, *(f"objective.electra.{one}" for one in _DISENTANGLED)]
+    if objective == MODERN:
+        return [*member_settings("mlm", maskmill, folder), *(f"encoder.{one}" for one in _MODERN)]
     known = registered(objective)
     settings = [f"objective.name={objective}", f"data.masking={known.masking[0]}"]
     settings += [f"{key}={values[0]}" for key, values in known.needs.items()]
@@ -21,3 +39,11 @@ def member_settings(objective: str, maskmill: Maskmill, folder: Path) -> list[st
     settings += [f"data.vocab={folder}/vocabulary", "vocabulary.lowercase=true"]
     maskmill("vocab", "demo", *TINY, *settings, f"data.sources={folder}/text.txt")
     return settings
+
+
+def prepared_member(objective: str, tiny: list[str], maskmill: Maskmill, folder: Path) -> list[str]:
+    """Return settings of a run on two ranks whose shards, and teacher if it has one, are ready in `folder`."""
+    settings = [*tiny, *member_settings(objective, maskmill, folder), f"data.out={folder}/shards"]
+    settings += ["run.ranks=2", "train.checkpoint_every=0", "encoder.dropout=0.1"]
+    maskmill("prepare", "demo", *settings)
+    return settings + teacher_settings(settings, folder / "teacher")

@@ -1,6 +1,9 @@
 """Models and settings of tests, from an objective's name and an encoder's sizes."""
 
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
@@ -37,3 +40,17 @@ def fresh_model(
     config = config_of(name, encoder, seed, activation_checkpointing, vocabulary_size)
     vocabulary = VocabularyStamp.of_size(vocabulary_size)._replace(mask=mask_id)
     return load(config).fresh_model(vocabulary)
+
+
+def scattered_model(run: RunConfig, vocabulary: VocabularyStamp) -> Model:
+    """Our model in float64, its weights far from each other and none of them 0."""
+    model = load(run).fresh_model(vocabulary)
+    return scattered(model, torch.Generator().manual_seed(run.encoder.hidden))
+
+
+@torch.no_grad()
+def scattered(module: Any, generator: torch.Generator | None = None) -> Any:
+    """Move every weight by a draw of deviation 0.2; in evaluation mode, float64 that float32 can hold."""
+    for parameter in module.parameters():
+        parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return module.double().eval()

@@ -116,6 +116,7 @@ FILES: dict[str, dict[str, list[str]]] = {
             "# text = Al",
             "1\tAl\tB-ORG\t-\tx",
             "2\t.\tB-O\t-\tx",
+            "3\t!\tO",
             "",
             "1\tX\tB-OTH\t-\tx",
         ],
@@ -125,7 +126,7 @@ FILES: dict[str, dict[str, list[str]]] = {
         "train.jsonl": ['{"text": "good", "label": 1}', '{"text": "bad", "label": 0}'],
         "dev.tsv": ["label\ttext", "1\tfine"],
     },
-    "tagging": {"train.txt": ["a b X B-A", "c O"], "dev.txt": ["c O"]},
+    "tagging": {"train.txt": ["a b X B-A", "c d e O"], "dev.txt": ["c O"]},
 }
 SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
 FILES["swag"] = {

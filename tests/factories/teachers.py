@@ -16,7 +16,7 @@ from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
 from pretrain.model.initialize import without_padding
-from pretrain.objectives.registry import load
+from pretrain.objectives.registry import load, registered
 from pretrain.objectives.teacher import has_teacher
 
 _FOLDERS = TemporaryDirectory()
@@ -26,21 +26,22 @@ def with_teacher(config: RunConfig, vocabulary_size: int) -> RunConfig:
     """The same settings, with a teacher that fits them if their objective learns from one."""
     if has_teacher(config):
         group = getattr(config.objective, config.objective.name)
-        group.teacher = str(bert_folder(astuple(taught_by(config.encoder)), vocabulary_size))
+        folder = bert_folder(astuple(taught_by(config.encoder)), vocabulary_size)
+        setattr(group, registered(config.objective.name).teacher, str(folder))
     return config
 
 
-def teacher_settings(settings: list[str], folder: Path) -> list[str]:
-    """Write a teacher for the student of the demo with these settings, whose shards are ready, and name it; nothing for
+def teacher_settings(settings: list[str], folder: Path, recipe: str = "demo") -> list[str]:
+    """Write a teacher for the student of a recipe with these settings, whose shards are ready, and name it; nothing for
     an objective that learns from none."""
-    config = load_config("demo", settings)
+    config = load_config(recipe, settings)
     if not has_teacher(config):
         return []
     index = Index.load(config.data.out)
     folder.mkdir()
     write_bert(folder, RunConfig(encoder=taught_by(config.encoder)), index.vocabulary)
     (folder / TOKENIZER).write_bytes(read_bytes(index.path(TOKENIZER)))
-    return [f"objective.{config.objective.name}.teacher={folder}"]
+    return [f"objective.{config.objective.name}.{registered(config.objective.name).teacher}={folder}"]
 
 
 def taught_by(student: EncoderSettings) -> EncoderSettings:

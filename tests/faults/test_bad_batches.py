@@ -197,6 +197,11 @@ def test_spikes_are_judged_by_the_losses_before_them() -> None:
     assert judged(4.7)
     assert judged(5.1)
     assert len(where.losses) == 6
+    known = list(where.losses)
+    guard.add(torch.tensor(0.1))
+    assert guard.accepts()
+    guard.accepted(whole=False)
+    assert where.losses == known, "a batch without masked tokens is nothing to compare with"
     assert judged(math.nan), "not a spike: the engine will not apply it"
     assert guard.refused(where, empty=False)[1] == "the gradient of batch 5 is not finite"
 

@@ -19,10 +19,11 @@ from ranks import run
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of `maskmill train demo` on so many ranks."""
+    """One start of `maskmill train` on so many ranks."""
 
     ranks: int
     settings: list[str]
+    recipe: str = "demo"
     copy_of: str = ""
     """A run folder whose copy this attempt goes on with."""
     fp16: bool = False
@@ -92,7 +93,7 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
             os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MASTER_PORT=str(port))
             if attempt.before is not None:
                 attempt.before()
-            config = load_config("demo", attempt.settings)
+            config = load_config(attempt.recipe, attempt.settings)
             if attempt.copy_of and rank == 0:
                 shutil.copytree(attempt.copy_of, config.run.dir)
             _as_if_started()

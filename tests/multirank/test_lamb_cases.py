@@ -1,9 +1,11 @@
-"""LAMB under ZeRO where it is easily wrong: the paper's form, offload, kernels, many micro-batches, empty batches."""
+"""LAMB under ZeRO where it is easily wrong: the paper's form, offload, kernels, many micro-batches, empty batches;
+StableAdamW's kernels, and Muon with offload."""
 
 import re
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,6 +29,8 @@ from test_zero_lamb import (
 from toy_model import (
     PaperLamb,
     PlainLamb,
+    PlainMuon,
+    PlainStableAdamW,
     global_batch,
     learning_rate,
     mixed_reference,
@@ -34,6 +38,9 @@ from toy_model import (
     toy_model,
 )
 
+from pretrain.config.settings import RunConfig
+from pretrain.distributed import engine as engine_module
+from pretrain.distributed.deepspeed_config import deepspeed_settings
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.world import World
 
@@ -41,6 +48,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 RANKS, STEPS, SPOILED, MICRO_BATCHES, LOSS_SCALE = 2, 12, 7, 64, 256.0
 SHARDED = (1, 2, 3)
+STEPPED_BY_KERNELS = {"lamb": PlainLamb, "stable_adamw": PlainStableAdamW}
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -65,8 +73,8 @@ def state_of(engine: Engine) -> dict[str, Any]:
     return {"pieces": pieces(engine), "shapes": engine.partition.shapes, "wrapper": wrapper}
 
 
-def offloaded(world: World, stage: int, precision: str) -> dict[str, Any]:
-    settings = config(stage, precision)
+def offloaded(world: World, stage: int, precision: str, optimizer: str = "lamb") -> dict[str, Any]:
+    settings = config(stage, precision, optimizer)
     settings.zero.offload = "cpu"
     engine = build(world, settings)
     engine.load_scaler_state({"cur_scale": LOSS_SCALE})
@@ -87,10 +95,25 @@ def in_the_papers_form(world: World, stage: int) -> dict[str, Any]:
     return result
 
 
-def with_kernels(world: World, stage: int) -> dict[str, Any]:
-    settings = config(stage)
+def with_kernels(world: World, stage: int, optimizer: str) -> dict[str, Any]:
+    settings = config(stage, optimizer=optimizer)
     settings.train.kernels = "triton"
     engine = build(world, settings)
+    result = steps_with_one_spoiled(engine, world)
+    engine.close()
+    return result
+
+
+def in_bf16(world: World, immediate: bool) -> dict[str, Any]:
+    """Stage 1, whose gradients are added to their fp32 sums within the backward pass, or all after it."""
+
+    def settings(given: RunConfig, precision: str, zero: dict[str, Any]) -> dict[str, Any]:
+        found = deepspeed_settings(given, precision, zero)
+        assert found["bf16"]["immediate_grad_update"], "what every run has"
+        return found | {"bf16": found["bf16"] | {"immediate_grad_update": immediate}}
+
+    with patch.object(engine_module, "deepspeed_settings", settings):
+        engine = build(world, config(1, "bf16"))
     result = steps_with_one_spoiled(engine, world)
     engine.close()
     return result
@@ -122,9 +145,14 @@ def all_cases() -> dict[tuple[str, ...], dict[str, Any]]:
         results["micro-batches", str(stage)] = many_micro_batches(world, stage)
     for stage in SHARDED:
         results["paper", str(stage)] = in_the_papers_form(world, stage)
-        results["kernels", str(stage)] = with_kernels(world, stage)
+        for optimizer in STEPPED_BY_KERNELS:
+            results["kernels", str(stage), optimizer] = with_kernels(world, stage, optimizer)
         for precision in ("fp32", *TYPES):
             results["offload", str(stage), precision] = offloaded(world, stage, precision)
+    for immediate in (True, False):
+        results["immediate", str(immediate)] = in_bf16(world, immediate)
+    for stage in (1, 2):
+        results["offload", str(stage), "muon"] = offloaded(world, stage, "fp32", "muon")
     return results
 
 
@@ -193,10 +221,17 @@ def rank_pieces(cases: Cases, rank: int, stage: int) -> Pieces:
     return cases[rank]["offload", str(stage), "fp32"]["pieces"]
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_matrices_orthogonalised_on_the_cpu_are_the_same(cases: Cases, stage: int) -> None:
+    expected = reference(STEPS, PlainMuon(DECAY, BETAS, EPS, CLIP))
+    assert distance(whole(cases, "offload", str(stage), "muon"), expected.weights[-1]) <= 1
+
+
+@pytest.mark.parametrize("optimizer", STEPPED_BY_KERNELS)
 @pytest.mark.parametrize("stage", SHARDED)
-def test_tritons_kernels_step_as_torch_does(cases: Cases, stage: int) -> None:
-    expected = reference(STEPS, PlainLamb(DECAY, BETAS, EPS, CLIP))
-    assert distance(whole(cases, "kernels", str(stage)), expected.weights[-1]) <= 1
+def test_tritons_kernels_step_as_torch_does(cases: Cases, stage: int, optimizer: str) -> None:
+    expected = reference(STEPS, STEPPED_BY_KERNELS[optimizer](DECAY, BETAS, EPS, CLIP))
+    assert distance(whole(cases, "kernels", str(stage), optimizer), expected.weights[-1]) <= 1
 
 
 def test_the_documented_classes_are_those_that_deepspeed_chooses(cases: Cases) -> None:
@@ -210,6 +245,15 @@ def test_the_documented_classes_are_those_that_deepspeed_chooses(cases: Cases) -
     }
     for stage, precision in product(SHARDED, ("fp32", *TYPES)):  # offloaded, bf16 is stepped as fp32 is
         assert first["offload", str(stage), precision]["wrapper"] == fp32[stage]
+
+
+def test_gradients_added_at_once_give_the_same_bits(cases: Cases) -> None:
+    for rank in cases:
+        once, after = (rank["immediate", str(immediate)] for immediate in (True, False))
+        assert once["wrapper"] == "BF16_Optimizer"
+        assert once["norms"] == after["norms"]
+        assert once["pieces"].keys() == after["pieces"].keys()
+        assert all(np.array_equal(values, after["pieces"][key]) for key, values in once["pieces"].items())
 
 
 def gradient(dtype: torch.dtype, sums: torch.dtype) -> dict[str, torch.Tensor]:

@@ -12,19 +12,21 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import build_engine
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
+from pretrain.optim.flat_layout import MOMENTS
 from pretrain.preflight import memory
 from pretrain.preflight.memory import meta_model, states
 from tests.factories.models import fresh_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
-CELLS = [(stage, precision) for stage in range(4) for precision in ("fp32", "bf16")]
+CELLS = [(stage, precision, "lamb") for stage in range(4) for precision in ("fp32", "bf16")]
+CELLS += [(0, "fp32", "muon"), (1, "bf16", "muon"), (2, "fp32", "muon")]
 VOCABULARY = 101
 
 
-def config_of(stage: int, precision: str) -> RunConfig:
+def config_of(stage: int, precision: str, optimizer: str) -> RunConfig:
     overrides = ["encoder.layers=2", "encoder.hidden=36", "encoder.heads=2", "encoder.intermediate=70"]
-    overrides += [f"zero.stage={stage}", f"train.precision={precision}", "optim.name=lamb"]
+    overrides += [f"zero.stage={stage}", f"train.precision={precision}", f"optim.name={optimizer}"]
     return load_config("bert_base", [*overrides, "encoder.max_positions=128"])
 
 
@@ -46,8 +48,8 @@ def gradient_bytes(wrapper: Any, module: nn.Module, stage: int, precision: str) 
 
 def held(world: World) -> list[dict[str, int]]:
     found = []
-    for stage, precision in CELLS:
-        config = config_of(stage, precision)
+    for stage, precision, name in CELLS:
+        config = config_of(stage, precision, name)
         torch.manual_seed(1)
         model = fresh_model("bert", config.encoder, VOCABULARY)
         engine = build_engine(model, config, world)
@@ -68,7 +70,7 @@ def held(world: World) -> list[dict[str, int]]:
                 "weights": weights,
                 "gradients": gradients,
                 "masters": size(t for key, t in flats.items() if key not in own),
-                "moments": size(m for s in optimizer.state.values() for m in (s["exp_avg"], s["exp_avg_sq"])),
+                "moments": size(s.get(kind) for s in optimizer.state.values() for kind in MOMENTS),
             }
         )
         engine.close()
@@ -83,8 +85,8 @@ def held_by_a_rank() -> list[dict[str, int]]:
 def test_planned_states_are_those_of_the_engine(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "BUCKET_ELEMENTS", 0)  # in flight, not at rest
     found = run(held_by_a_rank, ranks)
-    for number, (stage, precision) in enumerate(CELLS):
-        config = config_of(stage, precision)
+    for number, (stage, precision, name) in enumerate(CELLS):
+        config = config_of(stage, precision, name)
         planned = states(meta_model(config, VOCABULARY), config, precision, ranks)
         most = {name: max(cells[number][name] for cells in found) for name in vars(planned)}
-        assert vars(planned) == most, f"stage {stage}, {precision}"
+        assert vars(planned) == most, f"stage {stage}, {precision}, {name}"

@@ -109,3 +109,17 @@ def test_fp16_keeps_its_loss_scale(tiny: list[str], tmp_path: Path) -> None:
     assert a.state["scaler"] == b.state["scaler"]
     assert a.state["scaler"]["cur_scale"] not in (2**22, 2**16), "it has moved"
     assert_same_tensors(a, b)
+
+
+def test_other_optimizers_resume_bit_equal(tiny: list[str], tmp_path: Path) -> None:
+    attempts = []
+    for optimizer in ("muon", "stable_adamw"):
+        here = [*tiny, "train.steps=6", "train.log_every=6", "zero.stage=1", f"optim.name={optimizer}"]
+        attempts.append(Attempt(2, [*here, f"run.dir={tmp_path}/{optimizer}"]))
+        stopped = [*here, f"run.dir={tmp_path}/{optimizer}-resumed"]
+        attempts += [Attempt(2, [*stopped, "run.stop_after=3"]), Attempt(2, stopped)]
+    seen = run_attempts(attempts)
+    assert all("bit-exact" in attempt.output for attempt in seen[2::3])
+    for optimizer in ("muon", "stable_adamw"):
+        one, two = (final(tmp_path / f"{optimizer}{resumed}", 6) for resumed in ("", "-resumed"))
+        assert_same_tensors(one, two)

@@ -11,6 +11,8 @@ from ranks import run
 from toy_model import (
     PlainAdamW,
     PlainLamb,
+    PlainMuon,
+    PlainStableAdamW,
     Reference,
     global_batch,
     learning_rate,
@@ -24,13 +26,15 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Layout, whole
-from pretrain.optim.lamb import Lamb
+from pretrain.optim.flat_optimizer import FlatOptimizer
 
 pytestmark = pytest.mark.multirank
 
 STEPS, SAVED_AT, CONTINUED = 20, 10, 5
 DECAY, BETAS, EPS, CLIP = 0.01, (0.9, 0.999), 1e-6, 12.0
 NAN_BEFORE_STEP = 7
+NAIVE = "naive "
+PLAIN = {"adamw": PlainAdamW, "stable_adamw": PlainStableAdamW, "muon": PlainMuon}
 
 Pieces = dict[tuple[str, str, int], np.ndarray]  # (kind, name, start) -> elements
 Tensors = dict[tuple[str, str], np.ndarray]  # (kind, name) -> flattened tensor
@@ -99,7 +103,7 @@ def distance(found: Tensors, expected: dict[str, torch.Tensor]) -> float:
 
 
 def flat_layout(tensor: torch.Tensor) -> Layout:
-    """What a LAMB that knows nothing of ZeRO sees: one parameter."""
+    """What an optimizer that knows nothing of ZeRO sees: one parameter."""
     return whole("flat", tensor.numel())
 
 
@@ -107,10 +111,12 @@ def train_cells(cells: list[tuple[int, str, str]]) -> list[dict[str, Any]]:
     world = World.from_environment().start()
     results = []
     for stage, precision, kind in cells:
-        engine = build(world, config(stage, precision, "adamw" if kind == "adamw" else "lamb"))
-        if kind == "naive":
-            assert isinstance(engine._optimizer, Lamb)
+        engine = build(world, config(stage, precision, kind.removeprefix(NAIVE)))
+        if kind.startswith(NAIVE):
+            assert isinstance(engine._optimizer, FlatOptimizer)
             engine._optimizer.use_layouts(flat_layout, None)
+        stepped = getattr(engine._wrapper, "optimizer", engine._wrapper)
+        assert stepped is engine._optimizer, "DeepSpeed has optimizers of the same names"
         result: dict[str, Any] = {"norms": [], "sub_groups": len(engine.partition.flats)}
         for step in range(STEPS):
             if step == NAN_BEFORE_STEP:
@@ -136,11 +142,15 @@ def train_cells(cells: list[tuple[int, str, str]]) -> list[dict[str, Any]]:
 
 def cells_of(size: int) -> list[tuple[int, str, str]]:
     cells = [(stage, "fp32", "lamb") for stage in range(4)]
+    if size < 4:
+        cells += [(stage, "fp32", "stable_adamw") for stage in range(4)]
+        cells += [(stage, "fp32", "muon") for stage in range(3)]
     if size == 2:
         cells += [(stage, "bf16", "lamb") for stage in range(4)]
         cells += [(stage, "fp32", "adamw") for stage in range(4)]
     if size in (2, 3):
-        cells += [(stage, "fp32", "naive") for stage in (1, 2, 3)]
+        cells += [(stage, "fp32", f"{NAIVE}lamb") for stage in (1, 2, 3)]
+        cells += [(stage, "fp32", f"{NAIVE}stable_adamw") for stage in (1, 2, 3)]
     return cells
 
 
@@ -152,7 +162,7 @@ def trained() -> Trained:
     results: Trained = {}
     for size in (1, 2, 3, 4):
         cells = cells_of(size)
-        by_rank = run(train_cells, size, cells)
+        by_rank = run(train_cells, size, cells, timeout=900)
         for index, cell in enumerate(cells):
             results[size, *cell] = [rank[index] for rank in by_rank]
     return results
@@ -206,13 +216,38 @@ def test_frozen_parameters_and_buffers_are_saved_once(trained: Trained) -> None:
 def test_lamb_of_flat_slices_misses_the_bound_a_hundredfold(
     trained: Trained, unsharded: Reference, size: int, stage: int
 ) -> None:
-    assert distance(final(trained, size, stage, "fp32", "naive"), unsharded.weights[-1]) >= 100
+    assert distance(final(trained, size, stage, "fp32", f"{NAIVE}lamb"), unsharded.weights[-1]) >= 100
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_adamw_does_not_depend_on_the_stage(trained: Trained, stage: int) -> None:
-    expected = reference(STEPS, PlainAdamW(DECAY, BETAS, EPS, CLIP)).weights[-1]
-    assert distance(final(trained, 2, stage, "fp32", "adamw"), expected) <= 1
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Reference]:
+    return {name: reference(STEPS, kind(DECAY, BETAS, EPS, CLIP)) for name, kind in PLAIN.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stage"),
+    [("adamw", 2, stage) for stage in range(4)]
+    + [("stable_adamw", size, stage) for size, stage in product((1, 2, 3), range(4))]
+    + [("muon", size, stage) for size, stage in product((1, 2, 3), range(3))],
+)
+def test_other_optimizers_do_not_depend_on_stage_or_world_size(
+    trained: Trained, plain: dict[str, Reference], name: str, size: int, stage: int
+) -> None:
+    found, expected = final(trained, size, stage, "fp32", name), plain[name]
+    assert distance(found, expected.weights[-1]) <= 1
+    kept = {
+        (kind, n) for n, own in expected.moments[-1].items() for kind in ("exp_avg", "exp_avg_sq")[: len(own)]
+    }
+    assert {key for key in found if key[0] != "master"} == kept
+    assert trained[size, stage, "fp32", name][0]["ratios"] == {}, "trust ratios are LAMB's"
+
+
+@pytest.mark.parametrize(("size", "stage"), list(product((2, 3), (1, 2, 3))))
+def test_rms_of_flat_slices_misses_the_bound_a_hundredfold(
+    trained: Trained, plain: dict[str, Reference], size: int, stage: int
+) -> None:
+    found = final(trained, size, stage, "fp32", f"{NAIVE}stable_adamw")
+    assert distance(found, plain["stable_adamw"].weights[-1]) >= 100
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -234,15 +269,15 @@ def test_bf16_keeps_masters_moments_and_sums_in_fp32(trained: Trained, stage: in
 
 
 def continue_from(
-    sources: list[tuple[str, Tensors]], cells: list[tuple[int, str]]
+    sources: list[tuple[str, str, Tensors]], cells: list[tuple[int, str, str]]
 ) -> list[dict[tuple[int, str, str], Pieces]]:
-    """Loads every source at every (stage, precision) of this world and goes on for a few steps."""
+    """Loads every source at every (stage, precision) of its optimizer and goes on for a few steps."""
     world = World.from_environment().start()
     results = {}
-    for stage, precision in cells:
-        engine = build(world, config(stage, precision))
+    for stage, precision, optimizer in cells:
+        engine = build(world, config(stage, precision, optimizer))
         list(train(engine, world, range(2)))  # leaves weights, moments and counters that loading must replace
-        for label, tensors in sources:
+        for label, tensors in ((label, own) for label, name, own in sources if name == optimizer):
 
             def read(
                 name: str, kind: str, start: int, length: int, tensors: Tensors = tensors
@@ -272,38 +307,44 @@ def padding_is_zero(engine: Engine) -> bool:
     )
 
 
-SOURCES = [(0, 2), (1, 3), (2, 4), (3, 2), (3, 3), (1, 1)]  # (stage, world size)
+SOURCES = [(stage, size, "lamb") for stage, size in ((0, 2), (1, 3), (2, 4), (3, 2), (3, 3), (1, 1))]
+SOURCES += [(0, 3, "muon"), (1, 2, "muon"), (2, 3, "muon")]
 
 
 @pytest.fixture(scope="module")
-def saved(trained: Trained) -> list[tuple[str, Tensors]]:
+def saved(trained: Trained) -> list[tuple[str, str, Tensors]]:
     found = []
-    for stage, size in SOURCES:
-        ranks = trained[size, stage, "fp32", "lamb"]
-        found.append(
-            (f"stage {stage} of {size}", assemble([rank["saved"] for rank in ranks], ranks[0]["shapes"]))
-        )
+    for stage, size, name in SOURCES:
+        ranks = trained[size, stage, "fp32", name]
+        tensors = assemble([rank["saved"] for rank in ranks], ranks[0]["shapes"])
+        found.append((f"{name} at stage {stage} of {size}", name, tensors))
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_run_goes_on_at_another_stage_and_world_size(
-    saved: list[tuple[str, Tensors]], unsharded: Reference, trained: Trained, size: int
+    saved: list[tuple[str, str, Tensors]],
+    unsharded: Reference,
+    plain: dict[str, Reference],
+    trained: Trained,
+    size: int,
 ) -> None:
-    cells = [(stage, "fp32") for stage in range(4)]
+    cells = [(stage, "fp32", "lamb") for stage in range(4)] + [(stage, "fp32", "muon") for stage in range(3)]
     if size == 2:
-        cells += [(stage, "bf16") for stage in range(4)]
-    ranks = [rank[0] for rank in run(continue_from, size, saved, cells)]
+        cells += [(stage, "bf16", "lamb") for stage in range(4)]
+    ranks = [rank[0] for rank in run(continue_from, size, saved, cells, timeout=900)]
     shapes = trained[1, 0, "fp32", "lamb"][0]["shapes"]
-    for (stage, precision), (label, tensors) in product(cells, saved):
+    for (stage, precision, optimizer), (label, name, tensors) in product(cells, saved):
+        if name != optimizer:
+            continue
         found = assemble([rank[stage, precision, label] for rank in ranks], shapes)
         if precision == "fp32":
-            expected = unsharded.weights[SAVED_AT + CONTINUED - 1]
+            expected = (plain | {"lamb": unsharded})[name].weights[SAVED_AT + CONTINUED - 1]
             assert distance(found, expected) <= 1, f"{label} at stage {stage} of {size}"
             continue
         frozen = {"frozen.weight", "frozen.bias"}  # kept in the model's precision only
-        for (kind, name), values in found.items():
-            right = tensors[kind, name]
-            tolerance = 0.01 if name in frozen else 0.0
-            assert np.allclose(values, right, rtol=tolerance, atol=0), f"{label}: {kind} of {name}"
+        for (kind, tensor), values in found.items():
+            right = tensors[kind, tensor]
+            tolerance = 0.01 if tensor in frozen else 0.0
+            assert np.allclose(values, right, rtol=tolerance, atol=0), f"{label}: {kind} of {tensor}"

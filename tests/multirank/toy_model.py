@@ -95,7 +95,7 @@ class PlainLamb:
 
     def __init__(self, decay: float, betas: tuple[float, float], eps: float, clip: float) -> None:
         self.decay, self.betas, self.eps, self.clip = decay, betas, eps, clip
-        self.moments: dict[int, tuple[Tensor, Tensor]] = {}
+        self.moments: dict[int, tuple[Tensor, ...]] = {}
         self.steps = 0
 
     def step(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> float:
@@ -105,11 +105,13 @@ class PlainLamb:
         factor = 1 / max(1.0, (norm + 1e-6) / self.clip) if self.clip else 1.0
         for index, (w, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             update = self.update(index, w, gradient * factor)
-            if self.decays(w):
-                norms = float(w.double().norm()), float(update.double().norm())
-                update *= norms[0] / norms[1] if min(norms) > 0 else 1.0
-            w -= lr * update
+            w -= lr * self.ratio(index, w, gradient * factor, update) * update
         return norm
+
+    def ratio(self, index: int, w: Tensor, g: Tensor, update: Tensor) -> float:
+        """What the update of a tensor is multiplied by."""
+        norms = float(w.double().norm()), float(update.double().norm())
+        return norms[0] / norms[1] if self.decays(w) and min(norms) > 0 else 1.0
 
     def decays(self, w: Tensor) -> bool:
         """Whether a tensor has weight decay and a trust ratio."""
@@ -135,13 +137,42 @@ class PaperLamb(PlainLamb):
 class PlainAdamW(PlainLamb):
     """The same without the trust ratio; decay of the textbook form equals the decoupled one."""
 
-    def step(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> float:
-        self.steps += 1
-        norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
-        factor = 1 / max(1.0, (norm + 1e-6) / self.clip) if self.clip else 1.0
-        for index, (w, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-            w -= lr * self.update(index, w, gradient * factor)
-        return norm
+    def ratio(self, index: int, w: Tensor, g: Tensor, update: Tensor) -> float:
+        return 1.0
+
+
+class PlainStableAdamW(PlainLamb):
+    """Algorithm 2 of arXiv 2304.13013: the rate over max(1, RMS), and `lagged`, how often that is above 1."""
+
+    lagged = 0
+
+    def ratio(self, index: int, w: Tensor, g: Tensor, update: Tensor) -> float:
+        v_hat = self.moments[index][1] / (1 - self.betas[1] ** self.steps)
+        rms = float((g.square() / v_hat.clamp(min=self.eps**2)).mean().sqrt())
+        self.lagged += rms > 1.1
+        return 1 / max(1.0, rms)
+
+
+class PlainMuon(PlainLamb):
+    """Muon for the inner matrices, with torch's defaults; AdamW for the rest."""
+
+    momentum = 0.95
+
+    def ratio(self, index: int, w: Tensor, g: Tensor, update: Tensor) -> float:
+        return 1.0
+
+    def update(self, index: int, w: Tensor, g: Tensor) -> Tensor:
+        if w.shape not in ((INNER, WIDTH), (WIDTH, INNER)):
+            return super().update(index, w, g)
+        m = self.moments[index][0] if index in self.moments else torch.zeros_like(w)
+        m = self.momentum * m + (1 - self.momentum) * g
+        self.moments[index] = (m,)
+        x = self.momentum * m + (1 - self.momentum) * g
+        x = x / x.norm().clamp(min=1e-7)
+        for _ in range(5):
+            y = x @ x.mT
+            x = 3.4445 * x + (-4.7750 * y + 2.0315 * y @ y) @ x
+        return 0.2 * max(w.shape) ** 0.5 * x + self.decay * w
 
 
 def learning_rate(step: int) -> float:
@@ -154,7 +185,7 @@ class Reference:
     """Training without DeepSpeed, ranks or shards: masters, moments and gradient norms after every step."""
 
     weights: list[dict[str, Tensor]]
-    moments: list[dict[str, tuple[Tensor, Tensor]]]
+    moments: list[dict[str, tuple[Tensor, ...]]]
     norms: list[float]
 
 

@@ -23,9 +23,8 @@ from pretrain.export.writer import export
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
-from pretrain.objectives.registry import load
 from tests.factories.exports import CARD
-from tests.factories.models import config_of, fresh_model
+from tests.factories.models import config_of, fresh_model, scattered, scattered_model
 from tests.factories.vocabularies import trained
 from tests.reference.conftest import masked_examples
 
@@ -66,24 +65,11 @@ def batches(draw: st.DrawFn) -> MicroBatch:
     return MicroBatch.from_lists(sequences, firsts, masked, labels)
 
 
-def build(run: RunConfig) -> Model:
-    """Our model, with weights that are far from each other and none of them 0."""
-    model = load(run).fresh_model(STAMP)
-    generator = torch.Generator().manual_seed(run.encoder.hidden)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return model.double().eval()
-
-
 def theirs_of(config: dict[str, Any]) -> transformers.AlbertForPreTraining:
     """Their model with weights of its own: float64 that float32 can hold."""
     torch.manual_seed(3)
     model = transformers.AlbertForPreTraining(transformers.AlbertConfig(**config)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape)
-    return model.double()
+    return scattered(model)
 
 
 def compare(ours: Model, theirs: transformers.AlbertForPreTraining, batch: MicroBatch) -> None:
@@ -109,7 +95,7 @@ def compare(ours: Model, theirs: transformers.AlbertForPreTraining, batch: Micro
 def test_our_weights_give_their_logits_and_losses_and_come_back(run: RunConfig, batch: MicroBatch) -> None:
     if run.encoder.segments == 0:
         batch = replace(batch, segment_ids=torch.zeros_like(batch.segment_ids))
-    ours, config = build(run), ALBERT_FOR_PRETRAINING.config(run, STAMP)
+    ours, config = scattered_model(run, STAMP), ALBERT_FOR_PRETRAINING.config(run, STAMP)
     theirs = theirs_of(config)
     state = without_padding(ours, dict(ours.named_parameters()))
     written = ALBERT_FOR_PRETRAINING.to_hugging_face(state, config)
@@ -142,7 +128,7 @@ def test_their_weights_give_our_logits_and_losses(run: RunConfig, batch: MicroBa
     assert ALBERT_FOR_PRETRAINING.differences(theirs.config.to_dict(), run, STAMP.size) == []
     state = ALBERT_FOR_PRETRAINING.from_hugging_face(theirs.state_dict(), config, Path("model"))
     for settings in (run.encoder, replace(run.encoder, sharing="none", groups=1)):
-        ours = build(replace(run, encoder=settings))
+        ours = scattered_model(replace(run, encoder=settings), STAMP)
         load_parameters(ours, merge_shared(state, settings, Path("model")))
         compare(ours, theirs, batch)
 

@@ -24,7 +24,7 @@ STAMP = VocabularyStamp("", VOCABULARY, cls=2, sep=3, mask=4, pad=0, unk=1)
 def pair(name: str, settings: EncoderSettings) -> tuple[Model, transformers.PreTrainedModel, Family]:
     """Our model and transformers' with the same weights, in float64, and the family that says how."""
     ours = fresh_model(name, settings, VOCABULARY, seed=5)
-    [family_name] = with_defaults(name).families
+    family_name = with_defaults(name).families[0]
     family = FAMILIES[family_name]
     fields = family.config(config_of(name, settings), STAMP)
     theirs = getattr(transformers, family_name)(transformers.CONFIG_MAPPING[family.model_type](**fields))

@@ -13,11 +13,16 @@ from torch.nn import functional as F
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
-from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
+from pretrain.export.families.electra import (
+    DELTA,
+    ELECTRA_FOR_MASKED_LM,
+    ELECTRA_FOR_PRETRAINING,
+    taken_apart,
+)
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
-from pretrain.objectives.registry import load
+from tests.factories.models import scattered, scattered_model
 
 STAMP = VocabularyStamp("", 70, cls=2, sep=3, mask=4, pad=0, unk=1)
 FAMILIES = (ELECTRA_FOR_PRETRAINING, ELECTRA_FOR_MASKED_LM)
@@ -39,6 +44,8 @@ def runs(draw: st.DrawFn) -> RunConfig:
     run = RunConfig(encoder=encoder)
     run.objective.name = "electra"
     run.objective.electra.generator_share = draw(st.sampled_from([0.25, 1 / 3, 0.5, 1.0]))
+    run.objective.electra.generator_layers = draw(st.sampled_from([0, 2]))
+    run.objective.electra.embeddings = draw(st.sampled_from(["shared", "disentangled", "separate"]))
     return run
 
 
@@ -53,25 +60,16 @@ def batches(draw: st.DrawFn) -> MicroBatch:
     return MicroBatch.from_lists(sequences, firsts, masked)
 
 
-def build(run: RunConfig) -> Model:
-    """Our model, with weights that are far from each other and none of them 0."""
-    model = load(run).fresh_model(STAMP)
-    generator = torch.Generator().manual_seed(run.encoder.hidden)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return model.double().eval()
-
-
 def empty(family: Family, run: RunConfig) -> transformers.PreTrainedModel:
     """Their model of the run's settings, with weights of its own: float64 that float32 can hold."""
     fields = transformers.ElectraConfig(**family.config(run, STAMP))
     torch.manual_seed(3)
     model = getattr(transformers, family.export_class)(fields).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape)
-    return model.double()
+    return scattered(model)
+
+
+def of(run: RunConfig) -> list[Family]:
+    return [family.of_run(run) for family in FAMILIES]
 
 
 def compare(ours: Model, theirs: list[transformers.PreTrainedModel], batch: MicroBatch) -> None:
@@ -106,12 +104,12 @@ def compare(ours: Model, theirs: list[transformers.PreTrainedModel], batch: Micr
         assert (terms["mlm"].sum / terms["mlm"].count).item() == pytest.approx(generator, rel=1e-9)
 
 
-@examples_of(max_examples=3, deadline=None, phases=[Phase.generate])
+@examples_of(max_examples=6, deadline=None, phases=[Phase.generate])
 @given(run=runs(), batch=batches())
 def test_our_weights_give_their_logits_and_losses(run: RunConfig, batch: MicroBatch) -> None:
-    ours, theirs = build(run), [empty(family, run) for family in FAMILIES]
+    ours, theirs = scattered_model(run, STAMP), [empty(family, run) for family in FAMILIES]
     state = without_padding(ours, dict(ours.named_parameters()))
-    for family, model in zip(FAMILIES, theirs, strict=True):
+    for family, model in zip(of(run), theirs, strict=True):
         written = family.to_hugging_face(state, family.config(run, STAMP))
         missing, unexpected = model.load_state_dict(written, strict=False)
         assert not unexpected
@@ -120,16 +118,19 @@ def test_our_weights_give_their_logits_and_losses(run: RunConfig, batch: MicroBa
     compare(ours, theirs, batch)
 
 
-@examples_of(max_examples=3, deadline=None, phases=[Phase.generate])
+@examples_of(max_examples=6, deadline=None, phases=[Phase.generate])
 @given(run=runs(), batch=batches())
 def test_their_weights_give_our_logits_and_losses(run: RunConfig, batch: MicroBatch) -> None:
     theirs = [empty(family, run) for family in FAMILIES]
     discriminator, generator = (model.electra.embeddings for model in theirs)
-    generator.load_state_dict(discriminator.state_dict())
+    if run.objective.electra.embeddings == "shared":
+        generator.load_state_dict(discriminator.state_dict())
     state = {}
-    for family, model in zip(FAMILIES, theirs, strict=True):
+    for family, model in zip(of(run), theirs, strict=True):
         assert family.differences(model.config.to_dict(), run, STAMP.size) == []
         state |= family.from_hugging_face(model.state_dict(), model.config.to_dict(), Path("model"))
-    ours = build(run)
+    ours = scattered_model(run, STAMP)
+    state = {name: tensor.double() for name, tensor in state.items()}  # so that differences are exact
+    state = taken_apart(state, [name for name, _ in ours.named_parameters() if name.endswith(DELTA)])
     load_parameters(ours, state)
     compare(ours, theirs, batch)

@@ -20,8 +20,8 @@ from pretrain.export.writer import write_config
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
-from pretrain.objectives.registry import load
 from pretrain.preflight.memory import meta_model
+from tests.factories.models import scattered, scattered_model
 
 STAMP = VocabularyStamp("", 70, cls=2, sep=3, mask=4, pad=0, unk=1)
 
@@ -52,25 +52,12 @@ def batches(draw: st.DrawFn) -> MicroBatch:
     return MicroBatch.from_lists(sequences, firsts, masked, [draw(st.integers(0, 1)) for _ in sequences])
 
 
-def build(run: RunConfig) -> Model:
-    """Our model, with weights that are far from each other and none of them 0."""
-    model = load(run).fresh_model(STAMP)
-    generator = torch.Generator().manual_seed(run.encoder.hidden)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return model.double().eval()
-
-
 def theirs_of(run: RunConfig) -> transformers.ErnieForPreTraining:
     """Their model with weights of its own: float64 that float32 can hold."""
     torch.manual_seed(3)
     config = transformers.ErnieConfig(**ERNIE_FOR_PRETRAINING.config(run, STAMP))
     model = transformers.ErnieForPreTraining(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape)
-    return model.double()
+    return scattered(model)
 
 
 def compare(ours: Model, theirs: transformers.ErnieForPreTraining, batch: MicroBatch) -> None:
@@ -93,7 +80,7 @@ def compare(ours: Model, theirs: transformers.ErnieForPreTraining, batch: MicroB
 @examples_of(max_examples=4, deadline=None, phases=[Phase.generate])
 @given(run=runs(), batch=batches())
 def test_our_weights_give_their_logits_and_losses(run: RunConfig, batch: MicroBatch) -> None:
-    ours, theirs = build(run), theirs_of(run)
+    ours, theirs = scattered_model(run, STAMP), theirs_of(run)
     state = without_padding(ours, dict(ours.named_parameters()))
     written = ERNIE_FOR_PRETRAINING.to_hugging_face(state, ERNIE_FOR_PRETRAINING.config(run, STAMP))
     missing, unexpected = theirs.load_state_dict(written, strict=False)
@@ -109,7 +96,7 @@ def test_their_weights_give_our_logits_and_losses(run: RunConfig, batch: MicroBa
     theirs = theirs_of(run)
     config = theirs.config.to_dict()
     assert ERNIE_FOR_PRETRAINING.differences(config, run, STAMP.size) == []
-    ours = build(run)
+    ours = scattered_model(run, STAMP)
     load_parameters(ours, ERNIE_FOR_PRETRAINING.from_hugging_face(theirs.state_dict(), config, Path("model")))
     compare(ours, theirs, batch)
 

@@ -46,7 +46,8 @@ def test_round_trip_is_bit_equal(
     state = random_weights(name, settings)
     found = exporter.export(tmp_path / "model", name)
     logits = fresh_model(name, settings, 85).logits(MicroBatch.from_examples(exporter.examples))
-    assert set(found) == set(logits), "some head is not compared"
+    # where a class gives the states behind its head no name, they are compared by the head alone
+    assert set(logits) - set(found) <= {"hidden"}, "some head is not compared"
     for head in found.values():
         assert head.difference <= head.allowed == 1e-9 * max(1.0, head.largest_logit)
         assert 0 < head.difference_float32 < 1e-3
@@ -198,9 +199,10 @@ def test_every_name_translates_both_ways(settings: EncoderSettings) -> None:
     settings.layers = 11
     model = fresh_model("bert", settings, 85)
     family = BERT_FOR_PRETRAINING
-    theirs = [family.their_name(n) for n, _ in model.named_parameters()]
-    assert len(set(theirs)) == len(theirs)
-    assert [family.our_name(n) for n in theirs] == [n for n, _ in model.named_parameters()]
+    state = dict(model.named_parameters())
+    stored = family.to_hugging_face(state, {})
+    assert list(stored) == [family.their_name(name) for name in state]
+    assert list(family.from_hugging_face(stored, {}, Path("model"))) == list(state)
     for unknown in (
         "electra.head.weight",
         "encoder.layers.x.attention.query.weight",
@@ -265,7 +267,9 @@ def test_import_lists_every_difference_of_settings(folder: Path, settings: Encod
 
 def test_import_reads_no_pickle(folder: Path, settings: EncoderSettings) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="can run code when it is loaded"):
+    with pytest.raises(
+        UserError, match=r"can run code: from transformers import BertForPreTraining; .*save_pretrained"
+    ):
         imported(folder, settings)
     shutil.rmtree(folder)
     with pytest.raises(UserError, match=r"config\.json"):

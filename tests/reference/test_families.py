@@ -172,10 +172,21 @@ def test_a_parameter_without_a_place_is_told(settings: EncoderSettings) -> None:
 
 def test_settings_and_fields_translate_both_ways(settings: EncoderSettings) -> None:
     for family in registry.FAMILIES.values():
-        fields = family.config(config_of("bert", settings), STAMP)
-        found, encoder = family.settings(fields), family.encoder(config_of("bert", settings))
+        config = config_of("bert", replace(settings, **family.implied))
+        config.objective.electra.generator_share = 1.0  # a ModernBERT has no projection
+        fields = family.config(config, STAMP)
+        found, encoder = family.settings(fields), family.encoder(config)
         assert {n: found[n] for n in family.fields} == {n: getattr(encoder, n) for n in family.fields}
-        assert family.differences(fields, config_of("bert", settings), STAMP.size) == []
+        assert {n: found[n] for n in family.implied} == family.implied
+        assert family.differences(fields, config, STAMP.size) == []
+        for name, value in family.implied.items():
+            other = not value if isinstance(value, bool) else value + 2 if isinstance(value, int) else "other"
+            changed = config_of("bert", replace(config.encoder, **{name: other}))
+            told = f"encoder.{name} is {other}, {family.export_class} has {value}"
+            kept = (
+                getattr(family.encoder(changed), name) == other
+            )  # a generator of one head shares it with none
+            assert told in family.differences(fields, changed, STAMP.size) or not kept
 
 
 def test_a_folder_without_positions_has_no_segments_to_add_to_them() -> None:

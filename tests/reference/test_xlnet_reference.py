@@ -31,6 +31,7 @@ from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load
 from pretrain.objectives.xlnet import factorization_ranks
 from tests.factories.exports import CARD
+from tests.factories.models import scattered_model
 from tests.factories.vocabularies import trained
 from tests.reference.conftest import masked_examples
 
@@ -68,16 +69,6 @@ def batches(draw: st.DrawFn) -> MicroBatch:
     ]
     masked = [{1: ids[1], len(ids) - 2: ids[-2]} for ids in sequences]
     return MicroBatch.from_lists(sequences, [cut + 2 for cut in cuts], masked)
-
-
-def build(run: RunConfig) -> Model:
-    """Our model, with weights that are far from each other and none of them 0."""
-    model = load(run).fresh_model(STAMP)
-    generator = torch.Generator().manual_seed(run.encoder.hidden)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return model.double().eval()
 
 
 def state_of(model: Model) -> dict[str, Tensor]:
@@ -175,7 +166,7 @@ def compare(ours: Model, theirs: transformers.XLNetLMHeadModel, run: RunConfig, 
 @examples_of(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(run=runs(), batch=batches())
 def test_equal_weights_give_equal_logits_gradients_and_memory(run: RunConfig, batch: MicroBatch) -> None:
-    ours, theirs = build(run), theirs_of(run)
+    ours, theirs = scattered_model(run, STAMP), theirs_of(run)
     tensors = XLNET_LM.to_hugging_face(state_of(ours), theirs.config.to_dict())
     loading = theirs.load_state_dict(tensors, strict=False)
     assert (loading.missing_keys, loading.unexpected_keys) == (["lm_loss.weight"], [])
@@ -185,7 +176,7 @@ def test_equal_weights_give_equal_logits_gradients_and_memory(run: RunConfig, ba
 @examples_of(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(run=runs(), batch=batches())
 def test_their_random_weights_give_our_logits(run: RunConfig, batch: MicroBatch) -> None:
-    theirs, ours = theirs_of(run), build(run)
+    theirs, ours = theirs_of(run), scattered_model(run, STAMP)
     stored = {name: tensor.float() for name, tensor in theirs.state_dict().items()}
     theirs.load_state_dict({name: tensor.double() for name, tensor in stored.items()})
     state = XLNET_LM.from_hugging_face(stored, theirs.config.to_dict(), Path("theirs"))

@@ -135,7 +135,7 @@ def test_fill_wants_one_blank(maskmill: Maskmill, tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", sorted(app_verbs()))
 def test_every_verb_explains_itself(maskmill: Maskmill, verb: str) -> None:
     text = maskmill(verb, "--help").stdout
-    assert re.search(rf"Example:\n +(\w+ .*)?maskmill {verb}\b", text)
+    assert re.search(rf"Examples?:\n +(\w+ .*)?maskmill {verb}\b", text)
 
 
 def test_a_mistake_says_what_to_do_next(maskmill: Maskmill, tmp_path: Path) -> None:

@@ -152,6 +152,12 @@ def test_a_lamb_step_beside_its_floor_and_its_peers() -> None:
         assert words in printed
 
 
+def test_the_gpu_benchmark_names_one_gpu() -> None:
+    code = "from tests.benchmarks.bench_gpu import with_index; import torch;"
+    printed = run(code + "print(*(with_index(torch.device(d)) for d in ('cuda', 'cuda:1', 'cpu')))")
+    assert printed.split() == ["cuda:0", "cuda:1", "cpu"]
+
+
 @pytest.mark.parametrize("engine", ["plain", "deepspeed"])
 def test_the_gpu_benchmark_on_a_cpu(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -16,14 +16,16 @@ from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
 from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.mirror import Mirror
+from pretrain.config.settings import TrainSettings
 from pretrain.preflight import startup
 from pretrain.training.resume import _resuming
-from tests.command_line import BUCKET, Maskmill, described, setting
+from tests.command_line import BUCKET, Maskmill, as_only_rank, described, setting
 from tests.run_ends import assert_same_weights, final
 
 # what DeepSpeed's imports give rise to in a process of pytest's
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("here"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
@@ -31,12 +33,11 @@ RUN = ["train.steps=6", "run.ranks=1", "train.eval_every=2", "checkpoint.keep=2"
 
 
 @pytest.fixture(scope="module")
-def stopped(
-    here: None, tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def stopped(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of six steps, stopped after the fourth: checkpoints of steps 2 and 4."""
     run = tmp_path_factory.mktemp("stopped") / "run"
-    maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}", "run.stop_after=4")
+    with as_only_rank():
+        maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}", "run.stop_after=4")
     return run
 
 
@@ -47,7 +48,8 @@ def finished(
     """The same, gone on with to its end."""
     run = tmp_path_factory.mktemp("finished") / "run"
     shutil.copytree(stopped, run)
-    printed = maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}").stdout
+    with as_only_rank():
+        printed = maskmill("train", "demo", *tiny, *RUN, f"run.dir={run}").stdout
     assert "resuming from step 4 (bit-exact" in printed
     return run
 
@@ -84,7 +86,7 @@ def test_a_damaged_newest_one_costs_its_steps_and_no_more(
 
 
 def test_a_run_whose_folder_is_gone_goes_on_from_its_mirror(
-    endpoint: str, here: None, finished: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+    endpoint: str, finished: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"
     settings = [*tiny, *RUN, f"run.dir={gone}", f"checkpoint.mirror=s3://{BUCKET}/run"]
@@ -147,10 +149,10 @@ def test_what_cannot_be_started_from_says_what_differs(
 def test_a_changed_condition_is_told_in_one_line(run: Path) -> None:
     newest = final(run, 4)
     same = newest.state["conditions"]
-    assert _resuming(newest, same, 0) == "resuming from step 4 (bit-exact)"
+    assert _resuming(newest, same, TrainSettings(), 0) == "resuming from step 4 (bit-exact)"
     for key in ("ranks", "run.threads", "zero.stage", "train.micro_batch", "device", "instructions", "torch"):
         assert f"equal within rounding, since {key} {same[key]} -> 9)" in _resuming(
-            newest, same | {key: 9}, 0
+            newest, same | {key: 9}, TrainSettings(), 0
         )
 
 
@@ -216,7 +218,6 @@ IN_URI = "uricanary0123456789"
 
 def test_secrets_are_written_nowhere(
     endpoint: str,
-    here: None,
     tiny: list[str],
     maskmill: Maskmill,
     tmp_path: Path,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from data_pipeline.errors import UserError
 from launch.cli import app
-from pretrain.downstream import evaluate as page
+from pretrain.evaluate.downstream import evaluate as page
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write, write_pairs
 

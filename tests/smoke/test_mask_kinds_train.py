@@ -15,7 +15,12 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.writer import BlockReader
 from tests.command_line import WORDS, Maskmill
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("here"),
+    # what DeepSpeed's imports give rise to in a process of pytest's
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 STEPS = [
     "train.steps=50",

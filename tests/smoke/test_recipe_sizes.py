@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from launch.settings.recipe import load_config
+from pretrain.config.batch_sizes import batch_sizes
+from pretrain.config.phases import phases_of
 from pretrain.preflight.forecast import forecast
 from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.memory import meta_model
@@ -33,10 +35,36 @@ def test_small_models_have_googles_sizes(name: str) -> None:
     assert parameters / 1e6 == pytest.approx(millions, rel=0.02)
 
 
+MODERN = {  # layers, width, and parameters in all at 50,368 words (the papers' tables)
+    "ettin_17m": (7, 256, 16.8),
+    "ettin_32m": (10, 384, 31.9),
+    "ettin_68m": (19, 512, 68.1),
+    "ettin_150m": (22, 768, 149),
+    "ettin_400m": (28, 1024, 395),
+    "ettin_1b": (28, 1792, 1028),
+    "modernbert_base": (22, 768, 149),
+    "modernbert_large": (28, 1024, 395),
+}
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_modern_encoders_have_the_published_sizes(name: str) -> None:
+    layers, hidden, millions = MODERN[name]
+    config = load_config(name, [])
+    encoder = config.encoder
+    assert (encoder.layers, encoder.hidden, encoder.head_size) == (layers, hidden, 64)
+    parameters = sum(p.numel() for p in meta_model(config, 50_368).parameters())
+    assert parameters / 1e6 == pytest.approx(millions, rel=0.02)
+    phases = [phase.config for phase in phases_of(config)]
+    assert [phase.data.sequence_length for phase in phases] == [1024, 8192, 8192]
+    tokens = sum(batch_sizes(p).before(p.train.steps) * p.data.sequence_length for p in phases)
+    assert tokens == pytest.approx(2e12, rel=0.01)
+
+
 def test_three_billion_parameters_are_planned() -> None:
     config = load_config("bert_3b", [])
     assert (config.zero.stage, config.train.activation_checkpointing) == (3, True)
-    found = forecast(config, Cluster(4, 8, GPUS["h100"]))
+    found = forecast(phases_of(config)[0], Cluster(4, 8, GPUS["h100"]))
     assert found.parameters == pytest.approx(3.2e9, rel=0.02)
     assert found.memory[3].largest_micro_batch >= config.train.micro_batch
     assert found.memory[3].states.total < found.memory[1].states.total / 2

@@ -73,7 +73,7 @@ def _plan(facts: Facts) -> Iterator[Finding]:
     if plan and not plan["dynamic_masking"] and plan["epochs"] > SAME_MASKS:
         yield (
             f"the recipe takes {plan['epochs']:,.0f} epochs: it sees every example so often with the same masks",
-            "data.dynamic_masking=true masks anew at each epoch, data.dupe_factor makes more examples of the text",
+            "data.dynamic_masking=true re-masks at each epoch, data.dupe_factor makes more examples of the text",
         )
 
 

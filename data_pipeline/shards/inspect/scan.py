@@ -35,8 +35,8 @@ NAMED = 10
 def lint(
     index: Index, stage: ShowProgress, batch: int = BATCH, plan: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Return everything that `maskmill inspect` reports about shards, as JSON values. `plan`: `steps` and
-    `global_batch` of a training, `dynamic_masking` 0 or 1.
+    """Return everything that `maskmill inspect` reports about shards, as JSON values. `plan`: `steps`, `global_batch`
+    and `examples` (of all steps) of a training, `dynamic_masking` 0 or 1.
 
     Raises UserError that names missing or damaged files."""
     if batch < 1:
@@ -54,7 +54,7 @@ def lint(
     }
     if plan is not None:
         examples = index.train.examples
-        facts["plan"] = {**plan, "epochs": plan["steps"] * plan["global_batch"] / max(examples, 1)}
+        facts["plan"] = {**plan, "epochs": plan["examples"] / max(examples, 1)}
     facts["findings"] = findings(facts)
     return facts
 

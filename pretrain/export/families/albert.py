@@ -36,6 +36,12 @@ class Albert(Family):
         """Return the settings of the run's encoder, with the embedding width as a number."""
         return replace(run.encoder, embedding_size=run.encoder.embedding_width)
 
+    def stated(self, config: Config, beside: Mapping[str, Config]) -> dict[str, Any]:
+        """Return the settings of a run that a config.json states, by dotted name: a group shares whole layers."""
+        layers, groups = config.get("num_hidden_layers"), config.get("num_hidden_groups", 1)
+        shared = {"encoder.sharing": "all", "encoder.groups": groups} if groups != layers else {}
+        return super().stated(config, beside) | shared
+
     def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
         """Return the fields of config.json, without class and dtype."""
         groups = run.encoder.groups if run.encoder.sharing == "all" else run.encoder.layers
@@ -120,6 +126,7 @@ ALBERT_FOR_PRETRAINING = Albert(
     export_class="AlbertForPreTraining",
     model_type="albert",
     prefix="albert",
+    objective="albert",
     what="An ALBERT encoder, whose layers may share their parameters, with a masked-language-model head and a head that"
     " tells whether two segments are in their order.",
     names={

@@ -4,16 +4,21 @@ Does not import torch, so that a folder's config.json can be checked before any 
 methods of the given tensors.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.encoder_settings import SWITCHES
 from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.export.families.entries import Config as Config
+from pretrain.export.families.entries import Field as Field
+from pretrain.export.families.entries import Head as Head
+from pretrain.export.families.entries import Part as Part
+from pretrain.export.families.entries import Weight as Weight
+from pretrain.export.families.entries import field_of, matched, weight_of
 
 if TYPE_CHECKING:
     import transformers
@@ -21,38 +26,14 @@ if TYPE_CHECKING:
 
     from pretrain.model.batch import MicroBatch
 
-Config = Mapping[str, Any]
-"""The fields of a config.json."""
-
 POSITIONS = "encoder.embeddings.position.weight"
 UNCHECKED = ("dropout", "attention_dropout", "initializer_range")
 """Training settings that a run may change from the model that it starts from."""
-
-
-class Field(NamedTuple):
-    """A field of config.json whose value differs from our setting's."""
-
-    name: str
-    to: Callable[[Any], Any]
-    """Our value -> theirs."""
-    back: Callable[[Any], Any]
-    """Their value -> ours; None if we have none."""
-
-
-class Weight(NamedTuple):
-    """A tensor that is stored in another form than ours: with more rows, or another order of its dimensions."""
-
-    name: str
-    to: Callable[["Tensor", Config], "Tensor"]
-    back: Callable[["Tensor", Config], "Tensor"]
-
-
-class Head(NamedTuple):
-    """The output of transformers' model that holds the logits of one of our heads."""
-
-    output: str
-    per_token: bool = True
-    """Shaped (examples, longest, ...), one row per token; False: (examples, ...)."""
+MAY_GROW = ("max_positions",)
+"""Sizes in which a run's encoder may be above the model that it starts from."""
+MAY_CHANGE = ("rope_theta", "local_rope_theta")
+"""Settings without weights that a run may change from a model that states them: a larger base of RoPE reads longer
+texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +42,29 @@ class Family:
     copied or folded into another, its own inputs) is a subclass that overrides the method concerned."""
 
     export_class: str
-    """The class of transformers that loads an export; also the name of the family."""
+    """The class of transformers that loads an export."""
+    variant: str = ""
+    """What tells the family from another one of its class."""
+    marks: Config = field(default_factory=dict)
+    """Fields of config.json that only folders of such a variant have."""
     model_type: str
     """Value of `model_type` in config.json."""
     prefix: str
     """First part of the names of encoder weights, which files of an encoder without heads lack."""
     what: str
     """A sentence for the card that describes the model."""
-    names: Mapping[str, str | Weight]
+    objective: str = "mlm"
+    """What a run that starts from such a folder learns, unless objective.name is set."""
+    names: Mapping[str, str | Weight | Part]
     """Our parameters -> theirs, with a letter in braces for each number. A name without .weight or .bias stands for
     both."""
     heads: Mapping[str, Head]
     """Our heads, by their names in `Model.logits`, whose logits an export is compared on."""
     fields: Mapping[str, str | Field]
     """Encoder settings -> fields of config.json."""
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    """Encoder settings without a field -> the value that every model of the class has; of SWITCHES, those that are in
+    neither have their defaults."""
     fixed: Config = field(default_factory=dict)
     """Fields that are the same for every model of the family."""
     defaults: Config = field(default_factory=dict)
@@ -89,6 +79,8 @@ class Family:
     tied: Mapping[str, str] = field(default_factory=dict)
     """Copies -> the tensors they are copies of. Copies are read and compared, never written: if both are present and
     different, transformers leaves them untied without a warning."""
+    positions: str = POSITIONS
+    """Our name of the table of positions."""
     buffers: tuple[str, ...] = ()
     """Names in files that are not parameters."""
     legacy: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +99,11 @@ class Family:
     tags: tuple[str, ...] = ()
     """Of the model's page on the hub."""
 
+    @property
+    def name(self) -> str:
+        """Its name in the registry."""
+        return f"{self.export_class} of {self.variant}" if self.variant else self.export_class
+
     def of_run(self, run: RunConfig) -> "Family":
         """Return the family as it is for the models of this run."""
         return self
@@ -118,37 +115,68 @@ class Family:
     def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
         """Return the fields of config.json, without class and dtype."""
         encoder = self.encoder(run)
-        fields = {ours: _field(entry) for ours, entry in self.fields.items()}
+        fields = {ours: field_of(entry) for ours, entry in self.fields.items()}
         return {
             **{entry.name: entry.to(getattr(encoder, ours)) for ours, entry in fields.items()},
             "vocab_size": vocabulary.size,
             **{name: getattr(vocabulary, role) for name, role in self.special_ids.items()},
             **self.fixed,
+            **self.marks,
         }
 
     def settings(self, config: Config) -> dict[str, Any]:
         """Return the encoder settings stated in a config.json, by name; None for those that it lacks or we do not
         have."""
         known = {**self.defaults, **config}
-        fields = {ours: _field(entry) for ours, entry in self.fields.items()}
+        fields = {ours: field_of(entry) for ours, entry in self.fields.items()}
         return {
-            ours: entry.back(known[entry.name]) if entry.name in known else None
-            for ours, entry in fields.items()
+            **self.implied,
+            **{
+                ours: entry.back(known[entry.name]) if entry.name in known else None
+                for ours, entry in fields.items()
+            },
         }
+
+    def stated(self, config: Config, beside: Mapping[str, Config]) -> dict[str, Any]:
+        """Return the settings of a run that a config.json states, by dotted name; None for a value that we do not have.
+        `beside`: the config.json of each model of the folder, by its family's class."""
+        found = self.settings(config)
+        if found.get("embedding_size") == found.get("hidden"):
+            found.pop("embedding_size", None)  # 0 is as wide
+        return {f"encoder.{name}": value for name, value in found.items() if self._states(name, config)}
+
+    def field_name(self, setting: str) -> str:
+        """Return the field of config.json of an encoder setting."""
+        return field_of(self.fields[setting]).name
+
+    def _states(self, name: str, config: Config) -> bool:
+        """Return whether a config.json, or what its class fixes, states the encoder setting `name`."""
+        return name not in self.fields or field_of(self.fields[name]).name in {**self.defaults, **config}
+
+    def inexpressible(self, encoder: EncoderSettings) -> list[str]:
+        """Describe the settings of an encoder that no model of the class has, one line each."""
+        default = EncoderSettings()
+        wanted = {name: getattr(default, name) for name in SWITCHES} | dict(self.implied)
+        return [
+            f"encoder.{name} is {getattr(encoder, name)}, {self.export_class} has {value}"
+            for name, value in wanted.items()
+            if name not in self.fields and getattr(encoder, name) != value
+        ]
 
     def differences(self, config: Config, run: RunConfig, vocabulary_size: int) -> list[str]:
         """Describe how a config.json differs from the settings of a run that is to start from its weights, one line
         each."""
         encoder, theirs = self.encoder(run), self.settings(config)
         found = [
-            f"encoder.{ours} is {getattr(encoder, ours)}, {_field(entry).name} {config.get(_field(entry).name)}"
+            f"encoder.{ours} is {getattr(encoder, ours)}, {field_of(entry).name} {config.get(field_of(entry).name)}"
             for ours, entry in self.fields.items()
-            if ours not in UNCHECKED and theirs[ours] != getattr(encoder, ours)
+            if ours not in UNCHECKED and _differs(ours, theirs[ours], getattr(encoder, ours))
         ]
         if config.get("vocab_size") != vocabulary_size:
             found.append(
                 f"the vocabulary has {vocabulary_size} entries, vocab_size is {config.get('vocab_size')}"
             )
+        found += self.inexpressible(encoder)
         return found + [
             f"{name} is {config[name]}, which must be {value}"
             for name, value in self.fixed.items()
@@ -159,14 +187,11 @@ class Family:
         """Return their name of our parameter `name`. Raises KeyError if the folder has no place for it."""
         return self._to(name)[0]
 
-    def our_name(self, name: str) -> str:
-        """Return our name of their parameter `name`. Raises KeyError if we have no place for it."""
-        return self._back(name)[0]
-
     def to_hugging_face(self, state: "Mapping[str, Tensor]", config: Config) -> "dict[str, Tensor]":
         """Convert our parameters, without vocabulary padding, to those that the folder holds, without tied copies and
         omitted heads. `config`: the folder's. Raises UserError for a parameter without a place."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
+        parts: dict[str, dict[int, Tensor]] = {}
         for ours, tensor in state.items():
             if ours.startswith((*self.left_out, *self.beside.values())):
                 continue
@@ -179,9 +204,20 @@ class Family:
                     expected="a model of the kind of its family",
                     remedy="such settings of the encoder cannot be exported to this class",
                 ) from None
-            tensors[theirs] = weight.to(tensor, config)
-        if self.segment_table and POSITIONS in state and self.segment_table not in tensors:
-            tensors[self.segment_table] = state[POSITIONS].new_zeros(1, state[POSITIONS].shape[1])
+            if isinstance(weight, Part):
+                parts.setdefault(theirs, {})[weight.number] = tensor
+            else:
+                tensors[theirs] = weight.to(tensor, config)
+        for theirs, found in parts.items():
+            ordered = [found[number] for number in sorted(found)]
+            rows = sum(len(tensor) for tensor in ordered)
+            joined = ordered[0].new_empty(rows, *ordered[0].shape[1:])
+            for number, tensor in enumerate(ordered):
+                joined[number * len(tensor) : (number + 1) * len(tensor)] = tensor
+            tensors[theirs] = joined
+        if self.segment_table and self.positions in state and self.segment_table not in tensors:
+            table = state[self.positions]
+            tensors[self.segment_table] = table.new_zeros(1, table.shape[1])
         return tensors
 
     def from_hugging_face(
@@ -196,12 +232,14 @@ class Family:
         segments = sources.get(self.segment_table)
         folded = sources.pop(self.segment_table) if segments is not None and len(segments) == 1 else None
         for theirs, tensor in sources.items():
-            try:
-                ours, weight = self._back(theirs)
-            except KeyError:
+            found = self._back(theirs)
+            if not found:
                 unknown.append(theirs)
-            else:
-                state[ours] = weight.back(tensor.float(), config)
+            for ours, weight in found:
+                if isinstance(weight, Part):
+                    state[ours] = tensor.float().chunk(weight.parts)[weight.number].clone()
+                else:
+                    state[ours] = weight.back(tensor.float(), config)
         if unknown:
             raise UserError(
                 f"holds tensors of another kind of model: {_some(unknown)}",
@@ -209,9 +247,9 @@ class Family:
                 expected=f"those of {self.export_class}",
             )
         if (
-            folded is not None and POSITIONS in state
+            folded is not None and self.positions in state
         ):  # without positions the folder is not whole: its loader says so
-            state[POSITIONS] = state[POSITIONS] + folded.float()
+            state[self.positions] = state[self.positions] + folded.float()
         return state
 
     def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":
@@ -229,6 +267,12 @@ class Family:
         columns["attention_mask"][example, position] = 1
         return {name: columns[name] for name in self.model_inputs}
 
+    def completed(
+        self, model: "transformers.PreTrainedModel", folder: Path
+    ) -> "transformers.PreTrainedModel":
+        """Return the model that was loaded from a folder, with what `logits` needs besides from files beside it."""
+        return model
+
     def logits(
         self, model: "transformers.PreTrainedModel", batch: "MicroBatch", pad: int
     ) -> "dict[str, Tensor]":
@@ -240,19 +284,22 @@ class Family:
             for name, head in self.heads.items()
         }
 
-    def _to(self, name: str) -> tuple[str, Weight]:
+    def _to(self, name: str) -> tuple[str, Weight | Part]:
         for ours, entry in self.names.items():
-            if parts := _matched(ours, name):
-                weight = _weight(entry)
+            if parts := matched(ours, name):
+                weight = weight_of(entry)
                 return weight.name.format(**parts) + parts["kind"], weight
         raise KeyError(f"{self.export_class} has no place for {name}")
 
-    def _back(self, name: str) -> tuple[str, Weight]:
+    def _back(self, name: str) -> list[tuple[str, Weight | Part]]:
+        found = []
         for ours, entry in self.names.items():
-            weight = _weight(entry)
-            if parts := _matched(weight.name, name):
-                return ours.format(**parts) + parts["kind"], weight
-        raise KeyError(f"{name} of {self.export_class} has no place here")
+            weight = weight_of(entry)
+            if parts := matched(weight.name, name):
+                found.append((ours.format(**parts) + parts["kind"], weight))
+                if not isinstance(weight, Part):
+                    break
+        return found
 
     def _sources(self, stored: "Mapping[str, Tensor]", where: Path) -> "dict[str, Tensor]":
         """Return the tensors that are parameters, by current names: no buffers, one of each tied pair."""
@@ -274,31 +321,14 @@ class Family:
         return sources
 
     def _first_parts(self) -> set[str]:
-        return {_weight(entry).name.split(".")[0] for entry in self.names.values()}
+        return {weight_of(entry).name.split(".")[0] for entry in self.names.values()}
 
 
-def _field(entry: str | Field) -> Field:
-    return entry if isinstance(entry, Field) else Field(entry, _same, _same)
-
-
-def _weight(entry: str | Weight) -> Weight:
-    return entry if isinstance(entry, Weight) else Weight(entry, _same, _same)
-
-
-def _same(value: Any, _: object = None) -> Any:
-    return value
-
-
-def _matched(pattern: str, name: str) -> dict[str, str] | None:
-    """Return the numbers in `name`, and its ending if `pattern` covers both; None if they do not match."""
-    found = _compiled(pattern).fullmatch(name)
-    return {key: value or "" for key, value in found.groupdict().items()} if found else None
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    core = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(pattern))
-    return re.compile(core + r"(?P<kind>\.weight|\.bias)?")
+def _differs(name: str, theirs: Any, ours: Any) -> bool:
+    """Return whether a run cannot start from a model with another value of this encoder setting."""
+    grown = name in MAY_GROW and isinstance(theirs, int) and theirs < ours
+    changed = name in MAY_CHANGE and theirs is not None
+    return theirs != ours and not grown and not changed
 
 
 def _some(names: Iterable[str], count: int = 3) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pretrain.export.families.base import Family, Field, Head
 
-ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu"}
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 """Our activation -> `hidden_act`. Of the tanh forms, this one calls the same kernel as ours."""
 READABLE_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
 
@@ -58,6 +58,7 @@ BERT_FOR_PRETRAINING = Family(
     prefix="bert",
     what="An encoder of the BERT family with a masked-language-model head and a head that tells whether two segments"
     " follow one another.",
+    objective="bert",
     names=NAMES,
     heads={"mlm": Head("prediction_logits"), "nsp": Head("seq_relationship_logits", per_token=False)},
     fields=FIELDS,
@@ -77,6 +78,7 @@ BERT_FOR_MASKED_LM = replace(
     export_class="BertForMaskedLM",
     what="An encoder of the BERT family with a masked-language-model head. It was trained without sentence pairs, so it"
     " has no pooler: `AutoModel` starts one at random, which fine-tuning has to train.",
+    objective="mlm",
     heads={"mlm": Head("logits")},
     beside={"span_boundary_head.safetensors": "sbo_head."},
 )

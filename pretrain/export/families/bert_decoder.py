@@ -11,7 +11,7 @@ from pretrain.export.families.base import Config, Family, Head
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
 
 _BACKWARDS = (
-    "A decoder with the layers of BERT and a language-model head, trained on texts whose tokens were reversed: it reads"
+    "A decoder with a language-model head, trained on texts whose tokens were reversed: it reads"
     " from right to left, each token attends to itself and to what follows it in the text, and predicts the one before."
     " Reverse the ids that it is given (`input_ids.flip(-1)`, without padding) and what it returns. It has no pooler;"
     " for a vector of a text take that of its first token."
@@ -44,6 +44,7 @@ BERT_DECODER = Decoder(
         replace(
             BERT_FOR_PRETRAINING,
             export_class="BertLMHeadModel",
+            objective="causal",
             # without is_decoder the class attends both ways; without a cache its results are equal, but slow
             fixed={**BERT_FOR_PRETRAINING.fixed, "is_decoder": True},
             heads={"causal": Head("logits")},

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from pretrain.export.families.base import Weight
+from pretrain.export.families.base import Part, Weight
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
 
 
-def _renamed(theirs: str | Weight) -> str:
+def _renamed(theirs: str | Weight | Part) -> str:
     assert isinstance(theirs, str)  # BERT stores every tensor as it is here
     return theirs.replace("bert.", "ernie.", 1)
 
@@ -15,6 +15,7 @@ ERNIE_FOR_PRETRAINING = replace(
     BERT_FOR_PRETRAINING,
     export_class="ErnieForPreTraining",
     model_type="ernie",
+    objective="ernie",
     prefix="ernie",
     names={ours: _renamed(theirs) for ours, theirs in BERT_FOR_PRETRAINING.names.items()},
     fixed={**BERT_FOR_PRETRAINING.fixed, "use_task_id": False},

@@ -1,12 +1,12 @@
 """Register the families by their transformers class, and find the family of a folder, without torch."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.vocabulary.files import FILES as VOCABULARY_FILES
-from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.files import Vocabulary, holds_vocabulary, load_vocabulary
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
 from pretrain.export.families.base import Family
@@ -15,14 +15,17 @@ from pretrain.export.families.bert_decoder import BERT_DECODER
 from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
 from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
 from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
+from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
+from pretrain.export.families.modernbert_decoder import MODERNBERT_DECODER
+from pretrain.export.families.modernbert_electra import MODERNBERT_DISCRIMINATOR, MODERNBERT_GENERATOR
 from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM, XLM_ROBERTA_FOR_MASKED_LM
 from pretrain.export.families.xlnet import XLNET_LM
 
 FAMILIES = {
-    family.export_class: family
+    family.name: family
     for family in (
-        BERT_FOR_PRETRAINING,
         BERT_FOR_MASKED_LM,
+        BERT_FOR_PRETRAINING,
         BERT_DECODER,
         ALBERT_FOR_PRETRAINING,
         ERNIE_FOR_PRETRAINING,
@@ -32,9 +35,33 @@ FAMILIES = {
         ROBERTA_FOR_MASKED_LM,
         XLM_ROBERTA_FOR_MASKED_LM,
         XLNET_LM,
+        MODERNBERT_FOR_MASKED_LM,
+        EUROBERT_FOR_MASKED_LM,
+        MODERNBERT_DISCRIMINATOR,
+        MODERNBERT_GENERATOR,
+        MODERNBERT_DECODER,
     )
 }
 """Name in `Objective.families` -> family. The first of a model_type reads folders of its other classes."""
+
+
+def chosen_families(names: Sequence[str], run: RunConfig) -> list[Family]:
+    """Choose from an objective's families those that a run's model is exported as: for each folder, the first that has
+    a place for the run's encoder. Raises UserError where a folder has none."""
+    chosen = []
+    for folder in dict.fromkeys(FAMILIES[name].folder for name in names):
+        able = [FAMILIES[name] for name in names if FAMILIES[name].folder == folder]
+        reasons = [family.inexpressible(family.encoder(run)) for family in able]
+        if all(reasons):
+            nearest = min(reasons, key=len)
+            raise UserError(
+                f"no class of transformers has such an encoder: {'; '.join(nearest)}",
+                where="export",
+                expected=" or ".join(family.export_class for family in able),
+                remedy="such a model stays a checkpoint of its run",
+            )
+        chosen.append(next(family for family, told in zip(able, reasons, strict=True) if not told))
+    return chosen
 
 
 def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
@@ -50,7 +77,12 @@ def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
     if not readable:
         known = " or ".join(dict.fromkeys(repr(family.model_type) for family in FAMILIES.values()))
         raise UserError(f"model_type is {kind!r}", where=path, expected=known)
-    return next((family for family in readable if family.export_class in named), readable[0]), config
+    able = [family for family in readable if family.export_class in named and _is_marked(family, config)]
+    return max(able, key=lambda family: len(family.marks), default=readable[0]), config
+
+
+def _is_marked(family: Family, config: Mapping[str, Any]) -> bool:
+    return all(config.get(name) == value for name, value in family.marks.items())
 
 
 def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
@@ -62,25 +94,40 @@ def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
         )
 
 
-def check_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
-    """Raise UserError if the folder's vocabulary differs from `vocabulary`, the shards'."""
-    if any((folder / name).is_file() for name in VOCABULARY_FILES):
-        ours, theirs = vocabulary.tokens, load_vocabulary(folder).tokens
-        if ours != theirs:
-            same = sum(one == two for one, two in zip(ours, theirs, strict=False))
-            raise UserError(
-                f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
-                where=folder,
-                remedy=f"prepare the shards with data.vocab={folder}",
-            )
+def check_vocabulary(folder: Path, vocabulary: Vocabulary, may_extend: bool = False) -> Vocabulary:
+    """Return the folder's vocabulary, or `vocabulary`, the shards', if it has none. Raises UserError if the two differ
+    by anything but, with `may_extend`, entries of the shards' behind all of the folder's."""
+    if not holds_vocabulary(folder):
+        return vocabulary
+    found = load_vocabulary(folder)
+    ours, theirs = vocabulary.tokens, found.tokens
+    if theirs != (ours[: len(theirs)] if may_extend else ours):
+        same = sum(one == two for one, two in zip(ours, theirs, strict=False))
+        remedy = f"prepare the shards with data.vocab={folder}"
+        extending = f", or with what `maskmill vocab --extend {folder}` wrote" if may_extend else ""
+        raise UserError(
+            f"has another vocabulary: {len(theirs)} entries, of which {same} are the shards' of the same id",
+            where=folder,
+            remedy=remedy + extending,
+        )
+    return found
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the folder's safetensors files. Raises UserError if it has none."""
     paths = sorted(folder.glob("model*.safetensors"))
     if not paths:
-        remedy = (
-            "pytorch_model.bin can run code when it is loaded: convert it with transformers' save_pretrained"
-        )
+        pickled = any(folder.glob("pytorch_model*.bin"))
+        remedy = f"elsewhere, since pytorch_model.bin can run code: {_conversion(folder)}" if pickled else ""
         raise UserError("no weights", where=folder, expected="model.safetensors", remedy=remedy)
     return paths
+
+
+def _conversion(folder: Path) -> str:
+    """Return the two lines of Python that write the folder's weights as safetensors."""
+    family, config = family_of(folder)
+    classes = config.get("architectures")
+    named = str(classes[0]) if isinstance(classes, list) and classes else ""
+    name = named if named.isidentifier() else family.export_class
+    path = str(folder)
+    return f"from transformers import {name}; {name}.from_pretrained({path!r}).save_pretrained({path!r})"

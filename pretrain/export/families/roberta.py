@@ -59,6 +59,7 @@ class Roberta(Family):
 ROBERTA_FOR_MASKED_LM = Roberta(
     export_class="RobertaForMaskedLM",
     model_type="roberta",
+    objective="roberta",
     prefix="roberta",
     what="An encoder of the BERT family with a masked-language-model head, trained as RoBERTa: without sentence pairs"
     " and segments. It has no pooler: `AutoModel` starts one at random, which fine-tuning has to train.",
@@ -94,5 +95,6 @@ XLM_ROBERTA_FOR_MASKED_LM = replace(
     ROBERTA_FOR_MASKED_LM,
     export_class="XLMRobertaForMaskedLM",
     model_type="xlm-roberta",
+    objective="xlmr",
     tags=("xlm-roberta", "masked-lm"),
 )

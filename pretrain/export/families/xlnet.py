@@ -18,7 +18,7 @@ _LAYER, _THEIR_LAYER = "encoder.layers.{i}", "transformer.layer.{i}"
 
 
 def _by_head(weight: "Tensor", config: Config) -> "Tensor":
-    """Linear's (heads * size, H) -> (H, heads, size)."""
+    """Split a Linear's rows by head: (heads * size, H) -> (H, heads, size)."""
     return weight.T.reshape(weight.shape[1], config["n_head"], -1)
 
 
@@ -27,7 +27,7 @@ def _joined(weight: "Tensor", config: Config) -> "Tensor":
 
 
 def _output_by_head(weight: "Tensor", config: Config) -> "Tensor":
-    """Linear's (H, heads * size) -> (H, heads, size)."""
+    """Split a Linear's columns by head: (H, heads * size) -> (H, heads, size)."""
     return weight.reshape(weight.shape[0], config["n_head"], -1)
 
 
@@ -36,7 +36,7 @@ def _output_joined(weight: "Tensor", config: Config) -> "Tensor":
 
 
 def _target(vector: "Tensor", config: Config) -> "Tensor":
-    """(H,) -> (1, 1, H)."""
+    """Add two dimensions: (H,) -> (1, 1, H)."""
     return vector.reshape(1, 1, -1)
 
 
@@ -46,6 +46,11 @@ def _vector(target: "Tensor", config: Config) -> "Tensor":
 
 class XlNet(Family):
     """A family whose inputs are in another order than ours, and whose logits are of two streams."""
+
+    def settings(self, config: Config) -> dict[str, Any]:
+        """Return the encoder settings stated in a config.json, by name; None for those that it lacks or we do not
+        have."""
+        return super().settings(config) | {"segments": 0}
 
     def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
         """Return the fields of config.json, without class and dtype: with the length of the memory, which is used
@@ -104,6 +109,7 @@ _BY_HEAD = partial(Weight, to=_by_head, back=_joined)
 XLNET_LM = XlNet(
     export_class="XLNetLMHeadModel",
     model_type="xlnet",
+    objective="xlnet",
     prefix="transformer",
     what="XLNet: an encoder with relative positions, trained to predict tokens in random orders. It has no pooler:"
     " classifiers read the vector of the last token.",

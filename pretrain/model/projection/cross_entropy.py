@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pretrain.model.operators import operator
 from pretrain.model.projection.slices import (
     EarlyGradients,
     Gradients,
@@ -61,7 +62,7 @@ def reference(
     return CrossEntropy(losses_R.sum(), losses_R.detach(), (answers_R == ids_R) & (ids_R >= 0), answers_R)
 
 
-@torch.library.custom_op("maskmill::vocabulary_cross_entropy", mutates_args=())
+@operator("vocabulary_cross_entropy")
 def _with_gradients(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -71,7 +72,7 @@ def _with_gradients(
     return found.loss, found.losses_R, found.hits_R, hidden, weight, bias
 
 
-@_with_gradients.register_fake
+@torch.library.register_fake("maskmill::vocabulary_cross_entropy")
 def _(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_R: Tensor, vocabulary_size: int
 ) -> tuple[Tensor, ...]:

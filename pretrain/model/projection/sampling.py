@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pretrain.model.operators import operator
+
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Logits alive at a time: 4 MiB on a CPU, 128 MiB on a GPU."""
 # Constants are the signed numbers with the bits of the unsigned ones in the sources: torch multiplies modulo 2**64.
@@ -26,7 +28,7 @@ def row_keys(seed: int, keys_R: Tensor, positions_R: Tensor) -> Tensor:
     return _split_mix(_split_mix(keys_R + seed * _GOLDEN_64 % (1 << 63)) + positions_R * _GOLDEN_64)
 
 
-@torch.library.custom_op("maskmill::sample_words", mutates_args=())
+@operator("sample_words")
 def sample_words(
     hidden_RE: Tensor, weight_VE: Tensor, bias_V: Tensor, keys_R: Tensor, vocabulary_size: int
 ) -> Tensor:
@@ -47,7 +49,7 @@ def sample_words(
     return sampled_R
 
 
-@sample_words.register_fake
+@torch.library.register_fake("maskmill::sample_words")
 def _(hidden_RE: Tensor, weight_VE: Tensor, bias_V: Tensor, keys_R: Tensor, vocabulary_size: int) -> Tensor:
     return torch.empty_like(keys_R)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pretrain.model.operators import operator
 from pretrain.model.projection.slices import (
     EarlyGradients,
     Gradients,
@@ -75,7 +76,7 @@ def reference(hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, targets: Tar
     )
 
 
-@torch.library.custom_op("maskmill::soft_targets", mutates_args=())
+@operator("soft_targets")
 def _with_gradients(
     hidden_RH: Tensor,
     weight_VH: Tensor,
@@ -96,7 +97,7 @@ def _with_gradients(
     return found.loss, found.agreements_R, hidden, weight, bias
 
 
-@_with_gradients.register_fake
+@torch.library.register_fake("maskmill::soft_targets")
 def _(
     hidden_RH: Tensor,
     weight_VH: Tensor,

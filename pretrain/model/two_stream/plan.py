@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from data_pipeline.io.npy import offsets_of
 from pretrain.config.settings import CLS_SEGMENT
-from pretrain.model.attention_tiles import Tile
+from pretrain.model.attention.tile_plan import Tile
 from pretrain.model.batch import MicroBatch
 
 
@@ -104,8 +104,8 @@ def _hidden(is_padding_ES: Tensor, rows_ES: Tensor, ranks_T: Tensor | None) -> T
 
 
 def _target_of(batch: MicroBatch) -> Tensor:
-    """(T,) int64: the target row of each token; R for a token that is none. Of a token that is one twice, as with
-    spare rows, any."""
+    """Return (T,) int64, the target row of each token; R for a token that is none. Of a token that is one twice, as
+    with spare rows, any."""
     rows_R = batch.masked_index
     targets = torch.full((batch.tokens,), len(rows_R), dtype=torch.int64, device=rows_R.device)
     return targets.scatter(0, rows_R, torch.arange(len(rows_R), device=rows_R.device))

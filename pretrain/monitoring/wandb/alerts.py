@@ -23,8 +23,8 @@ CHECKPOINTS_OF_ROOM = 2
 """The disk counts as nearly full if fewer than this many checkpoints fit."""
 
 ADVICE = {
-    "nan": "One such batch is skipped and does no harm; if they go on, lower optim.lr or use train.precision=bf16.",
-    "spike": "One spike does no harm where train.on_spike skips it; if they go on, lower optim.lr or look at the "
+    "nan": "One such batch is skipped and does no harm; if they continue, lower optim.lr or use train.precision=bf16.",
+    "spike": "One spike does no harm where train.on_spike skips it; if they continue, lower optim.lr or look at the "
     "data of the skipped batches (events.jsonl).",
     "data stall": "Put the shards on a faster disk or nearer to the machine, or give each rank more cores.",
     "slow rank": "Look at that rank's machine (clocks, temperature, other processes); under Slurm leave its node out "

@@ -106,7 +106,7 @@ def begin(stage: Stage) -> Connection:
     try:
         return start(stage, online=True)
     except Exception as error:  # a firewall or a server that is down: the run continues, `maskmill sync` sends it
-        warn(f"W&B cannot be reached, going on offline: {first_line(error)}")
+        warn(f"W&B cannot be reached, continuing offline: {first_line(error)}")
         _wandb().teardown()  # W&B's own process still holds the run's id for the failed attempt
         return start(stage, online=False)
 

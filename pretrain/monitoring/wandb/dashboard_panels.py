@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pretrain.monitoring.wandb.points import BY_RANK, TRUST_BY_LAYER, TRUST_SPREAD
 from pretrain.objectives.metrics import HELD_OUT, Kind, leading_kind, leads_alone, metric, said, title_of
 from pretrain.objectives.registry import OBJECTIVES, with_defaults
+from pretrain.run.metrics_file import PROBE_PREFIX
 
 LAMB = "lamb"
 """The optimizer that has trust ratios."""
@@ -73,6 +74,7 @@ def _learning(objective: str) -> Section:
         Panel(f"Loss that is minimised: {' + '.join(losses)}", ("loss", f"{HELD_OUT}loss")),
         Panel("Its terms", (*losses, *_held_out(losses))),
     ]
+    panels.append(Panel("Probe (train.probe)", pattern=rf"{PROBE_PREFIX}.*", unit="percent"))
     own = [one.headline for one in known if leads_alone(one.headline)]
     panels = [*(Panel(title_of(said(name)), (name, *_held_out([name]))) for name in _unique(own)), *panels]
     return Section("Learning", _question(list(leads.values()), bool(labelled)), tuple(panels))

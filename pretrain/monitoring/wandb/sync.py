@@ -15,7 +15,7 @@ from pretrain.monitoring.wandb.points import point_of
 from pretrain.monitoring.wandb.tracker import stage_of
 from pretrain.run.folder import RUN, read_run
 from pretrain.run.metrics_file import read_metrics
-from pretrain.run.uploaded import Uploaded, agreed
+from pretrain.run.uploaded import Uploaded, reconciled
 
 
 def sync_run(folder: Path) -> int:
@@ -35,7 +35,7 @@ def sync_run(folder: Path) -> int:
         connection = start(
             stage_of(folder, config.monitor, known["id"], redact_settings(asdict(config))), online=True
         )
-        uploaded = agreed(before, connection.points, len(lines))
+        uploaded = reconciled(before, connection.points, len(lines))
         missing = lines[uploaded.lines :]
         for line in missing:
             connection.log(point_of(line))

@@ -17,7 +17,7 @@ from pretrain.monitoring.wandb.points import point_of
 from pretrain.monitoring.wandb.run_identity import Stage, train_stage
 from pretrain.run.folder import read_run
 from pretrain.run.metrics_file import JsonLines, read_metrics
-from pretrain.run.uploaded import Uploaded, agreed
+from pretrain.run.uploaded import Uploaded, reconciled
 
 EXIT_CODES = {"finished": 0, "stopped": 3, "failed": 1}
 """The exit code passed to W&B for each end of an attempt."""
@@ -35,7 +35,7 @@ class Wandb:
         try:
             self._connection = begin(stage_of(folder, settings, run_id, config))
         except Exception as error:
-            warn(f"W&B cannot write to {folder}, going on without it: {first_line(error)}")
+            warn(f"W&B cannot write to {folder}, continuing without it: {first_line(error)}")
         self._try(self._tell_offline)
         self._try(self._catch_up)
         self._link(artifacts.inputs_of_training)
@@ -75,7 +75,7 @@ class Wandb:
         if not connection.online:
             return
         lines = read_metrics(self._folder)
-        self._uploaded = agreed(Uploaded.read(self._folder), connection.points, len(lines))
+        self._uploaded = reconciled(Uploaded.read(self._folder), connection.points, len(lines))
         self._uploaded.settled = False
         for line in lines[self._uploaded.lines :]:
             self._hand_over(connection, line)
@@ -110,7 +110,7 @@ class Wandb:
             call(self._connection)
         except Exception as error:
             self._connection = None
-            warn(f"W&B failed, going on without it; `maskmill sync` sends the rest: {first_line(error)}")
+            warn(f"W&B failed, continuing without it; `maskmill sync` sends the rest: {first_line(error)}")
 
 
 def stage_of(folder: Path, settings: MonitorSettings, run_id: str, config: dict[str, Any]) -> Stage:

@@ -10,7 +10,6 @@ from pretrain.evaluate.verdict import PLATEAU, RISEN
 from pretrain.objectives.metrics import HELD_OUT, kinds_in, said
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import Points, RunRecord
-from pretrain.run.tolerant_json import number
 
 MANY = 0.05
 """Share of batches from which skipped ones are serious."""
@@ -181,7 +180,6 @@ def _files(run: RunRecord) -> list[Advice]:
     found = [
         Advice(complaint, "The rest of the page is from the other files.") for complaint in run.complaints
     ]
-    planned = number(run.summary.get("steps"))
-    if run.status == "stopped" and planned:
+    if run.status == "stopped":
         found.append(Advice("The run was stopped before its end.", "Rerun the same command to resume."))
     return found

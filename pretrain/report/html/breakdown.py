@@ -39,9 +39,12 @@ def _of_a_step(run: RunRecord) -> str:
 
 def _of_the_run(run: RunRecord) -> str:
     """Return the seconds of this run: evaluations and checkpoint copies beside everything else."""
-    seconds, spent = number(run.summary.get("seconds")), run.held_out.get("eval_seconds")
+    seconds = number(run.summary.get("seconds"))
+    spent = [
+        points for points in (run.held_out.get("eval_seconds"), run.probe.get("probe_seconds")) if points
+    ]
     blocked = sum(save.blocked for attempt in run.history for save in attempt.saves)
-    evaluating = float(np.nansum(spent.values)) if spent is not None else 0.0
+    evaluating = sum(float(np.nansum(points.values)) for points in spent)
     if not seconds or (not evaluating and not blocked):
         return ""
     parts = {

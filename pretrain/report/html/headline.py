@@ -16,8 +16,9 @@ from pretrain.report.html.record import RunRecord
 from pretrain.report.html.statistics import label_shares, splits_of
 from pretrain.report.html.tiles import learning_tiles, tile
 from pretrain.run.human import duration
-from pretrain.run.time_left import phase_at, seconds_left
-from pretrain.run.tolerant_json import number, objects
+from pretrain.run.time_budget import SHARE
+from pretrain.run.time_left import phase_at, phases_in, seconds_left
+from pretrain.run.tolerant_json import number
 
 STATUS = {
     "finished": ("good", "Finished"),
@@ -96,6 +97,7 @@ def elapsed(run: RunRecord) -> float | None:
 
 def _sentence(run: RunRecord) -> str:
     steps, planned = _steps(run), number(run.summary.get("steps")) or number(run.setting("train.steps"))
+    share, minutes = number(run.summary.get(SHARE)), number(run.setting("train.minutes"))
     ranks, device = number(run.summary.get("ranks")), run.summary.get("device")
     done = (
         f"{text(steps)} of {text(planned)} steps" if planned and steps != planned else f"{text(steps)} steps"
@@ -103,6 +105,7 @@ def _sentence(run: RunRecord) -> str:
     parts = [
         f"Objective {run.setting('objective.name')}" if run.setting("objective.name") else "",
         done if steps is not None else "",
+        f"({text(share, share=True)} of {text(minutes)} min of training)" if share and minutes else "",
         f"up to phase {run.summary['phase']}" if run.summary.get("phase") else "",
         f"in {duration(elapsed(run))}" if duration(elapsed(run)) else "",
         f"on {text(ranks)} rank{'' if ranks == 1 else 's'}" if ranks else "",
@@ -161,11 +164,10 @@ def _tiles(run: RunRecord) -> list[str]:
 def _left(run: RunRecord) -> float | None:
     """Estimate the remaining seconds of a running run, at the pace of its newest tenth, within the newest phase if
     any."""
-    points, planned = run.train.get("seconds"), number(run.summary.get("steps"))
-    if run.ended or points is None or planned is None:
+    points, phases = run.train.get("seconds"), phases_in(run.summary)
+    if run.ended or points is None or not phases:
         return None
     steps, seconds = points
-    phases = objects(run.summary.get("phases"))
     phase = phase_at(float(steps[-1]), phases) or {}
     begun = int(np.searchsorted(steps, number(phase.get("first")) or 0.0))
     first = max(begun, min(len(steps) - 2, int(0.9 * len(steps))))
@@ -174,7 +176,7 @@ def _left(run: RunRecord) -> float | None:
     a_step = float((seconds[-1] - seconds[first]) / (steps[-1] - steps[first]))
     if not math.isfinite(a_step):
         return None
-    return seconds_left(int(steps[-1]), a_step, int(planned), phases) or None
+    return seconds_left(int(steps[-1]), a_step, phases, newest=run.summary) or None
 
 
 def _pair_tile(run: RunRecord, kind: Kind) -> str:

@@ -17,7 +17,7 @@ from pretrain.evaluate.verdict import Finding, Losses, findings
 from pretrain.objectives.metrics import HELD_OUT, Kind, headline_of, is_shown, leading_kind
 from pretrain.run.attempts import LOST, Attempt, read_attempts
 from pretrain.run.folder import SAMPLES, refuse_other_format
-from pretrain.run.metrics_file import METRICS, TRUST, TRUST_PREFIX, read_metrics
+from pretrain.run.metrics_file import EVAL, METRICS, PROBE, TRUST, TRUST_PREFIX, read_metrics
 from pretrain.run.task_scores import TaskScore, read_task_scores
 from pretrain.run.tolerant_json import (
     SavedCheckpoint,
@@ -49,6 +49,7 @@ class RunRecord:
     folder: Path
     train: dict[str, Points]  # by metric name, from lines of kind `train`
     held_out: dict[str, Points]  # the same from lines of kind `eval`
+    probe: dict[str, Points]  # the same from lines of kind `probe`
     trust: dict[str, Points]  # trust ratio by tensor
     slowdowns: list[tuple[float, str]]  # step, and what slowed the run down then
     events: list[dict[str, Any]]  # skipped batches, rollbacks, damaged data, oldest first
@@ -82,7 +83,7 @@ class RunRecord:
     @property
     def phases(self) -> list[tuple[str, float, float]]:
         """Name, first and last step of each phase; empty if the run has none."""
-        rows = objects(self.summary.get("phases"))
+        rows = [row for row in objects(self.summary.get("phases")) if row.get("name")]
         ends = [(str(row.get("name")), number(row.get("first")), number(row.get("last"))) for row in rows]
         return [(name, first, end) for name, first, end in ends if first is not None and end is not None]
 
@@ -160,7 +161,8 @@ def read_run(folder: Path) -> RunRecord:
     complaints: list[str] = []
     logged = read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
     lines = [line for line in logged if line.get("kind") != TRUST]
-    evaluations = [line for line in lines if _is_evaluation(line)]
+    evaluations = [line for line in lines if line.get("kind") == EVAL]
+    probes = [line for line in lines if line.get("kind") == PROBE]
     losses = Losses()
     for line in lines:
         losses.add(line)
@@ -169,8 +171,9 @@ def read_run(folder: Path) -> RunRecord:
     identity, attempts = about.get("identity"), number(about.get("attempts"))
     return RunRecord(
         folder=folder,
-        train=points_by_name([line for line in lines if not _is_evaluation(line)]),
+        train=points_by_name([line for line in lines if line.get("kind") not in (EVAL, PROBE)]),
         held_out=points_by_name(evaluations),
+        probe=points_by_name(probes),
         trust=_trust([line for line in logged if line.get("kind") == TRUST]),
         slowdowns=_slowdowns(lines),
         events=list(tables(text_of(folder / EVENTS))),
@@ -237,7 +240,3 @@ def last(points: Points | None) -> float | None:
         return None
     finite = points.values[np.isfinite(points.values)]
     return float(finite[-1]) if len(finite) else None
-
-
-def _is_evaluation(line: dict[str, Any]) -> bool:
-    return line.get("kind") == "eval"

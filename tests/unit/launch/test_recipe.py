@@ -1,5 +1,6 @@
 """Recipes and overrides: every shipped one is read, every mistake is one line that names the key."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config, recipe_names, setting_names
-from pretrain.config.phases import phases_of
+from pretrain.config.phases import data_of_phases, phases_of
+from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.preflight.forecast import rate_of
 from pretrain.preflight.ranges import CHOICES, RANGES, value_of
 
 
@@ -18,6 +21,16 @@ def test_every_shipped_recipe_is_a_valid_run(name: str) -> None:
     config = load_config(name, [])
     assert config.run.dir
     assert all(phase.config.data.out for phase in phases_of(config))
+
+
+def test_recipes_of_the_same_shards_prepare_the_same_bytes() -> None:
+    """What one recipe has prepared, another with the same folder takes as its own."""
+    prepared: dict[str, set[str]] = {}
+    for name in recipe_names():
+        for phase in phases_of(load_config(name, [])):
+            data = replace(phase.config.data, lexicon="")  # ernie's is the user's own
+            prepared.setdefault(data.out, set()).add(repr((data.vocab, settings_affecting_bytes(data))))
+    assert {folder for folder, of in prepared.items() if len(of) > 1} == set()
 
 
 def test_the_lamb_recipe_is_to_the_letter() -> None:
@@ -75,6 +88,54 @@ def test_a_mistake_in_a_phase_names_it(override: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_one_schedule_may_span_the_phases(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "extends: demo\nschedule: {name: wsd, span: run, warmup: 5, decay: 10}\n"
+        "phases: [{name: a, train: {steps: 5}}, {name: b, train: {steps: 15}, optim: {lr: 1e-3}}]\n"
+    )
+    one, two = phases_of(load_config(str(path), []))
+    assert (one.schedule_first, one.schedule_steps, two.schedule_first, two.schedule_steps) == (0, 20, 0, 20)
+    assert [rate_of(one, 4), rate_of(two, 0), rate_of(two, 5)] == [0.8 * one.config.optim.lr, 1e-3, 1e-3]
+    assert rate_of(two, 14) == pytest.approx(1e-3 * (1 - 0.9**0.5))
+    for override, said in (
+        (
+            "schedule.decay=16",
+            "schedule.warmup=5 and schedule.decay=16 together take more than train.steps=20",
+        ),
+        (
+            "schedule.decay=21",
+            "schedule.decay=21 is neither a share below 1 nor whole steps up to train.steps=20",
+        ),
+        ("phases.b.schedule.decay=2", "schedule.decay cannot differ between phases that share one schedule"),
+        ("phases.b.schedule.span=phase", "schedule.span cannot differ between phases"),
+        ("schedule.span=phase", "phase a: schedule.decay=10 is neither a share below 1 nor"),
+    ):
+        with pytest.raises(UserError) as caught:
+            load_config(str(path), [override])
+        assert said in str(caught.value)
+
+
+def test_masks_differ_by_phase_in_shards_of_their_own_or_dynamically(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "extends: demo\nphases: [{name: a, data: {masked_lm_prob: 0.3}}, {name: b, data: {masked_lm_prob: 0.05}}]\n"
+    )
+    with pytest.raises(UserError) as caught:
+        data_of_phases(load_config(str(path), []))
+    assert "phase b has the data.out of another phase and other data.masked_lm_prob" in str(caught.value)
+    assert "a data.out of its own, or data.dynamic_masking=true for all phases" in str(caught.value)
+    with pytest.raises(UserError, match="phase b has the "):
+        data_of_phases(load_config(str(path), ["phases.b.data.dynamic_masking=true"]))
+    (one,) = data_of_phases(load_config(str(path), ["data.dynamic_masking=true"]))
+    assert one.masked_lm_prob == 0.3, "the shards are the first phase's"
+    with pytest.raises(UserError, match=r"other data.sequence_length, data.masked_lm_prob \(give it"):
+        data_of_phases(
+            load_config(str(path), ["data.dynamic_masking=true", "phases.b.data.sequence_length=32"])
+        )
+    assert len(data_of_phases(load_config(str(path), ["phases.b.data.out=other"]))) == 2
+
+
 def test_phases_take_what_they_do_not_set_from_the_recipe(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(
@@ -98,6 +159,77 @@ def test_phases_take_what_they_do_not_set_from_the_recipe(tmp_path: Path) -> Non
         load_config(str(child), [])
 
 
+def test_minutes_and_steps_replace_each_other(tmp_path: Path) -> None:
+    """Of two layers the later one holds; the phases of a recipe are longer or shorter than the rest of it says."""
+
+    def lengths(recipe: Path | str, *overrides: str) -> list[tuple[int, float]]:
+        trains = [phase.config.train for phase in phases_of(load_config(str(recipe), list(overrides)))]
+        return [(train.steps, train.minutes) for train in trains]
+
+    assert lengths("demo", "train.minutes=2.5") == [(0, 2.5)]
+    assert lengths("demo", "train.minutes=0") == lengths("demo")
+    timed = tmp_path / "timed.yaml"
+    timed.write_text("extends: demo\ntrain: {minutes: 4}\n")
+    assert lengths(timed) == [(0, 4.0)]
+    assert lengths(timed, "train.steps=7") == [(7, 0.0)]
+    phased = tmp_path / "phased.yaml"
+    phased.write_text(
+        "extends: demo\nphases: [{name: a, train: {minutes: 3}}, {name: b, train: {steps: 5}}, {name: c}]\n"
+    )
+    plain = lengths("demo")[0]
+    assert lengths(phased) == [(0, 3.0), (5, 0.0), plain]
+    changed = ["phases.a.train.steps=8", "phases.b.train.minutes=1", "phases.c.train.minutes=2"]
+    assert lengths(phased, *changed) == [(8, 0.0), (0, 1.0), (0, 2.0)]
+    a, b, c = phases_of(load_config(str(phased), ["phases.b.train.minutes=1"]))
+    assert (a.first, a.last, b.first, b.last, c.first, c.last) == (0, None, None, None, None, None)
+    with pytest.raises(UserError, match=r"train\.minutes is a setting of the phases a and b"):
+        load_config(str(phased), ["train.minutes=3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        ("train: {steps: 9, minutes: 4}", [], "train.steps=9 and train.minutes=4 both say how long to train"),
+        (
+            "",
+            ["train.steps=9", "train.minutes=4"],
+            "train.steps and train.minutes both say how long to train",
+        ),
+        (
+            "phases: [{name: a, train: {steps: 9, minutes: 4}}]",
+            [],
+            "phase a: train.steps=9 and train.minutes=4",
+        ),
+        ("train: {minutes: 4}", ["schedule.warmup=10"], "schedule.warmup=10 counts steps, whose number"),
+        ("", ["train.minutes=0", "train.steps=0"], "train.steps must be at least 1, got 0"),
+    ],
+)
+def test_lengths_that_contradict_each_other_are_one_line(
+    tmp_path: Path, text: str, overrides: list[str], said: str
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"extends: demo\n{text}\n")
+    with pytest.raises(UserError) as caught:
+        load_config(str(path), overrides)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ramp_grows() -> None:
+    with pytest.raises(UserError, match=r"train\.batch_ramp_from=64 is above train\.global_batch=32"):
+        load_config("demo", ["train.batch_ramp=5", "train.batch_ramp_from=64"])
+
+
+def test_a_phase_may_set_the_thetas_of_an_encoder_that_rotates() -> None:
+    phases = [{"name": "a"}, {"name": "b", "encoder": {"rope_theta": 160_000.0}}]
+    one, two = phases_of(RunConfig(encoder=EncoderSettings(positions="rope"), phases=phases))
+    assert (one.config.encoder.rope_theta, two.config.encoder.rope_theta) == (10_000, 160_000)
+    with pytest.raises(
+        UserError, match=r"phase phase2: encoder\.rope_theta=5\.0 with encoder\.positions=learned"
+    ):
+        load_config("bert_large", ["phases.phase2.encoder.rope_theta=5"])
+
+
 def test_three_merges_in_order(tmp_path: Path) -> None:
     (tmp_path / "parent.yaml").write_text(
         "train: {steps: 5, global_batch: 8}\ndata: {sources: '{here}/text'}\n"
@@ -117,6 +249,8 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("steps=3", "train.steps"),
         ("train.steps=many", "train.steps"),
         ("train.steps=0", "settings: train.steps must be at least 1, got 0"),
+        ("train.minutes=-1", "train.minutes must be at least 0, got -1"),
+        ("train.replay=runs/old", "train.replay=runs/old without train.minutes"),
         ("train=3", "train is a group of settings"),
         ("train.steps.x=3", "train.steps is one setting"),
         ("train.steps", "expected key=value"),
@@ -127,6 +261,8 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ),
         ("run.ranks=65", "run.ranks=65 is above train.global_batch=32"),
         ("data.streams=7", "is not a multiple of data.streams=7"),
+        ("train.batch_ramp=5", "train.batch_ramp=5 with train.batch_ramp_from=0"),
+        ("train.batch_ramp_from=8", "train.batch_ramp=0 with train.batch_ramp_from=8"),
         ("encoder.heads=3", "is not a multiple of encoder.heads=3"),
         ("schedule.warmup=2.5", "schedule.warmup"),
         ("optim.betas=[0.9]", "optim.betas"),
@@ -159,7 +295,7 @@ def test_all_wrong_settings_are_listed_in_one_message() -> None:
     first, *lines = str(caught.value).splitlines()
     assert first == f"settings: {len(lines)} are wrong:"
     assert [line.partition(" (")[0] for line in lines] == [
-        "  optim.name must be one of lamb, adamw, got sgd",
+        "  optim.name must be one of lamb, adamw, stable_adamw, muon, got sgd",
         "  encoder.heads must be in [1, 100000], got 0",
         "  data.masked_lm_prob: must be in",
         "  data.mode=exact sets nothing aside, and data.held_out=0.03",
@@ -175,7 +311,7 @@ def test_the_same_mistake_in_each_phase_is_listed_once() -> None:
     assert str(caught.value).splitlines() == [
         "settings: 2 are wrong:",
         "  phase phase1: encoder.heads must be in [1, 100000], got 0",
-        "  phase phase2: train.steps must be at least 1, got 0",
+        "  phase phase2: train.steps must be at least 1, got 0 (0 saves the weights of init_from as they are)",
     ]
 
 
@@ -192,7 +328,9 @@ def test_all_unknown_keys_of_a_command_line_are_listed() -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "data.separators=false",
+        "data.separators=absent",
+        "data.count_specials=false",
+        "data.random_next=0.2",
         "data.segment_ids=false",
         "data.smoothing=0.7",
         "data.weights=[2]",

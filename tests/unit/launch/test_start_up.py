@@ -13,24 +13,29 @@ DATA = {"numba", "llvmlite", "pyarrow", "pandas", "fsspec", "webdataset", "dask"
 RECIPES = {"numpy", "omegaconf", "yaml"}
 """What it takes to read a recipe, too, is nothing that help or completion needs."""
 
+COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "networkx", "jinja2"}
+"""torch.compile, two seconds and more that only a compiled run needs."""
+
 HUGGING_FACE = {"transformers", "tokenizers", "huggingface_hub"}
 
-RUN = """
+RUN = r"""
 import sys
 from launch.cli import main
-sys.argv = ["maskmill", *sys.argv[1:]]
 code = 0
-try:
-    main()
-except SystemExit as ended:
-    code = ended.code or 0
+for line in "\0".join(sys.argv[1:]).split("\0+\0"):
+    sys.argv = ["maskmill", *filter(None, line.split("\0"))]
+    try:
+        main()
+    except SystemExit as ended:
+        code = code or ended.code or 0
 print(*sys.modules, sep="\\n", file=sys.stderr)
 raise SystemExit(code)
 """
 
 
-def imported_by(*arguments: str, **variables: str) -> tuple[str, set[str]]:
-    """The output of `maskmill ARGUMENTS`, and the modules that its process has imported."""
+def imported_by(*arguments: str, code: int = 0, **variables: str) -> tuple[str, set[str]]:
+    """The output of `maskmill ARGUMENTS`, and the modules that its process has imported. A + among them begins another
+    command line, for the same process."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", RUN, *arguments],
         env=environ(**variables),
@@ -38,7 +43,7 @@ def imported_by(*arguments: str, **variables: str) -> tuple[str, set[str]]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout, set(done.stderr.split())
 
 
@@ -76,7 +81,7 @@ def test_settings_reads_a_recipe_only_where_one_is_named() -> None:
     assert modules & (TRAINING | DATA | RECIPES) == set()
     output, modules = imported_by("settings", "train.steps", "--recipe", "demo", "train.steps=7")
     assert "train.steps = 7" in output
-    assert modules & (TRAINING | DATA) == set()
+    assert modules & (TRAINING | DATA | {"numpy"}) == set()
 
 
 @pytest.mark.parametrize("named", ["by its folder", "by its recipe"])
@@ -85,7 +90,7 @@ def test_status_imports_nothing_of_training(tmp_path: Path, named: str) -> None:
     source = [str(tmp_path)] if named == "by its folder" else ["demo", f"run.dir={tmp_path}"]
     output, modules = imported_by("status", *source)
     assert "2.5" in output
-    assert modules & (TRAINING | DATA) == set()
+    assert modules & (TRAINING | DATA | {"numpy"}) == set()
 
 
 def test_doctor_tries_torch_in_another_process_only(tmp_path: Path) -> None:
@@ -97,6 +102,12 @@ def test_plan_imports_torch_and_nothing_of_data_or_export() -> None:
     output, modules = imported_by("plan", "bert_tiny", "--nodes", "2")
     assert "H100" in output
     assert modules & (DATA | HUGGING_FACE | {"deepspeed", "wandb"}) == set()
+
+
+def test_export_refuses_a_folder_that_is_there_before_it_imports_anything(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("")
+    _, modules = imported_by("export", str(tmp_path), "--out", str(tmp_path), code=2)
+    assert modules & (TRAINING | DATA) == set()
 
 
 def test_export_imports_nothing_that_only_training_needs() -> None:
@@ -116,17 +127,13 @@ def test_export_imports_nothing_that_only_training_needs() -> None:
     assert modules & ours == set()
 
 
-def test_a_model_without_values_is_built_without_torch_compile() -> None:
-    """The draw of nn.Embedding itself would import it, which takes more than a second."""
-    code = """
-import sys
-import torch
-from pretrain.config.settings import RunConfig
-from pretrain.model.encoder import Encoder
-with torch.device(sys.argv[1]):
-    Encoder(RunConfig().encoder, 100)
-sys.exit("torch._dynamo" in sys.modules)
-"""
-    for device in ("meta", "cpu"):
-        done = subprocess.run([sys.executable, "-P", "-c", code, device], env=environ(), check=False)
-        assert done.returncode == 0, device
+def test_a_rank_trains_without_torch_compile(tiny: list[str], tmp_path: Path) -> None:
+    """torch and DeepSpeed import it at many a call, whether or not anything is compiled."""
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    runs = []
+    for number, settings in enumerate((["zero.stage=1"], ["zero.stage=0", "optim.name=adamw"])):
+        settings = [*tiny, "train.steps=1", *settings, f"run.dir={tmp_path}/{number}"]
+        runs += [*(["+"] if runs else []), "train", "demo", *settings]
+    output, modules = imported_by(*runs, **rank)
+    assert output.count("step 1/1") == 2
+    assert modules & (COMPILER | {"transformers", "wandb", "pandas", "dask"}) == set()

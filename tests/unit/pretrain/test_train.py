@@ -177,8 +177,8 @@ def test_the_two_counters() -> None:
 
 
 def test_what_is_due() -> None:
-    assert [s for s in range(1, 8) if is_due(s, 3, 7)] == [3, 6, 7]
-    assert [s for s in range(1, 8) if is_due(s, 0, 7)] == [7]
+    assert [s for s in range(1, 8) if is_due(s, 3, s == 7)] == [3, 6, 7]
+    assert [s for s in range(1, 8) if is_due(s, 0, s == 7)] == [7]
 
 
 @pytest.mark.parametrize(("length", "masked", "gflop"), [(128, 20, 240.6), (512, 76, 1020.5)])
@@ -195,7 +195,10 @@ def test_baselines_are_those_of_the_evaluated_positions(tiny: list[str]) -> None
     limit = index.held_out.examples // 2
     train = SimpleNamespace(eval_examples=limit, micro_batch=4)
     plan = SimpleNamespace(
-        index=index, objective=with_defaults("bert"), caps=lambda split, config: caps_for(split, 4, 32)
+        index=index,
+        objective=with_defaults("bert"),
+        caps=lambda split, config: caps_for(split, 4, 32),
+        separators=None,
     )
     engine = PlainEngine(index)
     engine.eval, engine.train = engine.module.eval, engine.module.train  # type: ignore[attr-defined]

@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,12 +20,12 @@ from pretrain.objectives.metrics import (
 )
 from pretrain.report.html.charts.draw import PHASE, RESUMED, SKIPPED, Chart, Mark, draw
 from pretrain.report.html.charts.figures import Level, Series
+from pretrain.report.html.charts.pictures import LEARNING, OPTIMIZER, SPEED, Curve, Picture, of_probes
 from pretrain.report.html.charts.scales import text
 from pretrain.report.html.record import Points, RunRecord
 from pretrain.report.html.statistics import label_shares
 from pretrain.run.tolerant_json import number
 
-LEARNING, OPTIMIZER, SPEED = "Learning", "Optimizer", "Speed"
 THROUGHPUT = "tokens-per-s"
 PEAKS = {
     "stated": "the peak that monitor.peak_tflops states",
@@ -34,43 +33,6 @@ PEAKS = {
     "measured": "the peak measured on these cores: an fp32 product of 1024 x 1024 matrices",
 }
 """The source of a run's peak, in words."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric and how it is drawn; the last pair label and padding are dashed, so that colour is not the only
-    difference."""
-
-    name: str
-    metric: str
-    colour: int = 1
-    dots: bool = False
-
-    def series(self, run: RunRecord, noisy: bool) -> list[Series]:
-        """Return the logged series of the metric: none, or one line."""
-        source = run.held_out if self.metric.startswith(HELD_OUT) else run.train
-        points = source.get(self.metric)
-        if points is None:
-            return []
-        dashed = self.colour == 4
-        return [Series(self.name, points, self.colour, self.dots, dashed, noisy and not self.dots)]
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A chart to draw if the run logged any of its metrics."""
-
-    section: str
-    id: str
-    title: str
-    about: str
-    curves: tuple[Curve, ...]
-    levels: Callable[[RunRecord], list[Level]] = lambda run: []
-    noisy: bool = True
-    share: bool = False
-    whole: bool = False
-    zero: bool = False
-    wide: bool = False
 
 
 def charts(run: RunRecord) -> dict[str, list[str]]:
@@ -189,7 +151,7 @@ def _learning(run: RunRecord) -> list[Picture]:
         if leads_alone(run.headline)
         else []
     )
-    return [*own, *pictures, *([total] if len(terms) > 1 else [])]
+    return [*own, *pictures, *([total] if len(terms) > 1 else []), *of_probes(run)]
 
 
 def _of_words(kind: Kind) -> list[Picture]:

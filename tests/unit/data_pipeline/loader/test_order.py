@@ -8,7 +8,8 @@ import pytest
 
 from data_pipeline.compiled import philox
 from data_pipeline.errors import UserError
-from data_pipeline.loader.order import Order, default_streams, permuted, rank_range
+from data_pipeline.loader.batch_sizes import default_streams
+from data_pipeline.loader.order import Order, permuted, rank_range
 from data_pipeline.shards.placement import Layout
 
 SMALL = [
@@ -215,7 +216,7 @@ def test_4096_ranks_share_a_step_of_a_trillion_tokens(batch: int, sequential: bo
     assert order.examples > 7_900_000_000
     windows, taken = {}, []
     for rank in range(4096):
-        ranges = order.stream_ranges(FAR, *rank_range(batch, rank, 4096))
+        ranges = order.stream_ranges(FAR, rank, 4096)
         for stream, first, last in zip(*(column.tolist() for column in ranges), strict=True):
             taken += [(stream, item) for item in range(first, last)]
             window = windows.setdefault((stream, first), order.window_at(stream, first))

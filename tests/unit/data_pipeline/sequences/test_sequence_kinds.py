@@ -184,7 +184,13 @@ def test_full_sentences_hold_every_token_once_a_pass_with_a_separator_between_do
     short_seq_prob, separators
 ):
     text = random_corpus(300, mean_sentences=3, longest=80)
-    sequences = full(text, sequence_length=42, short_seq_prob=short_seq_prob, passes=2, separators=separators)
+    sequences = full(
+        text,
+        sequence_length=42,
+        short_seq_prob=short_seq_prob,
+        passes=2,
+        separators="both" if separators else "absent",
+    )
     room, starts = 42 - 1 - separators, set(text.sentence_starts.tolist())
     flat, crossing = [], 0
     for sequence in sequences:

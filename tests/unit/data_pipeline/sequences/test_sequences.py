@@ -266,7 +266,7 @@ def ends(segments):
 def test_without_separators_a_sequence_is_cls_and_text(kind):
     text = random_corpus(300)
     settings = {"sequence_length": 40, "short_seq_prob": 0.3}
-    bare = cut(kind, text, separators=False, **settings)
+    bare = cut(kind, text, separators="absent", **settings)
     assert not (bare.tokens == SEP).any()
     assert (bare.tokens == CLS).sum() == len(bare)
     assert (bare.tokens[bare.offsets[:-1]] == CLS).all()

@@ -299,7 +299,7 @@ def test_labels_have_the_names_of_their_pair_task(tmp_path: Path) -> None:
 
 def test_epochs_of_a_recipe(tmp_path: Path) -> None:
     index = folder_of(tmp_path, HEALTHY)
-    plan = {"steps": 100, "global_batch": 64, "dynamic_masking": False}
+    plan = {"steps": 100, "global_batch": 64, "examples": 6400, "dynamic_masking": False}
     facts = lint(index, silent, plan=plan)
     assert facts["plan"]["epochs"] == 16.0
     assert [f["what"] for f in facts["findings"]] == [
@@ -307,7 +307,7 @@ def test_epochs_of_a_recipe(tmp_path: Path) -> None:
     ]
     assert "16.00 epochs" in report(facts)
     assert lint(index, silent, plan=plan | {"dynamic_masking": True})["findings"] == []
-    assert lint(index, silent, plan=plan | {"steps": 10})["findings"] == []
+    assert lint(index, silent, plan=plan | {"steps": 10, "examples": 640})["findings"] == []
 
 
 def test_settings_and_statistics_of_another_writer_are_not_believed(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
-from pretrain.model.attention import Packing, attend, choose_backend
-from pretrain.model.attention_tiles import _cut, plan_tiles, tile_attention
+from pretrain.model.attention.attend import Packing, attend, choose_backend
+from pretrain.model.attention.tile_plan import _cut, keys_of_block, plan_tiles, scores_per_token
+from pretrain.model.attention.tiles import tile_attention
 from pretrain.model.dropout import dropout, keep_mask
 from pretrain.model.visibility import CAUSAL, Visibility
 
@@ -112,6 +113,72 @@ def test_a_query_sees_the_keys_that_it_may_and_no_others(kind: str, backend: str
     gradients = [torch.autograd.grad((out * weights).sum(), qkv) for out in (ours, theirs)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "dense"])
+def test_a_window_over_long_examples_is_the_dense_mask(backend: str) -> None:
+    lengths, window = [3, 200, 45, 1, 97, 44, 33], 4
+    visibility, dense = Visibility(window=window), []
+    qkv, weights = draw(lengths), torch.randn(sum(lengths), 2, 8, dtype=torch.float64)
+    plan = plan_tiles(lengths, 2, torch.device("cpu"), window=window)
+    assert max(tile.length * tile.keys for tile in plan.tiles) <= 40 * 40, "nothing as large as an example"
+    if backend == "cpu":
+        ours = attend(*qkv, Packing.of(lengths), visibility=visibility)
+    else:
+        ours = tile_attention(*qkv, plan, 0.0, visibility)
+    for piece in zip(*(x.split(lengths) for x in qkv), strict=True):
+        places = torch.arange(len(piece[0]))
+        mask = (places[:, None] - places).abs() <= window
+        heads = (x.transpose(0, 1) for x in piece)
+        dense.append(F.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(0, 1))
+    theirs = torch.cat(dense)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+    gradients = [torch.autograd.grad((out * weights).sum(), qkv) for out in (ours, theirs)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [1, 4, 64])
+def test_scores_of_a_window_grow_with_the_length_alone(window: int) -> None:
+    def scores(lengths: list[int]) -> int:
+        plan = plan_tiles(lengths, 1, torch.device("cpu"), window=window)
+        return sum(tile.examples * tile.length * tile.keys for tile in plan.tiles)
+
+    assert scores([8192]) <= 8192 * 3 * max(window, 32)
+    for lengths in ([8192], [100, 3, 700, 65], [keys_of_block(window)] * 3, [keys_of_block(window) + 1]):
+        assert scores(lengths) <= sum(lengths) * scores_per_token(max(lengths), window)
+
+
+def test_gradient_of_a_window_by_finite_differences_with_dropout() -> None:
+    lengths = [38]  # two blocks
+
+    def attention(*qkv: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(11)  # the same mask at every evaluation
+        return attend(*qkv, Packing.of(lengths), dropout=0.3, visibility=Visibility(window=2))
+
+    assert torch.autograd.gradcheck(attention, draw(lengths, heads=1, size=1))
+
+
+def test_heads_of_keys_serve_several_queries() -> None:
+    lengths = [4, 9]
+    q, k, v = draw(lengths, heads=4)
+    grouped = attend(q, k[:, :2], v[:, :2], Packing.of(lengths))
+    k, v = (torch.stack([x[:, i // 2] for i in range(4)], 1) for x in (k, v))
+    torch.testing.assert_close(grouped, attend(q, k, v, Packing.of(lengths)), rtol=0, atol=1e-13)
+
+
+def test_the_varlen_kernel_gets_the_window_and_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device, which computes nothing: what the kernel is asked for."""
+    asked: list[dict] = []
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn", lambda q, *_, **named: asked.append(named) or q
+    )
+    q, k = (torch.empty(8, heads, 64, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
+    packing = Packing.of([8], "meta")
+    assert choose_backend(q.device, q.dtype, 64, 0.0, Visibility(window=3)) == "varlen"
+    attend(q, k, k, packing, visibility=Visibility(window=3))
+    attend(q, q, q, packing)
+    assert asked == [{"window_size": (3, 3), "enable_gqa": True}, {}]
 
 
 def test_backends_that_cannot_limit_what_is_seen_are_not_chosen() -> None:
@@ -277,6 +344,23 @@ def test_cuda_backends_agree_with_one_at_a_time(backend: str) -> None:
         torch.autograd.grad(out.sum(), qkv), torch.autograd.grad(expected.sum(), exact), strict=True
     ):
         torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=5e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["varlen", "flash", "tiles"])
+def test_cuda_windows_and_groups_agree_with_the_cpu(backend: str) -> None:
+    lengths, window = [300, 7, 129], Visibility(window=16)
+    q, k, v = (x.detach().cuda().bfloat16() for x in draw(lengths, heads=4, size=64))
+    qkv = [x.requires_grad_() for x in (q, k[:, :2].contiguous(), v[:, :2].contiguous())]
+    exact = [x.detach().double().cpu().requires_grad_() for x in qkv]
+    out = attend(*qkv, Packing.of(lengths, "cuda"), visibility=window, backend=backend)
+    expected = attend(*exact, Packing.of(lengths), visibility=window)
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=0, atol=2e-2)
+    for ours, theirs in zip(
+        torch.autograd.grad(out.sum(), qkv), torch.autograd.grad(expected.sum(), exact), strict=True
+    ):
+        torch.testing.assert_close(ours.double().cpu(), theirs, rtol=0, atol=5e-2)
 
 
 @pytest.mark.gpu

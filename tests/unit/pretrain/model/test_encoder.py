@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,15 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
-from pretrain.config.settings import EncoderSettings
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.model.batch import MicroBatch
+from pretrain.model.embeddings import FewRows, rotated, rotation
 from pretrain.model.encoder import Encoder
+from pretrain.model.flops import encoder_flops
 from pretrain.model.initialize import initialize, load_parameters, padded, vocabulary_rows, without_padding
+from pretrain.model.layers import ACTIVATIONS
+from pretrain.training.progress import Position
+from pretrain.training.resume import enter
 
 VOCABULARY = 100
 TINY = EncoderSettings(
@@ -54,9 +60,9 @@ def test_a_changed_token_leaves_other_examples_bit_equal() -> None:
     assert not torch.equal(before[5:26], after[5:26])
 
 
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_differ(activation: str) -> None:
-    others = {"gelu_tanh", "gelu", "relu"} - {activation}
+    others = ACTIVATIONS.keys() - {activation}
     ours = encoder(activation=activation)(batch([9]))
     assert all(not torch.equal(ours, encoder(activation=other)(batch([9]))) for other in others)
 
@@ -194,3 +200,149 @@ def test_narrow_embeddings_are_projected_and_shared() -> None:
     for layer in narrow.layers:
         hidden = layer(hidden, tokens.packing)
     assert torch.equal(narrow(tokens), hidden)
+
+
+SWITCHES = {
+    "norm": {"norm": "rms", "norm_biases": False},
+    "norm_place": {"norm_place": "pre"},
+    "embedding_norm": {"embedding_norm": False},
+    "biases": {"biases": False},
+    "norm_biases": {"norm_biases": False},
+    "gated": {"gated": True},
+    "kv_heads": {"kv_heads": 1},
+    "positions": {"positions": "rope"},
+    "rope_theta": {"positions": "rope", "rope_theta": 50.0},
+    "local_attention": {"global_every": 2, "local_attention": 8},
+    "local_rope_theta": {"positions": "rope", "global_every": 2, "local_rope_theta": 50.0},
+}
+MODERN = {key: value for switch in SWITCHES.values() for key, value in switch.items()}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_each_switch_makes_another_encoder_and_packed_equals_alone(switch: str) -> None:
+    module, plain = encoder(**SWITCHES[switch]).double(), encoder().double()
+    together, own = batch([3, 17, 8, 39]), dict(module.named_parameters())
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if name in own and own[name].shape == parameter.shape:
+                parameter.copy_(own[name])
+    hidden = module(together)
+    assert not torch.allclose(hidden, plain(together)) or own.keys() != dict(plain.named_parameters()).keys()
+    alone = module(MicroBatch.from_lists([together.input_ids[-39:].tolist()], [19]))
+    torch.testing.assert_close(hidden[-39:], alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm_place": "pre"}, MODERN])
+def test_the_rows_that_are_asked_for_are_those_of_all(changes: dict) -> None:
+    module, together = encoder(**changes).double(), batch([9, 30])
+    rows = torch.tensor([4, 0, 38, 4])
+    torch.testing.assert_close(module(together, rows), module(together)[rows], rtol=0, atol=1e-12)
+
+
+def test_a_layer_with_norms_before_is_the_sum_of_what_went_in_and_its_halves() -> None:
+    module, together = encoder(norm_place="pre", positions="rope").double(), batch([7])
+    first, second = module.layers
+    names = {name for name, _ in module.named_parameters()}
+    assert "layers.0.attention_norm.weight" not in names
+    assert {"layers.1.attention_norm.weight", "final_norm.weight"} <= names
+    assert "embeddings.position.weight" not in names
+    x = module.embeddings(together.input_ids, together.segment_ids, together.positions)
+    by = module._rotations(together.positions)[0]
+    for layer, normed in ((first, x), (second, None)):
+        read = normed if normed is not None else layer.attention_norm(x)
+        x = x + layer.attention(read, together.packing, by=by)
+        x = x + layer.feed_forward(layer.feed_forward_norm(x))
+    torch.testing.assert_close(module(together), module.final_norm(x), rtol=0, atol=1e-12)
+    assert "layers.0.attention_norm.weight" in dict(
+        encoder(norm_place="pre", embedding_norm=False).named_parameters()
+    )
+
+
+def test_rotated_scores_depend_on_the_distance_alone() -> None:
+    q, k = torch.randn(2, 1, 1, 8, dtype=torch.float64)
+
+    def score(at: int, to: int) -> float:
+        turned = [rotated(x, rotation(torch.tensor([p]), 100.0, 8)) for x, p in ((q, at), (k, to))]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(3, 7) == pytest.approx(score(20, 24), abs=1e-5)
+    assert score(3, 7) != pytest.approx(score(3, 8), abs=1e-3)
+    assert score(5, 5) == pytest.approx(float((q * k).sum()), abs=1e-6)
+
+
+def test_a_phase_changes_the_thetas_of_the_encoders_that_rotate() -> None:
+    """The model is then the one that is built with these thetas; entering the phase again, as at a resume, too."""
+    switches = {"positions": "rope", "global_every": 2, "local_attention": 8}
+    thetas = {"rope_theta": 160_000.0, "local_rope_theta": 500.0}
+    together, built = batch([9, 40]), encoder(**switches, **thetas)
+    module, learned = encoder(**switches), encoder()
+    before = learned.settings
+    assert not torch.equal(module(together), built(together))
+    engine = SimpleNamespace(module=torch.nn.ModuleList([module, learned]))
+    plan = SimpleNamespace(phase=SimpleNamespace(number=1, config=RunConfig(encoder=built.settings)))
+    for _ in range(2):
+        enter(plan, engine, Position(phase=1))  # type: ignore[arg-type]
+        assert torch.equal(module(together), built(together))
+    assert learned.settings is before
+
+
+def test_modern_layers_are_recomputed_with_the_same_dropout() -> None:
+    gradients = []
+    for recompute in (False, True):
+        module = encoder(**MODERN, dropout=0.1, attention_dropout=0.2, attention_output_dropout=0.3)
+        module.activation_checkpointing = recompute
+        torch.manual_seed(9)
+        module(batch([6, 39]), torch.tensor([3, 40])).square().sum().backward()
+        gradients.append([p.grad for p in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_only_the_attentions_output_has_a_dropout_of_its_own() -> None:
+    module = encoder(attention_output_dropout=0.5)
+    assert (module.layers[0].attention_output_dropout.rate, module.layers[0].dropout.rate) == (0.5, 0.0)
+    assert encoder(dropout=0.3).layers[0].attention_output_dropout.rate == 0.3
+    assert not torch.equal(module(batch([8])), module(batch([8])))
+
+
+def test_projections_back_into_the_residual_stream_start_smaller() -> None:
+    sizes = {"layers": 8, "hidden": 64, "intermediate": 128}
+    plain, scaled = (encoder(**sizes, scale_residual_init=on) for on in (False, True))
+    for (name, one), other in zip(plain.named_parameters(), scaled.parameters(), strict=True):
+        factor = 0.25 if "output" in name else 1.0
+        torch.testing.assert_close(other, one * factor, msg=name)
+
+
+def test_operations_of_gates_key_heads_and_windows_are_counted() -> None:
+    def count(tokens: int, squares: int, **changes: object) -> float:
+        return encoder_flops(dataclasses.replace(TINY, **changes), tokens, squares)
+
+    assert count(10, 0, gated=True) - count(10, 0) == 6 * 2 * 16 * 32 * 10
+    assert count(10, 0) - count(10, 0, kv_heads=1) == 6 * 2 * 2 * 16 * 8 * 10
+    whole = count(1000, 1_000_000) - count(1000, 0)
+    half = count(1000, 1_000_000, global_every=2, local_attention=8) - count(1000, 0)
+    assert half == pytest.approx(whole / 2 * (1 + 9 / 1000), rel=1e-12)
+
+
+@pytest.mark.parametrize("changes", [{"kv_heads": 3}, {"heads": 16, "positions": "rope"}])
+def test_heads_that_do_not_fit_are_named(changes: dict) -> None:
+    with pytest.raises(UserError, match=r"^encoder\."):
+        encoder(**changes)
+
+
+def test_a_table_of_few_rows_is_looked_up_by_products() -> None:
+    """The same rows to the bit, and the gradient of the definition, without CUDA's lookup gradient."""
+    weight, ids = torch.randn(3, 8, dtype=torch.float64), torch.randint(3, (200,))
+    table = FewRows.from_pretrained(weight.clone(), freeze=False)
+    found = table(ids)
+    assert torch.equal(found, weight[ids])
+    grown = torch.randn(200, 8, dtype=torch.float64)
+    found.backward(grown)
+    expected = torch.zeros(3, 8, dtype=torch.float64).index_add_(0, ids, grown)
+    torch.testing.assert_close(table.weight.grad, expected, rtol=1e-12, atol=1e-12)
+    kinds, functions = set(), [found.grad_fn]
+    while functions:
+        if (function := functions.pop()) is not None:
+            kinds.add(function.name())
+            functions += [before for before, _ in function.next_functions]
+    assert not any("Embedding" in kind or "Index" in kind for kind in kinds)
+    assert type(encoder().embeddings.segment) is FewRows

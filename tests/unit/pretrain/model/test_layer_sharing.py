@@ -189,6 +189,7 @@ def test_a_run_older_than_the_settings_shared_nothing() -> None:
         refuse_another({"encoder.layers": 2}, now | {"encoder.sharing": "all"}, "folder", "remedy")
     with pytest.raises(UserError, match=r"train\.steps=1000 \(there: None\)"):
         refuse_another({"phase1.train.steps": 5}, {"train.steps": 1000}, "folder", "remedy")
+    refuse_another({"phases": ["a"]}, {"schedule.span": "phase", "a.schedule.decay": 0.2}, "folder", "remedy")
 
 
 @pytest.mark.parametrize(

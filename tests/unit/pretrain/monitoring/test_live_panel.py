@@ -13,9 +13,10 @@ from rich.console import Console
 from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.monitoring import live_panel as panel_module
-from pretrain.monitoring.console import Lines, shows_panels
-from pretrain.monitoring.live_panel import ASCII_BLOCKS, MAX_LOSSES, Panel, sparkline
-from pretrain.monitoring.run_log import open_view
+from pretrain.monitoring.console import Lines
+from pretrain.monitoring.live_panel import MAX_LOSSES, Panel
+from pretrain.monitoring.sparkline import ASCII_BLOCKS, sparkline
+from pretrain.monitoring.view import open_view, shows_panels
 
 LINE: dict[str, Any] = {
     "kind": "train", "step": 40, "loss": 5.4321, "mask_loss": 4.8, "mask_accuracy": 0.12, "mlm_loss": 4.75,
@@ -31,7 +32,7 @@ PLATEAU: dict[str, Any] = {**EVALUATION, "held_out_mask_loss": 6.5, "held_out_ma
 
 
 def phase(name: str = "") -> Phase:
-    return Phase(0, name, RunConfig(train=TrainSettings(steps=100)), 0)
+    return Phase(0, name, RunConfig(train=TrainSettings(steps=100)), 0, 100)
 
 
 def screen(width: int = 100, height: int = 30) -> Console:
@@ -68,6 +69,7 @@ def test_it_shows_what_goes_on(tmp_path: Path, clock: list[float]) -> None:
     run_of(panel, clock)
     panel.held_out(40, EVALUATION)
     assert "held-out at [MASK]: loss 5.000" in console.file.getvalue()  # type: ignore[attr-defined]
+    panel.probed(40, {"probe/blimp_accuracy": 61.25, "probe/blimp_trivial": 50.0})
     panel.saved(20, 1.5, 17_800_000)
     clock[0] += 12
     shown = painted(panel, console)
@@ -77,7 +79,7 @@ def test_it_shows_what_goes_on(tmp_path: Path, clock: list[float]) -> None:
         "accuracy 11.0% (most frequent token 5.0%)   NSP accuracy 70.0% (commoner label 57.6%)", "15,240 tokens/s",
         "40.7% of the peak (MFU)", "212 ms a step", "rate 1.25e-03", "gradient 0.92", "trust ratio 0.090",
         "waited for 1.2% of the time", "97% of the token budget used", "1.29 GB",
-        "step 20, 17.8 MB in 1.5 s, 12 s ago", "32 s",
+        "step 20, 17.8 MB in 1.5 s, 12 s ago", "32 s", "blimp accuracy 61.2 (trivial 50.0)   step 40",
     ):  # fmt: skip
         assert words in shown, words
     assert "look at" not in shown
@@ -197,6 +199,7 @@ def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
         lines.figures(LINE)
         with lines.busy("evaluating"):
             lines.held_out(40, EVALUATION)
+        lines.probed(40, {"probe/own_pearson": 7.0})
         lines.disturbed("skip", "batch 3 [is] bad")
         lines.saved(40, 1.0, 9)
     assert written(console) == [
@@ -205,6 +208,7 @@ def test_lines_are_plain_and_the_same_as_ever(tmp_path: Path) -> None:
         "15,240 tokens/s",
         "step 40  held-out at [MASK]: loss 5.000 (unigram 6.400)  accuracy 11.0% (most frequent token 5.0%)  "
         "perplexity 148 (unigram 602)  NSP accuracy 70.0% (commoner label 57.6%)",
+        "step 40  probe: own pearson 7.0",
         "skip: batch 3 [is] bad",
     ]
 

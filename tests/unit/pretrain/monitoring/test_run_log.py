@@ -20,8 +20,8 @@ from pretrain.objectives.registry import with_defaults
 from pretrain.report.status import read_status
 from pretrain.run import atomic_write
 from pretrain.run.folder import read_summary
-from pretrain.run.metrics_file import JsonLines, read_metrics
-from pretrain.run.time_left import seconds_left
+from pretrain.run.metrics_file import PROBE, JsonLines, read_metrics
+from pretrain.run.time_left import phases_in, seconds_left
 from pretrain.run.tolerant_json import number, table, tables, text_of
 from pretrain.training.progress import Position
 
@@ -46,7 +46,7 @@ def run_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         plan = SimpleNamespace(
             index=SimpleNamespace(statistics={}),
             objective=with_defaults("bert"),
-            phase=SimpleNamespace(name="", first=0, last=100, config=config),
+            phase=SimpleNamespace(number=0, name="", first=0, last=100, config=config),
         )
         engine = SimpleNamespace(
             precision=precision, module=nn.Linear(1, 1), partition=SimpleNamespace(shapes={})
@@ -154,12 +154,16 @@ def test_time_left_over_phases() -> None:
         {"first": 0, "last": 50, "global_batch": 8, "sequence_length": 128},
         {"first": 50, "last": 100, "global_batch": 4, "sequence_length": 512},
     ]
-    assert seconds_left(20, 2.0, 100, phases) == 30 * 2.0 + 50 * 2.0 * 2
-    assert seconds_left(50, 2.0, 100, phases) == 50 * 2.0 * 2, "the pace is still that of the first phase"
-    assert seconds_left(60, 2.0, 100, phases) == 40 * 2.0
-    assert seconds_left(60, 2.0, 100, []) == 40 * 2.0
-    assert seconds_left(60, 2.0, 100, phases, measured=50) == 40 * 2.0 * 2, "measured in the phase before"
-    assert seconds_left(120, 2.0, 100, [json.loads('{"last": "x"}')]) == 0.0
+    assert seconds_left(20, 2.0, phases) == 30 * 2.0 + 50 * 2.0 * 2
+    assert seconds_left(50, 2.0, phases) == 50 * 2.0 * 2, "the pace is still that of the first phase"
+    assert seconds_left(60, 2.0, phases) == 40 * 2.0
+    assert seconds_left(60, 2.0, phases_in({"steps": 100})) == 40 * 2.0
+    assert seconds_left(60, 2.0, phases, measured=50) == 40 * 2.0 * 2, "measured in the phase before"
+    ramp = {"first": 0, "last": 10, "global_batch": 8, "sequence_length": 128}
+    ramp |= {"batch_ramp": 4, "batch_ramp_from": 2, "streams": 2}  # steps of 2, 2, 4, 6, 8, 8, ... examples
+    assert seconds_left(1, 1.0, [ramp]) == (2 + 4 + 6 + 6 * 8) / 2
+    assert seconds_left(4, 3.0, [ramp]) == 6 * 3.0 * 8 / 6
+    assert seconds_left(120, 2.0, [json.loads('{"last": "x"}')]) == 0.0
 
 
 def test_a_resumed_run_does_not_evaluate_its_start_twice(run_log: Any, tmp_path: Path) -> None:
@@ -167,3 +171,14 @@ def test_a_resumed_run_does_not_evaluate_its_start_twice(run_log: Any, tmp_path:
     written, _ = run_log()
     assert written.has_evaluation(0)
     assert not written.has_evaluation(3)
+    assert not written.has_evaluation(0, PROBE)
+
+
+def test_scores_that_a_rollback_takes_back_are_taken_again(run_log: Any, tmp_path: Path) -> None:
+    lines = [{"kind": "probe", "step": step, "probe/blimp_accuracy": 50.0} for step in (0, 2, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written, _ = run_log()
+    assert [written.has_evaluation(step, PROBE) for step in (0, 2, 3, 4)] == [True, True, False, True]
+    written.rolled_back(Position(step=2))
+    assert [written.has_evaluation(step, PROBE) for step in (0, 2, 4)] == [True, True, False]
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 2]

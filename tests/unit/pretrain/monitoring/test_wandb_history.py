@@ -15,7 +15,7 @@ from pretrain.monitoring.wandb import alerts, connection, run_identity, tracker
 from pretrain.monitoring.wandb.alerts import ADVICE, Alerts, cause_of, disk_nearly_full
 from pretrain.monitoring.wandb.points import by_layer, by_rank, point_of
 from pretrain.run import metrics_file
-from pretrain.run.uploaded import Uploaded, agreed
+from pretrain.run.uploaded import Uploaded, reconciled
 from pretrain.training.loss_guard import Guard
 from pretrain.training.rank_timing import Lap, RankPace, slowdowns
 from pretrain.training.resume import Position
@@ -116,7 +116,7 @@ def test_an_online_attempt_first_sends_what_offline_attempts_logged(tmp_path: Pa
 def test_the_server_says_what_it_has(
     known: Uploaded | None, on_server: int, lines: int, expected: int
 ) -> None:
-    found = agreed(known, on_server, lines)
+    found = reconciled(known, on_server, lines)
     assert (found.lines, found.points, found.cut) == (expected, on_server, 0)
 
 
@@ -130,7 +130,7 @@ def test_a_failure_of_wandb_does_not_end_the_run(
     monkeypatch.setattr(tracker, "begin", lambda stage: Broken(Server(), online=True))
     attempt_of(tmp_path, 1, 2)
     assert [line["step"] for line in metrics_file.read_metrics(tmp_path)] == [1, 2]
-    assert capsys.readouterr().out.count("W&B failed, going on without it") == 1
+    assert capsys.readouterr().out.count("W&B failed, continuing without it") == 1
 
 
 def test_a_server_out_of_reach_is_an_offline_run(
@@ -145,7 +145,7 @@ def test_a_server_out_of_reach_is_an_offline_run(
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     attempt_of(tmp_path, 1)
-    assert "going on offline: no route to host" in capsys.readouterr().out
+    assert "continuing offline: no route to host" in capsys.readouterr().out
     assert not (tmp_path / "wandb_uploaded.json").exists(), "nothing was sent"
 
 

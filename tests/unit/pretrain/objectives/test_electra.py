@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import ElectraSettings, EncoderSettings, RunConfig
 from pretrain.model.batch import MicroBatch, Shape
+from pretrain.model.embeddings import add_up
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.electra import BINS, LARGEST_LOGIT, ranking
@@ -153,6 +154,66 @@ def test_the_discriminators_loss_reaches_the_generator_only_through_the_shared_e
     assert {"word", "position", "segment", "norm"} == {name.split(".")[2] for name in shared}
     assert model.generator.embeddings is model.encoder.embeddings
     assert model.mlm_head.decoder is model.encoder.embeddings.word.weight
+
+
+@pytest.mark.parametrize("embeddings", ["disentangled", "separate"])
+def test_the_discriminators_loss_never_moves_the_generator(embeddings: str) -> None:
+    run = config()
+    run.objective.electra.embeddings = embeddings
+    model, batch = build(run), text()
+    parameters = dict(model.named_parameters())
+    terms, _ = model(batch)
+    reached = {}
+    for term in ("rtd", "mlm"):
+        found = torch.autograd.grad(
+            terms[term].sum, list(parameters.values()), allow_unused=True, retain_graph=True
+        )
+        moved = zip(parameters, found, strict=True)
+        reached[term] = {name for name, gradient in moved if gradient is not None and gradient.any()}
+    generator = {name for name in parameters if name.startswith(("generator.", "mlm_head."))}
+    assert reached["mlm"] == generator
+    assert reached["rtd"] == parameters.keys() - generator
+    tables = {name for name in parameters if ".embeddings." in name and "norm" not in name}
+    kind = ".delta.weight" if embeddings == "disentangled" else ".weight"
+    assert tables == {
+        f"{encoder}.embeddings.{table}{ending}"
+        for encoder, ending in (("encoder", kind), ("generator", ".weight"))
+        for table in ("word", "position", "segment")
+    }
+
+
+def test_disentangled_tables_are_the_generators_plus_what_starts_at_zero() -> None:
+    run = config()
+    run.objective.electra.embeddings = "disentangled"
+    model, ids = build(run), torch.arange(90)
+    word, base = model.encoder.embeddings.word, model.generator.embeddings.word
+    assert not word.delta.weight.any()
+    assert base.weight[:90].std() > 0.2
+    assert word(ids).equal(base(ids))
+    with torch.no_grad():
+        base.weight += 1.0  # the generator learns: what the discriminator reads follows
+        word.delta.weight[7] += 0.5
+    expected = base.weight[:90].clone()
+    expected[7] += 0.5
+    assert word(ids).equal(expected)
+    logits = model.logits(text())
+    add_up(model)
+    after = model.logits(text())
+    assert all(logits[name].equal(after[name]) for name in logits)
+    assert "encoder.embeddings.word.weight" in without_padding(model, dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [({}, (2, 16, 64)), ({"gated": True, "positions": "rope", "segments": 0}, (2, 16, 24))],
+)
+def test_sizes_of_a_generator(body: dict[str, object], expected: tuple[int, ...]) -> None:
+    encoder = config(**body).encoder
+    found = ElectraSettings(generator_share=0.5).generator(encoder)
+    assert (found.layers, found.hidden, found.intermediate) == expected
+    assert found.embedding_size == encoder.hidden
+    separate = ElectraSettings(generator_share=0.5, embeddings="separate", generator_layers=1)
+    assert (separate.generator(encoder).embedding_width, separate.generator(encoder).layers) == (16, 1)
 
 
 def test_the_area_under_the_curve_is_that_of_all_pairs() -> None:

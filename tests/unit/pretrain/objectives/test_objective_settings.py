@@ -1,5 +1,6 @@
 """An objective's own settings: typed, refused where unknown or of no use, shown, and a part of the run's identity."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,20 +72,48 @@ def test_every_group_belongs_to_a_member(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.undo()
     groups = set(vars(ObjectiveSettings())) - {"name"}
     assert groups <= set(OBJECTIVES)
-    assert all(
-        type(getattr(ObjectiveSettings(), name)).__module__ == "pretrain.config.settings" for name in groups
-    )
+    modules = {type(getattr(ObjectiveSettings(), name)).__module__ for name in groups}
+    assert {module.rpartition(".")[0] for module in modules} == {"pretrain.config"}
 
 
-@pytest.mark.parametrize("name", [name for name, known in OBJECTIVES.items() if not known.encoder])
-def test_an_encoder_without_a_place_in_its_export_is_refused(name: str) -> None:
+OTHERS = {"embedding_size": 64, "sharing": "all", "norm_place": "pre", "gated": True, "positions": "rope"}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_encoder_of_another_kind_is_refused_where_the_objective_has_no_place_for_it(name: str) -> None:
     config = RunConfig()
     config.objective.name, config.data.sequences = name, registered(name).sequences[0]
     config.data.masking = registered(name).masking[0]
     meet_needs(config)
     check(config)
-    config.encoder.embedding_size = 64
-    with pytest.raises(
-        UserError, match=f"models of objective.name={name} have no encoder.embedding_size, got 64"
-    ):
-        check(config)
+    for key, value in OTHERS.items():
+        changed = replace(config, encoder=replace(config.encoder, **{key: value}))
+        if key in registered(name).encoder:
+            check(changed)
+        else:
+            with pytest.raises(
+                UserError, match=f"models of objective.name={name} have no encoder.{key}, got {value}"
+            ):
+                check(changed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("kv_heads=3", "encoder.kv_heads=3 does not divide encoder.heads=4"),
+        ("positions=rope hidden=12", "heads of 3, which have no two halves"),
+        ("rope_theta=500", "encoder.positions=learned, which rotates nothing"),
+        ("local_rope_theta=500", "encoder.positions=learned, which rotates nothing"),
+        ("norm=rms", "encoder.norm_biases=false"),
+        ("embedding_size=64 head_transform=false", "encoder.head_transform=false with"),
+        ("norm=batch", "encoder.norm must be one of layer, rms, got batch"),
+        ("norm_place=middle", "encoder.norm_place must be one of post, pre"),
+        ("positions=none", "encoder.positions must be one of learned, rope"),
+        ("local_attention=1", r"encoder.local_attention must be in \[2, 131072\], got 1"),
+        ("global_every=0", "encoder.global_every must be in"),
+        ("attention_output_dropout=1", "encoder.attention_output_dropout must be in"),
+    ],
+)
+def test_switches_of_the_encoder_that_contradict_each_other_are_told(settings: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        loaded("objective.name=electra", *(f"encoder.{one}" for one in settings.split()))

@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.errors import UserError
+from launch.settings.recipe import load_config
 from pretrain.config.settings import OptimSettings
 from pretrain.distributed.flat_tensors import _group_flat, _sub_group_flat
 from pretrain.distributed.partition_map import Flat, PartitionMap
 from pretrain.optim.flat_layout import Layout, Segment, squared_norm
 from pretrain.optim.lamb import Lamb
-from pretrain.optim.param_groups import build_optimizer, parameter_groups, trainable_parameters
+from pretrain.optim.param_groups import build_optimizer, parameter_groups, set_rate, trainable_parameters
+from pretrain.optim.stable_adamw import StableAdamW
+from pretrain.optim.uncompiled import AdamW
 
 # Worked example: lr 0.01, eps 1e-6, decay 0.01 on W and z, none on b; gradients clipped to norm 1 before.
 START = {"W": [[1.0, -2.0], [3.0, 0.5]], "b": [0.1, -0.2], "z": [0.0, 0.0]}
@@ -308,8 +312,8 @@ def test_groups_part_matrices_from_vectors_and_leave_the_frozen_out() -> None:
     assert list(trainable_parameters(model)) == names
 
 
-@pytest.mark.parametrize(("name", "kind"), [("lamb", Lamb), ("adamw", torch.optim.AdamW)])
-def test_both_optimizers_come_from_one_factory(name: str, kind: type) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("lamb", Lamb), ("adamw", AdamW), ("stable_adamw", StableAdamW)])
+def test_all_optimizers_come_from_one_factory(name: str, kind: type) -> None:
     settings = OptimSettings(name=name, lr=0.5, betas=[0.8, 0.9], eps=1e-5, weight_decay=0.1)
     optimizer = build_optimizer(Tied(), settings)
     assert type(optimizer) is kind
@@ -317,6 +321,32 @@ def test_both_optimizers_come_from_one_factory(name: str, kind: type) -> None:
     assert {(group["lr"], group["betas"], group["eps"]) for group in optimizer.param_groups} == {
         (0.5, (0.8, 0.9), 1e-5)
     }
+
+
+def test_a_decoupled_decay_follows_the_schedule_and_not_the_rate() -> None:
+    weights = {}
+    for peak in (0.5, 0.001):
+        model = nn.Linear(3, 2)
+        nn.init.ones_(model.weight)
+        settings = OptimSettings(name="adamw", lr=peak, weight_decay=0.1, decoupled_decay=True)
+        optimizer = build_optimizer(model, settings)
+        for now, base in (
+            (1.0, peak),
+            (0.25, peak),
+            (0.5, 7 * peak),
+        ):  # the last in a phase with a peak of its own
+            set_rate(optimizer, now * base, base)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        weights[peak] = model.weight.detach()
+    for found in weights.values():
+        torch.testing.assert_close(found, torch.full_like(found, 0.9 * 0.975 * 0.95))
+
+
+def test_a_decoupled_decay_is_refused_for_lamb() -> None:
+    with pytest.raises(UserError, match=r"optim\.decoupled_decay=true with optim\.name=lamb"):
+        load_config("demo", ["optim.name=lamb", "optim.decoupled_decay=true"])
 
 
 def test_in_googles_variant_exclusion_and_not_the_decay_decides_about_trust_ratios() -> None:

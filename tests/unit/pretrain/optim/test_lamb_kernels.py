@@ -1,4 +1,4 @@
-"""Triton's LAMB kernels, interpreted on the CPU and compiled on a GPU, against their twins in torch and float64."""
+"""Triton's kernels of LAMB and StableAdamW, interpreted on the CPU and compiled on a GPU, against torch and float64."""
 
 import os
 import re
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from data_pipeline.errors import UserError
 from pretrain.optim import lamb_torch as kernels
-from pretrain.optim.flat_layout import Coefficients, Layout, Segment
+from pretrain.optim.flat_layout import Coefficients, Layout, Segment, Sums
+from pretrain.optim.flat_optimizer import FlatOptimizer
 from pretrain.optim.lamb import Lamb
+from pretrain.optim.stable_adamw import StableAdamW
 
 Check = Callable[..., Any]
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -60,6 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "google": {"bias_correction": False},
     "paper": {"decay_for_all": True},
     "clamped": {"trust_clamp": (0.9, 1.1)},
+    "stable": {"optimizer": StableAdamW},
 }
 
 
@@ -73,22 +76,24 @@ def numbers(seed: int, layout: Layout, dtype: torch.dtype = torch.float64) -> Te
     return values
 
 
-def lamb_over(layouts: list[Layout], kind: str, device: str, **variant: Any) -> tuple[list[Tensor], Lamb]:
+def optimizer_over(
+    layouts: list[Layout], kind: str, device: str, **variant: Any
+) -> tuple[list[Tensor], FlatOptimizer]:
     decay_for_all = variant.pop("decay_for_all", False)
     flats = [numbers(i, layout, torch.float32).to(device) for i, layout in enumerate(layouts)]
     groups = [
         {"params": [flat], "weight_decay": 0.0 if layout is PLAIN and not decay_for_all else 0.01}
         for flat, layout in zip(flats, layouts, strict=True)
     ]
-    lamb = Lamb(groups, lr=0.02, kernels=kind, **variant)
+    optimizer = variant.pop("optimizer", Lamb)(groups, lr=0.02, kernels=kind, **variant)
     held = {id(flat): layout for flat, layout in zip(flats, layouts, strict=True)}
-    lamb.use_layouts(lambda tensor: held[id(tensor)], None)
-    return flats, lamb
+    optimizer.use_layouts(lambda tensor: held[id(tensor)], None)
+    return flats, optimizer
 
 
 def train(layouts: list[Layout], kind: str, device: str, **variant: Any) -> dict[str, list[Tensor]]:
-    """A few steps, garbage in the padding's gradient; weights and moments after each, and the last trust ratios."""
-    flats, lamb = lamb_over(layouts, kind, device, **variant)
+    """A few steps, garbage in the padding's gradient; weights and moments after each, and the last factors."""
+    flats, optimizer = optimizer_over(layouts, kind, device, **variant)
     found: dict[str, list[Tensor]] = {"weights": [], "first": [], "second": []}
     for step in range(STEPS):
         for i, (flat, layout) in enumerate(zip(flats, layouts, strict=True)):
@@ -96,12 +101,11 @@ def train(layouts: list[Layout], kind: str, device: str, **variant: Any) -> dict
             for start, length in layout.padding():
                 gradient[start : start + length] = float("nan") if step == 1 else 4.6e30
             flat.grad = gradient.to(device)
-        lamb.step()
+        optimizer.step()
         found["weights"] += [flat.cpu().clone() for flat in flats]
-        found["first"] += [lamb.state[flat]["exp_avg"].cpu().clone() for flat in flats]
-        found["second"] += [lamb.state[flat]["exp_avg_sq"].cpu().clone() for flat in flats]
-    ratios = lamb.trust_ratios()
-    found["ratios"] = [ratios[name].cpu() for name in sorted(ratios)]
+        found["first"] += [optimizer.state[flat]["exp_avg"].cpu().clone() for flat in flats]
+        found["second"] += [optimizer.state[flat]["exp_avg_sq"].cpu().clone() for flat in flats]
+    found["ratios"] = [factor.cpu() for _, factors in optimizer._latest.values() for factor in factors]
     return found
 
 
@@ -130,7 +134,9 @@ def textbook(layouts: list[Layout], **variant: Any) -> list[Tensor]:
                     continue
                 at = torch.cat(pieces)
                 ratio = flat[at].norm() / update[at].norm() if decayed else torch.tensor(1.0)
-                if decayed and "trust_clamp" in variant:
+                if "optimizer" in variant:
+                    ratio = 1 / (g[at] ** 2 / v_hat[at].clamp(min=1e-12)).mean().sqrt().clamp(min=1)
+                elif decayed and "trust_clamp" in variant:
                     ratio = ratio.clamp(*variant["trust_clamp"])
                 flat[at] -= 0.02 * ratio * update[at]
             after.append(flat.clone())
@@ -184,7 +190,9 @@ def norms_of_a_long_tensor(device: str, numel: int) -> tuple[list[float], list[f
     w, g = (torch.randn(numel + 999, generator=generator).to(device) for _ in range(2))
     layout = Layout(("long",), (Segment(0, 999, numel, 0),), numel + 999, split=False)
     start, zeros = w.double(), torch.zeros_like(w)
-    squares = update(w, g, zeros, zeros.clone(), layout, Coefficients(0.9, 0.999, 1e-6, 0.3, 0.01), True)
+    squares = update(
+        w, g, zeros, zeros.clone(), layout, Coefficients(0.9, 0.999, 1e-6, 0.3, 0.01), Sums.NORMS
+    )
     right = [float(values[999:].double().square().sum()) for values in (start, g)]  # g now holds the update
     assert squares is not None
     return squares.view(-1).tolist(), right
@@ -312,14 +320,17 @@ def test_kernels_compile_for_an_h100(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     from pretrain.optim import lamb_triton
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    first = compiled(lamb_triton._update_kernel, {})
+    first = compiled(lamb_triton._update_kernel, {"RMS": False})
+    stable = compiled(lamb_triton._update_kernel, {"RMS": True})
     second = compiled(lamb_triton._apply_kernel, {"HAS_RATIOS": True})
     sums = compiled(lamb_triton._sum_kernel, {})
     # 2 of 16 bytes a thread for each of w, g, m, v and of w, u: nothing is read twice where a block is whole
-    assert [len(re.findall(r"ld\.global\.v4", ptx)) for ptx in (first, second)] == [8, 4]
-    assert [len(re.findall(r"st\.global\.v4", ptx)) for ptx in (first, second)] == [6, 2]
+    assert [len(re.findall(r"ld\.global\.v4", ptx)) for ptx in (first, stable, second)] == [8, 8, 4]
+    assert [len(re.findall(r"st\.global\.v4", ptx)) for ptx in (first, stable, second)] == [6, 6, 2]
     assert "div.rn.f32" in first
     assert "sqrt.rn.f32" in first
     assert "fma.rn.f32" not in first
     assert "add.rn.f64" in sums or "add.f64" in sums
-    assert not any(re.search(r"\b(atom|red)\.", ptx) for ptx in (first, second, sums)), "their order varies"
+    assert not any(re.search(r"\b(atom|red)\.", ptx) for ptx in (first, stable, second, sums)), (
+        "their order varies"
+    )

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
+from pretrain.config.phases import phases_of
 from pretrain.preflight import step_time as timing
 from pretrain.preflight.forecast import Forecast, forecast
 from pretrain.preflight.gpus import GPUS, Gpu
@@ -55,6 +56,19 @@ def test_published_scaling_is_met() -> None:
     assert mlperf() == pytest.approx(831, rel=0.10)
 
 
+def test_stage_1_moves_what_its_optimizer_in_deepspeed_moves() -> None:
+    """fp32 gradients: all-reduced by BF16_Optimizer, which has no reduce_gradients; else scattered."""
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    assert hasattr(DeepSpeedZeroOptimizer, "reduce_gradients")
+    assert not hasattr(BF16_Optimizer, "reduce_gradients")
+    config = load_config("bert_tiny", ["zero.stage=1", "train.precision=bf16"])
+    found = forecast(phases_of(config)[0], Cluster(1, 8, GPUS["h100"]))
+    assert found.moved == 10 * found.parameters
+    assert communication_bytes(1, 100, 1, 4, 2) == 600
+
+
 def test_without_communication_it_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "collective_seconds", lambda size, cluster: 0.0)
     assert mlperf() != pytest.approx(831, rel=0.10)
@@ -89,7 +103,7 @@ def test_parameters_are_those_of_the_model_tied_ones_once() -> None:
 
 
 def plan_for(*overrides: str, nodes: int = 1) -> Forecast:
-    return forecast(load_config("bert_base", list(overrides)), Cluster(nodes, 8, GPUS["a100"]))
+    return forecast(phases_of(load_config("bert_base", list(overrides)))[0], Cluster(nodes, 8, GPUS["a100"]))
 
 
 def test_what_does_not_add_up_is_said() -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
+from pretrain.config.phases import phases_of
 from pretrain.preflight import gpus as hardware
 from pretrain.preflight import step_time as timing
 from pretrain.preflight.forecast import DEFAULT_UTILISATION, Forecast, forecast, forecast_phases
@@ -28,7 +29,7 @@ from tests.command_line import ROOT, Maskmill
 
 
 def tiny_on(gpu: str, *overrides: str, nodes: int = 1, gpus: int = 1) -> Forecast:
-    return forecast(load_config("bert_tiny", list(overrides)), Cluster(nodes, gpus, GPUS[gpu]))
+    return forecast(phases_of(load_config("bert_tiny", list(overrides)))[0], Cluster(nodes, gpus, GPUS[gpu]))
 
 
 def printed(found: Forecast, price: float = 0.0, width: int = 80) -> str:
@@ -132,7 +133,7 @@ def test_it_says_that_it_is_not_calibrated_until_it_is(monkeypatch: pytest.Monke
     assert (found.calibrated, found.utilisation) == (True, 0.31)
     assert "not calibrated" not in printed(found)
     assert "calibrated by a run measured on H100 80 GB" in printed(found)
-    stated = forecast(load_config("bert_tiny", []), Cluster(1, 1, GPUS["h100"]), 0.2)
+    stated = forecast(phases_of(load_config("bert_tiny", []))[0], Cluster(1, 1, GPUS["h100"]), 0.2)
     assert stated.utilisation == 0.2
 
 

@@ -7,11 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from data_pipeline.errors import UserError
+from data_pipeline.loader.loader import Shares
 from launch.settings.recipe import load_config
+from pretrain.config.phases import phases_of
 from pretrain.distributed.world import World
 from pretrain.preflight.check_run import Plan, check_run
+from pretrain.preflight.forecast import forecast
+from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.room import check_room, most_kept
 from pretrain.preflight.startup import check_links, doubts, parameters_of, phase_lines
+from pretrain.preflight.step_time import Cluster
 from tests.command_line import Maskmill, setting
 
 
@@ -113,3 +118,48 @@ def test_a_phase_in_words(tiny: list[str]) -> None:
     assert "4 steps of 12 examples, 12 a rank in about" in shown
     assert setting(tiny, "optim.lr") == "1e-2"
     assert "rate up to 0.01 in 0 steps" in shown
+
+
+def test_masks_differ_by_phase_on_the_same_shards(tiny: list[str]) -> None:
+    phases = "phases=[{name: one, data: {masked_lm_prob: 0.3}}, {name: two, data: {masked_lm_prob: 0.05}}]"
+    more = ["run.dir=somewhere", "data.dynamic_masking=true", "data.max_predictions=0", phases]
+    one, two = check_run(load_config("demo", [*tiny, *more]), 1)
+    assert one.index.identity == two.index.identity
+    shares = []
+    for plan in (one, two):
+        config = plan.phase.config
+        reader = Shares(
+            plan.index, plan.order(config), plan.caps(plan.index.train, config), masking=plan.masking
+        )
+        shares.append(reader.read(0))
+    assert shares[0].numbers.tolist() == shares[1].numbers.tolist()
+    assert shares[0].masked > 3 * shares[1].masked > 0
+    with pytest.raises(UserError, match=r"prepared with other settings: data\.masked_lm_prob"):
+        plan_of(tiny, "data.masked_lm_prob=0.3")
+
+
+def test_a_ramp_counts_its_examples(tiny: list[str]) -> None:
+    ramp = ["train.global_batch=12", "train.batch_ramp_from=4", "train.batch_ramp=5", "train.steps=7"]
+    plan = plan_of(tiny, *ramp, "data.streams=0")
+    assert (plan.streams, plan.examples) == (4, 4 + 4 + 4 + 8 + 8 + 12 + 12)
+    shown = "\n".join(phase_lines(plan, World()))
+    assert f"4 at first, growing over 5 batches; {52 / plan.index.train.examples:,.2f} epochs" in shown
+    with pytest.raises(UserError, match=r"5 ranks are more than train\.batch_ramp_from=4"):
+        check_run(load_config("demo", [*tiny, "run.dir=somewhere", *ramp]), 5)
+    (found,) = phases_of(load_config("demo", [*tiny, "run.dir=somewhere", *ramp]))
+    planned = forecast(found, Cluster(1, 2, GPUS["h100"]))
+    assert planned.tokens == 52 * planned.text.length
+    with pytest.raises(UserError, match=r"6 GPUs are more than train\.batch_ramp_from=4"):
+        forecast(found, Cluster(1, 6, GPUS["h100"]))
+
+
+def test_an_encoder_without_a_class_is_told_before_training(tiny: list[str]) -> None:
+    odd = [*tiny, "encoder.gated=true"]
+    [told] = [
+        line for line in doubts(plan_of(tiny, "encoder.gated=true"), 1) if "no class of transformers" in line
+    ]
+    assert "encoder.gated is True, BertForPreTraining has False" in told
+    assert "`maskmill export` will refuse it" in told
+    phase = phases_of(load_config("demo", [*odd, "run.dir=somewhere"]))[0]
+    assert told in forecast(phase, Cluster(1, 1, GPUS["a100-80"])).warnings
+    assert not [line for line in doubts(plan_of(tiny), 1) if "no class" in line]

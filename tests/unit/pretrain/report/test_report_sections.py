@@ -361,6 +361,21 @@ def test_an_objectives_own_metrics_get_pictures(tmp_path: Path) -> None:
     assert "Sentence-order loss" in page.text
 
 
+def test_a_probe_is_drawn_beside_the_loss(tmp_path: Path) -> None:
+    scores = {"probe/blimp_trivial": 50.0, "probe_seconds": 4.0}
+    lines = [train_line(step) for step in range(1, 9)]
+    lines += [
+        {"kind": "probe", "step": step, "probe/blimp_accuracy": 50.0 + step, **scores} for step in (0, 4, 8)
+    ]
+    folder = make_run(tmp_path / "run", lines=lines)
+    page, run = page_of(folder), read_run(folder)
+    assert "probe-blimp" in titles(page)
+    assert "blimp: 50 at step 0, 58 at step 8; trivial: 50." in page.text
+    assert run.train["loss"].steps.tolist() == list(range(1, 9)), "a probe is no line of training"
+    assert run.probe["probe_seconds"].values.sum() == 12
+    assert not any("probe" in name for name in run.figures)
+
+
 def test_a_checkpoint_is_shown_with_its_loss_at_mask(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     write_attempts(run, [*THREE_ATTEMPTS[:1], {**THREE_ATTEMPTS[1], "step": 100}])

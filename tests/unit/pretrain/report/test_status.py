@@ -83,6 +83,21 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "run")
 
 
+def test_the_newest_probe_is_said(folder: Folder) -> None:
+    folder.run()
+    assert folder.status().probe == ""
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        for step in (10, 20):
+            words = {
+                "kind": "probe",
+                "step": step,
+                "probe/blimp_accuracy": 50.0 + step,
+                "probe/blimp_trivial": 50.0,
+            }
+            file.write(f"\n{json.dumps(words)}")
+    assert "probe       blimp accuracy 70.0 (trivial 50.0) at step 20" in in_words(folder.status(), "")
+
+
 def test_figures_of_a_run_that_is_going_on(folder: Folder) -> None:
     folder.run(attempts=3)
     folder.heartbeat(ago=2, step=23)
@@ -206,7 +221,7 @@ def test_a_copy_of_a_finished_run_is_finished(folder: Folder) -> None:
 
 
 def test_a_warning_is_no_error(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    warn("W&B cannot be reached, going on offline: timed out")
+    warn("W&B cannot be reached, continuing offline: timed out")
     folder.write("logs/slurm.json", "{}", ago=60)
     folder.write("logs/finish-2.log", capsys.readouterr().out, ago=10)
     assert folder.status().health == NOT_STARTED

@@ -14,7 +14,7 @@ from launch.settings.recipe import load_config
 from pretrain.checkpoint.marker import Marker, marked
 from pretrain.distributed import precision
 from pretrain.preflight.check_run import check_run
-from pretrain.run.folder import write_summary
+from pretrain.run.folder import refuse_another, write_summary
 from pretrain.training import before_ranks, claim_folder
 from pretrain.training.before_ranks import check_start
 from pretrain.training.claim_folder import open_run, run_identity
@@ -84,13 +84,39 @@ def test_init_from_is_read_before_any_rank_starts(finished: list[str], tmp_path:
     model.mkdir()
     config = {"model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768}
     (model / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"encoder.layers is 2, num_hidden_layers 12"):
+    with pytest.raises(UserError, match=r"encoder.layers=2 \(there: 12\)"):
+        check(*new, f"init_from={model}")
+    config |= {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config |= {"hidden_act": "gelu_new", "max_position_embeddings": 64}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="vocab_size is None"):
         check(*new, f"init_from={model}")
     resumed = load_config("demo", [*new, f"init_from={model}"])
     open_run(resumed, check_run(resumed, 2))
     shutil.copytree(run / "checkpoints", tmp_path / "new" / "checkpoints")
     shutil.rmtree(model)
     check(*new, f"init_from={model}")  # the run has weights of its own by now
+
+
+def test_moments_that_muon_does_not_keep_are_refused(tiny: list[str], tmp_path: Path) -> None:
+    plans = check_run(load_config("demo", [*tiny, "optim.name=muon"]), 1)
+    folder = tmp_path / "muon" / "checkpoints" / "step-00000004"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.json").write_bytes(marked(Marker(4, {"identity": run_identity(plans)}, {}, [])))
+    new = [*tiny, f"run.dir={tmp_path}/new", f"init_from={tmp_path}/muon"]
+    check(*new, "optim.name=muon", "init_moments=true")
+    check(*new, "optim.name=adamw")
+    with pytest.raises(UserError, match=r"one moment of a matrix, optim.name=adamw needs two"):
+        check(*new, "optim.name=adamw", "init_moments=true")
+
+
+def test_a_setting_of_the_optimizer_that_a_run_is_older_than_had_its_default() -> None:
+    now = {"optim.name": "lamb", "optim.decoupled_decay": False}
+    refuse_another({"optim.name": "lamb"}, now, "here", "choose another")
+    with pytest.raises(UserError, match=r"optim.decoupled_decay=True \(there: False\)"):
+        refuse_another(
+            {"optim.name": "lamb"}, now | {"optim.decoupled_decay": True}, "here", "choose another"
+        )
 
 
 def test_a_run_at_work_and_a_full_disk_are_refused(
@@ -183,3 +209,17 @@ def test_pairs_of_another_task_than_the_settings_name_are_refused(tiny: list[str
     with pytest.raises(UserError, match=r"hold segment_pair, whose pairs are of another task"):
         check_run(load_config("demo", other), 1)
     assert check_run(load_config("demo", [*other, "data.sequences=doc_sentences", "objective.name=mlm"]), 1)
+
+
+def test_a_probe_that_lacks_its_files_is_refused(tiny: list[str], tmp_path: Path) -> None:
+    run = [*tiny, f"run.dir={tmp_path}/run"]
+    for changes, words in (
+        (["train.probe=blimp", f"train.probe_data={tmp_path}/missing"], "missing: no such folder"),
+        (["train.probe=blimp", f"train.probe_data={tmp_path}"], r"has no \*\.jsonl"),
+        (["train.probe=squad1", f"train.probe_data={tmp_path}"], "no such probe: squad1"),
+        (["train.probe=blimp"], "train.probe=blimp without train.probe_data"),
+        (["train.probe_every=5"], "train.probe_every without train.probe"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check(*run, *changes)
+        assert not (tmp_path / "run").exists()

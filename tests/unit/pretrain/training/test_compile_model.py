@@ -1,6 +1,7 @@
 """Static shapes and torch.compile: spare rows change nothing, one graph serves all lengths and computes the same."""
 
 import io
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -90,14 +91,27 @@ def test_what_is_beyond_the_shape_is_an_error() -> None:
         batch([32, 32, 32, 2]).padded(SHAPE)
 
 
+HOOKED: list[Model] = []
+
+
+def hook(module: Model, _: object) -> None:
+    """As DeepSpeed's before each forward pass, it does what cannot be in a graph."""
+    torch._dynamo.graph_break()
+    HOOKED.append(module)
+
+
 @pytest.fixture(scope="module")
-def compiled() -> tuple[Model, str]:
-    """A model with dropout, compiled for SHAPE, and what was said meanwhile."""
+def compiled() -> Iterator[tuple[Model, str]]:
+    """A model with dropout and a hook, compiled for SHAPE, and what was said meanwhile."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     said, module = io.StringIO(), model(dropout=0.1, attention_dropout=0.1)
+    module.register_forward_pre_hook(hook)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")  # for as long as the model is used, or it is compiled again
     compile_model.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(file=said, width=200))
-    return module, said.getvalue()
+    yield module, said.getvalue()
+    torch.set_deterministic_debug_mode(before)
 
 
 def test_one_graph_for_all_lengths(compiled: tuple[Model, str]) -> None:
@@ -111,6 +125,26 @@ def test_one_graph_for_all_lengths(compiled: tuple[Model, str]) -> None:
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
     assert not counters["recompiles"]
+
+
+def test_evaluation_runs_a_compiled_model_eagerly(compiled: tuple[Model, str]) -> None:
+    module, _ = compiled
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with compile_model.eager(module), torch.no_grad():
+        module(batch([3, 4]))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+def test_the_compiler_is_told_to_be_deterministic(compiled: tuple[Model, str]) -> None:
+    assert torch._inductor.config.deterministic
+    assert torch.get_deterministic_debug_mode() == 2  # an error, still
+
+
+def test_hooks_are_called_and_not_compiled(compiled: tuple[Model, str]) -> None:
+    module, _ = compiled
+    before = len(HOOKED)
+    computed(module, batch([5, 5]).padded(SHAPE))
+    assert HOOKED[before:] == [module]
 
 
 def test_compiled_dropout_is_drawn_anew_everywhere(compiled: tuple[Model, str]) -> None:

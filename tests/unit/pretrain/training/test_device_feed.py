@@ -123,7 +123,7 @@ class SimpleEngine:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_copies_to_a_gpu_arrive() -> None:
-    read, feed = share(), Feed(torch.device("cuda"), 2, 3, SHAPE)
+    read, feed = share(), Feed(torch.device("cuda", 0), 2, 3, SHAPE)
     ready = feed.on_host(read)
     assert all(x.input_ids.is_pinned() for x in ready.ready)
     given = list(feed(ready, len(ready.ready)))

@@ -1,0 +1,41 @@
+"""Gather the weights of all ranks, whole and by name, in the memory of the first one."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pretrain.distributed.partition_map import PartitionMap
+from pretrain.distributed.world import World
+
+
+@torch.no_grad()
+def whole_weights(partition: PartitionMap, world: World) -> dict[str, Tensor]:
+    """Return copies of all masters, frozen parameters and buffers by name, on the CPU and with vocabulary padding, on
+    the first rank; {} on the others. Works from the pieces that each rank holds, so at every ZeRO stage, and changes
+    nothing of the engine. All ranks call this."""
+    own = list(partition.fragments(("master",)))
+    told = [(piece.name, piece.start, str(piece.values.dtype).removeprefix("torch.")) for piece in own]
+    lengths = [piece.values.numel() for piece in own]
+    every = world.gather([told, lengths])  # JSON: who holds what
+    if world.rank:
+        for piece in own:
+            dist.send(_bytes(piece.values.cpu()), dst=0, group=world.messages)
+        return {}
+    found: dict[str, Tensor] = {}
+    for rank, (pieces, sizes) in enumerate(every):
+        for number, ((name, start, kind), length) in enumerate(zip(pieces, sizes, strict=True)):
+            shape, dtype = partition.shapes[name], getattr(torch, kind)
+            whole = found.setdefault(name, torch.empty(math.prod(shape), dtype=dtype))
+            place = whole[start : start + length]
+            if rank == 0:
+                place.copy_(own[number].values)
+            else:
+                dist.recv(_bytes(place), src=rank, group=world.messages)
+    return {name: tensor.view(partition.shapes[name]) for name, tensor in found.items()}
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """Return a view that gloo moves whatever the dtype is."""
+    return values.contiguous().view(torch.uint8)

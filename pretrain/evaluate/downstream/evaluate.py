@@ -1,0 +1,279 @@
+"""Score an encoder on a task: read its files, then for each seed fine-tune, predict and score, beside what needs no
+pretraining.
+
+Seeds that an earlier call finished are not repeated."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_pipeline.errors import UserError
+from data_pipeline.records import ShowProgress
+from pretrain.evaluate.downstream import metrics
+from pretrain.evaluate.downstream.device import chosen_device, use_threads
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained
+from pretrain.evaluate.downstream.heads.frozen import frozen_tagger, with_states
+from pretrain.evaluate.downstream.results.files import (
+    SeedResult,
+    over_seeds,
+    read_seed,
+    seed_file,
+    write_result,
+    write_seed,
+)
+from pretrain.evaluate.downstream.settings import EvaluationSettings, identity
+from pretrain.evaluate.downstream.tasks.base import Feature, Split, carve, drawn
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
+
+PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", "scikit-learn", "scipy", "seqeval", "udtools")
+"""Whose versions a result states."""
+
+
+class Part(NamedTuple):
+    """One score of a task: of an encoder, with its weights or without, and a seed."""
+
+    encoder: Encoder
+    seed: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One task of one encoder."""
+
+    task: str
+    encoder: Encoder
+    folder: Path
+    """Of the task's files."""
+    out: Path
+    settings: EvaluationSettings
+    seeds: Sequence[int]
+    has_floor: bool
+    """Whether the same encoder is scored without its weights as well."""
+    save: bool = False
+    """Keep each fine-tuned model as a Hugging Face folder."""
+    start_from: str = ""
+    """Another task, whose fine-tuned models in `out`, a seed each, are trained further instead of the encoder."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError for settings of another kind of task."""
+        kind = "features" if self.settings.features else "crf" if self.settings.crf else ""
+        if kind and not (self.task in FINE_TUNED and FINE_TUNED[self.task].tags_words):
+            able = ", ".join(name for name, task in FINE_TUNED.items() if task.tags_words)
+            raise UserError(f"is not for {self.task}", where=kind, expected=f"a task that tags words: {able}")
+        if self.encoder.kind and (not self.settings.features or self.save):
+            raise UserError(
+                f"cannot fine-tune {self.task}, nor be saved",
+                where="--beside",
+                expected="features=last, or other layers, of a task that tags words, without --save",
+            )
+
+    def run(self, progress: ShowProgress) -> dict[str, Any]:
+        """Score every part that is not scored yet, and return what result.json holds. Raises UserError for files,
+        settings or an encoder that do not fit."""
+        scores = [self.score(part, progress) for part in self.parts]
+        pretrained = [part.encoder.pretrained for part in self.parts]
+        found, floor = (
+            [one for one, has in zip(scores, pretrained, strict=True) if has == kind]
+            for kind in (True, False)
+        )
+        note = self._note(found, floor)
+        write_result(self.out, self.name, note)
+        return note
+
+    @property
+    def parts(self) -> list[Part]:
+        """The work: a part for each seed, where something is trained, and as many again for the floor."""
+        seeds = self.seeds[:1] if self.task in UNTRAINED else self.seeds
+        # nothing can be fine-tuned of a floor where nothing is fine-tuned
+        has_floor = self.has_floor and (self.task in UNTRAINED or self.settings.epochs > 0)
+        floor = replace(self.encoder, pretrained=False)
+        return [Part(self._start(seed), seed) for seed in seeds] + [
+            Part(floor, seed) for seed in seeds if has_floor
+        ]
+
+    def score(self, part: Part, progress: ShowProgress) -> SeedResult:
+        """Return what an earlier call found for this part, or do the work and keep it."""
+        metrics.require()
+        path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
+        known = {
+            "task": self.name,
+            "seed": part.seed,
+            "encoder": part.encoder.identity,
+            "settings": identity(self.settings),
+            "files": self._data.files,
+        }
+        found = read_seed(path, known)
+        is_saved = not self.save or not part.encoder.pretrained or path.with_suffix("").is_dir()
+        if found is None or not (is_saved or self.task in UNTRAINED):
+            use_threads(self.settings.threads)
+            found = (self._score_as_is if self.task in UNTRAINED else self._fine_tune)(part, progress)
+            write_seed(path, known, found)
+        return found
+
+    @cached_property
+    def _data(self) -> Any:
+        """What the task's files hold: Material or TaskData."""
+        if self.task in UNTRAINED:
+            return UNTRAINED[self.task].read(self.folder, self.settings)
+        data = FINE_TUNED[self.task].read(self.folder, self.settings)
+        if self.settings.epochs and not data.train.items:
+            raise UserError(
+                "has no training examples",
+                where=self.folder,
+                expected="some, or epochs=0, which scores a model that has been fine-tuned",
+            )
+        return data
+
+    def check(self) -> None:
+        """Read the files and the encoders' configurations and tokenizers, so that what is wrong with them is said
+        before hours of work. Raises UserError as `score` does."""
+        metrics.require()
+        _ = self._data
+        for part in self.parts:
+            _ = part.encoder.identity
+            part.encoder.builder(self.settings.max_length)
+
+    @property
+    def name(self) -> str:
+        """The task, its treebank, what its tagger is where there are several kinds, and what it was started from."""
+        crf = "crf" if self.settings.crf else ""
+        treebank = self.folder.name.removeprefix("UD_") if self.folder.name.startswith("UD_") else ""
+        parts = (
+            self.task,
+            self.encoder.kind,
+            treebank,
+            self.settings.features,
+            crf,
+            self.start_from and f"from-{self.start_from}",
+        )
+        return "-".join(part for part in parts if part)
+
+    def _start(self, seed: int) -> Encoder:
+        """Return the encoder that one seed begins with. Raises UserError where the other task has left none."""
+        if not self.start_from:
+            return self.encoder
+        folder = seed_file(self.out, self.start_from, seed, pretrained=True).with_suffix("")
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"has no model of {self.start_from} with seed {seed}",
+                where=folder,
+                remedy=f"evaluate {self.start_from} first, with --save and as many --seeds",
+            )
+        return Encoder(folder)
+
+    def _score_as_is(self, part: Part, progress: ShowProgress) -> SeedResult:
+        started = time.monotonic()
+        with progress(self._doing(part, 0), self._data.size) as advance:
+            details = UNTRAINED[self.task].score(part.encoder, self._data, self.settings, part.seed, advance)
+        return SeedResult(part.seed, {"dev": details.pop("scores")}, time.monotonic() - started, details)
+
+    def _fine_tune(self, part: Part, progress: ShowProgress) -> SeedResult:
+        """Fine-tune with one seed, and score every split."""
+        task, data, encoder, seed = FINE_TUNED[self.task], self._data, part.encoder, part.seed
+        started, settings = time.monotonic(), self.settings
+        builder = encoder.builder(settings.max_length)
+        train = drawn(data.train, settings.train_examples, seed)
+        tune = Split("tune", [])
+        if settings.tune_share:
+            tune, train = carve(train, settings.tune_share)
+            if not tune.items or not train.items:
+                raise UserError(
+                    f"leaves {len(train.items)} examples to train on and {len(tune.items)} to choose by",
+                    where=f"tune_share={settings.tune_share:g}",
+                    expected="some of both",
+                )
+        if settings.epochs:
+            model = task.model(encoder, data, seed, settings)
+        else:
+            model, data = task.finished_model(encoder, data, settings)
+        model.to(device := chosen_device())
+        tuner = FineTuner(task, model, builder, settings, seed, device)
+
+        def features_of(items: Sequence[Any], name: str) -> list[Feature]:
+            found = task.features(items, builder, data)
+            if not settings.features or not found:
+                return found
+            with progress(f"{self.name}: hidden states of {name}", len(found)) as advance:
+                return with_states(frozen_tagger(model), found, builder, device, advance)
+
+        features, tuned = features_of(train.items, "train"), features_of(tune.items, "tune")
+
+        def tune_score() -> float:
+            answers = tuner.answers(tuned, lambda n: None)
+            return task.score(tune.items, tuned, answers, data)[task.headline]
+
+        total = round(settings.epochs * len(features))
+        trained = Trained()
+        if settings.epochs:
+            with progress(self._doing(part, seed), total) as advance:
+                trained = tuner.train(features, advance, tune_score if tune.items else None)
+        splits, cut = {}, {"train": _cut(features)}
+        for split in data.scored:
+            scored = features_of(split.items, split.name)
+            with progress(f"{self.name}: scoring {split.name}", len(scored)) as advance:
+                answers = tuner.answers(scored, advance)
+            splits[split.name] = task.score(split.items, scored, answers, data)
+            cut[split.name] = _cut(scored)
+        if self.save and encoder.pretrained:
+            self._save(model, encoder, seed)
+        details = {
+            "updates": trained.updates,
+            "epochs": trained.epochs,
+            "tuned": trained.tuned,
+            "last_losses": trained.losses[-10:],
+            "trained_examples": len(features) if settings.epochs else 0,
+            "cut_inputs": cut,
+        }
+        return SeedResult(seed, splits, time.monotonic() - started, details)
+
+    def _save(self, model: Any, encoder: Encoder, seed: int) -> None:
+        folder = self.out / self.name / f"seed-{seed}"
+        model.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
+
+    def _doing(self, part: Part, seed: int) -> str:
+        what = "" if part.encoder.pretrained else ", not pretrained"
+        return f"{self.name}{f', seed {seed}' if seed else ''}{what}"
+
+    def _note(self, scores: list[SeedResult], floor: list[SeedResult]) -> dict[str, Any]:
+        """Return what result.json holds."""
+        data, task = self._data, UNTRAINED.get(self.task) or FINE_TUNED[self.task]
+        if self.task in UNTRAINED:
+            details = dict(scores[0].details)
+            trivial = {"dev": details.pop("trivial")}
+            notes = [*data.notes, *details.pop("notes", [])]
+        else:
+            trivial = {split.name: FINE_TUNED[self.task].trivial(split, data) for split in data.scored}
+            sizes = {split.name: len(split.items) for split in (data.train, *data.scored)}
+            details = {"labels": list(data.labels), "examples": sizes}
+            cut = {**scores[0].details["cut_inputs"]}
+            notes = [
+                *data.notes,
+                *([f"started from {self.start_from}"] if self.start_from else []),
+                *(f"{name}: {count} inputs cut to max_length" for name, count in cut.items() if count),
+            ]
+        return {
+            "task": self.name,
+            "headline": task.headline,
+            "encoder": {"folder": str(self.encoder.folder), **self.encoder.identity},
+            "scores": over_seeds(scores),
+            "not_pretrained": over_seeds(floor) if floor else {},
+            "trivial": trivial,
+            "notes": notes,
+            "details": details,
+            "settings": identity(self.settings),
+            "seeds": [one.seed for one in scores],
+            "seconds": sum(one.seconds for one in (*scores, *floor)),
+            "files": data.files,
+            "has_segments": self.encoder.builder(self.settings.max_length).has_segments,
+            "versions": {name: version(name) for name in PACKAGES if metrics.is_installed(name)},
+        }
+
+
+def _cut(features: Sequence[Feature]) -> int:
+    return sum(any(one.was_cut for one in feature.inputs) for feature in features)

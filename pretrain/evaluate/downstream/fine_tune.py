@@ -1,0 +1,173 @@
+"""Fine-tune an encoder on a task: the one training loop of all tasks."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.batches import collate, scoring_batches, sizes, training_batches
+from pretrain.evaluate.downstream.device import precision
+from pretrain.evaluate.downstream.inputs import InputBuilder, token_slice
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.base import Feature, Task
+
+SCORED_TOKENS = 8192
+"""Tokens per forward pass without gradients."""
+
+
+@dataclass
+class Trained:
+    """How a fine-tuning went."""
+
+    updates: int = 0
+    epochs: int = 0
+    losses: list[float] = field(default_factory=list)
+    """Of every update: the mean over its examples."""
+    tuned: list[float] = field(default_factory=list)
+    """With tune_share: the headline metric after each epoch."""
+
+
+@dataclass(frozen=True)
+class FineTuner:
+    """A model on its way through one task."""
+
+    task: Task
+    model: nn.Module
+    builder: InputBuilder
+    settings: EvaluationSettings
+    seed: int
+    device: torch.device
+
+    def train(
+        self,
+        features: Sequence[Feature],
+        advance: Callable[[int], None],
+        tune: Callable[[], float] | None = None,
+    ) -> Trained:
+        """Train on `features` and leave the model in evaluation mode: with the last weights, or with `tune`, a metric
+        that is taken after each epoch, with the best ones of an epoch's end. `advance` is called with the examples
+        done.
+
+        Raises UserError where the loss is not finite."""
+        settings, lengths = self.settings, sizes(features)
+        per_epoch = -(-len(features) // settings.batch)
+        total = max(1, round(settings.epochs * per_epoch))
+        optimizer = torch.optim.AdamW(
+            list(param_groups(self.model, settings)),
+            betas=(settings.betas[0], settings.betas[1]),
+            eps=settings.eps,
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, total, settings))
+        torch.manual_seed(self.seed)  # dropout
+        found, best, kept = Trained(), -np.inf, {}
+        for epoch in range(-(-total // per_epoch)):
+            self.model.train()
+            for chosen in training_batches(lengths, settings.batch, self.seed, epoch):
+                if found.updates == total:
+                    break
+                with self._precision():
+                    loss = self.model(**self._batch([features[i] for i in chosen])).loss
+                loss.backward()
+                if settings.clip:
+                    nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                found.losses.append(loss.item())
+                found.updates += 1
+                if not np.isfinite(found.losses[-1]):
+                    raise UserError(
+                        f"the loss is {found.losses[-1]} at update {found.updates}",
+                        where=self.task.name,
+                        remedy="lower lr",
+                    )
+                advance(len(chosen))
+            found.epochs += 1
+            self.model.eval()
+            if tune is None:
+                continue
+            found.tuned.append(tune())
+            if found.tuned[-1] > best:
+                best, kept = found.tuned[-1], {k: v.clone() for k, v in self.model.state_dict().items()}
+            elif settings.patience and found.epochs - 1 - int(np.argmax(found.tuned)) >= settings.patience:
+                break
+        if kept:
+            self.model.load_state_dict(kept)
+        return found
+
+    @torch.no_grad()
+    def answers(self, features: Sequence[Feature], advance: Callable[[int], None]) -> list[NDArray[Any]]:
+        """Return the model's answer to each feature, float32: what `Task.answer` keeps, without the rows of padding
+        where it has a row per token."""
+        self.model.eval()
+        found: list[NDArray[Any]] = [np.empty(0)] * len(features)
+        lengths = sizes(features)
+        for chosen in scoring_batches(lengths, SCORED_TOKENS):
+            batch = self._batch([features[i] for i in chosen])
+            with self._precision():
+                rows = self.task.answer(self.model(**batch)).float().cpu().numpy()
+            longest = int(lengths[chosen].max())
+            for i, row in zip(chosen.tolist(), rows, strict=True):
+                place = token_slice(int(lengths[i]), longest, self.builder.left_padded)
+                found[i] = row[place] if self.task.per_token else row
+            advance(len(chosen))
+        return found
+
+    def _batch(self, features: Sequence[Feature]) -> dict[str, torch.Tensor]:
+        return collate(features, self.builder, self.device, self.task.kind == "MultipleChoice")
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return precision(self.settings.precision, self.device)
+
+
+def rate(step: int, total: int, settings: EvaluationSettings) -> float:
+    """Return the share of the peak rate for update `step`, counted from 0: up over the warm-up from 0, then as the
+    schedule says. As transformers' get_linear_schedule_with_warmup."""
+    warmup = round(settings.warmup * total)
+    if step < warmup:
+        return step / warmup
+    if settings.schedule == "constant":
+        return 1.0
+    return max(0.0, (total - step) / max(1, total - warmup))
+
+
+LAYER = re.compile(r"\.(?:layer|layers|h)\.(\d+)\.")
+
+
+def param_groups(model: nn.Module, settings: EvaluationSettings) -> Iterator[dict[str, Any]]:
+    """Yield AdamW's groups of parameters: matrices with weight decay, biases and norms without, and with layer_decay a
+    rate per layer. Depth 0 is the embeddings, i + 1 is layer i of L, L + 2 is the head; a group's rate is
+    lr * layer_decay ** (L + 2 - depth), so that the head alone has lr (google-research/electra, model/optimization.py).
+
+    Raises UserError for layer_decay where layers cannot be told apart, as where they share parameters."""
+    prefix = getattr(model, "base_model_prefix", "") + "."
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    layers = 1 + max((int(m[1]) for name, _ in named if (m := LAYER.search(name))), default=-1)
+    if settings.layer_decay < 1 and not layers:
+        raise UserError(
+            "needs layers with parameters of their own", where="layer_decay", remedy="layer_decay=1"
+        )
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        decays = parameter.ndim > 1 and not name.endswith("bias")  # XLNet has biases of two dimensions
+        groups.setdefault((_depth(name, prefix, layers), decays), []).append(parameter)
+    for (depth, decays), parameters in groups.items():
+        peak = settings.head_lr if settings.head_lr and depth == layers + 2 else settings.lr
+        yield {
+            "params": parameters,
+            "lr": peak * settings.layer_decay ** (layers + 2 - depth),
+            "weight_decay": settings.weight_decay if decays else 0.0,
+        }
+
+
+def _depth(name: str, prefix: str, layers: int) -> int:
+    if match := LAYER.search(name):
+        return int(match[1]) + 1
+    return 0 if name.startswith(prefix) and "embed" in name else layers + 2

@@ -1,0 +1,172 @@
+"""Predict tags of words and dependency trees: linear taggers and deep biaffine attention on an encoder's last layer.
+
+Everything is per token, at the first token of each word, so that a batch has one shape. The classification token
+stands for the root."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pretrain.evaluate.downstream.batches import IGNORED
+from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
+
+ARC_WIDTH, LABEL_WIDTH, DROPOUT = 768, 256, 0.3
+"""As in MaChAmp (van der Goot et al. 2021), after Dozat and Manning 2017."""
+
+
+FILE = "head.safetensors"
+
+
+class Biaffine(nn.Module):
+    """Score pairs of vectors: x W y, with a constant 1 behind each of them."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(outputs, width + 1, width + 1))
+
+    def forward(self, dependents: Tensor, heads: Tensor) -> Tensor:
+        """Return (examples, outputs, dependents, heads) scores of two (examples, tokens, width) tensors."""
+        left, right = (functional.pad(x, (0, 1), value=1.0) for x in (dependents, heads))
+        return torch.einsum("bxi,oij,byj->boxy", left, self.weight, right)
+
+
+class Parser(nn.Module):
+    """An encoder with a tagger per column and, where there are relations, a parser."""
+
+    base_model_prefix = "encoder"
+
+    def __init__(
+        self, encoder: Any, width: int, label_sets: Mapping[str, Sequence[str]], relations: str
+    ) -> None:
+        """`encoder`: a bare model of transformers, of states of `width`. `label_sets`: the labels of each column;
+        `relations` is the column of the tree's, all others are tagged."""
+        super().__init__()
+        self.encoder, self.label_sets = encoder, label_sets
+        self.tags = {name: len(labels) for name, labels in label_sets.items() if name != relations}
+        self.dropout = nn.Dropout(DROPOUT)
+        self.taggers = nn.ModuleDict({name: nn.Linear(width, count) for name, count in self.tags.items()})
+        self.root = nn.Parameter(torch.empty(width).normal_(0, 0.02))
+        sizes = {"arc_dependent": ARC_WIDTH, "arc_head": ARC_WIDTH}
+        sizes |= {"label_dependent": LABEL_WIDTH, "label_head": LABEL_WIDTH}
+        self.projections = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
+        self.arcs, self.labels = Biaffine(ARC_WIDTH, 1), Biaffine(LABEL_WIDTH, len(label_sets[relations]))
+
+    def forward(self, owners: Tensor, root: Tensor, **batch: Tensor) -> Output:
+        """Return the loss, if targets are given, and (examples, tokens, sum(tags) + 2 * tokens): the logits of all
+        columns side by side, then of the heads, then the best relation to each of them.
+
+        owners: (examples, tokens), the place of the first token of each token's word, or IGNORED. root: (examples,),
+        the place of the classification token. Targets, (examples, tokens) each, IGNORED where there is none: `heads`,
+        the place of the head's first token; `relations`; the tags by the names of their columns."""
+        targets = {name: batch.pop(name) for name in (*self.tags, "heads", "relations") if name in batch}
+        states = self.encoder(**batch).last_hidden_state
+        words = self._words(states, owners, root)
+        tags = {name: tagger(words) for name, tagger in self.taggers.items()}
+        vectors = {name: functional.elu(layer(words)) for name, layer in self.projections.items()}
+        arcs = self.arcs(vectors["arc_dependent"], vectors["arc_head"])[:, 0]
+        places = torch.arange(owners.shape[1], device=owners.device)
+        may_head = (owners == places) | (places == root[:, None])
+        arcs = arcs.masked_fill(~may_head[:, None], torch.finfo(arcs.dtype).min)
+        labels = self.labels(vectors["label_dependent"], vectors["label_head"])
+        loss = self._loss(tags, arcs, labels, targets) if targets else None
+        best = labels.argmax(1).to(arcs.dtype)
+        return Output(loss, torch.cat([*tags.values(), arcs, best], -1))
+
+    def _words(self, states: Tensor, owners: Tensor, root: Tensor) -> Tensor:
+        """Return the mean of each word's tokens at its first token, and the root's vector at its place."""
+        batch, tokens, width = states.shape
+        inside = owners >= 0
+        place = torch.where(inside, owners, tokens)  # what belongs to no word goes behind the row
+        sums = states.new_zeros(batch, tokens + 1, width).scatter_add(
+            1, place[..., None].expand_as(states), states
+        )
+        counts = states.new_zeros(batch, tokens + 1).scatter_add(1, place, torch.ones_like(states[..., 0]))
+        words = (sums / counts.clamp(min=1)[..., None])[:, :tokens]
+        at_root = torch.arange(tokens, device=root.device) == root[:, None]
+        words = torch.where(at_root[..., None], self.root.to(words.dtype), words)
+        mask = self.dropout(torch.ones_like(words[:, :1]))  # one mask for all words of a sentence
+        return words * mask
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the encoder as a folder of its own, and the decoders with their labels beside it."""
+        self.encoder.save_pretrained(folder)
+        save_beside(self, folder / FILE, self.label_sets, without="encoder.")
+
+    def load_decoders(self, folder: Path) -> "Parser":
+        """Read the decoders that `save_pretrained` wrote. Raises UserError where there are none of this shape."""
+        load_beside(self, folder / FILE, without="encoder.")
+        return self
+
+    def _loss(
+        self, tags: dict[str, Tensor], arcs: Tensor, labels: Tensor, targets: dict[str, Tensor]
+    ) -> Tensor:
+        """Return the sum of the mean cross-entropies of all columns, of the heads, and of the labels at the true
+        heads."""
+        losses = [
+            functional.cross_entropy(
+                logits.float().flatten(0, 1), targets[name].flatten(), ignore_index=IGNORED
+            )
+            for name, logits in tags.items()
+        ]
+        heads = targets["heads"]
+        losses.append(
+            functional.cross_entropy(arcs.float().flatten(0, 1), heads.flatten(), ignore_index=IGNORED)
+        )
+        chosen = heads.clamp(min=0)[:, None, :, None].expand(-1, labels.shape[1], -1, 1)
+        at_heads = labels.gather(3, chosen)[..., 0].transpose(1, 2)
+        losses.append(
+            functional.cross_entropy(
+                at_heads.float().flatten(0, 1), targets["relations"].flatten(), ignore_index=IGNORED
+            )
+        )
+        return torch.stack(losses).sum()
+
+
+def best_tree(scores: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return the heads of the tree of the highest sum of scores whose root has one child: 0 for that child, else the
+    head's number from 1. scores: (words, words + 1), of each word's heads, the root first.
+
+    Chu-Liu and Edmonds' algorithm, by networkx, where the best heads of all words are no such tree already."""
+    count = len(scores)
+    scores = scores.astype(np.float64).copy()
+    scores[np.arange(count), np.arange(1, count + 1)] = -np.inf
+    heads = scores.argmax(1)
+    if (heads == 0).sum() == 1 and _is_tree(heads):
+        return heads
+    finite = scores[np.isfinite(scores)]
+    scores[:, 0] -= (finite.max() - finite.min() + 1) * (
+        count + 1
+    )  # no two children of the root where one will do
+    graph = networkx.DiGraph()
+    graph.add_weighted_edges_from(
+        (head, word + 1, float(scores[word, head]))
+        for word in range(count)
+        for head in range(count + 1)
+        if head != word + 1
+    )
+    tree = networkx.maximum_spanning_arborescence(graph)
+    found = np.zeros(count, np.int64)
+    for head, word in tree.edges:
+        found[word - 1] = head
+    return found
+
+
+def _is_tree(heads: NDArray[Any]) -> bool:
+    """Return whether every word leads to the root."""
+    good: set[int] = {0}
+    for word in range(1, len(heads) + 1):
+        path, at = [], word
+        while at not in good:
+            if at in path:
+                return False
+            path.append(at)
+            at = int(heads[at - 1])
+        good |= set(path)
+    return True

@@ -1,0 +1,201 @@
+"""Build an encoder's inputs from texts and words, with its own tokenizer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerFast
+
+from data_pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Input:
+    """One sequence as an encoder reads it."""
+
+    ids: list[int]
+    segments: list[int]
+    was_cut: bool = False
+    """Whether text was left out, for it was too long."""
+    words: tuple[int | None, ...] = ()
+    """Of a sentence given in words: each token's word; None for special tokens."""
+    is_backwards: bool = False
+    """Whether the tokens are in reversed order, for a model that reads from right to left."""
+
+    def backwards(self) -> "Input":
+        """Return the same tokens in reversed order."""
+        return Input(
+            self.ids[::-1], self.segments[::-1], self.was_cut, self.words[::-1], not self.is_backwards
+        )
+
+    @property
+    def first_tokens(self) -> dict[int, int]:
+        """Word -> place of the first token of it in the text, in the order of the words."""
+        order = range(len(self.words))
+        places: dict[int, int] = {}
+        for place in reversed(order) if self.is_backwards else order:
+            if (word := self.words[place]) is not None:
+                places.setdefault(word, place)
+        return places
+
+
+class InputBuilder:
+    """Build inputs with the tokenizer of an encoder's folder."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_length: int, backwards: bool = False) -> None:
+        """`backwards`: give all tokens in reversed order."""
+        self.tokenizer, self.max_length, self.is_backwards = tokenizer, max_length, backwards
+        self.backend = tokenizer.backend_tokenizer
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.left_padded: bool = tokenizer.padding_side == "left"
+        self.has_segments = "token_type_ids" in tokenizer.model_input_names
+        self.unknown: int | None = tokenizer.unk_token_id
+        self.special_single = self.backend.num_special_tokens_to_add(is_pair=False)
+        self.special_pair = self.backend.num_special_tokens_to_add(is_pair=True)
+        if max_length <= self.special_pair + 1:
+            raise UserError(f"{max_length} tokens leave no room for text", where="max_length")
+
+    def single(self, text: str) -> Input:
+        """Return the input of one text, cut at the end to max_length."""
+        first = self.encoded(text)
+        return self._finished(first, min(len(first), self.max_length - self.special_single))
+
+    def pair(self, first_text: str, second_text: str) -> Input:
+        """Return the input of two texts. A pair that is too long loses tokens one at a time from the end of the longer
+        text, the second where both are equal (google-research/bert, run_classifier.py)."""
+        first, second = self.encoded(first_text), self.encoded(second_text)
+        kept = cut_pair(len(first), len(second), self.max_length - self.special_pair)
+        was_cut = kept != (len(first), len(second))
+        first.truncate(kept[0])
+        second.truncate(kept[1])
+        whole = self.backend.post_process(first, second)
+        return self._in_order(Input(whole.ids, whole.type_ids, was_cut))
+
+    def words(self, words: Sequence[str]) -> Input:
+        """Return the input of a sentence given in words, joined by spaces as in running text; `words` of the result
+        says which token belongs to which. A word of which nothing is left, since the tokenizer drops its characters,
+        is read as the unknown token."""
+        encoding = self.encoded(" ".join(words))
+        owners = _owners(encoding, words)
+        unread = [(word, self.unknown or 0) for word in sorted(set(range(len(words))) - set(owners))]
+        tokens = sorted([*zip(owners, encoding.ids, strict=True), *unread], key=lambda token: token[0])
+        kept = tokens[: self.max_length - self.special_single]
+        before, after = self._frame
+        return self._in_order(
+            Input(
+                [*before.ids, *(token for _, token in kept), *after.ids],
+                [*before.segments, *[self._segment] * len(kept), *after.segments],
+                len(kept) < len(tokens),
+                (*[None] * len(before.ids), *(word for word, _ in kept), *[None] * len(after.ids)),
+            )
+        )
+
+    @cached_property
+    def classification(self) -> int:
+        """The id of the classification token. Raises UserError for a tokenizer without one."""
+        token = self.tokenizer.cls_token_id
+        if token is None or token not in self.backend.post_process(self._probe).ids:
+            raise UserError(
+                "puts no classification token ([CLS] or <s>) into its inputs",
+                where="tokenizer",
+                expected="the tokenizer of an encoder, whose tokenizer_config.json names its cls_token",
+            )
+        return token
+
+    @cached_property
+    def pair_frame(self) -> tuple[Input, Input, Input]:
+        """The special tokens before, between and after two texts."""
+        whole = self.backend.post_process(self._probe, self._probe)
+        one = whole.special_tokens_mask.index(0)
+        two = whole.special_tokens_mask.index(0, one + 1)
+        cuts = slice(0, one), slice(one + 1, two), slice(two + 1, None)
+        before, between, after = (Input(whole.ids[cut], whole.type_ids[cut]) for cut in cuts)
+        return before, between, after
+
+    @cached_property
+    def pair_segments(self) -> tuple[int, int]:
+        """The segments of two texts."""
+        whole = self.backend.post_process(self._probe, self._probe)
+        first, second = (
+            t for t, special in zip(whole.type_ids, whole.special_tokens_mask, strict=True) if not special
+        )
+        return first, second
+
+    @cached_property
+    def _frame(self) -> tuple[Input, Input]:
+        """The special tokens before and after a single text."""
+        whole = self.backend.post_process(self._probe)
+        place = whole.special_tokens_mask.index(0)
+        cuts = slice(0, place), slice(place + 1, None)
+        before, after = (Input(whole.ids[cut], whole.type_ids[cut]) for cut in cuts)
+        return before, after
+
+    @cached_property
+    def _segment(self) -> int:
+        """The segment of a single text."""
+        whole = self.backend.post_process(self._probe)
+        return whole.type_ids[whole.special_tokens_mask.index(0)]
+
+    @property
+    def _probe(self) -> Encoding:
+        """One token of text."""
+        encoding = self.encoded("a")
+        encoding.truncate(1)
+        return encoding
+
+    def encoded(self, text: str) -> Encoding:
+        """Return the tokens of a text without special ones."""
+        return self.backend.encode(text, add_special_tokens=False)
+
+    def _finished(self, encoding: Encoding, kept: int) -> Input:
+        was_cut = kept < len(encoding)
+        encoding.truncate(kept)
+        whole = self.backend.post_process(encoding)
+        return self._in_order(Input(whole.ids, whole.type_ids, was_cut))
+
+    def _in_order(self, one: Input) -> Input:
+        return one.backwards() if self.is_backwards else one
+
+
+def _owners(encoding: Encoding, words: Sequence[str]) -> list[int]:
+    """Return the word of each token of " ".join(words), by its last character: where a token holds the space before its
+    word too (SentencePiece), its first one is not the word's."""
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1  # the space after a word belongs to the next one
+    return [int(np.searchsorted(ends, max(end - 1, 0), side="right")) for _, end in encoding.offsets]
+
+
+def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts of `first` and `second` tokens are kept in `room` tokens.
+
+    >>> cut_pair(5, 9, 10), cut_pair(5, 5, 9), cut_pair(2, 3, 9)
+    ((5, 5), (5, 4), (2, 3))
+    """
+    while first + second > room:
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    return first, second
+
+
+def padded(inputs: Sequence[Input], builder: InputBuilder) -> dict[str, np.ndarray]:
+    """Return int64 arrays (inputs, longest) by the names that transformers' models take. Padded where the tokenizer
+    pads, since a model that reads its last token (XLNet) needs it there."""
+    longest = max(len(one.ids) for one in inputs)
+    tokenizer = builder.tokenizer
+    ids = np.full((len(inputs), longest), tokenizer.pad_token_id or 0, np.int64)
+    mask = np.zeros((len(inputs), longest), np.int64)
+    segments = np.full((len(inputs), longest), tokenizer.pad_token_type_id, np.int64)
+    for row, one in enumerate(inputs):
+        place = token_slice(len(one.ids), longest, builder.left_padded)
+        ids[row, place], mask[row, place], segments[row, place] = one.ids, 1, one.segments
+    arrays = {"input_ids": ids, "attention_mask": mask}
+    return arrays | ({"token_type_ids": segments} if builder.has_segments else {})
+
+
+def token_slice(length: int, longest: int, left_padded: bool) -> slice:
+    """Return where the tokens of an input of `length` are in a row of `longest`."""
+    return slice(longest - length, longest) if left_padded else slice(0, length)

@@ -1,0 +1,222 @@
+"""Compute the log-likelihood of sentences under a model that predicts words: masked, permuted or left to right."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.device import chosen_device, precision
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.inputs import Input, InputBuilder, padded, token_slice
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+
+TOKENS = 8192
+"""Tokens per forward pass."""
+
+
+class SentenceScores(NamedTuple):
+    """What a model says of some sentences."""
+
+    log_likelihoods: NDArray[np.float64]
+    """Of each sentence the sum of the log-probabilities (nats) of its tokens."""
+    tokens: NDArray[np.int64]
+    """Of each sentence how many tokens these are."""
+    frequencies: NDArray[np.int64]
+    """(vocabulary,) how often each token is among them."""
+    unknown_share: float
+    """Share of them that the vocabulary does not know."""
+    cut: int
+    """Sentences that were longer than the model has positions for."""
+
+
+def score_sentences(
+    encoder: Encoder,
+    sentences: Sequence[str],
+    settings: EvaluationSettings,
+    seed: int,
+    advance: Callable[[int], None],
+) -> SentenceScores:
+    """Score sentences, each read as the model's single sequence, segment 0.
+
+    Masked models (Salazar et al. 2020): each token masked in turn. XLNet: each token predicted by the query stream, all
+    others visible. Left-to-right models: each token from those before it. Special tokens are not predicted.
+
+    Raises UserError for a model without a head for words, as ELECTRA's discriminator."""
+    refuse_discriminator(encoder)
+    is_causal = encoder.reads_one_way
+    kind = "ForCausalLM" if is_causal or encoder.config.model_type == "xlnet" else "ForMaskedLM"
+    device = chosen_device()
+    model = encoder.load(kind, seed, has_head=True)
+    model.to(device)  # type: ignore[arg-type]  # its decorator loses the type
+    if kind == "ForMaskedLM" and encoder.tokenizer.mask_token_id is None:
+        raise UserError("its tokenizer has no mask token", where=encoder.folder)
+    builder = encoder.builder(encoder.max_positions if encoder.max_positions < 1 << 20 else 512)
+    inputs = [builder.single(sentence) for sentence in sentences]
+    if is_causal:
+        scorer: Scorer = Causal(model, builder, device, settings)
+        batches = batches_by_cost([len(one.ids) for one in inputs], TOKENS)
+    else:
+        chosen = Permuted if encoder.config.model_type == "xlnet" else Masked
+        scorer = chosen(model, builder, device, settings)
+        batches = batches_by_cost([len(one.ids) ** 2 for one in inputs], TOKENS)
+    found = np.zeros(len(inputs))
+    for batch in batches:
+        found[batch] = scorer.score([inputs[i] for i in batch])
+        advance(len(batch))
+    predicted = [[one.ids[place] for place in scorer.predicted(one)] for one in inputs]
+    frequencies = np.bincount([token for ids in predicted for token in ids], minlength=len(encoder.tokenizer))
+    unknown = 0 if builder.unknown is None else int(frequencies[builder.unknown])
+    return SentenceScores(
+        found,
+        np.array([len(ids) for ids in predicted]),
+        frequencies,
+        unknown / max(1, int(frequencies.sum())),
+        sum(one.was_cut for one in inputs),
+    )
+
+
+def refuse_discriminator(encoder: Encoder) -> None:
+    """Raise UserError for ELECTRA's discriminator."""
+    architecture = str((encoder.config.architectures or [""])[0])
+    if "ForPreTraining" in architecture and encoder.config.model_type == "electra":
+        raise UserError(
+            "is a discriminator, which predicts no words",
+            where=encoder.folder,
+            remedy="score the generator's folder",
+        )
+
+
+def batches_by_cost(costs: Sequence[int], most: int) -> list[list[int]]:
+    """Return the items of each batch, near in cost: as many as would cost `most` together if all cost as much as the
+    dearest of them, at least one."""
+    order = sorted(range(len(costs)), key=lambda i: (costs[i], i))
+    batches: list[list[int]] = [[]]
+    for i in order:
+        if batches[-1] and (len(batches[-1]) + 1) * costs[i] > most:
+            batches.append([])
+        batches[-1].append(i)
+    return [batch for batch in batches if batch]
+
+
+class Scorer(ABC):
+    """What the three ways to score have in common."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        builder: InputBuilder,
+        device: torch.device,
+        settings: EvaluationSettings,
+    ) -> None:
+        self.model, self.builder, self.device, self.settings = model, builder, device, settings
+        self.special = set(builder.tokenizer.all_special_ids) - {builder.unknown}
+
+    @abstractmethod
+    def score(self, sentences: list[Input]) -> list[float]:
+        """Return the log-likelihood of each sentence."""
+
+    def predicted(self, one: Input) -> list[int]:
+        """Return the places of the tokens that count: all but the special ones."""
+        return [place for place, token in enumerate(one.ids) if token not in self.special]
+
+    def forward(self, arrays: dict[str, NDArray[Any]], **tensors: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        batch = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+        with precision(self.settings.precision, self.device):
+            return self.model(**batch, **tensors).logits
+
+
+class Masked(Scorer):
+    """A copy of the sentence per token, that token masked."""
+
+    @torch.no_grad()
+    def score(self, sentences: list[Input]) -> list[float]:
+        rows = [(n, place) for n, one in enumerate(sentences) for place in self.predicted(one)]
+        most = max(1, TOKENS // max(len(one.ids) for one in sentences))
+        found = np.zeros(len(sentences))
+        for start in range(0, len(rows), most):
+            found += self._sums(sentences, rows[start : start + most])
+        return found.tolist()
+
+    def _sums(self, sentences: list[Input], rows: list[tuple[int, int]]) -> NDArray[np.float64]:
+        """Return what these rows add to the score of each sentence."""
+        owners, places, arrays = self._rows(sentences, rows)
+        index = torch.arange(len(rows), device=self.device)
+        targets = torch.from_numpy(arrays["input_ids"][np.arange(len(rows)), places]).to(self.device)
+        logits = self._logits(arrays, index, torch.from_numpy(places).to(self.device))
+        chosen = logits.float().log_softmax(-1)[index, targets].double().cpu().numpy()
+        return np.bincount(owners, chosen, minlength=len(sentences)).astype(np.float64)
+
+    def _rows(
+        self, sentences: list[Input], rows: list[tuple[int, int]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """Return of each row its sentence, the place of its predicted token, and the unmasked arrays."""
+        arrays = padded([sentences[n] for n, _ in rows], self.builder)
+        longest, left = arrays["input_ids"].shape[1], self.builder.left_padded
+        places = [token_slice(len(sentences[n].ids), longest, left).start + place for n, place in rows]
+        return np.array([n for n, _ in rows]), np.array(places), arrays
+
+    def _logits(self, arrays: dict[str, NDArray[Any]], index: Tensor, places: Tensor) -> Tensor:
+        """Return the (rows, vocabulary) logits at the places, which are masked."""
+        mask = self.builder.tokenizer.mask_token_id
+        ids = torch.from_numpy(arrays["input_ids"]).to(self.device)
+        ids[index, places] = mask
+        rest = {name: array for name, array in arrays.items() if name != "input_ids"}
+        with projected_rows(self.model, index, places):
+            return self.forward(rest, input_ids=ids)
+
+
+@contextmanager
+def projected_rows(model: PreTrainedModel, index: Tensor, places: Tensor) -> Iterator[None]:
+    """Restrict the model's logits of words, within the block, to the tokens at (index, places), (tokens, vocabulary):
+    the projection to the vocabulary would otherwise be most of the work."""
+    projection = model.get_output_embeddings()
+    assert isinstance(projection, nn.Module)
+
+    def at_places(module: nn.Module, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (hidden[0][index, places], *hidden[1:])
+
+    hook = projection.register_forward_pre_hook(at_places)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class Permuted(Masked):
+    """XLNet: the query stream of each token's place attends to all other tokens, never to the one that it predicts
+    (Yang et al. 2019, section 2.3)."""
+
+    def _logits(self, arrays: dict[str, NDArray[Any]], index: Tensor, places: Tensor) -> Tensor:
+        count, longest = arrays["input_ids"].shape
+        hidden = torch.zeros(count, longest, longest, device=self.device)
+        hidden[index, :, places] = 1.0  # nobody sees the token, itself included
+        wanted = torch.zeros(count, 1, longest, device=self.device)
+        wanted[index, 0, places] = 1.0
+        return self.forward(arrays, perm_mask=hidden, target_mapping=wanted)[:, 0]
+
+
+class Causal(Scorer):
+    """A left-to-right model: the log-probability of each token given those before it, [CLS] or another start first."""
+
+    @torch.no_grad()
+    def score(self, sentences: list[Input]) -> list[float]:
+        arrays = padded(sentences, self.builder)
+        logits = self.forward(arrays).float().log_softmax(-1)
+        ids = torch.from_numpy(arrays["input_ids"]).to(self.device)
+        steps = logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0].double().cpu().numpy()
+        return [
+            float(sum(steps[n, place - 1] for place in self.predicted(one)))
+            for n, one in enumerate(sentences)
+        ]
+
+    def predicted(self, one: Input) -> list[int]:
+        """Return the places of the tokens that count: not a first one, which nothing is before."""
+        return [place for place in super().predicted(one) if place]

@@ -1,0 +1,1 @@
+"""Hold the results of tasks: their files, and a table of them."""

@@ -1,0 +1,88 @@
+"""Write and read results: a JSON file per seed while a task is evaluated, and one for all of it at the end.
+
+OUT/TASK/seed-1.json         scores of one fine-tuning, and the hashes and settings that it is known by
+OUT/TASK/floor-seed-1.json   of the same encoder, not pretrained
+OUT/TASK/result.json         all seeds with median and spread, the floors, versions
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.errors import UserError
+from data_pipeline.io.files import write_whole
+from pretrain.evaluate.downstream.tasks.base import Scores
+from pretrain.run.task_scores import RESULT
+from pretrain.run.tolerant_json import table
+
+FORMAT = 1
+"""Version of these files: results of another one are not continued."""
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """Of one seed: split -> scores, and how the training went."""
+
+    seed: int
+    splits: dict[str, Scores]
+    seconds: float
+    details: dict[str, Any]
+
+
+def seed_file(out: Path, task: str, seed: int, pretrained: bool) -> Path:
+    """Return where the result of one seed is."""
+    return out / task / f"{'' if pretrained else 'floor-'}seed-{seed}.json"
+
+
+def read_seed(path: Path, identity: dict[str, Any]) -> SeedResult | None:
+    """Return what an earlier call left, if it is of the same identity."""
+    note = table(path) if path.is_file() else {}
+    if note.get("format") != FORMAT or note.get("identity") != json.loads(json.dumps(identity)):
+        return None
+    return SeedResult(**note["result"])
+
+
+def write_seed(path: Path, identity: dict[str, Any], result: SeedResult) -> None:
+    """Write the result of one seed, whole or not at all."""
+    _write(path, {"format": FORMAT, "identity": identity, "result": asdict(result)})
+
+
+def write_result(out: Path, task: str, note: dict[str, Any]) -> Path:
+    """Write the result of a task and return where."""
+    path = out / task / RESULT
+    _write(path, {"format": FORMAT, **note})
+    return path
+
+
+def _write(path: Path, note: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot be written: {error.strerror}", where=path.parent, remedy="--out FOLDER writes elsewhere"
+        ) from None
+    write_whole(path, (json.dumps(note, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Return median, lowest and highest, mean and sample standard deviation (None of a single value)."""
+    array = np.array(values)
+    return {
+        "median": float(np.median(array)),
+        "min": float(array.min()),
+        "max": float(array.max()),
+        "mean": float(array.mean()),
+        "std": float(array.std(ddof=1)) if len(values) > 1 else None,
+        "values": values,
+    }
+
+
+def over_seeds(results: list[SeedResult]) -> dict[str, dict[str, Any]]:
+    """Return split -> metric -> its spread over the seeds."""
+    return {
+        split: {metric: spread([one.splits[split][metric] for one in results]) for metric in scores}
+        for split, scores in results[0].splits.items()
+    }

@@ -1,0 +1,1 @@
+"""Give held-out examples of prepared shards to encoders, and watch their attention."""

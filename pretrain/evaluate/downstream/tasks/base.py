@@ -1,0 +1,268 @@
+"""Define what a task is: it reads its files, builds inputs, and scores what a model answers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from data_pipeline.errors import UserError
+from data_pipeline.io.files import file_sha256
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.inputs import Input, InputBuilder
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+
+Scores = dict[str, float]
+"""Metric -> value in percent, as papers print them."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The examples of one file."""
+
+    name: str
+    items: Sequence[Any]
+    skipped: int = 0
+    """Rows left out because they are malformed in the official file itself."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """What the files of a task hold."""
+
+    train: Split
+    scored: tuple[Split, ...]
+    labels: tuple[str, ...] = ()
+    """The classes in the order of their ids; empty for a regression."""
+    files: dict[str, str] = field(default_factory=dict)
+    """File -> SHA-256."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the scores must know: a dev file that was divided, rows that were skipped."""
+    label_sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The classes of each column, where a task predicts several."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One example as a model takes it: its sequences, several where it chooses between them, and its targets by the
+    name of the model's argument. A target is a number, or one per token of the sequence."""
+
+    inputs: tuple[Input, ...]
+    targets: dict[str, float | int | list[int]]
+    extra: Any = None
+    """What the task needs to know of it to score the answer."""
+    states: NDArray[np.float16] | None = None
+    """(tokens, layers, width): hidden states of a frozen encoder, computed beforehand."""
+
+
+class Task(ABC):
+    """A task that an encoder is fine-tuned on."""
+
+    kind: ClassVar[str]
+    """transformers' task class is AutoModelFor + this name."""
+    outputs: ClassVar[tuple[str, ...]] = ("score",)
+    """Names of the logits where there are no classes."""
+    per_token: ClassVar[bool] = False
+    """Whether a model answers with a row per token, not per example."""
+    tags_words: ClassVar[bool] = False
+    """Whether settings.features and settings.crf choose what tags its words."""
+
+    def __init__(self, name: str, folder: str, headline: str) -> None:
+        self.name, self.folder, self.headline = name, folder, headline
+
+    @abstractmethod
+    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
+        """Read the files of the task. Raises UserError for one that is missing or malformed."""
+
+    @abstractmethod
+    def features(self, items: Sequence[Any], builder: InputBuilder, data: TaskData) -> list[Feature]:
+        """Return the features of `items`, in their order; several of an item where it is cut into windows."""
+
+    @abstractmethod
+    def score(
+        self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
+    ) -> Scores:
+        """Return the metrics of a model's answers to `features`: arrays as `answer` gives them."""
+
+    @abstractmethod
+    def trivial(self, split: Split, data: TaskData) -> Scores:
+        """Return the metrics of the best answer that needs no input, as always the commonest label."""
+
+    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
+        """Return the model to train: its forward takes the arrays of a batch and returns loss and logits."""
+        if encoder.reads_one_way and not self.per_token:
+            raise UserError(
+                "reads in one direction, so that its first token, which the head reads, sees no text",
+                where=encoder.folder,
+                expected="an encoder that reads both ways",
+            )
+        names = data.labels or self.outputs
+        config = {
+            "num_labels": len(names),
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: i for i, name in enumerate(names)},
+        }
+        return encoder.load(f"For{self.kind}", seed, config | with_dropout(encoder, settings.dropout))
+
+    def finished_model(
+        self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
+    ) -> tuple[nn.Module, TaskData]:
+        """Return the model of a folder that has been fine-tuned already, and the data with its classes in the order of
+        the model's outputs. Raises UserError where the folder has no such head, or one of other classes."""
+        model = encoder.load(f"For{self.kind}", 0, has_head=True)
+        by_output: dict[Any, str] = dict(model.config.id2label or {})
+        names = [by_output[output] for output in sorted(by_output)]
+        known = {label.lower(): label for label in data.labels}
+        are_named = names != [f"LABEL_{i}" for i in range(len(names))]
+        expected = len(data.labels or self.outputs)
+        if self.kind == "MultipleChoice":  # one score per choice, whatever its config.json says
+            return model, data
+        if len(names) != expected or (data.labels and are_named and {n.lower() for n in names} != set(known)):
+            raise UserError(
+                f"classifies as {', '.join(names[:5])}",
+                where=encoder.folder,
+                expected=", ".join((data.labels or self.outputs)[:5]),
+            )
+        if not data.labels or not are_named:
+            return model, data
+        return model, replace(data, labels=tuple(known[name.lower()] for name in names))
+
+    def answer(self, output: Any) -> Any:
+        """Return what is kept of a model's output: a tensor with a row per example."""
+        return output.logits
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a task without training is scored on."""
+
+    items: Any
+    size: int
+    """Number of items, for the progress shown."""
+    files: dict[str, str]
+    """File -> SHA-256."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the scores must know."""
+
+
+class Untrained(ABC):
+    """A task that scores an encoder as it is, by its head of pretraining."""
+
+    def __init__(self, name: str, folder: str, headline: str) -> None:
+        self.name, self.folder, self.headline = name, folder, headline
+
+    @abstractmethod
+    def read(self, folder: Path, settings: EvaluationSettings) -> Material:
+        """Read the files of the task. Raises UserError for one that is missing or malformed."""
+
+    @abstractmethod
+    def score(
+        self,
+        encoder: Encoder,
+        material: Material,
+        settings: EvaluationSettings,
+        seed: int,
+        advance: Callable[[int], None],
+    ) -> dict[str, Any]:
+        """Return {"scores": metric -> value} and further details; under "trivial" the scores of the best answer
+        that needs no input. `seed` draws the weights of an encoder that is not pretrained. `advance` is called with
+        the number of items done. Raises UserError for an encoder without the head or the vocabulary for it."""
+
+
+def evenly_spaced(count: int, part: float) -> NDArray[np.int64]:
+    """Return the indices of this share of `count` items, at least one, spread over them.
+
+    >>> evenly_spaced(10, 0.3).tolist()
+    [0, 4, 9]
+    """
+    return np.linspace(0, count - 1, max(1, round(part * count))).round().astype(np.int64)
+
+
+def with_dropout(encoder: Encoder, dropout: float) -> dict[str, float]:
+    """Return the fields of the encoder's config.json that are probabilities of dropout, set to `dropout`; empty for
+    -1."""
+    if dropout < 0:
+        return {}
+    fields = encoder.config.to_dict()
+    names = [name for name in fields if "dropout" in name]
+    return {name: dropout for name in names if fields[name] is None or _is_rate(fields[name])}
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def hashes(paths: Sequence[Path]) -> dict[str, str]:
+    """Return the SHA-256 of each file that is there, by its name."""
+    return {path.name: file_sha256(path) for path in paths if path.is_file()}
+
+
+def not_empty(split: Split, where: Path) -> Split:
+    """Return the split. Raises UserError where it has no example."""
+    if not split.items:
+        raise UserError("has no example", where=where, expected="at least one to train on and to score")
+    return split
+
+
+def carve(split: Split, share: float, groups: Sequence[str] = ()) -> tuple[Split, Split]:
+    """Divide a split in two: examples to train on, and the rest to score. Which are which depends on nothing but their
+    number, so that all seeds and encoders are scored on the same ones. `groups`: of each example, a name; those of one
+    name stay together, and it is the names that are divided."""
+    names = list(dict.fromkeys(groups)) or [str(i) for i in range(len(split.items))]
+    order = np.random.Generator(np.random.PCG64(20181011)).permutation(len(names))
+    chosen = {names[i] for i in order[: round(share * len(order))].tolist()}
+    owners = groups or names
+    train = [item for item, name in zip(split.items, owners, strict=True) if name in chosen]
+    rest = [item for item, name in zip(split.items, owners, strict=True) if name not in chosen]
+    return Split("train", train), Split(split.name, rest, split.skipped)
+
+
+def one_file(folder: Path, pattern: str) -> Path:
+    """Return the file of this name pattern. Raises UserError unless there is exactly one."""
+    found = sorted(path for path in folder.glob(pattern) if path.is_file())
+    if len(found) != 1:
+        raise UserError(
+            f"has {len(found) or 'no'} files {pattern}",
+            where=folder,
+            expected="exactly one",
+            remedy="--data names the folder with the task's files",
+        )
+    return found[0]
+
+
+def with_training(
+    train: Split | None, dev: Split, missing: Path, settings: EvaluationSettings, groups: Sequence[str] = ()
+) -> tuple[Split, Split, list[str]]:
+    """Return what to train on, what to score, and a note: without a training file, `dev` is divided as settings.carve
+    says. Raises UserError where it says nothing, unless nothing is trained. `missing`: the training file;
+    `groups` as in `carve`."""
+    if train is not None:
+        return train, dev, []
+    if not settings.epochs:
+        return Split("train", []), dev, []
+    if not settings.carve:
+        raise UserError(
+            "no such file",
+            where=missing,
+            remedy=f"carve=0.5 trains on half of {dev.name} and scores the other half",
+        )
+    train, rest = carve(dev, settings.carve, groups)
+    if not train.items or not rest.items:
+        raise UserError(
+            f"leaves {len(train.items)} of {len(dev.items)} examples to train on and {len(rest.items)} to score",
+            where=f"carve={settings.carve:g}",
+            expected="some of both",
+        )
+    return train, rest, [f"no {missing.name}: {settings.carve:.0%} of {dev.name} trained on, the rest scored"]
+
+
+def drawn(split: Split, count: int, seed: int) -> Split:
+    """Return `count` examples of a split, drawn by the seed alone, in the split's order; all for 0."""
+    if not count or count >= len(split.items):
+        return split
+    order = np.random.Generator(np.random.PCG64([20181011, seed])).permutation(len(split.items))[:count]
+    return Split(split.name, [split.items[i] for i in sorted(order.tolist())], split.skipped)

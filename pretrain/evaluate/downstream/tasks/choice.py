@@ -1,0 +1,137 @@
+"""Choose the right one of several endings: SWAG (Zellers et al. 2018) and CODAH (Chen et al. 2019)."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream import metrics
+from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Split, Task, TaskData, hashes, not_empty
+from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines, read_tsv
+
+ENDINGS = 4
+
+
+class Item(NamedTuple):
+    """A context, what each ending is read as after it, and the right one's index."""
+
+    context: str
+    endings: tuple[str, ...]
+    label: int
+
+
+class Choice(Task):
+    """Score every ending behind its context; the softmax over an item's endings is trained."""
+
+    kind = "MultipleChoice"
+
+    def features(self, items: Sequence[Item], builder: InputBuilder, data: TaskData) -> list[Feature]:
+        """Return a sequence per ending; see Task.features."""
+        return [
+            Feature(
+                tuple(builder.pair(item.context, ending) for ending in item.endings), {"labels": item.label}
+            )
+            for item in items
+        ]
+
+    def score(
+        self, items: Sequence[Item], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
+    ) -> Scores:
+        """Return the accuracy; see Task.score."""
+        return {"accuracy": metrics.accuracy(_gold(items), np.stack(answers).argmax(-1))}
+
+    def trivial(self, split: Split, data: TaskData) -> Scores:
+        """Return the accuracy of always the same, most often right, place."""
+        gold = _gold(split.items)
+        return {"accuracy": metrics.accuracy(gold, np.full_like(gold, np.bincount(gold).argmax()))}
+
+    def _data(self, paths: list[Path], splits: list[list[Item]]) -> TaskData:
+        train, dev = (
+            not_empty(Split(name, items), path)
+            for name, items, path in zip(("train", "dev"), splits, paths, strict=True)
+        )
+        return TaskData(train, (dev,), (), hashes(paths))
+
+
+class Swag(Choice):
+    """SWAG's train.csv and val.csv. The second sequence of an ending is the start of its sentence and the ending, as in
+    BERT (Devlin et al. 2019, section 4.4)."""
+
+    def __init__(self) -> None:
+        super().__init__("swag", "SWAG", "accuracy")
+
+    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
+        """Read both files; see Task.read."""
+        paths = [folder / "train.csv", folder / "val.csv"]
+        return self._data(paths, [_swag_items(path) for path in paths])
+
+
+class Codah(Choice):
+    """CODAH's train.tsv and dev.tsv of one of its folds, the first one where the folder holds all: category, prompt,
+    four endings, the right one."""
+
+    def __init__(self) -> None:
+        super().__init__("codah", "CODAH", "accuracy")
+
+    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
+        """Read both files; see Task.read."""
+        first = folder / "cv_split" / "fold_0"
+        notes = ["fold_0 of five folds"] if first.is_dir() else []
+        paths = [(first if notes else folder) / name for name in ("train.tsv", "dev.tsv")]
+        names = ["category", "prompt", *(f"ending{i}" for i in range(ENDINGS)), "label"]
+        splits = []
+        for path in paths:
+            table = read_tsv(path, names)
+            items = [
+                Item(
+                    row["prompt"],
+                    tuple(row[f"ending{i}"] for i in range(ENDINGS)),
+                    _label(row["label"], path, line),
+                )
+                for line, row in zip(table.lines, table.rows, strict=True)
+            ]
+            splits.append(items)
+            notes += [f"{path.stem}: {table.skipped} empty rows skipped"] if table.skipped else []
+        return replace(self._data(paths, splits), notes=tuple(notes))
+
+
+def _swag_items(path: Path) -> list[Item]:
+    needed = ["sent1", "sent2", *(f"ending{i}" for i in range(ENDINGS)), "label"]
+    reader = csv.DictReader(io.StringIO("\n".join(read_lines(path)), newline=""))
+    if lacking := [name for name in needed if name not in (reader.fieldnames or [])]:
+        raise UserError(
+            f"has no column {', '.join(lacking)}", where=at_line(path, 1), expected="SWAG's line of names"
+        )
+    items = []
+    for row in reader:
+        if None in row or None in row.values():
+            raise UserError(
+                "has another number of columns than the first line",
+                where=at_line(path, reader.line_num),
+                expected=f"{len(reader.fieldnames or [])}, separated by commas",
+            )
+        endings = tuple(f"{row['sent2']} {row[f'ending{i}']}".strip() for i in range(ENDINGS))
+        items.append(Item(row["sent1"], endings, _label(row["label"], path, reader.line_num)))
+    return items
+
+
+def _label(text: str, path: Path, line: int) -> int:
+    if text not in [str(i) for i in range(ENDINGS)]:
+        raise UserError(
+            f"has the label {text!r}",
+            where=at_line(path, line),
+            expected=f"a number from 0 to {ENDINGS - 1}",
+        )
+    return int(text)
+
+
+def _gold(items: Sequence[Item]) -> NDArray[Any]:
+    return np.array([item.label for item in items])

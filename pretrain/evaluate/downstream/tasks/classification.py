@@ -1,0 +1,256 @@
+"""Classify texts and pairs of texts, or predict a number for them: GLUE, SNLI, and a user's own files.
+
+GLUE: Wang et al. 2019; the files are read as they were published, quirks included."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream import metrics
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.heads.last_token import FILE, LABELS, LastTokenClassifier
+from pretrain.evaluate.downstream.heads.saved import labels_beside
+from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.base import (
+    Feature,
+    Scores,
+    Split,
+    Task,
+    TaskData,
+    hashes,
+    not_empty,
+    with_dropout,
+    with_training,
+)
+from pretrain.evaluate.downstream.tasks.tables import Table, at_line, read_json_lines, read_tsv, some
+
+METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
+    "accuracy": metrics.accuracy,
+    "f1": metrics.f1,
+    "matthews": metrics.matthews,
+    "pearson": metrics.pearson,
+    "spearman": metrics.spearman,
+}
+
+
+class TextItem(NamedTuple):
+    """A text or a pair of texts, with its class or its number."""
+
+    first: str
+    second: str | None
+    label: str
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the published files of a task hold what: names of columns, several where files differ."""
+
+    first: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    label: tuple[str, ...] = ("label",)
+    without_names: tuple[str, ...] = ()
+    """Names for the columns of files that have no line of names."""
+    short_rows: bool = False
+    """The official files have rows with too few columns: skipped and counted."""
+
+
+class Classification(Task):
+    """A task over texts or pairs of texts: transformers' sequence classification head, which its own pipeline reads in
+    the same way. Other than there, what is longer than max_length is cut, a pair at the end of the longer text."""
+
+    kind = "SequenceClassification"
+
+    def __init__(
+        self,
+        name: str,
+        folder: str,
+        measured: tuple[str, ...],
+        columns: Columns,
+        labels: tuple[str, ...] = (),
+        scored: tuple[str, ...] = ("dev",),
+        unlabelled: str = "",
+    ) -> None:
+        """`measured`: metrics, the one that the task is known by first. `labels`: empty for a number. `scored`: files
+        without .tsv. `unlabelled`: a label that stands for none; such rows are skipped and counted (SNLI)."""
+        super().__init__(name, folder, measured[0])
+        self.measured, self.columns, self.labels = measured, columns, labels
+        self.scored, self.unlabelled = scored, unlabelled
+
+    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
+        """Read train.tsv and the scored files; see Task.read."""
+        paths = [folder / f"{name}.tsv" for name in ("train", *self.scored)]
+        splits = [self._split(path) for path in paths[1:]]
+        train = self._split(paths[0]) if paths[0].is_file() else None
+        notes = skip_notes([*splits, *([train] if train else [])])
+        train, splits[0], carved = with_training(train, splits[0], paths[0], settings)
+        return TaskData(train, tuple(splits), self.labels, hashes(paths), (*notes, *carved))
+
+    def _split(self, path: Path) -> Split:
+        table = read_tsv(path, list(self.columns.without_names) or None, self.columns.short_rows)
+        items = text_items(table, self.columns)
+        check_labels(items, self.labels, table, self.unlabelled)
+        kept = [item for item in items if not self.unlabelled or item.label != self.unlabelled]
+        return not_empty(Split(path.stem, kept, table.skipped + len(items) - len(kept)), path)
+
+    def features(self, items: Sequence[TextItem], builder: InputBuilder, data: TaskData) -> list[Feature]:
+        """Return one sequence per item; see Task.features."""
+        ids = {label: i for i, label in enumerate(data.labels)}
+        return [
+            Feature(
+                (
+                    builder.single(item.first)
+                    if item.second is None
+                    else builder.pair(item.first, item.second),
+                ),
+                {"labels": ids[item.label] if ids else float(item.label)},
+            )
+            for item in items
+        ]
+
+    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
+        """Return the model to train, one that reads the last token where a token sees only one side; see Task.model."""
+        if not encoder.reads_one_way:
+            return super().model(encoder, data, seed, settings)
+        base = encoder.load("", seed, with_dropout(encoder, settings.dropout))
+        return LastTokenClassifier(base, data.labels, settings.dropout).eval()
+
+    def finished_model(
+        self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
+    ) -> tuple[nn.Module, TaskData]:
+        """Return the model of a folder that has been fine-tuned already; see Task.finished_model."""
+        if not encoder.reads_one_way:
+            return super().finished_model(encoder, data, settings)
+        labels = labels_beside(encoder.folder / FILE).get(LABELS, ())
+        if set(labels) != set(data.labels):
+            raise UserError(
+                f"classifies as {', '.join(labels[:5]) or 'a number'}",
+                where=encoder.folder / FILE,
+                expected=", ".join(data.labels[:5]) or "a number",
+            )
+        model = LastTokenClassifier(encoder.load("", 0), labels, 0).load_head(encoder.folder)
+        return model.eval(), replace(data, labels=labels)
+
+    def score(
+        self,
+        items: Sequence[TextItem],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> Scores:
+        """Return the task's metrics; see Task.score."""
+        rows = np.stack(answers)
+        predicted = rows.argmax(-1) if data.labels else rows[:, 0]
+        return self._scores(_gold(items, data), predicted)
+
+    def trivial(self, split: Split, data: TaskData) -> Scores:
+        """Return the metrics of always the commonest label of this split; of its mean where it is a number."""
+        gold = _gold(split.items, data)
+        constant = np.bincount(gold).argmax() if data.labels else gold.mean()
+        return self._scores(gold, np.full_like(gold, constant))
+
+    def _scores(self, gold: NDArray[Any], predicted: NDArray[Any]) -> Scores:
+        return {name: METRICS[name](gold, predicted) for name in self.measured}
+
+
+NAMED = "text=, second_text= and label= name the columns"
+
+
+class Own(Classification):
+    """A user's own files: train and dev, as .tsv with a line of names or .jsonl, one or two columns of text and a
+    label. Labels that are all numbers, and more than twenty different ones, are predicted as numbers."""
+
+    MAX_NUMERIC_CLASSES = 20
+
+    def __init__(self) -> None:
+        super().__init__("own", ".", ("accuracy",), Columns(()))
+
+    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
+        """Read the files; see Task.read. `settings` names the columns, or they are found by their usual names."""
+        paths = [_either(folder, name) for name in ("train", "dev")]
+        tables = [_own_table(path) for path in paths]
+        items = [text_items(table, _own_columns(settings, table), NAMED) for table in tables]
+        splits = [
+            not_empty(Split(name, found, table.skipped), table.path)
+            for name, found, table in zip(("train", "dev"), items, tables, strict=True)
+        ]
+        found = sorted({item.label for item in items[0]})
+        is_regression = all(_is_number(text) for text in found) and len(found) > self.MAX_NUMERIC_CLASSES
+        labels = () if is_regression else tuple(found)
+        check_labels(items[1], labels, tables[1])
+        self.measured = ("pearson", "spearman") if is_regression else ("accuracy",)
+        self.headline = self.measured[0]
+        return TaskData(splits[0], (splits[1],), labels, hashes(paths), tuple(skip_notes(splits)))
+
+
+def _own_table(path: Path) -> Table:
+    return read_json_lines(path) if path.suffix == ".jsonl" else read_tsv(path)
+
+
+def _own_columns(settings: EvaluationSettings, table: Table) -> Columns:
+    """Return the columns that the settings name, or those of the usual names."""
+    seconds = [settings.second_text] if settings.second_text else ["text2", "sentence2", "hypothesis"]
+    first = table.rows[0] if table.rows else {}
+    has_second = bool(settings.second_text) or any(name in first for name in seconds)
+    return Columns(
+        (settings.text,) if settings.text else ("text", "sentence", "sentence1", "premise"),
+        tuple(seconds) if has_second else (),
+        (settings.label,) if settings.label else ("label", "score", "target"),
+    )
+
+
+def text_items(table: Table, columns: Columns, remedy: str = "") -> list[TextItem]:
+    """Return the items of a file's rows. Raises UserError for a column that is not there."""
+    first = table.column(columns.first, remedy)
+    second = table.column(columns.second, remedy) if columns.second else [None] * len(table.rows)
+    label = table.column(columns.label, remedy)
+    return [TextItem(*cells) for cells in zip(first, second, label, strict=True)]
+
+
+def check_labels(
+    items: Sequence[TextItem], labels: tuple[str, ...], table: Table, unlabelled: str = ""
+) -> None:
+    """Raise UserError at the first item whose label is neither one of `labels`, or a number where there are none, nor
+    `unlabelled`."""
+    for line, item in zip(table.lines, items, strict=True):
+        fits = item.label in labels if labels else _is_number(item.label)
+        if not fits and not (unlabelled and item.label == unlabelled):
+            expected = f"one of {some(labels)}" if labels else "a number"
+            raise UserError(
+                f"has the label {item.label!r}", where=at_line(table.path, line), expected=expected
+            )
+
+
+def skip_notes(splits: Sequence[Split]) -> list[str]:
+    """Return what a reader of the scores must know of rows that were left out."""
+    return [f"{split.name}: {split.skipped} malformed rows skipped" for split in splits if split.skipped]
+
+
+def _gold(items: Sequence[TextItem], data: TaskData) -> NDArray[Any]:
+    ids = {label: i for i, label in enumerate(data.labels)}
+    return np.array([ids[item.label] if ids else float(item.label) for item in items])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _either(folder: Path, name: str) -> Path:
+    for suffix in (".tsv", ".jsonl"):
+        if (path := folder / f"{name}{suffix}").is_file():
+            return path
+    raise UserError(
+        f"has no {name}.tsv and no {name}.jsonl",
+        where=folder,
+        expected="train and dev, each tab-separated with a line of names, or JSON lines",
+    )

@@ -1,0 +1,152 @@
+"""Read rows of tab-separated files and JSON lines, with the number of the line in every message."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import UserError
+
+Row = dict[str, str]
+SHOWN = 10
+"""Names listed in a message."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file, each with the number of its line."""
+
+    path: Path
+    rows: list[Row]
+    lines: list[int]
+    skipped: int = 0
+    """Lines between rows that are no row: empty, or too short where the official file has such."""
+
+    def column(self, names: Sequence[str], remedy: str = "") -> Iterator[str]:
+        """Yield one column, the first of `names` that the first row has. Raises UserError where it has none of them, or
+        a row has no value."""
+        first = self.rows[0] if self.rows else {}
+        name = next((name for name in names if name in first), None)
+        if self.rows and name is None:
+            raise UserError(
+                f"has no column {' or '.join(names)}",
+                where=at_line(self.path, self.lines[0]),
+                expected=f"one of {some(list(first))}",
+                remedy=remedy,
+            )
+        for line, row in zip(self.lines, self.rows, strict=True):
+            if name not in row:
+                raise UserError(
+                    f"has no {name}", where=at_line(self.path, line), expected="a text or a number"
+                )
+            yield row[name]
+
+
+def at_line(path: Path, line: int) -> str:
+    """Return where a message points to."""
+    return f"{path}, line {line}"
+
+
+def some(names: Sequence[str]) -> str:
+    """Return names in a list that is not too long to be read.
+
+    >>> some(["0", "1"]), some("abcdefghijklm")
+    ('0, 1', 'a, b, c, d, e, f, g, h, i, j and 3 more')
+    """
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file without a byte order mark. Only a line feed ends one: texts hold other
+    separators. Raises UserError for a file that is missing or not UTF-8."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(
+            "no such file", where=path, remedy="--data names the folder with the task's files"
+        ) from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"is not UTF-8: {error.reason} at byte {error.start}",
+            where=at_line(path, line),
+            remedy="convert the file to UTF-8",
+        ) from None
+    lines = text.split("\n")
+    return [line.removesuffix("\r") for line in (lines[:-1] if not lines[-1] else lines)]
+
+
+def read_tsv(path: Path, columns: list[str] | None = None, short_rows: bool = False) -> Table:
+    """Return the rows of a tab-separated file, where quotes are characters like any other. `columns`: their names in a
+    file without a first line of names. A row with another number of columns than there are names is an error, or
+    skipped and counted with `short_rows`: the official files of QQP have some. Empty lines between rows are skipped and
+    counted."""
+    lines = read_lines(path)
+    while lines and not lines[-1]:
+        lines.pop()
+    if columns is None:
+        if not lines:
+            raise UserError("is empty", where=path, expected="a line with the names of the columns")
+        columns, lines = _distinct(lines[0].split("\t"), path), lines[1:]
+        first = 2
+    else:
+        first = 1
+    rows, numbers, skipped = [], [], 0
+    for number, line in enumerate(lines, first):
+        cells = line.split("\t")
+        if len(cells) == len(columns):
+            rows.append(dict(zip(columns, cells, strict=True)))
+            numbers.append(number)
+        elif short_rows or not line:
+            skipped += 1
+        else:
+            raise UserError(
+                f"has {len(cells)} columns",
+                where=at_line(path, number),
+                expected=f"{len(columns)}, separated by tabs: {some(columns)}",
+            )
+    return Table(path, rows, numbers, skipped)
+
+
+def _distinct(names: list[str], path: Path) -> list[str]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(
+            f"has several columns of the same name: {some(twice)}",
+            where=at_line(path, 1),
+            remedy="rename all but one",
+        )
+    return names
+
+
+def read_json_lines(path: Path) -> Table:
+    """Return the objects of a JSON lines file, their texts, numbers and truth values as texts; null, lists and objects
+    are no values. Empty lines between rows are skipped and counted."""
+    lines = read_lines(path)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    rows, numbers = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise UserError("is no JSON object", where=at_line(path, number), expected='{"text": ..., ...}')
+        rows.append({str(key): _text(value) for key, value in row.items() if _is_value(value)})
+        numbers.append(number)
+    return Table(path, rows, numbers, len(lines) - len(rows))
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,218 @@
+"""Tag words: named entities in CoNLL-2003's columns (IOB1), in two columns (BIO2), and as UNER has them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+from torch import nn
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream import metrics
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.heads.crf import CrfTagger
+from pretrain.evaluate.downstream.heads.frozen import FrozenTagger
+from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.base import (
+    Feature,
+    Scores,
+    Split,
+    Task,
+    TaskData,
+    hashes,
+    not_empty,
+    one_file,
+)
+from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines
+
+IGNORED = -100
+OUTSIDE = "O"
+
+
+class Sentence(NamedTuple):
+    """Words with a tag each, in BIO2."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+WordAndTag = Callable[[list[str]], tuple[str, str]]
+
+
+class Tagging(Task):
+    """Entities by a tag per word, predicted at its first token (Devlin et al. 2019, section 5.3), by itself or, with
+    `crf`, together with the sentence's others. The context is the sentence.
+
+    transformers' own pipeline gives the tokens of the words, joined by spaces, the same tags. Other than there, words
+    are the file's, each with the tag of its first token, where aggregation_strategy="first" goes by the tokenizer's own
+    words, four in "U.S."; those that the tokenizer drops are read as unknown; what is beyond max_length is O."""
+
+    kind = "TokenClassification"
+    per_token = tags_words = True
+
+    def __init__(
+        self,
+        name: str,
+        folder: str,
+        files: tuple[str, str],
+        columns: int,
+        word_and_tag: WordAndTag,
+        skips: Callable[[list[str]], bool] = lambda cells: False,
+        is_even: bool = False,
+    ) -> None:
+        """`files`: patterns of the training and dev files. `columns`: fewest columns of a line. `skips`: whether a line
+        is none of a sentence. `is_even`: all lines have as many columns as the first one, for the tag is in the last:
+        a word with a space in it would be cut. Published files are not even: UNER's lines outside of entities are
+        shorter."""
+        super().__init__(name, folder, "f1")
+        self.files, self.columns, self.word_and_tag, self.skips = files, columns, word_and_tag, skips
+        self.is_even = is_even
+
+    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
+        """Read both files; see Task.read."""
+        paths = [one_file(folder, pattern) for pattern in self.files]
+        splits = []
+        for path, name in zip(paths, ("train", "dev"), strict=True):
+            sentences = list(self._sentences(path))
+            splits.append(not_empty(Split(name, sentences), path))
+        tags = sorted({tag for sentence in splits[0].items for tag in sentence.tags} | {OUTSIDE})
+        unseen = {tag for sentence in splits[1].items for tag in sentence.tags} - set(tags)
+        notes = (f"dev: tags never seen in training: {', '.join(sorted(unseen))}",) if unseen else ()
+        return TaskData(splits[0], (splits[1],), tuple(tags), hashes(paths), notes)
+
+    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
+        """Return the tagger to train, of the kind that the settings say; see Task.model."""
+        if settings.features:
+            base, count = encoder.load("", seed), len(data.labels)
+            model: nn.Module = FrozenTagger(base, settings.features, count, settings.dropout)
+        else:
+            model = super().model(encoder, data, seed, settings)
+        return (CrfTagger(model, data.labels) if settings.crf else model).eval()
+
+    def finished_model(
+        self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
+    ) -> tuple[nn.Module, TaskData]:
+        """Return the tagger of a folder, of the kind that the settings say; see Task.finished_model."""
+        if settings.features:
+            base, count = encoder.load("", 0), len(data.labels)
+            model: nn.Module = FrozenTagger(base, settings.features, count, 0).load_head(encoder.folder)
+        else:
+            model, data = super().finished_model(encoder, data, settings)
+        if settings.crf:
+            model = CrfTagger(model, data.labels).load_crf(encoder.folder)
+        return model.eval(), data
+
+    def _sentences(self, path: Path) -> Iterator[Sentence]:
+        words: list[str] = []
+        tags: list[str] = []
+        columns = 0
+        for number, line in enumerate([*read_lines(path), ""], 1):
+            # in WNUT-17 a tab alone ends a sentence too, and a byte order mark ends a file
+            is_blank = not line.strip("\ufeff\t ")
+            cells = [] if is_blank else line.split("\t") if "\t" in line else line.split()
+            if self.skips(cells):
+                continue
+            if cells:
+                columns = columns or max(len(cells), self.columns)
+                if len(cells) < self.columns or (self.is_even and len(cells) != columns):
+                    wanted = (
+                        f"{columns}, as in the first line" if self.is_even else f"at least {self.columns}"
+                    )
+                    raise UserError(f"has {len(cells)} columns", where=at_line(path, number), expected=wanted)
+                word, tag = self.word_and_tag(cells)
+                if tag != OUTSIDE and tag[:2] not in ("B-", "I-"):
+                    raise UserError(
+                        f"has the tag {tag!r}", where=at_line(path, number), expected="O, B-TYPE or I-TYPE"
+                    )
+                words.append(word)
+                tags.append(tag)
+            elif words:
+                yield Sentence(tuple(words), tuple(to_bio2(tags)))
+                words, tags = [], []
+
+    def features(self, items: Sequence[Sentence], builder: InputBuilder, data: TaskData) -> list[Feature]:
+        """Return one sequence per sentence, its targets at the first token of each word; see Task.features."""
+        ids = {tag: i for i, tag in enumerate(data.labels)}
+        features = []
+        for sentence in items:
+            built = builder.words(sentence.words)
+            targets = [IGNORED] * len(built.ids)
+            for word, place in built.first_tokens.items():
+                # a tag that is not in training counts by what is predicted, not by this loss; a CRF needs the word
+                targets[place] = ids.get(sentence.tags[word], ids[OUTSIDE])
+            features.append(Feature((built,), {"labels": targets}))
+        return features
+
+    def score(
+        self,
+        items: Sequence[Sentence],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> Scores:
+        """Return precision, recall and F1 of entities; words that were cut off count as O. See Task.score."""
+        predicted = self.predicted(items, features, answers, data)
+        return metrics.entity_f1([list(sentence.tags) for sentence in items], predicted)
+
+    def predicted(
+        self,
+        items: Sequence[Sentence],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> list[list[str]]:
+        """Return the tag of each word of each sentence."""
+        found = []
+        for sentence, feature, answer in zip(items, features, answers, strict=True):
+            tags = [OUTSIDE] * len(sentence.words)
+            for word, place in feature.inputs[0].first_tokens.items():
+                tags[word] = data.labels[int(answer[place].argmax())]
+            found.append(tags)
+        return found
+
+    def trivial(self, split: Split, data: TaskData) -> Scores:
+        """Return the scores of no entity at all."""
+        return {"f1": 0.0, "precision": 0.0, "recall": 0.0}
+
+
+def to_bio2(tags: Sequence[str]) -> Iterator[str]:
+    """Yield the tags of a sentence in BIO2, where every entity begins with B-; given BIO2 or IOB1, where one does only
+    directly behind another of its type.
+
+    >>> list(to_bio2(["I-PER", "I-PER", "B-PER", "I-LOC", "O"]))
+    ['B-PER', 'I-PER', 'B-PER', 'B-LOC', 'O']
+    """
+    before = OUTSIDE
+    for tag in tags:
+        begins = tag.startswith("I-") and before[2:] != tag[2:]
+        yield f"B-{tag[2:]}" if begins else tag
+        before = tag
+
+
+def _uner(cells: list[str]) -> tuple[str, str]:
+    """Return word and tag: what annotators marked as OTH, or left without a type, is outside of UNER's three types."""
+    tag = cells[2]
+    return cells[1], OUTSIDE if tag[2:] in ("OTH", "O") else tag
+
+
+TAGGING = [
+    Tagging(
+        "conll2003",
+        "CoNLL-2003",
+        ("eng.train", "eng.testa"),
+        4,
+        lambda cells: (cells[0], cells[3]),
+        skips=lambda cells: bool(cells) and cells[0] == "-DOCSTART-",
+    ),
+    Tagging(
+        "uner",
+        "UNER_English-EWT",
+        ("*train.iob2", "*dev.iob2"),
+        3,
+        _uner,
+        skips=lambda cells: bool(cells) and cells[0].startswith("#"),
+    ),
+    Tagging("wnut17", "WNUT17", ("*train.conll", "*dev.conll"), 2, lambda cells: (cells[0], cells[1])),
+    Tagging("tagging", ".", ("train.*", "dev.*"), 2, lambda cells: (cells[0], cells[-1]), is_even=True),
+]

@@ -1,0 +1,1 @@
+"""Attend within each example of a packed micro-batch. Read in this order: attend, tile_plan, tiles, cpu."""

@@ -1,0 +1,1 @@
+"""Find settings that contradict each other; read find.py first."""

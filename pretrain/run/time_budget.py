@@ -1,0 +1,150 @@
+"""Measure the share of a time budget that training has used, on the first rank, or replay the shares of a finished run.
+
+The clock runs during steps, including waits for data; it stands still while the run starts, compiles, evaluates, and
+waits for checkpoints. Ranks have clocks of their own, so the first rank's share travels to all ranks with the counts of
+the next batch (training/batch_counts.py). That message leaves one step ahead: it holds what the clock is expected to
+show when the batch begins, one recent step from now.
+"""
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from data_pipeline.errors import UserError
+from data_pipeline.io.canonical_json import canonical_json
+from pretrain.run.metrics_file import METRICS, read_metrics
+from pretrain.run.tolerant_json import number
+
+clock = time.monotonic
+RECENT_STEPS = 5
+"""Newest steps of which the shortest is the expected length of the next one: a slow one must not end a run early."""
+SHARE, SHARES = "budget_share", "budget_shares"
+"""Fields of a line of metrics.jsonl: the share used after the newest update, and the share at which the update of each
+batch since the line before began (null: it was skipped)."""
+
+Shares = Sequence[float | None]
+"""The share of the budget at which the update of each batch of a phase began; None: it was skipped."""
+
+
+class Ahead(NamedTuple):
+    """What the first rank expects of the next batch."""
+
+    share: float = 0.0
+    """The share of the budget that is used when its update begins, 0 to 1."""
+    last: bool = False
+    """Whether no time is left for another update."""
+
+
+NOT_MEASURED = Ahead()
+
+
+class TimeBudget:
+    """The minutes of training that a phase has; with 0 minutes there is no budget, and nothing is measured."""
+
+    def __init__(
+        self,
+        minutes: float = 0.0,
+        elapsed: float = 0.0,
+        measures: bool = True,
+        replay: Shares = (),
+        batch: int = 0,
+    ) -> None:
+        """Start with `elapsed` seconds used. `measures`: on the first rank. `replay`: shares to use in place of the
+        clock's, from the phase's batch number `batch` on."""
+        self._seconds, self._measures = 60 * minutes, measures and minutes > 0
+        self._elapsed, self._since = elapsed, float("nan")
+        self._running, self._announced, self._share = False, False, 0.0
+        self._steps: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._replay, self._batch = replay, batch
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training so far, including earlier attempts."""
+        return self._elapsed + (clock() - self._since if self._running else 0.0)
+
+    def start(self) -> None:
+        """Start a step, which ends one that was not accepted."""
+        self.stop()
+        if self._measures:
+            self._since, self._running = clock(), True
+
+    def stop(self) -> None:
+        """End the step; without one, do nothing."""
+        if self._running:
+            self._steps.append(clock() - self._since)
+            self._elapsed += self._steps[-1]
+            self._running = False
+
+    def announce(self) -> Ahead:
+        """Return what to expect of the next batch, once for each batch, while the one before it has yet to be computed.
+        Ranks that do not measure return zeros, which are added to the first rank's."""
+        if not self._measures:
+            return NOT_MEASURED
+        if self._replay:
+            return self._replayed()
+        step, waiting = min(self._steps, default=0.0), int(self._announced)
+        begins = self.elapsed + waiting * step
+        self._announced = True
+        self._share = min(max(self._share, begins / self._seconds), 1.0)
+        return Ahead(self._share, begins + step >= self._seconds)
+
+    def _replayed(self) -> Ahead:
+        number, self._batch = self._batch, self._batch + 1
+        share = self._replay[number] if number < len(self._replay) else 1.0
+        self._share = self._share if share is None else share
+        return Ahead(self._share, number >= len(self._replay) - 1)
+
+
+class ShareLog:
+    """Collect the shares of accepted updates for the lines of metrics.jsonl."""
+
+    def __init__(self, batch: int = 0) -> None:
+        self._first, self._shares = batch, dict[int, float]()
+
+    def add(self, batch: int, share: float) -> None:
+        """Add the share of the batch with this number."""
+        self._shares[batch] = share
+
+    def take(self, batch: int) -> list[float | None]:
+        """Return the shares of the batches since the last call, before the number `batch`."""
+        taken = [self._shares.pop(one, None) for one in range(self._first, batch)]
+        self._first = batch
+        return taken
+
+
+def logged_shares(where: str) -> dict[str, Shares]:
+    """Read the shares of every phase ("" without phases) that has a budget of time, from a run folder or its
+    metrics.jsonl. Raises UserError unless each phase reaches the end of its budget."""
+    path = Path(where)
+    folder = path.parent if path.name == METRICS else path
+    found: dict[str, dict[int, float | None]] = {}
+    used: dict[str, float] = {}
+    for line in read_metrics(folder):
+        shares, batch, phase = line.get(SHARES), number(line.get("batch")), str(line.get("phase", ""))
+        if isinstance(shares, list) and batch is not None:
+            first = int(batch) - len(shares)
+            found.setdefault(phase, {}).update({first + n: number(share) for n, share in enumerate(shares)})
+            used[phase] = number(line.get(SHARE)) or 0.0
+    unfinished = [phase for phase, share in used.items() if share < 1]
+    if not found or unfinished:
+        what = f"phase {unfinished[0]} is not finished" if unfinished and unfinished[0] else "is not finished"
+        raise UserError(
+            what if found else "has no logged shares of a time budget",
+            where=where,
+            expected="the folder of a finished run with train.minutes",
+        )
+    return {phase: _in_order(shares) for phase, shares in found.items()}
+
+
+@cache
+def shares_digest(where: str) -> str:
+    """Return the SHA-256 of the shares in a run folder, which decide what a replay trains; empty if `where` is."""
+    return hashlib.sha256(canonical_json(logged_shares(where))).hexdigest() if where else ""
+
+
+def _in_order(shares: Mapping[int, float | None]) -> Shares:
+    return [shares.get(batch) for batch in range(min(shares), max(shares) + 1)]

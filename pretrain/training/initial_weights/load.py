@@ -1,0 +1,132 @@
+"""Read the weights of a Hugging Face folder and change them, step by step, to those that a run starts from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.settings import RunConfig
+from pretrain.export.families.electra import DELTA, taken_apart
+from pretrain.export.reader import read_weights
+from pretrain.model.initialize import vocabulary_rows, without_padding
+from pretrain.objectives.base import Objective
+from pretrain.training.initial_weights.new_words import Pieces, with_new_rows
+from pretrain.training.initial_weights.positions import EXTENSIONS
+
+_POSITIONS = ".embeddings.position."
+"""In our names of tables of positions."""
+
+
+@dataclass
+class InitialWeights:
+    """The weights on their way from the folder to the run. Steps change `weights` and add to `notes`."""
+
+    objective: Objective
+    vocabulary: VocabularyStamp
+    shapes: Mapping[str, list[int]]
+    """Of the run's parameters, without vocabulary padding."""
+    weights: dict[str, Tensor]
+    """By our names, float32, without vocabulary padding."""
+    pieces: Pieces = ()
+    """For each entry of the run's vocabulary that the folder's lacks, the folder's ids that its text is cut into."""
+    notes: list[str] = field(default_factory=list)
+    """What is worth a line in the log."""
+
+    @property
+    def run(self) -> RunConfig:
+        """The settings of the run."""
+        return self.objective.config
+
+    @cached_property
+    def fresh(self) -> dict[str, Tensor]:
+        """The weights that the run would start from without a folder; drawn where a step needs some."""
+        model = self.objective.fresh_model(self.vocabulary)
+        return without_padding(model, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def initial_weights(
+    objective: Objective, vocabulary: VocabularyStamp, shapes: Mapping[str, list[int]], pieces: Pieces = ()
+) -> InitialWeights:
+    """Return a weight for each of `shapes` (names of the run's parameters -> shapes without vocabulary padding), read
+    from the folder in init_from and changed by STEPS. `pieces`: as in InitialWeights. Raises UserError for a folder
+    that does not fit."""
+    run = objective.config
+    source = Path(run.init_from)
+    weights = read_weights(source, run, vocabulary.size - len(pieces))
+    found = InitialWeights(objective, vocabulary, shapes, weights, pieces)
+    for step in STEPS:
+        step(found)
+    for name, shape in shapes.items():
+        if list(found.weights[name].shape) != shape:
+            raise UserError(
+                f"{name} has shape {list(found.weights[name].shape)}", where=source, expected=f"{shape}"
+            )
+    return found
+
+
+def extend_vocabulary(found: InitialWeights) -> None:
+    """Give new words rows in the tensors that have one for each entry of the vocabulary, as init_new_words says."""
+    if not found.pieces:
+        return
+    how, size = found.run.init_new_words, found.vocabulary.size
+    with torch.device("meta"):
+        tables = vocabulary_rows(found.objective.build_model(found.vocabulary))
+    for name in tables.keys() & found.weights.keys():
+        found.weights[name] = with_new_rows(
+            found.weights[name], found.pieces, how, partial(_fresh, found, name)
+        )
+    old = size - len(found.pieces)
+    found.notes.append(f"{old:,} entries of the vocabulary extended to {size:,} (init_new_words={how})")
+
+
+def _fresh(found: InitialWeights, name: str) -> Tensor:
+    return found.fresh[name][-len(found.pieces) :]
+
+
+def take_tables_apart(found: InitialWeights) -> None:
+    """Take the generator's tables out of the discriminator's where a run has them apart."""
+    found.weights = taken_apart(found.weights, [name for name in found.shapes if name.endswith(DELTA)])
+
+
+def extend_positions(found: InitialWeights) -> None:
+    """Lengthen the tables of learned positions to encoder.max_positions, as init_positions says."""
+    notes = []
+    for name in (name for name in found.shapes if name in found.weights and _POSITIONS in name):
+        table, wanted = found.weights[name], found.shapes[name][0]
+        if len(table) < wanted:
+            how = found.run.init_positions
+            found.weights[name] = EXTENSIONS[how](table, found.fresh[name])
+            notes.append(f"{len(table):,} positions extended to {wanted:,} (init_positions={how})")
+    found.notes += dict.fromkeys(notes)
+
+
+def add_heads(found: InitialWeights) -> None:
+    """Give the heads that the folder lacks fresh weights. Raises UserError if the encoder itself is not whole."""
+    missing = [name for name in found.shapes if name not in found.weights]
+    if parts := [name for name in missing if name.startswith("encoder.")]:
+        raise UserError(
+            f"lacks {', '.join(sorted(parts)[:5])}",
+            where=found.run.init_from,
+            expected="all weights of an encoder",
+        )
+    for name in missing:
+        found.weights[name] = found.fresh[name]
+    if missing:
+        found.notes.append(
+            f"WARNING: the folder lacks {', '.join(missing)}, which objective.name={found.objective.name} needs: "
+            "their weights are fresh"
+        )
+
+
+STEPS: tuple[Callable[[InitialWeights], None], ...] = (
+    take_tables_apart,
+    extend_vocabulary,
+    extend_positions,
+    add_heads,
+)
+"""What happens to the weights of a folder, in this order."""

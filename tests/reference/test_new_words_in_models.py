@@ -1,0 +1,124 @@
+"""Models whose vocabulary gets new words: old rows stay, new ones start from old pieces, transformers loads them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from data_pipeline.errors import UserError
+from data_pipeline.records import Document
+from data_pipeline.settings import VocabularySettings
+from data_pipeline.shards.schema import VocabularyStamp
+from data_pipeline.tokenize.word_cache import WordCache
+from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.files import load_vocabulary, save_vocabulary
+from data_pipeline.vocabulary.new_words import WordCounts, choose, old_pieces
+from pretrain.export.families.registry import check_vocabulary
+from pretrain.model.initialize import vocabulary_rows, without_padding
+from pretrain.objectives.registry import load
+from pretrain.training.initial_weights.check import check_hugging_face
+from pretrain.training.initial_weights.load import InitialWeights, initial_weights
+from pretrain.training.initial_weights.new_words import ROWS, with_new_rows
+from tests.reference.test_initial_weights import SAME, exported, settings, started, written
+
+TEXT = "nephrology glomerulonephritis dialysis nephropathy"
+PIECES = ([2], [1, 2, 2], [3, 0])
+
+
+def refuse() -> Tensor:
+    raise AssertionError("no fresh rows are needed")
+
+
+@pytest.mark.parametrize("how", ROWS)
+@pytest.mark.parametrize("shape", [(4, 3), (4,)])
+def test_new_rows(how: str, shape: tuple[int, ...]) -> None:
+    table = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = with_new_rows(
+        table, PIECES, how, (lambda: torch.full((3, *shape[1:]), 7.0)) if how == "fresh" else refuse
+    )
+    assert found.shape == (7, *shape[1:])
+    assert found[:4].equal(table)
+    expected = {
+        "mean": [table[2], (table[1] + 2 * table[2]) / 3, (table[3] + table[0]) / 2],
+        "first": [table[2], table[1], table[3]],
+        "fresh": [torch.full(shape[1:], 7.0)] * 3,
+    }[how]
+    assert torch.allclose(found[4:], torch.stack(expected))
+
+
+def extension(name: str, folder: Path, out: Path) -> tuple[Vocabulary, Vocabulary]:
+    """The vocabulary of a model, and its extension, which is saved in `out`."""
+    old = load_vocabulary(next(folder.rglob("tokenizer.json")).parent)
+    words = choose(WordCounts.of([Document("0", TEXT)]), old, VocabularySettings(min_frequency=1))
+    assert len(words) == 4
+    extended = old.extended([word.piece for word in words])
+    save_vocabulary(extended, out)
+    return old, extended
+
+
+def started_with(config, old: Vocabulary, extended: Vocabulary) -> InitialWeights:
+    assert check_hugging_face(config, extended).tokens == old.tokens
+    objective, stamp = load(config), VocabularyStamp.of(extended)
+    model = objective.build_model(stamp)
+    shapes = {n: list(p.shape) for n, p in without_padding(model, dict(model.named_parameters())).items()}
+    return initial_weights(objective, stamp, shapes, old_pieces(old, extended))
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlmr", "albert", "electra", "xlnet"])
+def test_old_rows_stay_and_new_ones_are_the_means(name: str, tmp_path: Path) -> None:
+    folder = written(SAME[name], tmp_path / "in")
+    old, extended = extension(name, folder, tmp_path / "vocabulary")
+    before = started(settings(folder, *SAME[name].overrides))
+    assert before.notes == []
+    config = settings(folder, f"data.vocab={tmp_path}/vocabulary", *SAME[name].overrides)
+    after = started_with(config, old, extended)
+    assert after.notes == [
+        f"{old.size:,} entries of the vocabulary extended to {extended.size:,} (init_new_words=mean)"
+    ]
+    grown = vocabulary_rows(after.objective.build_model(VocabularyStamp.of(extended)))
+    assert grown.keys() >= {"encoder.embeddings.word.weight"}
+    for tensor_name, tensor in after.weights.items():
+        then = before.weights[tensor_name]
+        assert tensor[: len(then)].equal(then)
+        assert (len(tensor) > len(then)) == (tensor_name in grown)
+        if tensor_name in grown:
+            for row, pieces in zip(tensor[old.size :], old_pieces(old, extended), strict=True):
+                assert torch.allclose(row, then[pieces].mean(0))
+
+    out = exported(config, after.weights, tmp_path / "out")
+    for model in sorted({path.parent for path in out.rglob("config.json")}):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        loaded = transformers.AutoModel.from_pretrained(model)
+        source = transformers.AutoModel.from_pretrained(folder / model.relative_to(out))
+        words, words_before = (m.get_input_embeddings().weight for m in (loaded, source))
+        assert loaded.config.vocab_size == len(tokenizer) == len(words) == extended.size
+        assert words[: old.size].equal(words_before)
+        ids = tokenizer("some nephrology, dialysis", add_special_tokens=False)["input_ids"]
+        assert ids == WordCache(extended).encode(["some nephrology, dialysis"])[0].tolist()
+        assert sum(i >= old.size for i in ids) == 2
+
+
+def test_fresh_rows_are_those_of_a_new_model(tmp_path: Path) -> None:
+    folder = written(SAME["roberta"], tmp_path / "in")
+    old, extended = extension("roberta", folder, tmp_path / "vocabulary")
+    config = settings(folder, f"data.vocab={tmp_path}/vocabulary", "init_new_words=fresh")
+    found, name = started_with(config, old, extended), "encoder.embeddings.word.weight"
+    assert found.weights[name][old.size :].equal(found.fresh[name][old.size :])
+    assert found.weights[name].shape == found.fresh[name].shape
+
+
+def test_only_entries_behind_all_old_ones_are_an_extension(tmp_path: Path) -> None:
+    folder = written(SAME["bert"], tmp_path / "in")
+    old, extended = extension("bert", folder, tmp_path / "vocabulary")
+    with pytest.raises(UserError, match="has another vocabulary") as caught:
+        check_vocabulary(folder, extended)  # as of a teacher, whose predictions are of its own entries
+    assert "--extend" not in str(caught.value)
+    assert check_vocabulary(folder, extended, may_extend=True).tokens == old.tokens
+    swapped = [*extended.tokens[:-6], extended.tokens[-1], *extended.tokens[-6:-1]]
+    config = settings(folder, f"data.vocab={tmp_path}/vocabulary")
+    for tokens in (swapped, old.tokens[:-1]):
+        other = type(old)(tokens, old.specials, old.normalization)  # type: ignore[attr-defined]
+        with pytest.raises(UserError, match=f"maskmill vocab --extend {folder}"):
+            check_hugging_face(config, other)

@@ -1,0 +1,31 @@
+"""A model with the encoder of ModernBERT: trained, exported, and the weights of another one's start.
+
+That it resumes bit-equal: tests/multirank/test_every_objective.py.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Maskmill
+from tests.factories.members import MODERN, prepared_member
+from tests.run_ends import metrics_at
+
+# what DeepSpeed's imports give rise to in a process of pytest's
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def test_a_modern_encoder_is_exported_and_goes_on(
+    here: None, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    settings = prepared_member(MODERN, tiny, maskmill, tmp_path)
+    first, model = tmp_path / "first", tmp_path / "model"
+    maskmill("train", "demo", *settings, "zero.stage=3", f"run.dir={first}")
+    assert "in float64: mlm" in maskmill("export", str(first), "--out", str(model)).stdout
+    assert json.loads((model / "config.json").read_text())["architectures"] == ["ModernBertForMaskedLM"]
+    maskmill("train", "demo", *settings, f"run.dir={tmp_path}/next", f"init_from={model}")
+    ends, starts = (
+        metrics_at(run, "eval", step)["held_out_loss"] for run, step in ((first, 4), (tmp_path / "next", 0))
+    )
+    assert starts == pytest.approx(ends, rel=1e-5), "it starts from what was exported"

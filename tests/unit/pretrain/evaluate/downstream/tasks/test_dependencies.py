@@ -1,0 +1,163 @@
+"""Trees, tags and lemmas: the best tree against all trees, rules against their words, the official scores."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream import metrics
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.fine_tune import FineTuner
+from pretrain.evaluate.downstream.heads.parser import Parser, best_tree
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.base import TaskData
+from pretrain.evaluate.downstream.tasks.lemmas import apply_rule, lemma_rule
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from tests.factories.encoders import ENCODERS, encoder_folder
+from tests.factories.tasks import TREES, write
+
+TASK = FINE_TUNED["ud"]
+GOLD = "\n".join(TREES) + "\n"
+CPU = torch.device("cpu")
+
+
+def is_tree(heads: tuple[int, ...]) -> bool:
+    if heads.count(0) != 1:
+        return False
+    for word in range(1, len(heads) + 1):
+        at = word
+        for _ in heads:
+            at = heads[at - 1] if at else 0
+        if at:
+            return False
+    return True
+
+
+@given(words=st.integers(1, 5), seed=st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_the_tree_is_the_best_of_all(words: int, seed: int) -> None:
+    scores = np.random.default_rng(seed).normal(size=(words, words + 1))
+    found = best_tree(scores)
+    every = [h for h in itertools.product(range(words + 1), repeat=words) if is_tree(h)]
+
+    def total(heads: tuple[int, ...]) -> float:
+        return float(sum(scores[word, head] for word, head in enumerate(heads)))
+
+    assert tuple(found) in every
+    assert total(tuple(found)) == pytest.approx(max(map(total, every)))
+
+
+@given(form=st.text(min_size=1, max_size=12), lemma=st.text(min_size=1, max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_a_rule_gives_its_own_lemma(form: str, lemma: str) -> None:
+    assert apply_rule(lemma_rule(form, lemma), form) == lemma
+
+
+@pytest.mark.parametrize(
+    ("form", "lemma", "other", "expected"),
+    [
+        ("Running", "run", "sitting", "sit"),
+        ("dogs", "dog", "Cats", "cat"),
+        ("PARIS", "Paris", "ROME", "Rome"),
+        ("went", "go", "anything", "go"),
+        ("unhappiest", "happy", "a", "a"),  # too short for the rule
+    ],
+)
+def test_rules_fit_other_words(form: str, lemma: str, other: str, expected: str) -> None:
+    assert apply_rule(lemma_rule(form, lemma), other) == expected
+
+
+def read(folder: Path) -> TaskData:
+    return TASK.read(
+        write(folder, {"x-ud-train.conllu": TREES, "x-ud-dev.conllu": TREES}), EvaluationSettings()
+    )
+
+
+def test_gold_against_gold_is_perfect_and_subtypes_do_not_count() -> None:
+    names = ("LAS", "UAS", "UPOS", "XPOS", "UFeats", "Lemmas", "CLAS", "MLAS", "BLEX")
+    assert metrics.conll18(GOLD, GOLD, names) == dict.fromkeys(names, 100)
+    assert metrics.conll18(GOLD, GOLD.replace("nsubj\t", "nsubj:pass\t"), ["LAS"]) == {"LAS": 100}
+    words = sum(line.split("\t")[0].isdigit() for line in TREES)
+    broken = GOLD.replace("1\tThe\tthe\tDET\tDT\tDefinite=Def\t2", "1\tThe\tthe\tDET\tDT\tDefinite=Def\t3", 1)
+    assert broken != GOLD
+    assert metrics.conll18(GOLD, broken, ["LAS", "UAS"]) == pytest.approx(
+        dict.fromkeys(["LAS", "UAS"], 100 * (words - 1) / words)
+    )
+
+
+def test_what_the_official_scorer_refuses_is_one_line(tmp_path: Path) -> None:
+    for old, new in (
+        ("4\tnsubj", "1\tnsubj"),
+        ("2\tdet", "0\troot"),
+        ("2\tdet", "77\tdet"),
+        ("2\tdet\t", ""),
+    ):
+        lines = [TREES[0], *(line.replace(old, new) for line in TREES[1:7]), *TREES[7:]]
+        with pytest.raises(UserError, match=r"dev\.conllu: is refused by the official scorer: "):
+            TASK.read(write(tmp_path, {"x-train.conllu": TREES, "x-dev.conllu": lines}), EvaluationSettings())
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "causal"])
+def test_every_encoder_learns_a_small_treebank(name: str, tmp_path: Path) -> None:
+    wanted = EvaluationSettings(
+        epochs=60, batch=2, lr=2e-3, head_lr=5e-3, dropout=0, max_length=64, weight_decay=0
+    )
+    data = read(tmp_path)
+    encoder = Encoder(encoder_folder(name))
+    one = FineTuner(
+        TASK, TASK.model(encoder, data, 1, EvaluationSettings(dropout=0)), encoder.builder(64), wanted, 1, CPU
+    )
+    features = TASK.features(data.train.items, one.builder, data)
+    one.train(features, lambda n: None)
+    found = TASK.score(data.train.items, features, one.answers(features, lambda n: None), data)
+    assert found["LAS"] == found["UPOS"] == found["Lemmas"] == found["MLAS"] == 100
+    assert TASK.trivial(data.scored[0], data)["LAS"] < 50
+
+
+def test_tokens_of_a_word_are_averaged_and_the_root_has_a_vector_of_its_own() -> None:
+    parser = Parser(torch.nn.Identity(), 4, {"upos": "ABC", "deprel": "xy"}, "deprel").eval()
+    states = torch.arange(24.0).reshape(1, 6, 4)
+    owners = torch.tensor([[-100, 1, 1, 3, 3, -100]])
+    words = parser._words(states, owners, torch.tensor([0]))
+    assert torch.equal(words[0, 1], states[0, 1:3].mean(0))
+    assert torch.equal(words[0, 3], states[0, 3:5].mean(0))
+    assert torch.equal(words[0, 0], parser.root)
+    assert not words[0, 2].any()
+
+
+def test_only_words_and_the_root_can_be_heads() -> None:
+    parser = Parser(_Fixed(), 4, {"upos": "ABC", "deprel": "xy"}, "deprel").eval()
+    owners = torch.tensor([[-100, 1, 1, 3, -100]])
+    logits = parser(owners, torch.tensor([0]), input_ids=torch.zeros(1, 5, dtype=torch.long)).logits
+    assert logits.shape == (1, 5, 3 + 2 * 5)
+    heads = logits[0, 1, 3:8]
+    assert (heads > torch.finfo(heads.dtype).min / 2).tolist() == [True, True, False, True, False]
+
+
+class _Fixed(torch.nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> object:
+        states = torch.ones(*input_ids.shape, 4)
+        return type("Output", (), {"last_hidden_state": states})()
+
+
+def test_words_beyond_the_input_are_counted_as_wrong_not_left_out(tmp_path: Path) -> None:
+    data = read(tmp_path)
+    encoder = Encoder(encoder_folder("bert"))
+    one = FineTuner(
+        TASK,
+        TASK.model(encoder, data, 1, EvaluationSettings(dropout=0)),
+        encoder.builder(9),
+        replace(EvaluationSettings()),
+        1,
+        CPU,
+    )
+    features = TASK.features(data.train.items, one.builder, data)
+    assert any(feature.inputs[0].was_cut for feature in features)
+    found = TASK.score(data.train.items, features, one.answers(features, lambda n: None), data)
+    assert 0 <= found["LAS"] < 100

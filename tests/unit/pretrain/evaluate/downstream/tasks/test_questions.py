@@ -1,0 +1,207 @@
+"""Answers in texts: windows, targets and decoding, and scores as the official scripts of SQuAD count them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
+from pretrain.evaluate.downstream.tasks.questions import Answer, Question
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from pretrain.evaluate.downstream.tasks.squad import best_over, best_threshold, exact, normalized, overlap
+from pretrain.evaluate.downstream.windows import windows
+from tests.factories.encoders import ENCODERS, encoder_folder
+
+TASK = FINE_TUNED["squad2"]
+SENTENCE = (
+    "the quick fox jumped over some lazy dogs, that slept all day in the U.S. and did not wake up at all "
+)
+TEXT = (SENTENCE * 6).strip()
+
+
+def question(text: str, context: str = TEXT, occurrence: int = 0) -> Question:
+    start = -1
+    for _ in range(occurrence + 1):
+        start = context.index(text, start + 1)
+    return Question("1", "who slept?", context, (Answer(text, start),))
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "em", "f1"),
+    [
+        ("The U.S.", "us", 1, 1),
+        ("a  fox", "the fox!", 1, 1),
+        ("lazy dogs", "dogs", 0, 2 / 3),
+        ("dogs dogs", "dogs", 0, 2 / 3),
+        ("lazy dogs", "cats", 0, 0),
+        ("", "", 1, 1),
+        ("dogs", "", 0, 0),
+        ("“dogs”", "dogs", 0, 0),  # only ASCII punctuation is dropped
+    ],
+)
+def test_answers_are_compared_as_in_the_official_script(
+    gold: str, predicted: str, em: float, f1: float
+) -> None:
+    assert exact(gold, predicted) == em
+    assert overlap(gold, predicted) == pytest.approx(f1)
+
+
+def test_the_best_of_several_answers_counts_each_metric_apart() -> None:
+    assert best_over(["lazy dogs", "dogs"], "dogs") == (1, 1)
+    assert best_over(["the", "dogs"], "cats") == (0, 0)  # an answer of which nothing is left is none
+    assert best_over([], "") == (1, 1)
+    assert normalized("A an THE  then") == "then"
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.floats(-5, 5), st.booleans()),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda row: row[1],
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_the_best_threshold_is_the_best_of_all(rows: list[tuple[float, float, bool]]) -> None:
+    scores, odds, has = zip(*rows, strict=True)
+    every = [sum((s if h else 0.0) if o <= t else float(not h) for s, o, h in rows) for t in [-np.inf, *odds]]
+    assert best_threshold(scores, odds, has) == pytest.approx(100 * max(every) / len(rows))
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "causal"])
+def test_windows_hold_the_whole_text_and_targets_the_answer(name: str) -> None:
+    builder = Encoder(encoder_folder(name)).builder(48)
+    parts = windows(builder, "who slept?", TEXT, 64, 16)
+    assert len(parts) > 3
+    assert all(len(window.input.ids) <= 48 for window in parts)
+    texts = ("lazy dogs", "who slept?") if builder.left_padded else ("who slept?", "lazy dogs")
+    pair = Encoder(encoder_folder(name)).builder(64).pair(*texts)
+    short = windows(builder, "who slept?", "lazy dogs", 64, 16)
+    assert [(one.input.ids, one.input.segments) for one in short] == [(pair.ids, pair.segments)]
+    covered = {i for window in parts for span in window.spans if span for i in range(*span)}
+    assert covered == {i for i, character in enumerate(TEXT) if character != " "}
+    widest = [
+        span
+        for one in parts
+        for span, is_widest in zip(one.spans, one.is_widest, strict=True)
+        if span and is_widest
+    ]
+    assert sorted(widest) == sorted({span for one in parts for span in one.spans if span}), (
+        "in one window each"
+    )
+    found = 0
+    for feature in TASK.features([question("lazy dogs", occurrence=3)], builder, None):  # type: ignore[arg-type]
+        _, window = feature.extra
+        start, end = feature.targets["start_positions"], feature.targets["end_positions"]
+        assert window.input.ids[window.cls] == builder.tokenizer.cls_token_id
+        if start == window.cls:
+            assert end == window.cls
+        else:
+            assert TEXT[window.spans[start][0] : window.spans[end][1]] == "lazy dogs"
+            found += 1
+    assert found >= 1
+
+
+def planted(item: Question, wanted: tuple[int, int], null: float = -3.0) -> dict[str, float]:
+    """Score a model whose logits point to these characters, and to no answer with a sum of `null`."""
+    builder = Encoder(encoder_folder("bert")).builder(48)
+    features = TASK.features([item], builder, None)  # type: ignore[arg-type]
+    answers = []
+    for feature in features:
+        _, window = feature.extra
+        logits = np.full((len(window.spans), 2), -9.0)
+        logits[window.cls] = null / 2
+        for place, span in enumerate(window.spans):
+            if span and window.is_widest[place]:
+                logits[place, 0] += 10 * (span[0] == wanted[0])
+            if span:
+                logits[place, 1] += 10 * (span[1] == wanted[1])
+        answers.append(logits)
+    return TASK.score([item], features, answers, None)  # type: ignore[arg-type]
+
+
+def test_the_likeliest_answer_of_all_windows_is_given() -> None:
+    item = question("slept", occurrence=4)
+    start = item.answers[0].start
+    assert planted(item, (start, start + 5)) == {"f1": 100, "exact": 100}
+    assert planted(item, (4, 9))["exact"] == 0
+
+
+def test_an_answer_is_neither_longer_than_thirty_tokens_nor_backwards() -> None:
+    item = question("slept", occurrence=4)
+    start = item.answers[0].start
+    assert planted(item, (start, start - 8))["f1"] == 0
+    assert planted(item, (0, TEXT.index("slept", start)))["f1"] < 50
+
+
+def test_no_answer_is_given_where_that_is_likelier() -> None:
+    none = Question("1", "who slept?", TEXT, ())
+    assert planted(none, (4, 9), null=9.0) == {"f1": 100, "exact": 100, "best_exact": 100, "best_f1": 100}
+    said = planted(none, (4, 9), null=-9.0)
+    assert (said["f1"], said["best_f1"]) == (0, 100)
+
+
+def test_texts_not_questions_are_divided(tmp_path: Path) -> None:
+    paragraphs = [
+        {
+            "context": f"{TEXT} {i}",
+            "qas": [
+                {"id": f"{i} {j}", "question": "?", "answers": [{"text": "fox", "answer_start": 10}]}
+                for j in range(3)
+            ],
+        }
+        for i in range(10)
+    ]
+    (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    task = FINE_TUNED["questions"]
+    data = task.read(tmp_path, EvaluationSettings(carve=0.5))
+    texts = [{item.context for item in split.items} for split in (data.train, data.scored[0])]
+    assert [len(data.train.items), len(data.scored[0].items)] == [15, 15]
+    assert not texts[0] & texts[1]
+    with pytest.raises(UserError, match=r"carve=0\.5"):
+        task.read(tmp_path, EvaluationSettings())
+
+
+def test_an_answer_that_is_not_in_its_place_is_skipped_and_counted(tmp_path: Path) -> None:
+    good = {"id": "1", "question": "?", "answers": [{"text": "fox", "answer_start": 10}]}
+    bad = {"id": "2", "question": "?", "answers": [{"text": "fox", "answer_start": 11}]}
+    none = {
+        "id": "3",
+        "question": "?",
+        "is_impossible": True,
+        "answers": [],
+        "plausible_answers": [{"text": "x"}],
+    }
+    for name in ("train-v2.0.json", "dev-v2.0.json"):
+        text = {"data": [{"paragraphs": [{"context": TEXT, "qas": [good, bad, none]}]}]}
+        (tmp_path / name).write_text(json.dumps(text))
+    data = TASK.read(tmp_path, EvaluationSettings())
+    assert [item.id for item in data.train.items] == ["1", "3"]
+    assert [item.id for item in data.scored[0].items] == ["1", "2", "3"], (
+        "none is left out where it is scored"
+    )
+    assert "1 questions skipped" in data.notes[0]
+    assert TASK.trivial(data.scored[0], data) == {
+        "f1": pytest.approx(100 / 3),
+        "exact": pytest.approx(100 / 3),
+    }
+    (tmp_path / "dev-v2.0.json").write_text('{"data": [{"paragraphs": [{}]}]}')
+    with pytest.raises(UserError, match="is not in SQuAD's format"):
+        TASK.read(tmp_path, EvaluationSettings())
+
+
+def test_inputs_are_as_long_as_published() -> None:
+    assert settings_for("squad1", {}).max_length == 384
+    assert settings_for("squad2", {"recipe": "electra"}).max_length == 512
+    assert settings_for("squad1", {"max_length": 96}).max_length == 96
+
+
+def test_no_room_for_text_is_refused() -> None:
+    builder = Encoder(encoder_folder("bert")).builder(12)
+    with pytest.raises(UserError, match="leave no room for text beside a question"):
+        windows(builder, "who did not jump over the quick lazy fox at all?", TEXT, 64, 16)

@@ -1,0 +1,96 @@
+"""Files of the tasks in their official shapes: rows, labels, quirks and counts."""
+
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.downstream.tasks.base import TaskData
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, chosen_tasks, folder_of
+from tests.factories.tasks import FILES, write
+
+
+def read(task: str, folder: Path, **settings: object) -> TaskData:
+    return FINE_TUNED[task].read(folder, settings_for(task, settings))
+
+
+def test_every_task_has_its_files_here() -> None:
+    assert FILES.keys() == FINE_TUNED.keys()
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_official_files_are_read(task: str, tmp_path: Path) -> None:
+    data = read(task, write(tmp_path / "task", FILES[task]))
+    assert bool(data.train.items) == (task != "ax")
+    assert all(split.items for split in data.scored)
+    assert set(data.files) == set(FILES[task])
+    for split in data.scored:
+        trivial = FINE_TUNED[task].trivial(split, data)
+        assert FINE_TUNED[task].headline in trivial
+
+
+def test_rows_are_as_they_were_published(tmp_path: Path) -> None:
+    def data(task: str) -> TaskData:
+        return read(task, write(tmp_path / task, FILES[task]))
+
+    assert [i.first for i in data("cola").train.items] == ["Our friends won't buy this.", 'The "car honked.']
+    assert data("mrpc").train.items[0] == ('He said " no .', "No , he said .", "1")
+    assert data("mnli").labels == ("contradiction", "entailment", "neutral")
+    assert [split.name for split in data("mnli").scored] == ["dev_matched", "dev_mismatched"]
+    assert data("mnli").scored[0].items[0].label == "contradiction"
+    assert data("stsb").labels == ()
+    endings = ("He sits, down", "He runs", "He eats", "He is")
+    assert data("swag").train.items == [("He sits.", endings, 0)]
+    assert data("codah").scored[0].items[0].label == 3
+    entities = data("conll2003")
+    assert entities.train.items == [(("EU", "#"), ("B-ORG", "O")), (("Rome",), ("B-LOC",))]
+    assert entities.scored[0].items[0].tags == ("B-LOC", "B-LOC")
+    assert data("uner").train.items == [(("Al", ".", "!"), ("B-ORG", "O", "O")), (("X",), ("O",))]
+    assert [item.words for item in data("wnut17").train.items] == [("#hash", "Empire", "State"), ("I",)]
+    assert data("tagging").train.items == [(("a", "c"), ("B-A", "O"))]
+
+
+def test_what_is_skipped_is_counted_and_said(tmp_path: Path) -> None:
+    questions = read("qqp", write(tmp_path / "qqp", FILES["qqp"]))
+    assert (len(questions.train.items), questions.train.skipped) == (1, 1)
+    assert questions.notes == ("train: 1 malformed rows skipped",)
+    inference = read("snli", write(tmp_path / "snli", FILES["snli"]))
+    assert inference.scored[0].skipped == 1
+    assert "dev: 1" in inference.notes[0]
+
+
+def test_a_dev_file_can_be_divided_where_there_is_no_training_file(tmp_path: Path) -> None:
+    rows = [f"{i}\tWhat is {i}?\tIt is {i}.\tentailment" for i in range(100)]
+    folder = write(tmp_path / "task", {"dev.tsv": ["index\tquestion\tsentence\tlabel", *rows]})
+    with pytest.raises(UserError, match=r"carve=0\.5"):
+        read("qnli", folder)
+    data = read("qnli", folder, carve=0.3)
+    train, dev = ({item.first for item in split.items} for split in (data.train, data.scored[0]))
+    assert (len(train), len(dev)) == (30, 70)
+    assert not train & dev
+    assert "30%" in data.notes[0]
+    assert read("qnli", folder, carve=0.3).train == data.train
+
+
+def test_own_numbers_are_a_regression(tmp_path: Path) -> None:
+    lines = [f'{{"body": "text {i}", "stars": {i / 10}}}' for i in range(40)]
+    folder = write(tmp_path / "task", {"train.jsonl": lines, "dev.jsonl": lines})
+    data = read("own", folder, text="body", label="stars")
+    assert data.labels == ()
+    assert FINE_TUNED["own"].headline == "pearson"
+    with pytest.raises(UserError, match="has no column text or sentence or"):
+        read("own", folder)
+
+
+def test_a_task_is_found_in_the_folder_of_its_official_name(tmp_path: Path) -> None:
+    (tmp_path / "MRPC").mkdir()
+    assert folder_of("mrpc", tmp_path) == tmp_path / "MRPC"
+    assert folder_of("rte", tmp_path) == tmp_path
+    found, missing = chosen_tasks([], "glue", tmp_path)
+    assert found == [("mrpc", tmp_path / "MRPC")]
+    assert "rte" in missing
+    with pytest.raises(UserError, match="did you mean mrpc"):
+        chosen_tasks(["mrcp"], "", tmp_path)
+    with pytest.raises(UserError, match="no task to score"):
+        chosen_tasks([], "", tmp_path)

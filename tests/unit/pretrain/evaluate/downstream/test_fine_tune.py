@@ -1,0 +1,261 @@
+"""Fine-tuning: as transformers' Trainer from the same start, repeatable, and at the rates that the settings say."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.batches import collate, sizes, training_batches
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained, param_groups, rate
+from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
+from pretrain.evaluate.downstream.tasks.base import Feature, Split, TaskData
+from pretrain.evaluate.downstream.tasks.classification import TextItem
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from tests.factories.encoders import encoder_folder
+from tests.factories.tasks import FILES, write
+
+TASK = FINE_TUNED["rte"]
+CPU = torch.device("cpu")
+SETTINGS = EvaluationSettings(epochs=2, batch=8, lr=2e-3, dropout=0, eps=1e-8, warmup=0.2, max_length=32)
+
+
+def items(count: int = 60) -> list[TextItem]:
+    words = ["the", "quick", "fox", "jumped", "over", "some", "lazy", "dogs", "that", "slept"]
+    rng = np.random.default_rng(0)
+    texts = [[" ".join(rng.choice(words, rng.integers(2, 9))) for _ in range(2)] for _ in range(count)]
+    labels = ["entailment" if "fox" in a + b else "not_entailment" for a, b in texts]
+    return [TextItem(a, b, label) for (a, b), label in zip(texts, labels, strict=True)]
+
+
+DATA = TaskData(Split("train", items()), (Split("dev", items()),), ("entailment", "not_entailment"))
+
+
+def tuner(settings: EvaluationSettings = SETTINGS, name: str = "bert", seed: int = 1) -> FineTuner:
+    encoder = Encoder(encoder_folder(name))
+    model = TASK.model(encoder, DATA, seed, settings)
+    return FineTuner(TASK, model, encoder.builder(settings.max_length), settings, seed, CPU)
+
+
+def features(one: FineTuner) -> list[Feature]:
+    return TASK.features(DATA.train.items, one.builder, DATA)
+
+
+def trained(one: FineTuner) -> Trained:
+    return one.train(features(one), lambda n: None)
+
+
+class SameOrder(torch.utils.data.Sampler):  # type: ignore[type-arg]
+    """The batches of our loop, for the Trainer."""
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        self.lengths, self.epoch = lengths, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = training_batches(self.lengths, SETTINGS.batch, 1, self.epoch)
+        self.epoch += 1
+        return iter([batch.tolist() for batch in batches])
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // SETTINGS.batch)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlnet"])
+def test_it_ends_where_transformers_trainer_ends(name: str, tmp_path: Path) -> None:
+    ours, theirs = tuner(name=name), tuner(name=name)
+    data = features(theirs)
+
+    class Peer(transformers.Trainer):
+        def get_train_dataloader(self) -> torch.utils.data.DataLoader:  # type: ignore[type-arg]
+            return torch.utils.data.DataLoader(
+                data,  # type: ignore[arg-type]
+                batch_sampler=SameOrder(sizes(data)),
+                collate_fn=lambda rows: collate(rows, theirs.builder, CPU, choices=False),
+            )
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        num_train_epochs=SETTINGS.epochs,
+        per_device_train_batch_size=SETTINGS.batch,
+        learning_rate=SETTINGS.lr,
+        weight_decay=SETTINGS.weight_decay,
+        max_grad_norm=SETTINGS.clip,
+        warmup_steps=round(SETTINGS.warmup * 16),
+        adam_epsilon=SETTINGS.eps,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    peer = Peer(model=theirs.model, args=arguments, train_dataset=data)  # type: ignore[arg-type]
+    peer.train()
+    losses = [line["loss"] for line in peer.state.log_history if "loss" in line]
+    found = trained(ours)
+    assert found.updates == len(losses) == 16
+    assert found.losses == pytest.approx(losses, abs=2e-4)  # the Trainer rounds to four decimals
+    for (key, a), b in zip(ours.model.state_dict().items(), theirs.model.state_dict().values(), strict=True):
+        # the gradient of a key's bias is zero in exact arithmetic: rounding alone moves it
+        assert key.endswith("key.bias") or torch.allclose(a, b, atol=2e-5), key
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_does_not() -> None:
+    settings = replace(SETTINGS, dropout=0.1)
+    one, again, other = tuner(settings), tuner(settings), tuner(settings, seed=2)
+    losses = [trained(each).losses for each in (one, again, other)]
+    assert losses[0] == losses[1] != losses[2]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.model.state_dict().values(), again.model.state_dict().values(), strict=True)
+    )
+
+
+def test_it_learns() -> None:
+    one = tuner(replace(SETTINGS, epochs=25, lr=3e-3))
+    found = trained(one)
+    assert np.mean(found.losses[-8:]) < 0.3 < 0.6 < np.mean(found.losses[:4])
+    answers = one.answers(features(one), lambda n: None)
+    assert TASK.score(DATA.train.items, features(one), answers, DATA)["accuracy"] > 90
+
+
+def test_answers_do_not_depend_on_the_batch() -> None:
+    one = tuner()
+    rows = features(one)
+    together = one.answers(rows, lambda n: None)
+    for row, answer in list(zip(rows, together, strict=True))[:10]:
+        assert one.answers([row], lambda n: None)[0] == pytest.approx(answer, abs=1e-5)
+
+
+def test_the_best_epoch_on_the_tuning_examples_is_kept() -> None:
+    one = tuner(replace(SETTINGS, epochs=4, tune_share=0.2, patience=2))
+    told = iter([50.0, 80.0, 70.0, 60.0])
+    states = []
+
+    def tune() -> float:
+        states.append({k: v.clone() for k, v in one.model.state_dict().items()})
+        return next(told)
+
+    found = one.train(features(one), lambda n: None, tune)
+    assert found.tuned == [50, 80, 70, 60]
+    assert all(torch.equal(v, states[1][k]) for k, v in one.model.state_dict().items())
+    stopped = tuner(replace(SETTINGS, epochs=9, tune_share=0.2, patience=1))
+    values = iter([50.0, 40.0, 90.0])
+    assert stopped.train(features(stopped), lambda n: None, lambda: next(values)).epochs == 2
+
+
+def test_a_loss_that_is_not_finite_ends_with_one_line() -> None:
+    one = tuner()
+    with torch.no_grad():
+        next(iter(one.model.parameters())).fill_(float("inf"))
+    with pytest.raises(UserError, match="rte: the loss is nan at update 1"):
+        trained(one)
+
+
+def test_the_rate_rises_and_falls() -> None:
+    settings = EvaluationSettings(warmup=0.1)
+    shape = [rate(step, 100, settings) for step in range(101)]
+    assert shape[0] == 0
+    assert shape[10] == 1
+    assert shape[55] == pytest.approx(0.5)
+    assert shape[100] == 0
+    assert rate(99, 100, EvaluationSettings(schedule="constant")) == 1
+    assert rate(0, 100, EvaluationSettings(warmup=0)) == 1
+
+
+def test_layers_have_rates_as_in_electra() -> None:
+    model = tuner(name="discriminator").model
+    settings = replace(SETTINGS, lr=1.0, layer_decay=0.8, weight_decay=0.01)
+    names = {id(p): name for name, p in model.named_parameters()}
+    rates = {}
+    for group in param_groups(model, settings):
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            rates[name] = group["lr"]
+            assert group["weight_decay"] == (0.01 if parameter.ndim > 1 else 0)
+    assert rates.keys() == dict(model.named_parameters()).keys()
+    assert rates["electra.embeddings.word_embeddings.weight"] == pytest.approx(0.8**4)  # two layers
+    assert rates["electra.encoder.layer.0.output.dense.weight"] == pytest.approx(0.8**3)
+    assert rates["electra.encoder.layer.1.output.dense.bias"] == pytest.approx(0.8**2)
+    assert rates["classifier.dense.weight"] == 1
+
+
+def test_layer_decay_is_refused_where_layers_share_parameters() -> None:
+    with pytest.raises(UserError, match="needs layers with parameters of their own"):
+        list(param_groups(tuner(name="albert").model, replace(SETTINGS, layer_decay=0.9)))
+
+
+def test_recipes_and_their_exceptions() -> None:
+    assert settings_for("rte", {"recipe": "electra"}).epochs == 10
+    assert settings_for("rte", {"recipe": "electra", "epochs": 2.0}).epochs == 2
+    assert settings_for("mrpc", {"recipe": "electra"}).layer_decay == 0.8
+    assert settings_for("mrpc", {}) == EvaluationSettings()
+    with pytest.raises(UserError, match="no such recipe: large"):
+        settings_for("mrpc", {"recipe": "large"})
+    with pytest.raises(UserError, match=r"lr: must be in \(0, 1\), got 5"):
+        settings_for("mrpc", {"lr": 5.0})
+    with pytest.raises(UserError, match="needs tune_share"):
+        settings_for("mrpc", {"patience": 2})
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "roberta", "albert", "discriminator", "ernie", "distilbert", "xlnet", "modernbert"]
+)
+@pytest.mark.parametrize("task", ["rte", "stsb", "codah", "tagging", "squad2"])
+def test_every_encoder_is_tuned_on_every_kind_of_task(name: str, task: str, tmp_path: Path) -> None:
+    settings = EvaluationSettings(epochs=1, max_length=32)
+    encoder, kind = Encoder(encoder_folder(name)), FINE_TUNED[task]
+    data = kind.read(write(tmp_path / "task", FILES[task]), settings)
+    one = FineTuner(kind, kind.model(encoder, data, 1, settings), encoder.builder(32), settings, 1, CPU)
+    rows = kind.features(data.train.items, one.builder, data)
+    assert one.train(rows, lambda n: None).updates == 1
+    scored = kind.features(data.scored[0].items, one.builder, data)
+    found = kind.score(data.scored[0].items, scored, one.answers(scored, lambda n: None), data)
+    assert kind.headline in found
+    assert all(0 <= abs(value) <= 100 for value in found.values())
+
+
+@pytest.mark.parametrize("task", ["rte", "stsb"])
+def test_a_left_to_right_model_is_classified_by_its_last_token(task: str, tmp_path: Path) -> None:
+    """Whose answer depends on every token before it, not on padding, and is the same once saved."""
+    settings, kind = EvaluationSettings(epochs=1, max_length=32, dropout=0.0), FINE_TUNED[task]
+    encoder = Encoder(encoder_folder("causal"))
+    data = kind.read(write(tmp_path / "task", FILES[task]), settings)
+    model = kind.model(encoder, data, 1, settings)
+    builder = encoder.builder(32)
+    one = FineTuner(kind, model, builder, settings, 1, CPU)
+    rows = kind.features(data.train.items, builder, data)
+    assert one.train(rows, lambda n: None).updates == 1
+    texts = ["the quick fox slept", "some quick fox slept", "the fox"]
+    asked = kind.features([TextItem(text, None, data.train.items[0].label) for text in texts], builder, data)
+    found = one.answers(asked, lambda n: None)
+    assert not np.allclose(found[0], found[1])
+    assert np.allclose(found[2], one.answers(asked[2:], lambda n: None)[0], atol=1e-5)
+    model.save_pretrained(tmp_path / "saved")
+    encoder.tokenizer.save_pretrained(tmp_path / "saved")
+    saved, _ = kind.finished_model(Encoder(tmp_path / "saved"), data, settings)
+    again = FineTuner(kind, saved, builder, settings, 1, CPU).answers(asked, lambda n: None)
+    assert np.allclose(found, again, atol=1e-6)
+    with pytest.raises(UserError, match="classifies as"):
+        kind.finished_model(Encoder(tmp_path / "saved"), replace(data, labels=("x", "y")), settings)
+
+
+def test_choices_are_not_made_by_a_left_to_right_model(tmp_path: Path) -> None:
+    settings, kind = EvaluationSettings(), FINE_TUNED["codah"]
+    data = kind.read(write(tmp_path / "task", FILES["codah"]), settings)
+    with pytest.raises(UserError, match="reads in one direction"):
+        kind.model(Encoder(encoder_folder("causal")), data, 1, settings)
+
+
+def test_dropout_is_what_the_settings_say() -> None:
+    one = TASK.model(Encoder(encoder_folder("bert")), DATA, 1, EvaluationSettings(dropout=0.3))
+    rates = {module.p for module in one.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {0.3}
+    kept = TASK.model(Encoder(encoder_folder("bert")), DATA, 1, EvaluationSettings(dropout=-1))
+    assert {module.p for module in kept.modules() if isinstance(module, torch.nn.Dropout)} == {0.1}

@@ -1,0 +1,130 @@
+"""Models that were fine-tuned before: scored as their own pipeline answers, whatever the order of their classes."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from data_pipeline.errors import UserError
+from data_pipeline.records import ShowProgress
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.evaluate import Evaluation
+from pretrain.evaluate.downstream.fine_tune import FineTuner
+from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
+from pretrain.evaluate.downstream.tasks.base import TaskData
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
+from tests.factories.encoders import encoder_folder
+from tests.factories.tasks import FILES, write
+
+TEXTS = [
+    ("the fox jumped", "it slept"),
+    ("dogs", "some others jumped over it"),
+    ("a man", "no man"),
+    ("the", "a"),
+]
+ORDER = ["entailment", "neutral", "contradiction"]
+
+
+@pytest.fixture
+def task_model(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a classifier with these names of its classes."""
+
+    def write_model(names: list[str] | None, count: int = 3) -> Path:
+        torch.manual_seed(1)
+        fields: dict[str, Any] = {"num_labels": count, "initializer_range": 1.0}
+        if names:
+            fields = {"id2label": dict(enumerate(names)), "initializer_range": 1.0}
+        source = encoder_folder("bert")
+        model = transformers.BertForSequenceClassification.from_pretrained(source, **fields)
+        model.classifier.weight.data.normal_()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        tokenizer.save_pretrained(tmp_path / "model")
+        with torch.no_grad():  # centred, so that the answers differ
+            batch = tokenizer([a for a, _ in TEXTS], [b for _, b in TEXTS], padding=True, return_tensors="pt")
+            model.classifier.bias.data -= model.eval()(**batch).logits.mean(0)
+        model.save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return write_model
+
+
+def answers(folder: Path, data: TaskData) -> tuple[list[str], TaskData]:
+    """The classes that we find in TEXTS."""
+    task, settings = FINE_TUNED["ax"], settings_for("ax", {"threads": 1})
+    encoder = Encoder(folder)
+    model, found = task.finished_model(encoder, data, EvaluationSettings())
+    builder = encoder.builder(64)
+    item = data.scored[0].items[0]
+    features = task.features([item._replace(first=a, second=b) for a, b in TEXTS], builder, found)
+    tuner = FineTuner(task, model, builder, settings, 1, torch.device("cpu"))
+    rows = np.stack(tuner.answers(features, lambda n: None))
+    return [found.labels[i] for i in rows.argmax(-1)], found
+
+
+@pytest.mark.parametrize("names", [ORDER, [name.upper() for name in ORDER]])
+def test_classes_are_those_of_the_models_own_pipeline(
+    names: list[str], task_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = FINE_TUNED["ax"].read(write(tmp_path / "AX", FILES["ax"]), settings_for("ax", {}))
+    folder = task_model(names)
+    found, data = answers(folder, data)
+    assert data.labels == tuple(ORDER)
+    classify = transformers.pipeline("text-classification", model=str(folder), device="cpu")
+    expected = [one["label"] for one in classify([{"text": a, "text_pair": b} for a, b in TEXTS])]
+    assert found == [name.lower() for name in expected]
+    assert len(set(found)) > 1
+
+
+def test_classes_without_names_are_in_the_order_of_the_task(
+    task_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = FINE_TUNED["ax"].read(write(tmp_path / "AX", FILES["ax"]), settings_for("ax", {}))
+    assert answers(task_model(None), data)[1].labels == data.labels
+
+
+def test_a_model_of_other_classes_or_without_a_head_is_refused(
+    task_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = FINE_TUNED["ax"].read(write(tmp_path / "AX", FILES["ax"]), settings_for("ax", {}))
+    with pytest.raises(UserError, match="classifies as yes, no, maybe"):
+        answers(task_model(["yes", "no", "maybe"]), data)
+    with pytest.raises(UserError, match="classifies as LABEL_0, LABEL_1 "):
+        answers(task_model(None, 2), data)
+    with pytest.raises(UserError, match=r"lacks weights of BertForSequenceClassification: .*classifier"):
+        answers(encoder_folder("bert"), data)
+
+
+def test_the_diagnostic_set_counts_three_classes(tmp_path: Path) -> None:
+    """Matthews' correlation of K classes, by the formula of Gorodkin 2004."""
+    task = FINE_TUNED["ax"]
+    data = task.read(write(tmp_path / "AX", FILES["ax"]), settings_for("ax", {}))
+    item = data.scored[0].items[0]
+    gold = ["entailment", "neutral", "contradiction", "entailment", "neutral", "entailment"]
+    guess = ["entailment", "neutral", "entailment", "contradiction", "neutral", "entailment"]
+    items = [item._replace(label=label) for label in gold]
+    rows = [np.eye(3)[data.labels.index(label)] for label in guess]
+    right, total = sum(a == b for a, b in zip(gold, guess, strict=True)), len(gold)
+    p, t = (np.array([labels.count(name) for name in data.labels]) for labels in (guess, gold))
+    expected = (right * total - p @ t) / np.sqrt((total**2 - p @ p) * (total**2 - t @ t))
+    assert task.score(items, [], rows, replace(data))["matthews"] == pytest.approx(100 * expected)
+
+
+def test_a_saved_parser_predicts_the_same(tmp_path: Path) -> None:
+    folder = write(tmp_path / "task", FILES["ud"])
+    settings = settings_for("ud", {"epochs": 2, "max_length": 64})
+    one = Evaluation(
+        "ud", Encoder(encoder_folder("bert")), folder, tmp_path / "out", settings, [1], False, save=True
+    )
+    progress: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
+    note = one.run(progress)
+    encoder = Encoder(tmp_path / "out" / "ud" / "seed-1")
+    again = replace(one, encoder=encoder, out=tmp_path / "again", settings=replace(settings, epochs=0))
+    assert again.run(progress)["scores"]["dev"] == note["scores"]["dev"]
+    with pytest.raises(UserError, match=r"head.safetensors: the head cannot be read.*--save"):
+        replace(again, encoder=one.encoder, out=tmp_path / "third").run(progress)

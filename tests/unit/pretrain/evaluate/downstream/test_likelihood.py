@@ -1,0 +1,159 @@
+"""Likelihoods of sentences: batched as one token after the other by hand, and blind to the token that is predicted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AutoTokenizer
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.encoders import NOT_PRETRAINED, Encoder
+from pretrain.evaluate.downstream.likelihood import score_sentences
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.blimp import Blimp, Paradigm, summary
+from tests.factories.encoders import encoder_folder
+from tests.factories.tasks import write_pairs
+
+SENTENCES = [
+    "the quick fox jumped over it",
+    "dogs slept",
+    "some others did not jump over the lazy dogs at all",
+]
+MASKED = ["bert", "roberta", "albert", "electra", "ernie", "distilbert"]
+
+
+def scores(name: str, sentences: list[str] = SENTENCES) -> np.ndarray:
+    encoder = Encoder(encoder_folder(name))
+    return score_sentences(encoder, sentences, EvaluationSettings(), 1, lambda n: None).log_likelihoods
+
+
+@torch.no_grad()
+def by_hand(name: str, sentence: str) -> float:
+    """Mask one token at a time, alone in its batch, with transformers alone."""
+    folder = encoder_folder(name)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    batch = tokenizer(sentence, return_tensors="pt", return_special_tokens_mask=True)
+    special = batch.pop("special_tokens_mask")[0]
+    total = 0.0
+    for place in (special == 0).nonzero()[:, 0].tolist():
+        ids = batch["input_ids"].clone()
+        ids[0, place] = tokenizer.mask_token_id
+        logits = model(**{**batch, "input_ids": ids}).logits[0, place]
+        total += float(logits.log_softmax(-1)[batch["input_ids"][0, place]])
+    return total
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_models_score_as_one_token_at_a_time(name: str) -> None:
+    expected = [by_hand(name, sentence) for sentence in SENTENCES]
+    assert scores(name) == pytest.approx(expected, rel=1e-4)
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    alone = [scores("bert", [sentence])[0] for sentence in SENTENCES * 20]
+    assert scores("bert", SENTENCES * 20) == pytest.approx(alone, rel=1e-5)
+
+
+@torch.no_grad()
+def test_xlnet_scores_with_its_query_stream() -> None:
+    """Against one call per token; what is predicted is replaced in the input there, and changes nothing."""
+    folder = encoder_folder("xlnet")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = transformers.XLNetLMHeadModel.from_pretrained(folder).eval()
+    expected = []
+    for sentence in SENTENCES:
+        ids = tokenizer(sentence, return_tensors="pt")["input_ids"]
+        count, total = ids.shape[1], 0.0
+        for place in range(count - 2):  # <sep> and <cls> are last
+            other = ids.clone()
+            other[0, place] = tokenizer.unk_token_id
+            hidden = torch.zeros(1, count, count)
+            hidden[0, :, place] = 1
+            wanted = torch.zeros(1, 1, count)
+            wanted[0, 0, place] = 1
+            types = torch.zeros_like(ids)
+            types[0, -1] = 2
+            logits = model(other, token_type_ids=types, perm_mask=hidden, target_mapping=wanted).logits[0, 0]
+            total += float(logits.log_softmax(-1)[ids[0, place]])
+        expected.append(total)
+    assert scores("xlnet") == pytest.approx(expected, rel=1e-4)
+
+
+@torch.no_grad()
+def test_left_to_right_models_score_by_what_is_before() -> None:
+    folder = encoder_folder("causal")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = transformers.BertLMHeadModel.from_pretrained(folder).eval()
+    expected = []
+    for sentence in SENTENCES:
+        ids = tokenizer(sentence, return_tensors="pt")["input_ids"]
+        logits = model(ids).logits[0].log_softmax(-1)
+        expected.append(sum(float(logits[i - 1, ids[0, i]]) for i in range(1, ids.shape[1] - 1)))
+    assert scores("causal") == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_discriminator_is_refused() -> None:
+    with pytest.raises(UserError, match=r"predicts no words.*generator"):
+        scores("discriminator")
+
+
+def test_a_folder_without_the_head_for_words_is_refused(tmp_path: Path) -> None:
+    folder = encoder_folder("bert")
+    model = transformers.BertModel.from_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"lacks weights of BertForMaskedLM: cls\.predictions"):
+        score_sentences(Encoder(tmp_path), SENTENCES, EvaluationSettings(), 1, lambda n: None)
+
+
+def test_unknown_tokens_are_counted() -> None:
+    encoder = Encoder(encoder_folder("bert"))
+    found = score_sentences(encoder, ["the \u2a00 \u2a01 the"], EvaluationSettings(), 1, lambda n: None)
+    assert found.unknown_share == 0.5
+    assert found.tokens.tolist() == [4]
+
+
+def test_equal_scores_are_not_right_and_sets_weigh_alike() -> None:
+    paradigms = [
+        Paradigm("a", "x", ["1", "2"], ["3", "4"]),
+        Paradigm("b", "x", ["5"] * 4, ["6"] * 4),
+        Paradigm("c", "y", ["7"], ["8"]),
+    ]
+    found = np.array([-1, -2, -1, -3, *[-1] * 4, *[-2, -2, -2, -0.5], -2, -1], float)
+    assert summary(paradigms, found) == {
+        "scores": {"accuracy": pytest.approx((50 + 75 + 0) / 3)},
+        "groups": {"x": 62.5, "y": 0},
+        "paradigms": {"a": 50, "b": 75, "c": 0},
+    }
+
+
+def test_a_part_of_each_set_is_spread_over_it(tmp_path: Path) -> None:
+    data = Blimp().read(write_pairs(tmp_path), EvaluationSettings(part=0.1)).items
+    assert [one.good for one in data] == [["the fox 0", "the fox 19"]] * 3
+    assert {one.group for one in data} == {"argument_structure", "ellipsis"}  # as in the paper
+    (tmp_path / "two.jsonl").write_text('{"sentence_good": "a"}\n')
+    with pytest.raises(UserError, match=r"two\.jsonl, line 1: is no pair of BLiMP"):
+        Blimp().read(tmp_path, EvaluationSettings())
+
+
+def test_the_floor_is_the_same_encoder_without_its_weights(tmp_path: Path) -> None:
+    data = Blimp().read(write_pairs(tmp_path), EvaluationSettings())
+    encoder, floor = (Encoder(encoder_folder("bert"), pretrained=known) for known in (True, False))
+    assert floor.identity["weights"] == NOT_PRETRAINED != encoder.identity["weights"]
+    one, again, other = (
+        Blimp().score(floor, data, EvaluationSettings(), seed, lambda n: None) for seed in (1, 1, 2)
+    )
+    assert one == again
+    assert (
+        Blimp().score(encoder, data, EvaluationSettings(), 1, lambda n: None)["paradigms"].keys()
+        == one["paradigms"].keys()
+    )
+    weights = floor.load("ForMaskedLM", 1).state_dict()
+    assert not torch.equal(
+        weights["bert.encoder.layer.0.output.dense.weight"],
+        encoder.load("ForMaskedLM", 1).state_dict()["bert.encoder.layer.0.output.dense.weight"],
+    )
+    assert other["scores"]
