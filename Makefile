@@ -13,7 +13,6 @@
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
 # make fuzz   more than a hundred thousand files changed at random, of every kind that is read: refused or read correctly
 # make study-mini   the Trainer of transformers beside ours at equal time, each at its best rate: docs/studies.md; SEEDS=3
-# make study-large-batch   LAMB and AdamW at equal examples, small and large batches: an hour or two on two cores; SEEDS=3
 # make docs   the pages of docs/ as a site in build/site, every link checked
 # make lint   ruff, mypy, shellcheck and hadolint
 
@@ -25,7 +24,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-data lock audit reshard storm fuzz study-mini study-large-batch docs lint format clean
+.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-data lock audit reshard storm fuzz study-mini docs lint format clean
 
 env: $(STAMP)
 
@@ -135,9 +134,6 @@ MINUTES ?= 6
 
 study-mini: env
 	@$(BIN)/python -m tests.benchmarks.study_mini --source "$(SOURCE)" --minutes $(MINUTES) --seeds $(SEEDS)
-
-study-large-batch: env
-	@$(BIN)/python -m tests.benchmarks.study_large_batch --source "$(SOURCE)" --seeds $(SEEDS)
 
 lint: env
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Register all verbs, a module for each subject; the order here is that of `--help`."""
 
 from launch.verbs import data, training, slurm, status  # noqa: I001
-from launch.verbs import models, evaluating, publishing, looking, dashboard, doctor
+from launch.verbs import models, evaluating, studying, publishing, looking, dashboard, doctor
 
 __all__ = [
     "dashboard",
@@ -13,5 +13,6 @@ __all__ = [
     "publishing",
     "slurm",
     "status",
+    "studying",
     "training",
 ]

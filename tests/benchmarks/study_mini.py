@@ -267,7 +267,7 @@ class Judge:
     def figures(self, contender: Contender, where: Path) -> dict[str, float | str]:
         """Losses, accuracies and their baselines."""
         load_parameters(self._model, self._weights(contender, where), where=str(where))
-        found = self._held_out.evaluate(self._model)  # type: ignore[arg-type]  (a model is all that it needs)
+        found = self._held_out.evaluate(self._model)
         return {name.removeprefix("held_out_"): value for name, value in found.items()}
 
     def _weights(self, contender: Contender, where: Path) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""Lines of numbers in, a picture out: an SVG that stands alone, readable on white and on black.
+"""Draw curves and points of runs as an SVG that needs nothing else, readable on white and on black.
 
-A picture has panels side by side, each with axes of its own; a panel's names, in the colours of its lines, stand above
+A picture has panels side by side, each with axes of its own; a panel's names, in the colours of its lines, are above
 it. Several lines of one colour are one thing measured more than once: the faint ones have no name.
 """
 
@@ -10,7 +10,7 @@ from html import escape
 
 from pretrain.report.html.charts.scales import text, ticks
 
-COLOURS = ("#2f81f7", "#d9730d", "#1f9d6b", "#a371f7")
+COLOURS = ("#2f81f7", "#d9730d", "#1f9d6b", "#a371f7", "#d6409f", "#b58900", "#0aa2c0", "#8b949e")
 GREY = "#7d8590"
 WIDE, HIGH = 760, 400
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 30, 50
@@ -54,8 +54,53 @@ class Panel:
     """What lies above it, or is not finite, is drawn as an arrow at the top."""
 
 
+@dataclass(frozen=True)
+class Strip:
+    """A row for each name with a point for each of its values, and a bar at their mean."""
+
+    title: str
+    x_label: str
+    rows: dict[str, list[float]]
+    levels: dict[str, float] = field(default_factory=dict)
+
+
+def strip_svg(strip: Strip, description: str) -> str:
+    """Return a picture of a strip; values that are not finite are left out."""
+    rows = {name: [v for v in values if math.isfinite(v)] for name, values in strip.rows.items()}
+    every = [*(v for values in rows.values() for v in values), *strip.levels.values()] or [0.0]
+    margin = 0.06 * (max(every) - min(every)) or 1.0
+    low, high = min(every) - margin, max(every) + margin
+    left, high_px = 300, TOP + 2 * LINE * max(1, len(rows)) + BOTTOM + LINE * len(strip.levels)
+
+    def x(value: float) -> float:
+        return left + (value - low) / (high - low) * (WIDE - RIGHT - left)
+
+    bottom = TOP + 2 * LINE * len(rows)
+    parts = [f'<text class="title" x="12" y="18">{escape(strip.title)}</text>']
+    for value in ticks(low, high, 6):
+        parts.append(f'<path class="grid" d="M{x(value):.1f} {TOP}V{bottom}"/>')
+        parts.append(f'<text x="{x(value):.1f}" y="{bottom + LINE}" text-anchor="middle">{value:g}</text>')
+    for row, (name, value) in enumerate(strip.levels.items()):
+        parts.append(f'<path class="level" d="M{x(value):.1f} {TOP}V{bottom}"/>')
+        parts.append(
+            f'<text x="12" y="{bottom + BOTTOM + LINE * row}">- - {escape(name)} ({value:.4g})</text>'
+        )
+    for row, (name, values) in enumerate(rows.items()):
+        colour, y = COLOURS[row % len(COLOURS)], TOP + LINE + 2 * LINE * row
+        parts.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
+        parts += [
+            f'<circle cx="{x(v):.1f}" cy="{y}" r="4" fill="{colour}" fill-opacity=".6"/>' for v in values
+        ]
+        if values:
+            middle = x(sum(values) / len(values))
+            parts.append(f'<path class="line" stroke="{colour}" d="M{middle:.1f} {y - 9}v18"/>')
+    parts.append(f'<text x="{(left + WIDE) / 2:g}" y="{bottom + 2 * LINE}" text-anchor="middle">'
+                 f"{escape(strip.x_label)}</text>")  # fmt: skip
+    return _document(WIDE, high_px, strip.title, description, parts)
+
+
 def svg(panels: list[Panel], description: str) -> str:
-    """The picture; `description` says in words what it shows, for those who cannot see it."""
+    """Return the picture; `description` says in words what it shows, for those who cannot see it."""
     width = (WIDE if len(panels) == 1 else WIDE * 1.25) / len(panels)
     names = max(len(_named(panel)) + len(panel.levels) for panel in panels)
     high = HIGH + LINE * names
@@ -64,8 +109,12 @@ def svg(panels: list[Panel], description: str) -> str:
         for number, panel in enumerate(panels)
     ]
     title = " and ".join(panel.title for panel in panels)
+    return _document(width * len(panels), high, title, description, parts)
+
+
+def _document(width: float, high: float, title: str, description: str, parts: list[str]) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width * len(panels):g} {high}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {high:g}" role="img" '
         f'aria-labelledby="title desc">\n<title id="title">{escape(title)}</title>\n'
         f'<desc id="desc">{escape(description)}</desc>\n{STYLE}\n' + "\n".join(parts) + "\n</svg>\n"
     )
@@ -76,7 +125,7 @@ def _named(panel: Panel) -> list[Line]:
 
 
 class _Axes:
-    """From values to places in a panel."""
+    """Map values to places in a panel."""
 
     def __init__(self, panel: Panel, width: float, top: float, bottom: float) -> None:
         xs = [self._scaled(x, panel) for line in panel.lines for x, _ in line.points]
@@ -133,7 +182,7 @@ def _panel(panel: Panel, width: float, high: float, names: int) -> str:
 
 
 def _line(line: Line, axes: _Axes, ceiling: float) -> str:
-    """The pen is lifted where a point is outside; that one is an arrow."""
+    """Draw a line, interrupted where a point is outside; that one is an arrow."""
     colour, path, marks, down = COLOURS[line.colour % len(COLOURS)], "", "", False
     for x, y in line.points:
         inside = y <= ceiling  # false for NaN

@@ -1,4 +1,4 @@
-"""The studies run as their help says, on next to nothing, go on after an interruption, and draw what they measured."""
+"""The mini model's study beside its peer runs as its help says, and continues after an interruption."""
 
 import sys
 import xml.etree.ElementTree as ET
@@ -9,8 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.benchmarks import study_large_batch, study_mini
-from tests.benchmarks.pictures import Line, Panel, svg
+from tests.benchmarks import study_mini
 from tests.benchmarks.studies import Failed, Results, load, run
 from tests.command_line import write_text
 
@@ -97,83 +96,6 @@ def mini_run(name: str, rate: float, seed: int, loss: float) -> dict:
     figures = {"mask_accuracy": 0.5, "nsp_accuracy": 0.9, "mask_unigram_loss": 6.0}
     points = [{"seconds": at, "mask_loss": value, **figures} for at, value in ((0.0, 6.0), (60.0, loss))]
     return {"label": name, "contender": name, "rate": rate, "seed": seed, "steps": 100, "points": points}
-
-
-def test_arms_at_equal_examples_after_an_interruption(tmp_path: Path, study: Callable[..., str]) -> None:
-    write_text(tmp_path / "text.txt", documents=60)
-    sizes = (
-        "--examples=256 --batch=4 --vocabulary=300 --length=32 --layers=1 --hidden=32 --held-out=0.2 --jobs=1"
-    )
-    given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", f"--picture={tmp_path}/a.svg"]
-    given += [*sizes.split(), "--rates", "1e-3"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["study", *given])
-        arguments = study_large_batch.parse()
-    kept = cell("adamw", 1e-3, 1, 4.5)
-    Results(tmp_path / "result.json", study_large_batch.setup(arguments)).add("adamw-0.001-1", kept)
-
-    printed = study(study_large_batch, *given)
-    measured = load(tmp_path / "result.json")["measured"]
-    assert measured.pop("adamw-0.001-1") == kept
-    assert not (tmp_path / "runs/adamw-0.001-1").exists()
-    assert set(measured) == {"small-0.001-1", "lamb-0.001-1"}
-    for found in measured.values():
-        assert found["examples"] == [32 * n for n in range(1, 9)]
-        assert found["loss"] == found["losses"][-1] < found["unigram_loss"] + 3
-    for name, lines in {
-        "small-0.001-1": ["name: adamw", "global_batch: 4\n", "steps: 64\n", "warmup: 0.02\n"],
-        "lamb-0.001-1": ["name: lamb", "global_batch: 32\n", "steps: 8\n", "warmup: 0.16\n"],
-    }.items():
-        config = (tmp_path / "runs" / name / "config.yaml").read_text()
-        assert all(line in config for line in lines)
-    large = [
-        study_large_batch.run_settings(study_large_batch.Cell(a, 1e-3, 1), arguments)
-        for a in ("lamb", "adamw")
-    ]
-    assert set(large[0]) ^ set(large[1]) == {"optim.name=lamb", "optim.name=adamw"}
-    assert "0.001, at the edge of the grid" in printed
-
-
-def cell(arm: str, rate: float, seed: int, loss: float) -> dict:
-    """An entry of the large-batch study."""
-    losses = [9.0, loss]
-    return {"arm": arm, "rate": rate, "seed": seed, "examples": [1, 2], "losses": losses, "loss": loss,
-            "accuracies": [0.0, 0.1], "unigram_loss": 6.0}  # fmt: skip
-
-
-def test_an_arm_is_shown_at_its_own_best_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    inf = float("inf")
-    losses = {"small": (4.0, 3.0, inf), "lamb": (5.0, 4.0, 3.5), "adamw": (3.75, 4.5, inf)}
-    cells = {
-        f"{arm}{rate}{seed}": cell(arm, rate, seed, loss + seed / 10)
-        for arm, row in losses.items()
-        for rate, loss in zip((0.1, 0.2, 0.4), row, strict=True)
-        for seed in (1, 2)
-    }
-    result = {"setup": {"batch": 32}, "measured": cells}
-    study_large_batch.report(result, tmp_path / "picture.svg")
-    printed = capsys.readouterr().out
-    assert "| AdamW, batch 32 | 0.2 | 3.150 (3.100 to 3.200) | 10.0% | 2 |" in printed
-    assert (
-        "| LAMB, batch 256 | 0.4, at the edge of the grid | 3.650 (3.600 to 3.700) | 10.0% | 2 |" in printed
-    )
-    assert (
-        "| AdamW, batch 256 | 0.1, at the edge of the grid | 3.900 (3.850 to 3.950) | 10.0% | 2 |" in printed
-    )
-    assert "| 0.4 | inf | 3.600 | inf |" in printed
-    names = [text.text for text in ET.parse(tmp_path / "picture.svg").findall(f".//{SVG}text")]
-    assert "LAMB, batch 256, rate 0.4" in names
-
-
-def test_a_picture_lifts_its_pen_over_what_lies_outside() -> None:
-    inside = [(1.0, 2.0), (2.0, 1.0), (3.0, float("inf")), (4.0, 9.0), (5.0, 1.0)]
-    panel = Panel("a < b", "x", "y", [Line("one", inside)], {"level": 1.5}, ceiling=3.0)
-    root = ET.fromstring(svg([panel], "words"))
-    assert root.find(f"{SVG}title").text == "a < b"
-    line = next(p for p in root.iter(f"{SVG}path") if p.get("class") == "line" and p.get("d").count("L") == 1)
-    assert line.get("d").count("M") == 2
-    assert len([p for p in root.iter(f"{SVG}path") if p.get("fill")]) == 2  # arrows at the top
-    assert len(list(root.iter(f"{SVG}circle"))) == 3
 
 
 def test_steps_fill_the_time_but_for_the_start() -> None:

@@ -1,0 +1,125 @@
+"""State what a study costs before it starts: runs, steps, minutes on this machine, or hours and money on GPUs."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from launch.studies.cells import Place, trains
+from launch.studies.read import run_of
+from pretrain.evaluate.studies.design import Design
+from pretrain.evaluate.studies.measured import Cell, Measured
+from pretrain.objectives.registry import load
+from pretrain.preflight.flops import peak_flops
+from pretrain.preflight.forecast import forecast_phases, text_of
+from pretrain.preflight.step_time import Cluster
+from pretrain.run.human import duration
+
+CPU_SHARE = 0.3
+"""Assumed share of the speed of matrix products that training reaches on a CPU."""
+
+
+class Budget(NamedTuple):
+    """What is left to do."""
+
+    runs: int
+    """That train."""
+    steps: int
+    tokens: float
+    seconds: float
+    """Expected run time of what is left, one run at a time."""
+    source: str
+    """Where the time is from."""
+    fine_tunings: int
+    """Fine-tunings and scorings, whose time is known only when the first is done."""
+
+    def __str__(self) -> str:
+        scored = f"; {self.fine_tunings} scorings of tasks beside that" if self.fine_tunings else ""
+        return (
+            f"{self.runs} runs to train, {self.steps:,} steps in all, {self.tokens:,.0f} tokens: about "
+            f"{duration(self.seconds) or 'no time'} one after the other ({self.source}){scored}."
+        )
+
+
+def all_cells(design: Design) -> list[Cell]:
+    """Return the runs of a study with as many as a grid needs: which values further seeds have is known later."""
+    further = [Cell(arm, seed, _tuned(design)[0]) for arm in design.arms for seed in design.seeds[1:]]
+    return [*first_cells(design), *further]
+
+
+def first_cells(design: Design) -> list[Cell]:
+    """Return the runs of the first seed: every point of the grid for each arm that trains."""
+    return [
+        Cell(name, design.seeds[0], tuned)
+        for name, arm in design.arms.items()
+        for tuned in ([()] if arm.model_of else _tuned(design))
+    ]
+
+
+def _tuned(design: Design) -> list[tuple[tuple[str, object], ...]]:
+    """Return every combination of tuned values."""
+    points: list[tuple[tuple[str, object], ...]] = [()]
+    for key, grid in design.tune.items():
+        points = [(*point, (key, value)) for point in points for value in grid]
+    return points
+
+
+def budget_of(design: Design, place: Place, found: Mapping[Cell, Measured]) -> Budget:
+    """Return what is left of a study: from the time of finished runs of an arm where there are some, else from the
+    operations and the speed of this machine's matrix products."""
+    left = [cell for cell in all_cells(design) if cell not in found]
+    training = [cell for cell in left if trains(design, cell, place)]
+    peak, steps, tokens, seconds = 0.0, 0, 0.0, 0.0
+    took = {one.arm: one.seconds for one in found.values()}
+    for cell in training:
+        config = run_of(design, cell, place.folder, place.threads).config
+        steps += config.train.steps
+        text, batch = text_of(config), config.train.global_batch
+        tokens += config.train.steps * batch * text.length
+        if cell.arm in took:
+            seconds += took[cell.arm]
+            continue
+        peak = peak or peak_flops(torch.device("cpu"), 0.0)
+        sizes = (round(batch * n) for n in (text.length, text.square, text.masked))
+        flops = load(config).flops(
+            text.vocabulary, **dict(zip(("tokens", "squares", "masked"), sizes, strict=True))
+        )
+        seconds += config.train.steps * flops / (peak * CPU_SHARE)
+    source = (
+        "as long as the runs before"
+        if took
+        else f"if training reaches {CPU_SHARE:.0%} of this machine's matrix products"
+    )
+    scorings = len(left) * sum(scoring.seeds for scoring in design.evaluate)
+    return Budget(len(training), steps, tokens, seconds, source, scorings)
+
+
+def plan_lines(design: Design, place: Place, cluster: Cluster, price_per_hour: float) -> list[str]:
+    """Return what each arm takes on GPUs, and all of it in hours and, for a price, money."""
+    lines, total = [], 0.0
+    cells = all_cells(design)
+    for name, arm in design.arms.items():
+        own = [cell for cell in cells if cell.arm == name and trains(design, cell, place)]
+        if not own:
+            lines.append(
+                f"{design.label(name)}: takes the model of {design.label(arm.model_of) if arm.model_of else '--model'}"
+            )
+            continue
+        config = run_of(design, own[0], place.folder, place.threads).config
+        one = forecast_phases(config, cluster)[0][1]  # studies have no recipes of several phases
+        hours = one.seconds * len(own) / 3600
+        total += hours
+        lines.append(
+            f"{design.label(name)}: {len(own)} runs of {duration(one.seconds)}, {one.tokens:,.0f} tokens each"
+        )
+    gpus = f"{cluster.ranks} x {cluster.gpu.name}"
+    cost = (
+        f", {total * cluster.ranks * price_per_hour:,.2f} at {price_per_hour:g} an hour and GPU"
+        if price_per_hour
+        else ""
+    )
+    lines.append(f"in all {total:,.1f} hours of {gpus}{cost}; not calibrated on such a machine")
+    scorings = len(cells) * sum(scoring.seeds for scoring in design.evaluate)
+    if scorings:
+        lines.append(f"beside that {scorings} scorings of tasks, whose time is not forecast")
+    return lines

@@ -1,0 +1,136 @@
+"""Read a study from its YAML file and `key=value` pairs, and make each run's configuration."""
+
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data_pipeline.errors import UserError, first_line
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.settings import settings_affecting_bytes
+from launch.settings.named_file import find_named
+from launch.settings.overrides import parse_override
+from launch.settings.recipe import load_config
+from launch.studies import STUDIES, study_names
+from pretrain.config.safe_yaml import load_yaml
+from pretrain.config.settings import RunConfig
+from pretrain.evaluate.studies.design import Changes, Design, Settings
+from pretrain.evaluate.studies.measured import Cell
+from pretrain.evaluate.studies.parse import flat, parse_design
+
+
+def read_design(study: str, changes: Changes) -> Design:
+    """Return the study that a shipped name or a YAML path names. Raises UserError for any mistake in it."""
+    path = find_study(study)
+    try:
+        values = OmegaConf.to_container(load_yaml(path))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot be read: {first_line(error)}", where=path) from None
+    if not isinstance(values, dict):
+        raise UserError("not a study", where=path, expected="a mapping: title, question, recipe, arms")
+    return parse_design(path.stem, {str(key): value for key, value in values.items()}, changes, path.name)
+
+
+def find_study(study: str) -> Path:
+    """Return the YAML file of a study. Raises UserError, with the nearest names, where there is none."""
+    return find_named(study, STUDIES / f"{study.replace('-', '_')}.yaml", study_names(), "study")
+
+
+def read_settings(words: Sequence[str]) -> Settings:
+    """Return the settings of `key=value` pairs by their dotted names. Raises UserError."""
+    found: Settings = {}
+    for word in words:
+        found |= flat(parse_override(word), "command line")
+    return {key: _as_numbers(value) for key, value in found.items()}
+
+
+def source_settings(folder: Path) -> Settings:
+    """Return the settings that read a folder whose files or folders are named by their language, as fi.jsonl.zst.
+    Raises UserError where there are none."""
+    if not folder.is_dir():
+        raise UserError("no such folder", where=f"--source {folder}")
+    found = sorted(path for path in folder.resolve().iterdir() if not path.name.startswith("."))
+    if not found:
+        raise UserError(
+            "is empty", where=f"--source {folder}", expected="files named by language, as fi.jsonl"
+        )
+    languages = [path.name.partition(".")[0] for path in found]
+    return {"data.sources": [str(path) for path in found], "data.languages": languages}
+
+
+def _as_numbers(value: Any) -> Any:
+    """Return a list whose texts that are numbers are numbers: YAML takes 1e-3 for a text."""
+    if not isinstance(value, list):
+        return value
+    return [_number(item) for item in value]
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+class Run(NamedTuple):
+    """What one cell of a study runs."""
+
+    recipe: str
+    overrides: list[str]
+    """key=value pairs."""
+    config: RunConfig
+    """What they come to."""
+
+
+def run_of(design: Design, cell: Cell, folder: Path, threads: int) -> Run:
+    """Return the run of a cell whose files are in the study's folder, on so many threads. Its preparation has a folder
+    named after the settings that decide its bytes, so that arms with the same data share it. Raises UserError for
+    settings that do not fit."""
+    arm = design.arms[cell.arm]
+    recipe = arm.recipe or design.recipe
+    given = {**_DEFAULTS, **design.settings, **arm.settings, **dict(cell.tuned)}
+    given |= {"run.seed": cell.seed, "run.dir": str(run_folder(folder, cell)), "run.live": False}
+    first = load_config(recipe, overrides_of(given))
+    given.setdefault("run.threads", max(1, threads // first.run.ranks))
+    vocabulary, shards = _data_keys(first, given)
+    given.setdefault("data.vocab", str(folder / "data" / f"vocabulary-{vocabulary}"))
+    given |= {"data.out": str(folder / "data" / f"shards-{shards}")}
+    if "train.eval_every" not in given:
+        given["train.eval_every"] = max(1, first.train.steps // design.evaluations)
+    if "train.checkpoint_every" not in given:
+        given["train.checkpoint_every"] = max(1, first.train.steps // 4)
+    overrides = overrides_of(given)
+    return Run(recipe, overrides, load_config(recipe, overrides))
+
+
+_DEFAULTS: Settings = {"monitor.tracker": "jsonl", "checkpoint.keep": 1, "checkpoint.keep_best": False}
+
+
+def run_folder(folder: Path, cell: Cell) -> Path:
+    """Return the run folder of a cell."""
+    return folder / "runs" / cell.name
+
+
+def _data_keys(config: RunConfig, given: Settings) -> tuple[str, str]:
+    """Return short hashes of what decides the vocabulary and the shards."""
+    sources = [config.data.sources, config.data.weights, config.data.languages, config.data.smoothing]
+    vocabulary = [sources, vars(config.vocabulary), config.data.text_field, given.get("data.vocab", "")]
+    shards = [vocabulary, settings_affecting_bytes(config.data)]
+    first, second = (sha256(canonical_json(value)).hexdigest()[:8] for value in (vocabulary, shards))
+    return first, second
+
+
+def overrides_of(settings: Settings) -> list[str]:
+    """Return settings as the `key=value` pairs of a command line."""
+    return [f"{key}={_text(value)}" for key, value in settings.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, list) else str(value)

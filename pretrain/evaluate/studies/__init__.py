@@ -1,0 +1,1 @@
+"""Compare arms: their designs, statistics, tables and pictures; launch/studies/ runs them."""

@@ -1,0 +1,216 @@
+"""Write what a study found: result.json, a table and a page in Markdown, and a picture.
+
+All of it is written again from what was measured, whenever a run has ended: a study that was cut short shows what is
+missing.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.io.files import write_whole
+from pretrain.evaluate.studies.charts import Line, Panel, Strip, strip_svg, svg
+from pretrain.evaluate.studies.compare import Row, cells_of_row, figures_of, named, rows_of, shown, unigram_of
+from pretrain.evaluate.studies.design import Design
+from pretrain.evaluate.studies.measured import Cell, Measured, best_values
+from pretrain.run.human import duration
+
+RESULT, TABLE, PICTURE, PAGE = "result.json", "table.md", "picture.svg", "README.md"
+HEAD = ["arm", "seeds", "mean ± sd", "range", "minus reference (95 %)", "reading", "published"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of how a study was run."""
+
+    command: str
+    date: str
+    machine: str
+    budget: str
+    equal: dict[str, dict[str, str]]
+    """Seed -> kind -> the hash that all arms have."""
+    failed: dict[str, str]
+    """Run -> why it has no result."""
+    unscored: list[str]
+    """Tasks that were left out, with why."""
+
+
+def write_study(
+    folder: Path, design: Design, cells: Sequence[Cell], found: Mapping[Cell, Measured], facts: Facts
+) -> None:
+    """Write result.json, table.md, picture.svg and README.md into the folder."""
+    rows = rows_of(design, found)
+    missing = [cell.name for cell in cells if cell not in found]
+    result = {
+        "study": design.name,
+        "form": design.form,
+        "design": asdict(design),
+        "facts": asdict(facts),
+        "missing": missing,
+        "rows": [row.as_values for row in rows],
+        "measured": [asdict(one) for one in found.values()],
+    }
+    tables = tables_of(design, rows, found)
+    write_whole(folder / RESULT, json.dumps(result, indent=1, default=str).encode())
+    write_whole(folder / TABLE, f"{tables}\n".encode())
+    if picture := picture_of(design, rows, found):
+        write_whole(folder / PICTURE, picture.encode())
+    page = page_of(design, tables, missing, found, facts, has_picture=bool(picture))
+    write_whole(folder / PAGE, page.encode())
+
+
+def tables_of(design: Design, rows: Sequence[Row], found: Mapping[Cell, Measured]) -> str:
+    """Return a table for each figure, and one of the grid where a setting is tuned."""
+    parts = [_grid(design, found)] if design.tune else []
+    for figure in figures_of(design, found):
+        lines = [cells_of_row(design, row) for row in rows if row.figure == figure]
+        used = [n for n in range(len(HEAD)) if n < len(HEAD) - 1 or any(line[n] for line in lines)]
+        table = markdown([HEAD[n] for n in used], [[line[n] for n in used] for line in lines])
+        parts.append(f"**{named(figure)[:1].upper()}{named(figure)[1:]}**\n\n{table}")
+    return "\n\n".join(part for part in parts if part) or "Nothing has been measured yet."
+
+
+def _grid(design: Design, found: Mapping[Cell, Measured]) -> str:
+    """Return the figure of the first seed by arm and tuned values; the best of each arm is bold, and marked at an end
+    of the grid, where a better one may be beyond it."""
+    best = best_values(found.values(), design.figure)
+    first = {(one.arm, one.cell.tuned): one for one in found.values() if one.seed == design.seeds[0]}
+    points = sorted({tuned for _, tuned in first}, key=lambda tuned: [value for _, value in tuned])
+    lines = []
+    for tuned in points:
+        line = [", ".join(f"{value:g}" for _, value in tuned)]
+        for arm in design.arms:
+            one = first.get((arm, tuned))
+            text = shown(design.figure, one.figures.get(design.figure, math.inf)) if one else "not run"
+            edge = " (an end of the grid)" if tuned in (points[0], points[-1]) and len(points) > 2 else ""
+            line.append(f"**{text}**{edge}" if best.get(arm) == tuned and one else text)
+        lines.append(line)
+    names = " and ".join(design.tune)
+    head = [names, *(design.label(arm) for arm in design.arms)]
+    return (
+        f"**{named(design.figure)[:1].upper()}{named(design.figure)[1:]} by {names}, first seed**\n\n"
+        + markdown(head, lines)
+    )
+
+
+def page_of(
+    design: Design,
+    tables: str,
+    missing: Sequence[str],
+    found: Mapping[Cell, Measured],
+    facts: Facts,
+    has_picture: bool,
+) -> str:
+    """Return the page of a study."""
+    parts = [f"# {design.title}", design.question, f"Form: {design.form}. {facts.budget}"]
+    parts.append("## Set-up\n\n" + _setup(design))
+    if facts.equal:
+        equal = "; ".join(f"seed {seed}: {_pairs(kinds)}" for seed, kinds in facts.equal.items())
+        parts.append(f"Checked by hash to be equal in all arms: {equal}.")
+    parts.append(f"## Result\n\n{facts.date}, {facts.machine}; `{facts.command}`.\n\n{tables}")
+    if has_picture:
+        parts.append(f"![{named(design.figure)}]({PICTURE})")
+    if missing or facts.failed or facts.unscored:
+        lines = [f"- not measured: {name}{_because(facts, name)}" for name in missing]
+        lines += [f"- not scored: {task}" for task in facts.unscored]
+        parts.append("## What is missing\n\n" + "\n".join(lines))
+    notes = sorted({note for one in found.values() for note in one.notes})
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in notes))
+    parts.append(
+        "Differences are arm minus reference, run by run of the same seed; p is of a paired t-test over seeds, "
+        "corrected for the number of arms (Holm). With so few seeds the test sees large differences only."
+    )
+    if design.reading:
+        parts.append(f"## What it shows and what it does not\n\n{design.reading}")
+    seconds = sum(one.seconds for one in found.values())
+    parts.append(f"{len(found)} runs took {duration(seconds)} of run time in all.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _because(facts: Facts, name: str) -> str:
+    return f" ({facts.failed[name]})" if name in facts.failed else ""
+
+
+def _setup(design: Design) -> str:
+    rows = [["all arms", f"recipe `{design.recipe}`", _settings(design.settings)]]
+    for name, arm in design.arms.items():
+        kind = (
+            f"the model of {design.label(arm.model_of)}"
+            if arm.model_of
+            else f"recipe `{arm.recipe or design.recipe}`"
+        )
+        differs = arm.settings | arm.evaluation | ({"segments": arm.segments} if arm.segments else {})
+        rows.append([design.label(name), kind, _settings(differs)])
+    if design.tune:
+        grids = "; ".join(f"`{key}` of {', '.join(map(str, grid))}" for key, grid in design.tune.items())
+        rows.append(["tuned for each arm", grids, "by the first seed"])
+    return markdown(["", "from", "settings"], rows)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={value}`" for key, value in settings.items()) or "none"
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items())
+
+
+def picture_of(design: Design, rows: Sequence[Row], found: Mapping[Cell, Measured]) -> str:
+    """Return a picture: curves over tokens where the runs have them, else the values of each arm; empty without any."""
+    own = [row for row in rows if row.figure == design.figure]
+    words = "; ".join(
+        f"{design.label(r.arm)}: {shown(r.figure, statistics.fmean(r.values.values()))}"
+        for r in own
+        if r.values
+    )
+    lines = list(_lines(design, found))
+    if lines:
+        level, curves = unigram_of(found), _curve_figure(design, found)
+        levels = {} if level is None else {"word frequencies alone": level}
+        panel = Panel(design.title, "tokens", named(curves), lines, levels, ceiling=(level or math.inf) + 1.0)
+        return svg([panel], f"{named(curves)} over tokens. {words}.")
+    strips = {design.label(row.arm): list(row.values.values()) for row in own if row.values}
+    return strip_svg(Strip(design.title, named(design.figure), strips), words) if strips else ""
+
+
+def _curve_figure(design: Design, found: Mapping[Cell, Measured]) -> str:
+    """Return the figure that the curves show: the one that leads, or what it follows from; empty for tasks."""
+    if "." in design.figure:
+        return ""
+    in_curves = {name for one in found.values() for point in one.curve for name in point}
+    return next(
+        (name for name in (design.figure, *design.figures) if name in in_curves), "held_out_mask_loss"
+    )
+
+
+def _lines(design: Design, found: Mapping[Cell, Measured]) -> Iterable[Line]:
+    """Yield for each arm the mean of its curves with a name, and each seed's, faint."""
+    figure, best = _curve_figure(design, found), best_values(found.values(), design.figure)
+    for colour, arm in enumerate(design.arms):
+        runs = [one for one in found.values() if one.arm == arm and one.cell.tuned == best.get(arm)]
+        curves = [
+            [(p["tokens"], p[figure]) for p in one.curve if figure in p and p["tokens"]] for one in runs
+        ]
+        curves = [curve for curve in curves if curve]
+        if not curves:
+            continue
+        if len({len(curve) for curve in curves}) == 1:
+            ys = zip(*([y for _, y in curve] for curve in curves), strict=True)
+            mean = list(zip([x for x, _ in curves[0]], map(statistics.fmean, ys), strict=True))
+        else:
+            mean = curves[0]
+        values = "".join(f", {key.rpartition('.')[2]} {value:g}" for key, value in best.get(arm, ()))
+        yield Line(f"{design.label(arm)}{values}", mean, colour)
+        if len(curves) > 1:
+            yield from (Line(arm, curve, colour, faint=True) for curve in curves)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,204 @@
+"""Read a study from the mapping that a YAML file holds."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.studies.design import (
+    EQUALITIES,
+    FORMS,
+    Arm,
+    Changes,
+    Design,
+    Form,
+    Scoring,
+    Settings,
+)
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
+
+
+def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: object) -> Design:
+    """Return the study that a YAML file's `values` describe, in the form that `changes` asks for. Raises UserError for
+    an unknown key, and for arms, tasks or forms that do not exist."""
+    known = (*_TOP, "hour", "long")
+    _known(values, known, where)
+    for key in ("title", "question", "recipe", "arms"):
+        if not values.get(key):
+            raise UserError(f"has no {key}", where=where, expected=f"{key}: and what it is")
+    if changes.form not in FORMS:
+        raise UserError(f"unknown {changes.form!r}", where="--form", expected=" or ".join(FORMS))
+    form = _form(values.get(changes.form), f"{where}, {changes.form}")
+    arms = {key: _arm(value, f"{where}, arm {key}") for key, value in _mapping(values["arms"], where).items()}
+    chosen = _chosen(arms, changes.arms or form.arms, where)
+    tasks = tuple(_scoring(item, where) for item in values.get("evaluate") or ())
+    tune = {key: tuple(_list(grid, where)) for key, grid in flat(values.get("tune") or {}, where).items()}
+    figures = tuple(_list(values.get("figures") or ["held_out_mask_loss"], where))
+    design = Design(
+        name=name,
+        title=str(values["title"]),
+        question=str(values["question"]).strip(),
+        recipe=form.recipe or str(values["recipe"]),
+        arms=chosen,
+        settings=flat(values.get("settings") or {}, where) | form.settings,
+        reference=_reference(values, arms, chosen, where),
+        figure=figures[0],
+        figures=figures,
+        equal=tuple(_list(values.get("equal") or [], where)),
+        evaluate=tuple(s for s in tasks if form.scoring is None or s.task in form.scoring),
+        tune=tune,
+        needs_context=bool(values.get("needs_context", True)),
+        evaluations=int(values.get("evaluations", 8)),
+        reading=str(values.get("reading", "")).strip(),
+        requires=tuple(_list(values.get("requires") or [], where)),
+        form=changes.form,
+        seeds=tuple(range(1, 1 + (changes.seeds or form.seeds))),
+    )
+    _check(design, where)
+    return _with_settings(design, changes.settings)
+
+
+_TOP = ("title", "question", "recipe", "arms", "settings", "reference", "figures", "equal", "evaluate", "tune",
+        "needs_context", "evaluations", "reading", "requires")  # fmt: skip
+
+
+def _with_settings(design: Design, settings: Settings) -> Design:
+    """Return the study with other common settings. A list in place of a tuned setting is its grid. Raises UserError for
+    a setting in which arms differ, since it would make them the same."""
+    tune = dict(design.tune)
+    for key in [key for key in settings if key in tune]:
+        if not isinstance(settings[key], list) or not settings[key]:
+            raise UserError(f"{key} is tuned", where="command line", expected=f"a grid: {key}=[a, b]")
+        tune[key] = tuple(settings[key])
+    wrong = sorted((design.differing() - tune.keys()) & settings.keys())
+    if wrong:
+        raise UserError(
+            f"the arms differ in {wrong[0]}",
+            where="command line",
+            expected="a setting that they have in common",
+            remedy="a copy of the study's YAML can have other arms",
+        )
+    common = {key: value for key, value in settings.items() if key not in tune}
+    return replace(design, settings=design.settings | common, tune=tune)
+
+
+def _check(design: Design, where: object) -> None:
+    for name, arm in design.arms.items():
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"cannot name an arm {name!r}", where=where, expected="small letters, digits and _"
+            )
+        if (arm.segments or arm.beside) and not arm.model_of:
+            key = "segments" if arm.segments else "beside"
+            raise UserError(f"{key} needs model_of", where=f"{where}, arm {name}", expected="model_of: ARM")
+        for source in arm.sources:
+            if source not in design.arms or design.arms[source].model_of:
+                raise UserError(
+                    f"no such arm that trains: {source}",
+                    where=f"{where}, arm {name}",
+                    expected="model_of: ARM",
+                )
+        if arm.model_of and (arm.settings or arm.recipe):
+            raise UserError("trains nothing, and has settings of a run", where=f"{where}, arm {name}")
+    for scoring in design.evaluate:
+        named = scoring.data.partition("shards of ")[2]
+        if named and named not in design.arms:
+            raise UserError(
+                f"{scoring.task} is scored on the shards of {named}, which is no arm here", where=where
+            )
+    for equal in design.equal:
+        if equal not in EQUALITIES:
+            raise UserError(f"unknown {equal!r}", where=f"{where}, equal", expected=", ".join(EQUALITIES))
+    if design.tune and any(arm.model_of for arm in design.arms.values()):
+        raise UserError("cannot be tuned where arms take the model of another", where=f"{where}, tune")
+    if not all(design.tune.values()):
+        raise UserError("an empty grid", where=f"{where}, tune", expected="SETTING: [a, b]")
+
+
+def _reference(
+    values: Mapping[str, Any], arms: Mapping[str, Arm], chosen: Mapping[str, Arm], where: object
+) -> str:
+    reference = str(values.get("reference") or next(iter(arms)))
+    if reference not in arms:
+        raise UserError(f"no such arm: {reference}", where=f"{where}, reference", expected=", ".join(arms))
+    return reference if reference in chosen else next(iter(chosen))
+
+
+def _chosen(arms: dict[str, Arm], names: tuple[str, ...], where: object) -> dict[str, Arm]:
+    """Return the arms of these names, all for none, with those that others take their models from."""
+    for name in names:
+        if name not in arms:
+            near = difflib.get_close_matches(name, arms, n=3)
+            remedy = f"did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(f"no such arm: {name}", where=where, expected=", ".join(arms), remedy=remedy)
+    wanted = set(names or arms)
+    wanted |= {source for name in wanted for source in arms[name].sources}
+    return {name: arm for name, arm in arms.items() if name in wanted}
+
+
+def _arm(value: Any, where: object) -> Arm:
+    values = _mapping(value or {}, where)
+    _known(values, [f.name for f in fields(Arm)], where)
+    values |= {key: flat(values.get(key) or {}, where) for key in ("settings", "evaluation")}
+    return _made(Arm, values, where)
+
+
+def _scoring(value: Any, where: object) -> Scoring:
+    values = _mapping({"task": value} if isinstance(value, str) else value, where)
+    _known(values, [f.name for f in fields(Scoring)], f"{where}, evaluate")
+    values["settings"] = flat(values.get("settings") or {}, where)
+    values["metrics"] = tuple(_list(values.get("metrics") or [], f"{where}, evaluate"))
+    return _made(Scoring, values, f"{where}, evaluate")
+
+
+def _form(value: Any, where: object) -> Form:
+    values = _mapping(value or {}, where)
+    _known(values, [f.name for f in fields(Form)], where)
+    for key in ("arms", "scoring"):
+        if key in values:
+            values[key] = tuple(_list(values[key], where))
+    values["settings"] = flat(values.get("settings") or {}, where)
+    return _made(Form, values, where)
+
+
+def _made(kind: Any, values: dict[str, Any], where: object) -> Any:
+    for f in fields(kind):
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in values:
+            raise UserError(f"has no {f.name}", where=where)
+        if f.type is str and not isinstance(values.get(f.name, ""), str):
+            raise UserError(f"{f.name} is no text", where=where)
+        if f.type is int and not (isinstance(number := values.get(f.name, 1), int) and number > 0):
+            raise UserError(f"{f.name} must be a whole number above 0, got {number}", where=where)
+    return kind(**values)
+
+
+def flat(values: Any, where: object, prefix: str = "") -> Settings:
+    """Return settings by their dotted names, from a mapping with groups, dotted names or both."""
+    found: Settings = {}
+    for key, value in _mapping(values, where).items():
+        found |= (
+            flat(value, where, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        )
+    return found
+
+
+def _mapping(value: Any, where: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError("is no mapping", where=where, expected="KEY: VALUE")
+    return {str(key): item for key, item in value.items()}
+
+
+def _list(value: Any, where: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise UserError(f"{value!r} is no list", where=where, expected="[a, b]")
+    return value
+
+
+def _known(values: Mapping[str, Any], known: Any, where: object) -> None:
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3)
+            raise UserError(f"unknown key {key}", where=where, expected=f"one of {', '.join(near or known)}")

@@ -1,0 +1,127 @@
+"""A study's runs are shared out alike whatever is done already, and a run that fails keeps no other from it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import UserError
+from data_pipeline.stages.executors import ALL, Share
+from launch.studies import carry_out
+from launch.studies.carry_out import Study
+from launch.studies.cells import Place, Stopped
+from launch.studies.read import read_design, read_settings
+from pretrain.evaluate.studies.design import Changes, Design
+from pretrain.evaluate.studies.measured import Cell, Measured, read_measured, write_measured
+
+TUNED = """title: T
+question: Q?
+recipe: demo
+arms: {a: {}, b: {settings: {encoder.layers: 1}}}
+tune: {optim.lr: [0.1, 0.2]}
+"""
+TAKEN = """title: T
+question: Q?
+recipe: demo
+figures: [held_out_mask_loss]
+arms: {a: {}, b: {model_of: a, segments: 1S}}
+"""
+Measure = Callable[[Design, Cell, Place], Measured]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The runs that were measured, in order; those of rate 0.2 are better for b."""
+    done: list[Cell] = []
+
+    def measure(design: Design, cell: Cell, place: Place) -> Measured:
+        if known := read_measured(place.cells, cell):
+            return known
+        done.append(cell)
+        rate = dict(cell.tuned).get("optim.lr", 0.0)
+        loss = 5.0 + (rate if cell.arm == "a" else -rate)
+        figures = {"held_out_mask_loss": loss, "held_out_mask_unigram_loss": 6.0}
+        found = Measured(cell.arm, cell.seed, [list(pair) for pair in cell.tuned], figures)
+        write_measured(place.cells, found)
+        return found
+
+    monkeypatch.setattr(carry_out, "measure", measure)
+    return done
+
+
+def study(folder: Path, text: str = TUNED, seeds: int = 3, said: list[str] | None = None) -> Study:
+    (folder / "own.yaml").write_text(text)
+    design = read_design(
+        str(folder / "own.yaml"), Changes(seeds=seeds, settings=read_settings(["run.ranks=1"]))
+    )
+    said = [] if said is None else said
+    place = Place(folder / "out", None, None, 1)
+    return Study(design, place, "maskmill study own.yaml", said.append)
+
+
+def names(cells: list[Cell]) -> list[str]:
+    return [cell.name for cell in cells]
+
+
+def test_further_seeds_are_run_at_the_best_of_the_grid(tmp_path: Path, measured: list[Cell]) -> None:
+    study(tmp_path).run(1)
+    grid = ["a-lr0.1-1", "a-lr0.2-1", "b-lr0.1-1", "b-lr0.2-1"]
+    assert names(measured) == [*grid, "a-lr0.1-2", "a-lr0.1-3", "b-lr0.2-2", "b-lr0.2-3"]
+    measured.clear()
+    study(tmp_path, seeds=4).run(1)  # what is measured is not measured again
+    assert names(measured) == ["a-lr0.1-4", "b-lr0.2-4"]
+    assert (tmp_path / "out/README.md").is_file()
+
+
+def test_shares_do_all_of_it_and_nothing_twice(tmp_path: Path, measured: list[Cell]) -> None:
+    for _ in range(2):  # the second array does what needs the whole grid
+        for number in range(3):
+            study(tmp_path).run(1, Share(number, 3))
+    assert not (tmp_path / "out/README.md").exists()
+    assert len(names(measured)) == len(set(measured)) == 8
+    measured.clear()
+    study(tmp_path).run(1, ALL)
+    assert measured == []
+    assert "What is missing" not in (tmp_path / "out/README.md").read_text()
+
+
+def test_arms_that_take_a_model_come_behind_it(tmp_path: Path, measured: list[Cell]) -> None:
+    study(tmp_path, TAKEN, seeds=2).run(1)
+    assert names(measured) == ["a-1", "a-2", "b-1", "b-2"]
+
+
+def test_a_failed_run_keeps_no_other_from_it(
+    tmp_path: Path, measured: list[Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: Measure = carry_out.measure
+
+    def failing(design: Design, cell: Cell, place: Place) -> Measured:
+        if cell.name == "a-1":
+            raise UserError("no room", where="here")
+        return whole(design, cell, place)
+
+    monkeypatch.setattr(carry_out, "measure", failing)
+    said: list[str] = []
+    with pytest.raises(UserError, match=r"1 runs failed, first a-1: .*no room"):
+        study(tmp_path, TAKEN, seeds=2, said=said).run(1)
+    assert names(measured) == ["a-2", "b-2"]
+    page = (tmp_path / "out/README.md").read_text()
+    assert "- not measured: a-1 (" in page
+    assert "- not measured: b-1" in page
+
+
+def test_a_signal_ends_a_study_and_leaves_what_there_is(
+    tmp_path: Path, measured: list[Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: Measure = carry_out.measure
+
+    def stopping(design: Design, cell: Cell, place: Place) -> Measured:
+        if cell.seed == 2:
+            raise Stopped(cell.name)
+        return whole(design, cell, place)
+
+    monkeypatch.setattr(carry_out, "measure", stopping)
+    with pytest.raises(Stopped):
+        study(tmp_path, TAKEN, seeds=3).run(1)
+    assert names(measured) == ["a-1"]
+    assert "- not measured: a-2" in (tmp_path / "out/README.md").read_text()

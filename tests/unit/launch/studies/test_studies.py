@@ -1,0 +1,106 @@
+"""Every shipped study is whole: its arms are runs that can start, in both forms; names and settings are checked."""
+
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import UserError
+from launch.studies import study_names
+from launch.studies.budget import all_cells, budget_of, first_cells, plan_lines
+from launch.studies.cells import Place, trains
+from launch.studies.read import find_study, overrides_of, read_design, read_settings, run_of
+from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.downstream.tasks.registry import check_name
+from pretrain.evaluate.studies.design import FORMS, Changes
+from pretrain.evaluate.studies.measured import Cell, Measured
+from pretrain.preflight.gpus import gpu_named
+from pretrain.preflight.step_time import Cluster
+
+SHARED = """title: T
+question: Q?
+recipe: demo
+arms: {a: {}, b: {settings: {optim.lr: 1.0e-3}}, c: {settings: {data.sequence_length: 32}}}
+tune: {schedule.warmup: [0.1, 0.2]}
+"""
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_arms_are_runs_that_can_start(name: str, tmp_path: Path) -> None:
+    hour, long = (read_design(name, Changes(form=form)) for form in FORMS)
+    place = Place(tmp_path, None, None, threads=2)
+    assert (len(hour.seeds) >= 3, len(long.seeds) >= 5, bool(long.reading)) == (True,) * 3
+    cells = [
+        (hour, first_cells(hour)[0]),
+        *((long, cell) for cell in {c.arm: c for c in first_cells(long)}.values()),
+    ]
+    for design, cell in cells:
+        if trains(design, cell, place):
+            config = run_of(design, cell, tmp_path, 2).config
+            assert config.run.seed == cell.seed
+            assert config.train.eval_every <= config.train.steps // 2
+    for scoring in long.evaluate:
+        for arm in long.arms.values():
+            settings_for(check_name(scoring.task), scoring.settings | arm.evaluation)
+    assert all_cells(long)[0] == first_cells(long)[0]
+    assert not list(tmp_path.iterdir())  # to plan is to write nothing
+
+
+def test_the_long_form_has_all_arms() -> None:
+    for name in study_names():
+        hour, long = (read_design(name, Changes(form=form)) for form in FORMS)
+        assert set(hour.arms) <= set(long.arms)
+        assert len(long.seeds) > len(hour.seeds)
+
+
+def test_arms_with_the_same_data_share_a_preparation(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(SHARED)
+    design = read_design(str(tmp_path / "own.yaml"), Changes(settings=read_settings(["train.steps=7"])))
+    a, b, c = (run_of(design, Cell(arm, 2, (("schedule.warmup", 0.2),)), tmp_path, 4) for arm in "abc")
+    assert a.config.data.out == b.config.data.out != c.config.data.out
+    assert a.config.data.vocab == b.config.data.vocab == c.config.data.vocab
+    assert (a.config.schedule.warmup, a.config.run.seed, a.config.train.steps) == (0.2, 2, 7)
+    assert (b.config.optim.lr, b.config.run.threads) == (1e-3, 2)  # the demo has two ranks
+    assert a.config.run.dir != b.config.run.dir
+    assert len(first_cells(design)) == 6
+    assert len(all_cells(design)) == 6 + 3 * (len(design.seeds) - 1)
+
+
+def test_the_budget_counts_what_is_left(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(SHARED)
+    design = read_design(
+        str(tmp_path / "own.yaml"), Changes(seeds=1, settings=read_settings(["train.steps=7"]))
+    )
+    place = Place(tmp_path, None, None, threads=2)
+    before = budget_of(design, place, {})
+    assert (before.runs, before.steps, before.tokens) == (6, 42, (4 * 64 + 2 * 32) * 32 * 7)
+    done = {
+        cell: Measured(cell.arm, 1, [list(p) for p in cell.tuned], {}, seconds=60.0)
+        for cell in first_cells(design)[:1]
+    }
+    after = budget_of(design, place, done)
+    assert after.runs == 5
+    assert after.seconds > 60  # as long as the run before, and the other arms'
+    lines = plan_lines(design, place, Cluster(1, 2, gpu_named("h100")), 2.5)
+    assert "a: 2 runs" in lines[0]
+    assert "hours of 2 x H100" in lines[-1]
+    assert "at 2.5 an hour" in lines[-1]
+
+
+def test_settings_of_the_command_line() -> None:
+    assert read_settings(["optim.lr=[1e-3, 0.1]", "train.steps=5"]) == {
+        "optim.lr": [0.001, 0.1],
+        "train.steps": "5",
+    }
+    assert overrides_of({"a.b": True, "c": [1, "x"], "d": "off"}) == ["a.b=true", 'c=[1, "x"]', "d=off"]
+    with pytest.raises(UserError, match="did you mean plateau"):
+        find_study("platau")
+    with pytest.raises(UserError, match="no such study"):
+        find_study("x" * 5000)
+    assert find_study("large-batch").name == "large_batch.yaml"
+
+
+@pytest.mark.parametrize("text", ["title: [", "- a", "title: !!python/object/apply:os.mkdir [x]"])
+def test_what_is_no_study_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"own\.yaml"):
+        read_design(str(tmp_path / "own.yaml"), Changes())

@@ -1,0 +1,134 @@
+"""Arms are compared where that means something, at their own best values; the page says what is missing."""
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.evaluate.studies.compare import cells_of_row, rows_of, verdict
+from pretrain.evaluate.studies.design import Changes, Design
+from pretrain.evaluate.studies.measured import Cell, Measured
+from pretrain.evaluate.studies.page import Facts, write_study
+from pretrain.evaluate.studies.parse import parse_design
+from pretrain.evaluate.studies.statistics import Comparison
+
+SVG = "{http://www.w3.org/2000/svg}"
+FACTS = Facts(
+    "maskmill study x", "2026-01-01", "2 cores", "4 runs.", {"1": {"masks": "abc"}}, {"b-2": "no room"}, []
+)
+
+
+def design_of(seeds: int = 2, **other: Any) -> Design:
+    arms = {"a": {"label": "the first"}, "b": {}, "c": {"published": {"held_out_mask_loss": 1.5}}}
+    values = {"title": "T", "question": "Q?", "recipe": "demo", "arms": arms, **other}
+    return parse_design("x", values, Changes(seeds=seeds), "x.yaml")
+
+
+def measured(arm: str, seed: int, loss: float, unigram: float = 6.0, **tuned: float) -> Measured:
+    figures = {"held_out_mask_loss": loss, "held_out_mask_unigram_loss": unigram}
+    curve = [
+        {"step": n, "tokens": 100.0 * n, **figures, "held_out_mask_loss": loss + 2 - n} for n in (0, 1, 2)
+    ]
+    return Measured(arm, seed, [[f"optim.{key}", value] for key, value in tuned.items()], figures, curve, 3.0)
+
+
+def found_of(*runs: Measured) -> dict[Cell, Measured]:
+    return {one.cell: one for one in runs}
+
+
+def test_an_arm_above_the_unigram_is_not_compared() -> None:
+    runs = [measured("a", 1, 5.0), measured("a", 2, 5.1), measured("b", 1, 5.5), measured("b", 2, 6.2)]
+    runs += [measured("c", 1, 4.0), measured("c", 2, 4.11)]
+    rows = {row.arm: row for row in rows_of(design_of(), found_of(*runs))}
+    assert rows["a"].reading == "reference"
+    assert rows["b"].reading == "has learnt no context (1 of 2 seeds): not compared"
+    assert rows["b"].comparison is None
+    assert rows["c"].comparison is not None
+    assert rows["c"].comparison.difference == pytest.approx(-0.995)
+    assert cells_of_row(design_of(), rows["c"])[:4] == ["c", "2", "4.055 ± 0.078", "4.000 to 4.110"]
+    assert cells_of_row(design_of(), rows["c"])[-1] == "1.5"
+    rows = {row.arm: row for row in rows_of(design_of(needs_context=False), found_of(*runs))}
+    assert rows["b"].comparison is not None
+
+
+def test_a_reference_without_context_compares_nothing() -> None:
+    runs = [measured("a", 1, 7.0), measured("a", 2, 5.1), measured("c", 1, 4.0), measured("c", 2, 4.1)]
+    rows = {row.arm: row for row in rows_of(design_of(), found_of(*runs))}
+    assert (rows["b"].reading, rows["c"].reading) == ("not measured", "not compared")
+
+
+def test_an_arm_that_takes_a_model_without_context_is_not_compared_either() -> None:
+    arms = {"a": {}, "b": {}, "c": {"model_of": "b", "segments": "1S"}}
+    design = design_of(arms=arms, figures=["mrpc.accuracy"])
+    runs = [measured(arm, seed, 7.0 if arm == "b" else 5.0) for arm in "ab" for seed in (1, 2)]
+    runs += [Measured("c", seed, [], {}) for seed in (1, 2)]
+    for one in runs:
+        one.figures["mrpc.accuracy"] = 70.0 + one.seed
+    readings = {row.arm: row.reading for row in rows_of(design, found_of(*runs))}
+    assert readings["c"].startswith("has learnt no context")
+
+
+def test_arms_are_shown_at_their_own_best_value(tmp_path: Path) -> None:
+    design = design_of(tune={"optim.lr": [0.1, 0.2, 0.4]}, arms={"a": {}, "b": {}})
+    losses = {"a": (4.0, 3.0, 5.0), "b": (4.5, 4.0, 3.5)}
+    runs = [
+        measured(arm, 1, n, lr=lr)
+        for arm, row in losses.items()
+        for lr, n in zip((0.1, 0.2, 0.4), row, strict=True)
+    ]
+    runs += [measured("a", 2, 3.2, lr=0.2), measured("b", 2, 3.7, lr=0.4)]
+    values = {row.arm: row.values for row in rows_of(design, found_of(*runs))}
+    assert values == {"a": {1: 3.0, 2: 3.2}, "b": {1: 3.5, 2: 3.7}}
+    write_study(tmp_path, design, [], found_of(*runs), FACTS)
+    table = (tmp_path / "table.md").read_text()
+    assert "| 0.2 | **3.000** | 4.000 |" in table
+    assert "| 0.4 | 5.000 | **3.500** (an end of the grid) |" in table
+
+
+def test_page_and_picture_of_a_study_that_was_cut_short(tmp_path: Path) -> None:
+    runs = [measured("a", 1, 5.0), measured("a", 2, 5.1), measured("b", 1, 4.0)]
+    cells = [Cell(arm, seed) for arm in "ab" for seed in (1, 2)]
+    write_study(tmp_path, design_of(arms={"a": {"label": "<first>"}, "b": {}}), cells, found_of(*runs), FACTS)
+    page = (tmp_path / "README.md").read_text()
+    assert "- not measured: b-2 (no room)" in page
+    assert "| b | 1 of 2 | 4.000 |" in page
+    assert "one seed: cannot tell" in page
+    assert "seed 1: masks abc" in page
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["missing"] == ["b-2"]
+    assert [row["comparison"] and row["comparison"]["seeds"] for row in result["rows"]] == [None, 1]
+    picture = ET.parse(tmp_path / "picture.svg").getroot()
+    lines = [path for path in picture.iter(f"{SVG}path") if path.get("class") == "line faint"]
+    assert len(lines) == 2  # the two seeds of the first arm, beside their mean
+    assert "<first>" in {text.text for text in picture.iter(f"{SVG}text")}
+
+
+def test_scores_without_curves_are_drawn_by_arm(tmp_path: Path) -> None:
+    runs = [Measured(arm, seed, [], {"mrpc.accuracy": 70.0 + seed}) for arm in "ab" for seed in (1, 2)]
+    design = design_of(figures=["mrpc.accuracy"], arms={"a": {}, "b": {}})
+    write_study(tmp_path, design, [], found_of(*runs), FACTS)
+    picture = ET.parse(tmp_path / "picture.svg").getroot()
+    assert len(list(picture.iter(f"{SVG}circle"))) == 4
+    assert "equal in every seed" in (tmp_path / "README.md").read_text()
+
+
+def test_nothing_measured_is_said(tmp_path: Path) -> None:
+    write_study(tmp_path, design_of(), [Cell("a", 1)], {}, FACTS)
+    assert "Nothing has been measured yet." in (tmp_path / "README.md").read_text()
+    assert not (tmp_path / "picture.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "figure", "said"),
+    [
+        (Comparison(3, -0.1, -0.2, -0.05, 0.01, 0), "held_out_mask_loss", "better (p 0.01)"),
+        (Comparison(3, -0.1, -0.2, -0.05, 0.0001, 0), "mrpc.accuracy", "worse (p < 0.001)"),
+        (Comparison(3, 0.1, -0.2, 0.4, 0.3, 12), "held_out_mask_loss", "would take about 12 seeds"),
+        (Comparison(3, 0.1, -0.2, 0.4, 0.9, -1), "held_out_mask_loss", "would take more than 1,000 seeds"),
+        (Comparison(1, 0.1, 0.1, 0.1, 0.9, 0), "held_out_mask_loss", "one seed: cannot tell"),
+    ],
+)
+def test_verdicts(found: Comparison, figure: str, said: str) -> None:
+    assert said in verdict(found, figure)

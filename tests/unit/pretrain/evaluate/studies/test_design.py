@@ -1,0 +1,91 @@
+"""A study's file is read whole, or refused in one line; the command line changes what arms have in common."""
+
+from typing import Any
+
+import pytest
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.studies.design import Changes, Design, require_given
+from pretrain.evaluate.studies.parse import parse_design
+
+STUDY: dict[str, Any] = {
+    "title": "A title",
+    "question": "A question?",
+    "recipe": "demo",
+    "settings": {"train": {"steps": 8}, "run.ranks": 1},
+    "arms": {
+        "one": {"label": "first"},
+        "two": {"settings": {"optim": {"lr": 0.1}}},
+        "three": {"model_of": "two"},
+    },
+    "evaluate": ["blimp", {"task": "mrpc", "seeds": 2}],
+    "hour": {"arms": ["one", "three"], "seeds": 2, "scoring": ["mrpc"]},
+    "long": {"settings": {"train.steps": 80}},
+}
+
+
+def read(changes: Changes | None = None, **other: Any) -> Design:
+    changes = changes or Changes()
+    return parse_design("name", STUDY | other, changes, "name.yaml")
+
+
+def test_forms_differ_in_arms_seeds_settings_and_tasks() -> None:
+    hour, long = read(), read(Changes(form="long", seeds=4))
+    assert list(hour.arms) == ["one", "two", "three"]  # two: three takes its model
+    assert (hour.seeds, long.seeds) == ((1, 2), (1, 2, 3, 4))
+    assert hour.settings == {"train.steps": 8, "run.ranks": 1}
+    assert long.settings == {"train.steps": 80, "run.ranks": 1}
+    assert [s.task for s in hour.evaluate] == ["mrpc"]
+    assert [s.seeds for s in long.evaluate] == [1, 2]
+    assert (hour.reference, hour.label("one"), hour.label("two")) == ("one", "first", "two")
+    assert list(read(Changes(arms=("two",))).arms) == ["two"]
+    assert read(Changes(arms=("two",))).reference == "two"
+
+
+def test_the_command_line_changes_what_arms_have_in_common_and_nothing_else() -> None:
+    assert read(Changes(settings={"train.steps": "4"})).settings["train.steps"] == "4"
+    with pytest.raises(UserError, match=r"the arms differ in optim\.lr"):
+        read(Changes(settings={"optim.lr": "0.5"}))
+    tuned = {"tune": {"optim.lr": [0.1, 0.2]}, "arms": {"one": {}, "two": {}}, "hour": {}}
+    assert read(Changes(settings={"optim.lr": [0.3]}), **tuned).tune == {"optim.lr": (0.3,)}
+    with pytest.raises(UserError, match=r"optim\.lr is tuned"):
+        read(Changes(settings={"optim.lr": "0.3"}), **tuned)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"titel": "x"}, "unknown key titel"),
+        ({"question": ""}, "has no question"),
+        ({"arms": {"one": {"labels": "x"}}}, "unknown key labels"),
+        ({"arms": {"One": {}}, "hour": {}}, "cannot name an arm 'One'"),
+        ({"arms": {"one": {"model_of": "four"}}, "hour": {}}, "four"),
+        ({"arms": {"one": {"segments": "1S"}}, "hour": {}}, "segments needs model_of"),
+        ({"arms": {"one": {}, "two": {"model_of": "one", "recipe": "x"}}, "hour": {}}, "trains nothing"),
+        ({"arms": ["one"]}, "is no mapping"),
+        ({"hour": {"arms": ["twoo"]}}, "no such arm: twoo"),
+        ({"hour": {"seeds": 0}}, "seeds must be a whole number above 0, got 0"),
+        ({"reference": "four"}, "no such arm: four"),
+        ({"equal": ["everything"]}, "unknown 'everything'"),
+        ({"tune": {"optim.lr": [0.1]}}, "cannot be tuned"),
+        ({"tune": {"optim.lr": []}, "arms": {"one": {}}, "hour": {}}, "an empty grid"),
+        ({"evaluate": [{"task": "held_out", "data": "shards of four"}], "hour": {}}, "shards of four"),
+        ({"evaluate": [{"seeds": 2}]}, "has no task"),
+    ],
+)
+def test_a_wrong_study_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read(**wrong)
+
+
+def test_an_arm_beside_another_needs_both() -> None:
+    arms = {"a": {}, "b": {}, "both": {"model_of": "a", "beside": "b"}}
+    found = read(Changes(arms=("both",)), arms=arms)
+    assert set(found.arms) == {"a", "b", "both"}
+    with pytest.raises(UserError, match="beside needs model_of"):
+        read(arms={"a": {}, "b": {"beside": "a"}}, hour={})
+    with pytest.raises(UserError, match="no such arm that trains: c"):
+        read(arms={"a": {}, "b": {"model_of": "a", "beside": "c"}}, hour={})
+    needy = read(requires=["data.languages"])
+    with pytest.raises(UserError, match=r"needs data\.languages"):
+        require_given(needy)

@@ -1,0 +1,42 @@
+"""Runs that share examples, masks or weights have the same hashes, and those that do not have others."""
+
+from typing import Any
+
+import pytest
+
+from data_pipeline.errors import UserError
+from launch.settings.recipe import load_config
+from pretrain.evaluate.studies.equality import check_equal, hashes_of
+
+KINDS = ("examples", "masks", "weights", "content", "content_masks")
+
+
+def hashed(tiny: list[str], *settings: str) -> dict[str, Any]:
+    config = load_config("demo", [*tiny, "run.dir=unused", "run.ranks=1", "train.steps=6", *settings])
+    return hashes_of(config, KINDS)
+
+
+def equal_kinds(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    return {kind for kind in KINDS if one[kind] == other[kind]}
+
+
+def test_what_settings_change(tiny: list[str]) -> None:
+    first = hashed(tiny)
+    assert set(first) == set(KINDS)
+    assert equal_kinds(first, hashed(tiny, "optim.lr=0.5", "train.micro_batch=6")) == set(KINDS)
+    assert equal_kinds(first, hashed(tiny, "run.seed=7")) == set()
+    masks = hashed(tiny, "data.dynamic_masking=true")
+    assert equal_kinds(first, masks) == {"examples", "weights", "content"}
+    assert equal_kinds(first, hashed(tiny, "encoder.intermediate=32")) == set(KINDS) - {"weights"}
+
+
+def test_arms_that_differ_are_refused(tiny: list[str]) -> None:
+    first, second = hashed(tiny), hashed(tiny, "encoder.layers=1", "data.dynamic_masking=true")
+    said = check_equal({"a": first, "b": second}, ("examples", "shared_weights"), 1, "study x")
+    assert said["examples"] == first["examples"][:12]
+    with pytest.raises(
+        UserError, match=r"arms a and b must have the same masks, and differ in it with seed 3"
+    ):
+        check_equal({"a": first, "b": second}, ("masks",), 3, "study x")
+    with pytest.raises(UserError, match=r"differ in encoder\.layers\.1\."):
+        check_equal({"a": first, "b": second}, ("weights",), 1, "study x")
