@@ -1,0 +1,101 @@
+"""A published model on other text: docs/domain.md as it stands, and longer texts in phases; transformers loads both."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from pretrain.export.tokenizer import INPUTS
+from tests.command_line import ROOT, Maskmill, described, write_text
+from tests.factories.encoders import NO_SEGMENTS, write_encoder
+from tests.factories.vocabularies import TEXT, trained
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+PAGE = ROOT / "docs" / "domain.md"
+RUN_HERE = re.compile(
+    r"^<!-- The commands of this block are run by tests/smoke/test_domain\.py\. -->\n```\n(.*?)^```",
+    re.DOTALL | re.MULTILINE,
+)
+TINY = ["train.steps=2", "train.eval_every=0", "train.checkpoint_every=0", "run.threads=1", "data.workers=1"]
+"""What makes the commands of the page take seconds."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a reader stands: a downloaded BERT, and two texts."""
+    fields = {"max_position_embeddings": 512}
+    write_encoder(
+        tmp_path / "models" / "bert", "BertForPreTraining", trained("wordpiece"), INPUTS, fields, 512
+    )
+    write_text(tmp_path / "my_text.txt", documents=30)
+    write_text(tmp_path / "general.txt", documents=20, seed=1)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_page(folder: Path, here: None, maskmill: Maskmill) -> None:
+    blocks = RUN_HERE.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(blocks) == PAGE.read_text(encoding="utf-8").count("test_domain.py") == 4
+    said = {}
+    for line in "".join(blocks).splitlines():
+        name, verb, *arguments = shlex.split(line)
+        assert name == "maskmill"
+        settings = TINY if verb in ("prepare", "train") else []
+        said[line] = maskmill(verb, *arguments, *settings, cwd=folder).stdout
+    [longer] = [text for line, text in said.items() if "train " in line and "long/run" in line]
+    assert "models/bert: 512 positions extended to 1,024 (init_positions=repeat)" in longer
+    for model, positions in (("mine", 512), ("new", 512), ("long", 1024)):
+        bert = transformers.BertForPreTraining.from_pretrained(folder / model / "model")
+        assert bert.config.max_position_embeddings == positions
+    ids = torch.randint(10, 400, (1, 1000), generator=torch.Generator().manual_seed(0))
+    assert bert(ids).prediction_logits.isfinite().all()
+
+
+def test_no_step_saves_the_starting_weights(folder: Path, here: None, maskmill: Maskmill) -> None:
+    start = ["init_from=models/bert", "data.sources=my_text.txt", "data.out=s", "data.held_out=0.2", *TINY]
+    start += ["train.steps=0", "run.dir=run"]
+    maskmill("prepare", "domain", *start, cwd=folder)
+    printed = maskmill("train", "domain", *start, cwd=folder).stdout
+    assert "step 0" in printed
+    assert "held-out at [MASK]" in printed
+    assert "finished at step 0; nothing to do" in maskmill("train", "domain", *start, cwd=folder).stdout
+    assert described(maskmill, folder / "run")["checkpoints"] == ["step-00000000"]
+    maskmill("export", "run", "--out", "out", cwd=folder)
+    one, two = (load_file(folder / name / "model.safetensors") for name in ("models/bert", "out"))
+    assert all(one[name].equal(tensor) for name, tensor in two.items())
+    assert (
+        "max_positions"
+        in maskmill("plan", "domain", *start, "encoder.max_positions=64", cwd=folder, code=2).stderr
+    )
+
+
+def test_a_roberta_reads_longer_texts_in_a_second_phase(
+    tmp_path: Path, here: None, maskmill: Maskmill
+) -> None:
+    write_encoder(
+        tmp_path / "roberta", "RobertaForMaskedLM", trained("bpe"), NO_SEGMENTS, {"type_vocab_size": 1}
+    )
+    (tmp_path / "text.txt").write_text("\n\n".join([TEXT[i : i + 900] for i in range(0, 3600, 300)]), "utf-8")
+    (tmp_path / "longer.yaml").write_text(
+        "extends: domain\n"
+        "init_from: roberta\nencoder: {max_positions: 160}\ninit_positions: interpolate\n"
+        "data: {sources: text.txt, held_out: 0.2}\nrun: {dir: run}\ntrain: {global_batch: 4, micro_batch: 2}\n"
+        "phases:\n"
+        "  - {name: short, data: {out: short, sequence_length: 48}, train: {steps: 1}}\n"
+        "  - {name: long, data: {out: long, sequence_length: 160}, train: {steps: 1}}\n"
+    )
+    settings = [setting for setting in TINY if not setting.startswith("train.steps")]
+    maskmill("prepare", "longer.yaml", *settings, cwd=tmp_path)
+    printed = maskmill("train", "longer.yaml", *settings, cwd=tmp_path).stdout
+    assert "64 positions extended to 160 (init_positions=interpolate)" in printed
+    maskmill("export", "run", "--out", "out", cwd=tmp_path)
+    model = transformers.RobertaForMaskedLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert model(**tokenizer(TEXT[:400], return_tensors="pt", truncation=True)).logits.isfinite().all()
+    with pytest.raises(AssertionError, match=r"activation=gelu_tanh \(there: gelu\)"):
+        maskmill("train", "longer.yaml", "encoder.activation=gelu_tanh", *settings, cwd=tmp_path)

@@ -1,0 +1,67 @@
+"""A published model on text with new words, from the command line: vocabulary, shards, training, export."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+from safetensors.torch import load_file
+
+from data_pipeline.vocabulary.files import load_vocabulary
+from tests.command_line import Maskmill, write_text
+from tests.factories.encoders import NO_SEGMENTS, write_encoder
+from tests.factories.vocabularies import trained
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.multirank,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+TEXT = "Nephrology treats nephropathy (dialysis), and nephrology sees glomerulonephritis. "
+WORD = "roberta.embeddings.word_embeddings.weight"
+
+
+def test_text_with_new_words_to_model(maskmill: Maskmill, here: None, tmp_path: Path) -> None:
+    old = trained("bpe")
+    write_encoder(tmp_path / "old", "RobertaForMaskedLM", old, NO_SEGMENTS, {"type_vocab_size": 1})
+    write_text(tmp_path / "text.txt", documents=30)
+    with (tmp_path / "text.txt").open("a") as file:
+        file.write(f"\n{TEXT * 12}\n" * 8)
+    settings = [
+        "init_from=old", "data.sources=text.txt", "data.vocab=vocabulary", "data.out=shards", "data.held_out=0.2",
+        "data.sequence_length=48", "data.workers=1", "run.dir=run", "run.threads=1", "train.eval_every=0",
+        "train.global_batch=4", "train.micro_batch=2", "train.log_every=1",
+    ]  # fmt: skip
+    extend = ("vocab", "domain", "--extend", "old", *settings, "vocabulary.new_words=8")
+    shown = maskmill(*extend, cwd=tmp_path).stdout
+    assert "nephrology" in shown
+    assert "Tokens per 1,000 words" in shown
+    files = {path.name: path.read_bytes() for path in (tmp_path / "vocabulary").iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "new_words.json"} <= files.keys()
+    again = maskmill(*extend, cwd=tmp_path).stdout
+    assert "already there" in again
+    assert "nephrology" in again
+    assert {path.name: path.read_bytes() for path in (tmp_path / "vocabulary").iterdir()} == files
+    refused = maskmill(*extend, "vocabulary.min_frequency=3", cwd=tmp_path, code=2).stderr
+    assert "holds another vocabulary: vocabulary.min_frequency=3" in refused
+
+    maskmill("prepare", "domain", *settings, cwd=tmp_path)
+    size = load_vocabulary(tmp_path / "vocabulary").size
+    for name, steps in (("started", 0), ("run", 2)):
+        run = [*settings, f"train.steps={steps}", f"run.dir={name}"]
+        printed = maskmill("train", "domain", *run, cwd=tmp_path).stdout
+        assert f"old: 500 entries of the vocabulary extended to {size} (init_new_words=mean)" in printed
+        maskmill("export", name, "--out", f"{name}_out", cwd=tmp_path)
+    before, started, after = (
+        load_file(tmp_path / name / "model.safetensors")[WORD] for name in ("old", "started_out", "run_out")
+    )
+    entries = json.loads(files["new_words.json"])["entries"]
+    assert started[:500].equal(before)
+    assert len(started) == len(after) == size == 500 + len(entries)
+    for entry in entries:
+        assert (started[entry["id"]] - before[entry["old_ids"]].mean(0)).abs().max() < 1e-6
+    assert not after.equal(started)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "run_out")
+    assert "Ġnephrology" in tokenizer.tokenize("some nephrology,")
+    transformers.RobertaForMaskedLM.from_pretrained(tmp_path / "run_out")
