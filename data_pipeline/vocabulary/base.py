@@ -11,7 +11,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -105,6 +105,11 @@ class Vocabulary(ABC):
     def extended(self, words: list[str]) -> Self:
         """Return this vocabulary with the pieces `words` (each of `whole_word`, and not among the entries) appended,
         each the only piece of its word. Every old id is unchanged. Other pieces may be added between them."""
+
+    def padded(self, size: int) -> Self:
+        """Return this vocabulary with entries that no text gives, up to `size`: a model may have rows for them, which
+        make its table a multiple of 8 or 64."""
+        return replace(self, tokens=[*self.tokens, *map(unreachable, range(self.size, size))])
 
     @abstractmethod
     def definition(self) -> dict[str, Any]:

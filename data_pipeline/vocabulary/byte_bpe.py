@@ -1,16 +1,17 @@
-"""Build a byte-level BPE vocabulary like RoBERTa's (Radford et al. 2019) from pieces, merges and a lower-casing flag.
+"""Build a byte-level BPE vocabulary like RoBERTa's (Radford et al. 2019) or ModernBERT's from pieces, merges and the
+normalisation before them.
 
-Text is cut into words in three steps: lower-casing and accent stripping, if set; every run of Unicode white space
-becomes one space, and a sentence always starts with one; GPT-2's pattern then cuts, and a space stays with what follows
-it. So a piece is marked Ġ if and only if it begins a word, at any position: the concatenated ids of sentences equal
-those of the running text with a space between sentences. RoBERTa's own tokenizer differs at the start of text (no
-space) and in runs of white space (separate pieces).
+Text is cut into words in three steps: lower-casing and accent stripping, or NFC, if set; every run of Unicode white
+space becomes one space, and a sentence always starts with one; GPT-2's pattern then cuts, and a space stays with what
+follows it. So a piece is marked Ġ if and only if it begins a word, at any position: the concatenated ids of sentences
+equal those of the running text with a space between sentences. RoBERTa's own tokenizer and ModernBERT's differ at the
+start of text (no space) and in runs of white space (pieces of their own).
 """
 
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +32,23 @@ from data_pipeline.vocabulary.base import (
     types,
     unreachable,
 )
+from data_pipeline.vocabulary.wordpiece import SPECIAL_TOKENS as BERT_SPECIAL_TOKENS
 
 SPECIAL_TOKENS = Specials(pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", mask="<mask>")
 FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 """In RoBERTa's order; <mask> is its last entry."""
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 """A printable character for each of the 256 bytes, in GPT-2's order."""
+NEVER_IN_UTF8 = {*"ÀÁõö÷øùúûüýþÿ"}
+"""Those of them that no text has: 0xC0, 0xC1 and 0xF5 to 0xFF. GPT-NeoX's vocabulary, which is ModernBERT's, lacks
+them."""
+PLACEHOLDERS = {"|||IP_ADDRESS|||", "|||EMAIL_ADDRESS|||", "|||PHONE_NUMBER|||"}
+"""ModernBERT's entries for what was taken out of its corpus (Dolma). As special tokens are, they are text here."""
 WORD = "Ġ"
-KIND = "RoBERTa's byte-level BPE"
+KIND = "RoBERTa's or ModernBERT's byte-level BPE"
+
+Form = Literal["", "lowercase", "nfc"]
+"""Normalisation before white space: none, lower case without accents, or Unicode's composed form."""
 
 _ONE_SPACE = [
     {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
@@ -51,11 +61,11 @@ _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, 
 
 @dataclass(frozen=True, eq=False)
 class ByteBPE(Vocabulary):
-    """A byte-level BPE vocabulary, as in RoBERTa; no text is unknown to it."""
+    """A byte-level BPE vocabulary, as in RoBERTa or ModernBERT; no text is unknown to it."""
 
     kind: ClassVar[str] = "bpe"
     merges: list[tuple[str, str]]
-    lowercase: bool
+    form: Form = ""
 
     @cached_property
     def continuation(self) -> NDArray[np.bool_]:
@@ -104,7 +114,7 @@ class ByteBPE(Vocabulary):
             "truncation": None,
             "padding": None,
             "added_tokens": self.added_tokens(),
-            "normalizer": _normalizer(self.lowercase),
+            "normalizer": _normalizer(self.form),
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_SPACE_BEFORE, _BYTES]},
             "post_processor": {"type": "Sequence", "processors": [_BYTES, self.sequence_template()]},
             "decoder": _BYTES,
@@ -123,36 +133,57 @@ class ByteBPE(Vocabulary):
         }
 
 
-def _normalizer(lowercase: bool) -> dict[str, Any]:
-    return {"type": "Sequence", "normalizers": [*(bare("NFD", "NFC") if lowercase else []), *_ONE_SPACE]}
+def _normalizer(form: Form) -> dict[str, Any]:
+    forms = {"": [], "lowercase": bare("NFD", "NFC"), "nfc": [{"type": "NFC"}]}
+    return {"type": "Sequence", "normalizers": [*forms[form], *_ONE_SPACE]}
 
 
-def make_vocabulary(tokens: list[str], merges: list[tuple[str, str]], lowercase: bool, where: str) -> ByteBPE:
-    """Make a checked vocabulary of `tokens` in the order of their ids; "" marks an id that no text can produce."""
-    require_specials(tokens, SPECIAL_TOKENS, "byte-level BPE", where)
+def _form(parts: list[dict[str, Any]]) -> Form | None:
+    """Return the form that a normaliser of these parts gives, whether or not it joins white space; None for others."""
+    without_spaces = [part for part in parts if part not in _ONE_SPACE]
+    forms: tuple[Form, ...] = ("", "lowercase", "nfc")
+    return next(
+        (form for form in forms if _normalizer(form)["normalizers"] == [*without_spaces, *_ONE_SPACE]), None
+    )
+
+
+def make_vocabulary(tokens: list[str], merges: list[tuple[str, str]], form: Form, where: str) -> ByteBPE:
+    """Make a checked vocabulary of `tokens` in the order of their ids; "" marks an id that no text can produce. The
+    special tokens are named as BERT's if it has all of those, as ModernBERT's does, else as RoBERTa's."""
     known = set(tokens)
-    if missing := len(set(ALPHABET) - known):
-        raise UserError(f"the vocabulary lacks {missing} of the 256 bytes", where=where, expected=KIND)
+    specials = BERT_SPECIAL_TOKENS if known.issuperset(BERT_SPECIAL_TOKENS) else SPECIAL_TOKENS
+    require_specials(tokens, specials, "byte-level BPE", where)
+    if missing := len(set(ALPHABET) - NEVER_IN_UTF8 - known):
+        raise UserError(
+            f"the vocabulary lacks {missing} of the 243 bytes of UTF-8 text", where=where, expected=KIND
+        )
     for a, b in merges:
         if not {a, b, a + b} <= known:
             raise UserError(f"a merge of pieces that it lacks: {a!r} and {b!r}", where=where, expected=KIND)
     named = [token or unreachable(i) for i, token in enumerate(tokens)]
-    return ByteBPE(named, SPECIAL_TOKENS, merges, lowercase)
+    return ByteBPE(named, specials, merges, form)
 
 
 def from_tokenizer_json(found: dict[str, Any], where: str) -> ByteBPE:
-    """Load the vocabulary of a tokenizer.json with a BPE model. Raises UserError unless it is of RoBERTa's kind."""
+    """Load the vocabulary of a tokenizer.json with a BPE model. Raises UserError unless it is of RoBERTa's kind or of
+    ModernBERT's, which has its special tokens, runs of spaces and placeholders beside the model: they are entries
+    here, which no text gives."""
     model = part_of(found, "model")
     normalizer = named_parts(found.get("normalizer"), "normalizers")
-    lowercase = normalizer == named_parts(_normalizer(True), "normalizers")
+    form = _form(normalizer)
     cuts = [
         part for part in named_parts(found.get("pre_tokenizer"), "pretokenizers") if part != _SPACE_BEFORE
     ]
-    ids: dict[str, int] = part_of(model, "vocab")
-    added = [token for token in found.get("added_tokens") or [] if isinstance(token, dict)]
-    foreign = [str(t.get("content")) for t in added if ids.get(str(t.get("content"))) != t.get("id")]
+    ids: dict[str, Any] = dict(part_of(model, "vocab"))
+    foreign = []
+    for token in found.get("added_tokens") or []:
+        content, number = str(token.get("content")), token.get("id")
+        if not (token.get("special") or content.isspace() or content in PLACEHOLDERS):
+            foreign += [content] if ids.get(content) != number else []
+        elif ids.setdefault(content, number) != number:
+            foreign.append(content)
     parts = {
-        "normalizer": ("" if lowercase else types(p for p in normalizer if p not in _ONE_SPACE), ""),
+        "normalizer": (types(p for p in normalizer if p not in _ONE_SPACE) if form is None else "", ""),
         "pre_tokenizer": (types(cuts), "ByteLevel"),
         "pre_tokenizer.use_regex": (cuts[0].get("use_regex", True) if cuts else None, True),
         "model.dropout": (model.get("dropout") or None, None),
@@ -163,13 +194,13 @@ def from_tokenizer_json(found: dict[str, Any], where: str) -> ByteBPE:
         "added tokens that the model lacks": (", ".join(foreign), ""),
     }
     refuse_others(parts, KIND, where)
-    return make_vocabulary(numbered(ids, where), _merges(model.get("merges"), where), lowercase, where)
+    return make_vocabulary(numbered(ids, where), _merges(model.get("merges"), where), form or "", where)
 
 
 def from_vocab_and_merges(ids: dict[str, Any], merges: str, where: str) -> ByteBPE:
     """Load the vocabulary of RoBERTa's two files: the parsed vocab.json, and the text of merges.txt."""
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
-    return make_vocabulary(numbered(ids, where), _merges(lines, where), False, where)
+    return make_vocabulary(numbered(ids, where), _merges(lines, where), "", where)
 
 
 def _merges(listed: object, where: str) -> list[tuple[str, str]]:

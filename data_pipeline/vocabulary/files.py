@@ -21,8 +21,10 @@ def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabula
     it), or a folder that holds one (the first of these).
 
     A vocab.txt does not record whether text is lower-cased. That is decided, in this order, by `lowercase` (WordPiece
-    only), by a tokenizer_config.json next to it, and by whether no piece has an upper-case letter. Raises UserError
-    for anything but these three kinds: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's unigram."""
+    only), by a tokenizer_config.json next to it, and by whether no piece has an upper-case letter. In the folder of a
+    model with more rows than the vocabulary has entries, the others are entries that no text gives. Raises UserError
+    for anything but these three kinds: BERT's WordPiece, byte-level BPE as RoBERTa's and ModernBERT's, unigram as
+    ALBERT's or XLNet's."""
     if not str(path):
         raise UserError(
             "no vocabulary is named", where="data.vocab", remedy="name one, or run maskmill vocab"
@@ -37,7 +39,8 @@ def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabula
                 expected=" or ".join(FILES),
                 remedy="run maskmill vocab first",
             )
-        path = found[0]
+        vocabulary, rows = load_vocabulary(found[0], lowercase), _rows(path)
+        return vocabulary.padded(rows) if vocabulary.size < rows < 2 * vocabulary.size else vocabulary
     text = _read(path)
     if path.name == "vocab.json":
         merges = _read(path.with_name("merges.txt")).replace("\r\n", "\n")
@@ -76,6 +79,13 @@ def save_vocabulary(vocabulary: Vocabulary, folder: str | Path) -> None:
 def holds_vocabulary(folder: Path) -> bool:
     """Return whether `load_vocabulary` would find a file in this folder."""
     return any((folder / name).is_file() for name in FILES)
+
+
+def _rows(folder: Path) -> int:
+    """Return the vocab_size in the folder's config.json; 0 if there is none."""
+    path = folder / "config.json"
+    size = _json(_read(path), path).get("vocab_size") if path.is_file() else 0
+    return size if isinstance(size, int) else 0
 
 
 def _read(path: Path) -> str:

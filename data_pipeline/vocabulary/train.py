@@ -107,7 +107,8 @@ def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
         raise _nothing()
     first = [*byte_bpe.FIRST_TOKENS, *byte_bpe.ALPHABET]
     mask = byte_bpe.SPECIAL_TOKENS.mask
-    empty = byte_bpe.make_vocabulary([*first, mask], [], lower_cases(settings), "data.sources")
+    form: byte_bpe.Form = "lowercase" if lower_cases(settings) else ""
+    empty = byte_bpe.make_vocabulary([*first, mask], [], form, "data.sources")
     tokenizer = Tokenizer.from_str(empty.json)
     tokenizer.train_from_iterator(
         _pieces(texts),
@@ -121,7 +122,7 @@ def _bpe(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:
     model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [(a, b) for a, b in model["merges"]]
-    return byte_bpe.make_vocabulary([*tokens, mask], merges, lower_cases(settings), "data.sources")
+    return byte_bpe.make_vocabulary([*tokens, mask], merges, form, "data.sources")
 
 
 def _unigram(texts: list[bytes], settings: VocabularySettings) -> Vocabulary:

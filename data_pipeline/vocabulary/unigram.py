@@ -115,6 +115,11 @@ class Unigram(Vocabulary):
         letters = "".join(takewhile(_in_word, pre_token[1:]))
         return WORD + letters if letters else ""
 
+    def padded(self, size: int) -> Self:
+        """Return this vocabulary with entries that no text gives, since a space is in each, up to `size`."""
+        longer = super().padded(size)
+        return replace(longer, scores=[*self.scores, *[min(self.scores)] * (longer.size - self.size)])
+
     def extended(self, words: list[str]) -> Self:
         """Return this vocabulary with `words` appended. The score of each is MARGIN above that of the best way to cut
         it, so that it is the best way, and what can be cut only as before, or better otherwise, is."""

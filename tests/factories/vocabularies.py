@@ -4,6 +4,7 @@ import base64
 import io
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
@@ -11,6 +12,7 @@ from sentencepiece import sentencepiece_model_pb2
 from data_pipeline.records import Document
 from data_pipeline.settings import VocabularySettings
 from data_pipeline.vocabulary.base import Vocabulary
+from data_pipeline.vocabulary.byte_bpe import NEVER_IN_UTF8
 from data_pipeline.vocabulary.train import train_vocabulary
 
 SAMPLE = Path(__file__).parents[1] / "golden" / "pairs" / "sample_text.txt"
@@ -25,6 +27,33 @@ def trained(kind: str, lowercase: bool | None = None, specials: str = "") -> Voc
         [Document("0", TEXT)],
         VocabularySettings(SIZES[kind], kind=kind, lowercase=lowercase, specials=specials),
     )
+
+
+@cache
+def modernbert_tokenizer() -> dict[str, Any]:
+    """A tokenizer.json in the form of ModernBERT's: GPT-NeoX's pieces without the bytes that UTF-8 never has, NFC, no
+    space before the first word, and BERT's special tokens, runs of spaces and placeholders beside the model."""
+    of_roberta = trained("bpe", False)
+    pieces = [p for p in of_roberta.tokens if p not in of_roberta.specials and p not in NEVER_IN_UTF8]
+    model = {"vocab": {p: i for i, p in enumerate(["<|endoftext|>", *pieces])}}
+    model |= {"type": "BPE", "merges": [list(pair) for pair in of_roberta.merges], "unk_token": None}
+    beside = ["    ", "   ", "|||EMAIL_ADDRESS|||", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "[unused0]"]
+    ids = {"<|endoftext|>": 0, **{token: len(model["vocab"]) + i for i, token in enumerate(beside)}}
+    added = [
+        {"id": i, "content": token, "special": token[0] in "<[", "normalized": token[0] not in "<["}
+        | {"single_word": False, "lstrip": token == "[MASK]", "rstrip": False}
+        for token, i in ids.items()
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": model,
+    }
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import Document
@@ -15,7 +16,7 @@ from data_pipeline.settings import VocabularySettings
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.files import load_vocabulary, parse_tokenizer_json, save_vocabulary
 from data_pipeline.vocabulary.train import lower_cases, train_vocabulary
-from tests.factories.vocabularies import SAMPLE, TEXT, charsmap, trained
+from tests.factories.vocabularies import SAMPLE, TEXT, charsmap, modernbert_tokenizer, trained
 
 KINDS = ("bpe", "unigram")
 SENTENCES = SAMPLE.read_text("utf-8").split("\n")[:60]
@@ -177,6 +178,7 @@ REFUSED = [
     ("bpe", "model.vocab", {"<s>": 0, "a": 0}, "does not number its pieces"),
     ("bpe", "model.vocab", {"<s>": 0, "</s>": 1, "<pad>": 2, "<unk>": 3}, "lacks"),
     ("bpe", "normalizer", {"type": "Lowercase"}, "normalizer: 'Lowercase'"),
+    ("bpe", "normalizer", {"type": "NFKC"}, "normalizer: 'NFKC'"),
     ("bpe", "pre_tokenizer", {"type": "Whitespace"}, "pre_tokenizer: 'Whitespace'"),
     ("bpe", "pre_tokenizer", BYTES, "pre_tokenizer.use_regex: False"),
     ("bpe", "added_tokens", [{"id": 500, "content": "<new>"}], "added tokens that the model lacks: '<new>'"),
@@ -216,11 +218,53 @@ def test_bytes_that_are_missing_are_refused(tmp_path: Path) -> None:
     ids = {t: i for i, t in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a"])}
     (tmp_path / "vocab.json").write_text(json.dumps(ids))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(UserError, match="lacks 255 of the 256 bytes"):
+    with pytest.raises(UserError, match="lacks 242 of the 243 bytes"):
         load_vocabulary(tmp_path)
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(UserError, match=r"merges\.txt: the vocabulary cannot be read"):
         load_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", *KINDS])
+def test_a_model_may_have_more_rows_than_entries(kind: str, tmp_path: Path) -> None:
+    found = trained(kind)
+    save_vocabulary(found, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": found.size + 7}))
+    longer = load_vocabulary(tmp_path)
+    assert (longer.size, longer.tokens[: found.size]) == (found.size + 7, found.tokens)
+    assert parse_tokenizer_json(longer.json, "tokenizer.json").sha256 == longer.sha256
+    texts = [*SENTENCES, longer.tokens[-1], f"a{longer.tokens[-1]}b"]
+    assert WordCache(longer).encode(texts)[0].tolist() == WordCache(found).encode(texts)[0].tolist()
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 1}))
+    assert load_vocabulary(tmp_path).sha256 == found.sha256
+
+
+def test_modernberts_tokenizer_is_read_from_its_folder(tmp_path: Path) -> None:
+    """Its special tokens, runs of spaces and placeholders stand beside the model; text is composed (NFC) first."""
+    written = modernbert_tokenizer()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written), "utf-8")
+    found = load_vocabulary(tmp_path)
+    assert found.size == len(written["model"]["vocab"]) + len(written["added_tokens"]) - 1  # one is in both
+    assert [*found.specials] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert found.ids["   "] == found.ids["|||EMAIL_ADDRESS|||"] - 1
+    again = parse_tokenizer_json(found.json, "tokenizer.json")
+    assert (again.json, again.specials) == (found.json, found.specials)
+    theirs = Tokenizer.from_str(json.dumps(written))
+    sentences = [
+        *SENTENCES,
+        "e\u0301te\u0301 na\u00efve",
+        "don't 3.14! \u2603 \U0010ffff\u5b57",
+        "\uac00 \u1100\u1161",
+    ]
+    cache = WordCache(found)
+    for sentence in filter(None, sentences):
+        expected = theirs.encode(" " + " ".join(sentence.split()), add_special_tokens=False).ids
+        assert cache.encode([sentence])[0].tolist() == expected
+    apart, together = (cache.encode([text])[0].tolist() for text in ("e\u0301", "\u00e9"))
+    assert apart == together
+    hidden = {found.ids[t["content"]] for t in written["added_tokens"]}
+    texts = [f"a {token['content']} b{token['content']}c" for token in written["added_tokens"]]
+    assert not set(cache.encode(texts)[0].tolist()) & hidden
 
 
 def test_a_table_that_joins_marks_to_spaces_is_refused(tmp_path: Path) -> None:
