@@ -33,8 +33,6 @@ from pretrain.preflight.step_time import (
 )
 from pretrain.preflight.warnings import warnings_of
 
-VOCABULARY = 30_522
-"""Vocabulary size assumed where neither shards nor a vocabulary state it: BERT's."""
 DEFAULT_UTILISATION = 0.40
 """Assumed share of the peak, where it is neither stated nor measured on such a GPU."""
 MEASURED_EXAMPLES = (8, 16)
@@ -214,12 +212,14 @@ def text_of(config: RunConfig) -> Text:
 
 
 def _vocabulary_size(config: RunConfig) -> int:
+    """Return the size of the vocabulary, or the size that it will have if it is still to be trained."""
     named = Path(config.data.vocab)
-    if not (config.data.vocab and named.exists()):
-        return VOCABULARY
-    from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary  # needs tokenizers
+    if config.data.vocab and named.exists():
+        from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary  # needs tokenizers
 
-    return load_vocabulary(named).size if named.is_file() or holds_vocabulary(named) else VOCABULARY
+        if named.is_file() or holds_vocabulary(named):
+            return load_vocabulary(named).size
+    return config.vocabulary.size
 
 
 def _mean_square(index: Index, mean: float) -> float:

@@ -65,7 +65,7 @@ def test_arms_with_the_same_data_share_a_preparation(tmp_path: Path) -> None:
     assert len(all_cells(design)) == 6 + 3 * (len(design.seeds) - 1)
 
 
-def test_the_budget_counts_what_is_left(tmp_path: Path) -> None:
+def test_the_budget_counts_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.yaml").write_text(SHARED)
     design = read_design(
         str(tmp_path / "own.yaml"), Changes(seeds=1, settings=read_settings(["train.steps=7"]))
@@ -73,13 +73,19 @@ def test_the_budget_counts_what_is_left(tmp_path: Path) -> None:
     place = Place(tmp_path, None, None, threads=2)
     before = budget_of(design, place, {})
     assert (before.runs, before.steps, before.tokens) == (6, 42, (4 * 64 + 2 * 32) * 32 * 7)
+    monkeypatch.setattr("launch.studies.budget.peak_flops", lambda *_: 1e11)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    one, four = (budget_of(design, Place(tmp_path, None, None, threads=n), {}) for n in (8, 2))
+    assert (one.at_once, four.at_once, one.seconds) == (1, 4, 4 * four.seconds)
+    assert "one after the other" in str(one)
+    assert "4 at a time" in str(four)
     done = {
         cell: Measured(cell.arm, 1, [list(p) for p in cell.tuned], {}, seconds=60.0)
         for cell in first_cells(design)[:1]
     }
     after = budget_of(design, place, done)
     assert after.runs == 5
-    assert after.seconds > 60  # as long as the run before, and the other arms'
+    assert after.seconds * after.at_once > 60  # as long as the run before, and the other arms'
     lines = plan_lines(design, place, Cluster(1, 2, gpu_named("h100")), 2.5)
     assert "a: 2 runs" in lines[0]
     assert "hours of 2 x H100" in lines[-1]

@@ -1,20 +1,23 @@
 """The planner's model of time against published scaling, and of memory against what the engine allocates."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 from data_pipeline.errors import UserError
+from data_pipeline.vocabulary.files import save_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.phases import phases_of
 from pretrain.preflight import step_time as timing
-from pretrain.preflight.forecast import Forecast, forecast
+from pretrain.preflight.forecast import Forecast, forecast, text_of
 from pretrain.preflight.gpus import GPUS, Gpu
 from pretrain.preflight.memory import PeakBytes, meta_model, pass_peak
 from pretrain.preflight.show import as_values, curve, show
 from pretrain.preflight.step_time import Cluster, StepTime, StepWork, communication_bytes, step_time
+from tests.factories.vocabularies import trained
 
 BERT_LARGE = 336_226_108
 """Parameters with both heads."""
@@ -119,6 +122,13 @@ def test_what_does_not_add_up_is_said() -> None:
         assert any(line in warning for warning in found.warnings), line
     with pytest.raises(UserError, match="16 GPUs are more than"):
         plan_for("train.global_batch=8", nodes=2)
+
+
+def test_a_vocabulary_that_is_still_to_be_trained_has_the_size_of_the_recipe(tmp_path: Path) -> None:
+    nowhere = [f"data.vocab={tmp_path / 'vocabulary'}", f"data.out={tmp_path / 'shards'}"]
+    assert text_of(load_config("demo", nowhere)).vocabulary == 4000
+    save_vocabulary(trained("wordpiece"), tmp_path / "vocabulary")
+    assert text_of(load_config("demo", nowhere)).vocabulary == trained("wordpiece").size
 
 
 def test_more_gpus_cost_more_and_take_less() -> None:
