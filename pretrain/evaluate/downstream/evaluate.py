@@ -30,6 +30,8 @@ from pretrain.evaluate.downstream.settings import EvaluationSettings, identity
 from pretrain.evaluate.downstream.tasks.base import Feature, Split, carve, drawn
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
 
+HEAD_SETTINGS = ("features", "crf", "bilstm")
+"""Settings that are for some kinds of tasks; see Task.head_settings."""
 PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", "scikit-learn", "scipy", "seqeval", "udtools")
 """Whose versions a result states."""
 
@@ -61,10 +63,11 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         """Raises UserError for settings of another kind of task."""
-        kind = "features" if self.settings.features else "crf" if self.settings.crf else ""
-        if kind and not (self.task in FINE_TUNED and FINE_TUNED[self.task].tags_words):
-            able = ", ".join(name for name, task in FINE_TUNED.items() if task.tags_words)
-            raise UserError(f"is not for {self.task}", where=kind, expected=f"a task that tags words: {able}")
+        known = {name: task.head_settings for name, task in FINE_TUNED.items()}
+        for setting in HEAD_SETTINGS:
+            if getattr(self.settings, setting) and setting not in known.get(self.task, ()):
+                able = ", ".join(name for name, settings in known.items() if setting in settings)
+                raise UserError(f"is not for {self.task}", where=setting, expected=f"one of {able}")
         if self.encoder.kind and (not self.settings.features or self.save):
             raise UserError(
                 f"cannot fine-tune {self.task}, nor be saved",
@@ -141,14 +144,14 @@ class Evaluation:
     @property
     def name(self) -> str:
         """The task, its treebank, what its tagger is where there are several kinds, and what it was started from."""
-        crf = "crf" if self.settings.crf else ""
+        flags = [name for name in ("bilstm", "crf") if getattr(self.settings, name)]
         treebank = self.folder.name.removeprefix("UD_") if self.folder.name.startswith("UD_") else ""
         parts = (
             self.task,
             self.encoder.kind,
             treebank,
             self.settings.features,
-            crf,
+            *flags,
             self.start_from and f"from-{self.start_from}",
         )
         return "-".join(part for part in parts if part)

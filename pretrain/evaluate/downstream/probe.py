@@ -31,6 +31,7 @@ from pretrain.evaluate.downstream.tasks.base import (
 )
 from pretrain.evaluate.downstream.tasks.classification import Classification
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, folder_of
+from pretrain.evaluate.downstream.tasks.tagging import Tagging
 
 BLIMP = "blimp"
 PART = 0.1
@@ -43,7 +44,7 @@ TOKENS = 8192
 
 def probe_names() -> list[str]:
     """Return the tasks that a probe can be."""
-    return [BLIMP, *(n for n, t in FINE_TUNED.items() if isinstance(t, Classification) or t.tags_words)]
+    return [BLIMP, *(n for n, t in FINE_TUNED.items() if isinstance(t, Classification | Tagging))]
 
 
 @dataclass(frozen=True)

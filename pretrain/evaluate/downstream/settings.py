@@ -41,6 +41,9 @@ class EvaluationSettings:
     last, sum_last_4, concat_last_4 or sum_all (Devlin et al. 2019, Table 7). Empty: the encoder is fine-tuned."""
     crf: bool = False
     """Tags of words: choose those of a sentence together, by a linear-chain CRF over the tagger's scores."""
+    bilstm: bool = False
+    """Texts: classify by what a two-layer BiLSTM on the encoder ends with, both trained together (Devlin et al. 2019,
+    section 5.1)."""
     max_length: int = 128
     """Longest input in tokens; longer ones are cut. At most what the encoder has positions for."""
     tune_share: float = 0.0

@@ -10,18 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.batches import IGNORED, collate, scoring_batches, sizes
 from pretrain.evaluate.downstream.encoders import width_of
+from pretrain.evaluate.downstream.heads.bilstm import WIDTH, BiLstm
 from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
 from pretrain.evaluate.downstream.inputs import InputBuilder, token_slice
 from pretrain.evaluate.downstream.tasks.base import Feature
 
 FILE = "head.safetensors"
-WIDTH, LAYERS = 768, 2
-"""Of the BiLSTM. The paper does not say whether 768 is the width of each direction or of both: here both."""
 CACHED_TOKENS = 8192
 """Tokens per forward pass of the encoder."""
 
@@ -62,13 +60,7 @@ class FrozenTagger(nn.Module):
         # ELMo's weighted sum (Peters et al. 2018, equation 1): softmax of a weight per layer, and a scale
         self.weights, self.scale = nn.Parameter(torch.zeros(len(self.layers))), nn.Parameter(torch.ones(1))
         self.dropout = nn.Dropout(max(dropout, 0.0))
-        self.lstm = nn.LSTM(
-            width * len(self.layers) if self.concatenates else width,
-            WIDTH // 2,
-            LAYERS,
-            batch_first=True,
-            bidirectional=True,
-        )
+        self.lstm = BiLstm(width * len(self.layers) if self.concatenates else width)
         self.classifier = nn.Linear(WIDTH, labels)
 
     def forward(
@@ -83,20 +75,7 @@ class FrozenTagger(nn.Module):
         if states is None:
             states = self.hidden(attention_mask=attention_mask, **batch)
         vectors = self.dropout(self._mixed(states.float()))
-        lengths = attention_mask.sum(1)
-        # an LSTM packs rows that begin at the left: those that are padded there are turned round and back
-        turns = (attention_mask.argmax(1)[:, None] + _places(attention_mask)) % attention_mask.shape[1]
-        packed = pack_padded_sequence(
-            vectors.gather(1, turns[..., None].expand_as(vectors)),
-            lengths.cpu(),
-            batch_first=True,
-            enforce_sorted=False,
-        )
-        out, _ = pad_packed_sequence(
-            self.lstm(packed)[0], batch_first=True, total_length=attention_mask.shape[1]
-        )
-        out = torch.zeros_like(out).scatter(1, turns[..., None].expand_as(out), out)
-        logits = self.classifier(out)
+        logits = self.classifier(self.lstm.read(vectors, attention_mask).states)
         if labels is None:
             return Output(None, logits)
         loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
@@ -124,10 +103,6 @@ class FrozenTagger(nn.Module):
         """Read the head that `save_pretrained` wrote. Raises UserError where there is none of this shape."""
         load_beside(self, folder / FILE, without="encoder.")
         return self
-
-
-def _places(mask: Tensor) -> Tensor:
-    return torch.arange(mask.shape[1], device=mask.device)
 
 
 def frozen_tagger(model: nn.Module) -> FrozenTagger:

@@ -68,8 +68,8 @@ class Task(ABC):
     """Names of the logits where there are no classes."""
     per_token: ClassVar[bool] = False
     """Whether a model answers with a row per token, not per example."""
-    tags_words: ClassVar[bool] = False
-    """Whether settings.features and settings.crf choose what tags its words."""
+    head_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that choose another head than that of transformers' class."""
 
     def __init__(self, name: str, folder: str, headline: str) -> None:
         self.name, self.folder, self.headline = name, folder, headline

@@ -15,8 +15,8 @@ from torch import nn
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.heads.last_token import FILE, LABELS, LastTokenClassifier
 from pretrain.evaluate.downstream.heads.saved import labels_beside
+from pretrain.evaluate.downstream.heads.text_classifier import FILE, LABELS, TextClassifier
 from pretrain.evaluate.downstream.inputs import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import (
@@ -67,6 +67,7 @@ class Classification(Task):
     the same way. Other than there, what is longer than max_length is cut, a pair at the end of the longer text."""
 
     kind = "SequenceClassification"
+    head_settings = ("bilstm",)
 
     def __init__(
         self,
@@ -116,17 +117,18 @@ class Classification(Task):
         ]
 
     def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
-        """Return the model to train, one that reads the last token where a token sees only one side; see Task.model."""
-        if not encoder.reads_one_way:
+        """Return the model to train: a TextClassifier with `bilstm` and where a token sees only one side; see
+        Task.model."""
+        if not (settings.bilstm or encoder.reads_one_way):
             return super().model(encoder, data, seed, settings)
         base = encoder.load("", seed, with_dropout(encoder, settings.dropout))
-        return LastTokenClassifier(base, data.labels, settings.dropout).eval()
+        return TextClassifier(base, data.labels, settings.dropout, settings.bilstm).eval()
 
     def finished_model(
         self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
     ) -> tuple[nn.Module, TaskData]:
         """Return the model of a folder that has been fine-tuned already; see Task.finished_model."""
-        if not encoder.reads_one_way:
+        if not (settings.bilstm or encoder.reads_one_way):
             return super().finished_model(encoder, data, settings)
         labels = labels_beside(encoder.folder / FILE).get(LABELS, ())
         if set(labels) != set(data.labels):
@@ -135,8 +137,8 @@ class Classification(Task):
                 where=encoder.folder / FILE,
                 expected=", ".join(data.labels[:5]) or "a number",
             )
-        model = LastTokenClassifier(encoder.load("", 0), labels, 0).load_head(encoder.folder)
-        return model.eval(), replace(data, labels=labels)
+        model = TextClassifier(encoder.load("", 0), labels, 0, settings.bilstm)
+        return model.load_head(encoder.folder).eval(), replace(data, labels=labels)
 
     def score(
         self,

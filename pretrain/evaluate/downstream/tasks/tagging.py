@@ -49,7 +49,8 @@ class Tagging(Task):
     words, four in "U.S."; those that the tokenizer drops are read as unknown; what is beyond max_length is O."""
 
     kind = "TokenClassification"
-    per_token = tags_words = True
+    per_token = True
+    head_settings = ("features", "crf")
 
     def __init__(
         self,

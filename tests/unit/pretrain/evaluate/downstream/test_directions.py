@@ -112,7 +112,7 @@ def test_words_are_tagged_from_both(both: TwoWay, tmp_path: Path) -> None:
             Evaluation(
                 "tagging", both, folder, tmp_path / "out", replace(settings, **changes), [1], False, save
             )
-    assert not FINE_TUNED["mrpc"].tags_words
+    assert "features" not in FINE_TUNED["mrpc"].head_settings
 
 
 def test_models_that_do_not_fit_are_refused(both: TwoWay, tmp_path: Path) -> None:

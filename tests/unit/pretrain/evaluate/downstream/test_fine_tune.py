@@ -13,6 +13,7 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.batches import collate, sizes, training_batches
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained, param_groups, rate
+from pretrain.evaluate.downstream.heads.bilstm import BiLstm
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import Feature, Split, TaskData
 from pretrain.evaluate.downstream.tasks.classification import TextItem
@@ -222,10 +223,15 @@ def test_every_encoder_is_tuned_on_every_kind_of_task(name: str, task: str, tmp_
 
 
 @pytest.mark.parametrize("task", ["rte", "stsb"])
-def test_a_left_to_right_model_is_classified_by_its_last_token(task: str, tmp_path: Path) -> None:
-    """Whose answer depends on every token before it, not on padding, and is the same once saved."""
-    settings, kind = EvaluationSettings(epochs=1, max_length=32, dropout=0.0), FINE_TUNED[task]
-    encoder = Encoder(encoder_folder("causal"))
+@pytest.mark.parametrize(
+    ("name", "bilstm"), [("causal", False), ("causal", True), ("bert", True), ("xlnet", True)]
+)
+def test_texts_are_classified_by_their_last_token_or_a_bilstm(
+    name: str, bilstm: bool, task: str, tmp_path: Path
+) -> None:
+    """The answer depends on every token, not on padding, and is the same once saved."""
+    settings = EvaluationSettings(epochs=1, max_length=32, dropout=0.0, bilstm=bilstm)
+    kind, encoder = FINE_TUNED[task], Encoder(encoder_folder(name))
     data = kind.read(write(tmp_path / "task", FILES[task]), settings)
     model = kind.model(encoder, data, 1, settings)
     builder = encoder.builder(32)
@@ -244,6 +250,25 @@ def test_a_left_to_right_model_is_classified_by_its_last_token(task: str, tmp_pa
     assert np.allclose(found, again, atol=1e-6)
     with pytest.raises(UserError, match="classifies as"):
         kind.finished_model(Encoder(tmp_path / "saved"), replace(data, labels=("x", "y")), settings)
+    if name == "causal":
+        other = replace(settings, bilstm=not bilstm)
+        with pytest.raises(UserError, match="the head has other weights"):
+            kind.finished_model(Encoder(tmp_path / "saved"), data, other)
+
+
+def test_a_bilstm_reads_each_text_as_if_alone() -> None:
+    torch.manual_seed(0)
+    lstm, vectors = BiLstm(6).eval(), torch.randn(3, 5, 6)
+    mask = torch.tensor(
+        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 1, 1]]
+    )  # whole, and padded at either side
+    found = lstm.read(vectors, mask)
+    for row in range(3):
+        kept = mask[row].bool()
+        alone, (ends, _) = lstm(vectors[row : row + 1, kept])
+        torch.testing.assert_close(found.states[row, kept], alone[0])
+        assert not found.states[row, ~kept].any()
+        torch.testing.assert_close(found.ends[row], ends[-2:, 0].flatten())
 
 
 def test_choices_are_not_made_by_a_left_to_right_model(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Classify a text by its last token, the only one that sees all of it in a model that reads in one direction."""
+"""Classify texts in ways that transformers has no class for: by the last token, the only one that sees all of a text in
+a model that reads in one direction, or by a BiLSTM on the encoder."""
 
 from pathlib import Path
 from typing import Any
@@ -8,24 +9,27 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pretrain.evaluate.downstream.encoders import width_of
+from pretrain.evaluate.downstream.heads.bilstm import WIDTH, BiLstm
 from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
 
 FILE = "head.safetensors"
 LABELS = "labels"
 
 
-class LastTokenClassifier(nn.Module):
-    """A linear layer on the last hidden state of each text's last token: [SEP] where the model reads left to right, and
-    [CLS] where its input is reversed. transformers has no such class with BERT's layers."""
+class TextClassifier(nn.Module):
+    """A linear layer on the last hidden state of each text's last token ([SEP] where the model reads left to right, and
+    [CLS] where its input is reversed), or on what a BiLSTM over all its tokens ends with."""
 
     base_model_prefix = "encoder"
 
-    def __init__(self, encoder: Any, labels: tuple[str, ...], dropout: float) -> None:
-        """`encoder`: a bare model of transformers. `labels`: empty for a number. `dropout`: of the token's vector."""
+    def __init__(self, encoder: Any, labels: tuple[str, ...], dropout: float, bilstm: bool) -> None:
+        """`encoder`: a bare model of transformers. `labels`: empty for a number. `dropout`: of the vector that is
+        classified, and of those that the BiLSTM reads."""
         super().__init__()
         self.encoder, self.labels = encoder, labels
         self.dropout = nn.Dropout(max(dropout, 0.0))
-        self.classifier = nn.Linear(width_of(encoder), len(labels) or 1)
+        self.lstm = BiLstm(width_of(encoder)) if bilstm else None
+        self.classifier = nn.Linear(WIDTH if bilstm else width_of(encoder), len(labels) or 1)
         nn.init.normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
 
@@ -33,9 +37,13 @@ class LastTokenClassifier(nn.Module):
         """Return the loss, if there are labels (mean cross-entropy, or squared error of a number), and (examples,
         classes) logits."""
         states = self.encoder(attention_mask=attention_mask, **batch).last_hidden_state
-        places = torch.arange(1, states.shape[1] + 1, device=states.device)
-        last = (attention_mask * places).argmax(1)
-        logits = self.classifier(self.dropout(states[torch.arange(len(states), device=states.device), last]))
+        if self.lstm is not None:
+            vectors = self.lstm.read(self.dropout(states.float()), attention_mask).ends
+        else:
+            places = torch.arange(1, states.shape[1] + 1, device=states.device)
+            last = (attention_mask * places).argmax(1)
+            vectors = states[torch.arange(len(states), device=states.device), last]
+        logits = self.classifier(self.dropout(vectors))
         if labels is None:
             return Output(None, logits)
         if self.labels:
@@ -47,7 +55,7 @@ class LastTokenClassifier(nn.Module):
         self.encoder.save_pretrained(folder)
         save_beside(self, folder / FILE, {LABELS: self.labels}, without="encoder.")
 
-    def load_head(self, folder: Path) -> "LastTokenClassifier":
+    def load_head(self, folder: Path) -> "TextClassifier":
         """Read the head that `save_pretrained` wrote. Raises UserError where there is none of this shape."""
         load_beside(self, folder / FILE, without="encoder.")
         return self
