@@ -191,6 +191,5 @@ class Study:
         return [
             f"{scoring.task}: no folder of its files (--data)"
             for scoring in self.design.evaluate
-            if not scoring.data.startswith("shards")
-            and data_of(self.design, cell, self.place, scoring) is None
+            if not scoring.data.startswith("shards") and not data_of(self.design, cell, self.place, scoring)
         ]

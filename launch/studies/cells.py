@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import launch
 from data_pipeline.errors import UserError
@@ -26,7 +26,7 @@ from pretrain.evaluate.downstream.encoders import Encoder, find_encoders
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.parts import beside, pick_encoder
 from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.registry import OWN, folder_of
+from pretrain.evaluate.downstream.tasks.registry import OWN, folder_of, folders_of
 from pretrain.evaluate.studies.design import Design, Scoring
 from pretrain.evaluate.studies.measured import Cell, Measured, measure_run, read_measured, write_measured
 from pretrain.evaluate.studies.segment_edits import edited_folder
@@ -84,13 +84,17 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
         finite = _train(run, cell, place)
         curve, figures = measure_run(run_folder(place.folder, cell), tokens_per_step(run.config), finite)
     notes: list[str] = []
+    by_epoch: dict[str, list[float]] = {}
     if finite and design.evaluate:
         model = _model(design, cell, place)
         for number, scoring in enumerate(design.evaluate):
-            figures |= _scores(design, cell, place, model, scoring, number, notes)
+            for data in data_of(design, cell, place, scoring):
+                scored = _scores(design, cell, place, model, scoring, number, data, notes)
+                figures |= scored.figures
+                by_epoch |= scored.by_epoch
     tuned = [list(pair) for pair in cell.tuned]
     seconds = time.monotonic() - started
-    found = Measured(cell.arm, cell.seed, tuned, figures, curve, seconds, finite, identity, notes)
+    found = Measured(cell.arm, cell.seed, tuned, figures, curve, seconds, finite, identity, notes, by_epoch)
     write_measured(place.cells, found)
     shutil.rmtree(run_folder(place.folder, cell) / "checkpoints", ignore_errors=True)
     return found
@@ -183,14 +187,26 @@ def _exported(cell: Cell, place: Place) -> Path:
     return folder / "export"
 
 
+class Scored(NamedTuple):
+    """Scores of a task by `TASK.METRIC`, means over the seeds of fine-tuning."""
+
+    figures: dict[str, float]
+    by_epoch: dict[str, list[float]]
+    """After each epoch of fine-tuning, where `by_epoch` asks for that."""
+
+
 def _scores(
-    design: Design, cell: Cell, place: Place, model: Path, scoring: Scoring, number: int, notes: list[str]
-) -> dict[str, float]:
-    """Return the scores of a task by `TASK.METRIC`, means over the seeds of fine-tuning; none, and a note, where the
-    model cannot be scored on it. A metric that a model does not have is absent."""
-    data = data_of(design, cell, place, scoring)
-    if data is None:
-        return {}
+    design: Design,
+    cell: Cell,
+    place: Place,
+    model: Path,
+    scoring: Scoring,
+    number: int,
+    data: Path,
+    notes: list[str],
+) -> Scored:
+    """Score the model on a task with the files in `data`; nothing, and a note, where it cannot be scored on it. A
+    metric that a model does not have is absent."""
     first = (cell.seed - 1) * scoring.seeds + 1 if place.model else 1
     settings = {"threads": place.threads, **scoring.settings, **design.arms[cell.arm].evaluation}
     try:
@@ -208,27 +224,29 @@ def _scores(
         note = evaluation.run(lambda name, total: nullcontext(lambda n: None))
     except UserError as error:
         notes.append(f"{design.label(cell.arm)} has no score of {scoring.task}: {error}")
-        return {}
+        return Scored({}, {})
     split = next(iter(note["scores"]))
     found = note["scores"][split]
-    return {
-        f"{scoring.name or note['task']}.{metric}": found[metric]["mean"]
-        for metric in scoring.metrics or [note["headline"]]
-        if metric in found
+    names = {
+        m: f"{scoring.name or note['task']}.{m}" for m in scoring.metrics or [note["headline"]] if m in found
     }
+    curves = note["details"].get("by_epoch", {}).get(split, {})
+    return Scored(
+        {name: found[metric]["mean"] for metric, name in names.items()},
+        {name: curves[metric] for metric, name in names.items() if metric in curves},
+    )
 
 
-def data_of(design: Design, cell: Cell, place: Place, scoring: Scoring) -> Path | None:
-    """Return the folder of a task's files for a cell; None where there is none."""
+def data_of(design: Design, cell: Cell, place: Place, scoring: Scoring) -> list[Path]:
+    """Return the folders of a task's files for a cell: several treebanks, one of other tasks, or none."""
     own, _, named = scoring.data.partition(" of ")
     if own == "shards":
         source = Cell(
             named or design.arms[cell.arm].model_of or cell.arm, cell.seed, () if named else cell.tuned
         )
-        return Path(run_of(design, source, place.folder, place.threads).config.data.out)
+        return [Path(run_of(design, source, place.folder, place.threads).config.data.out)]
     if scoring.data:
-        return folder_of(scoring.task, Path(os.path.expanduser(scoring.data)))
+        return [folder_of(scoring.task, Path(os.path.expanduser(scoring.data)))]
     if place.data is None:
-        return None
-    found = folder_of(scoring.task, place.data)
-    return found if found != place.data or scoring.task in OWN else None
+        return []
+    return [place.data] if scoring.task in OWN else folders_of(scoring.task, place.data)

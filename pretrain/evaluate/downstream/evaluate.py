@@ -4,7 +4,7 @@ pretraining.
 Seeds that an earlier call finished are not repeated."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained
 from pretrain.evaluate.downstream.heads.frozen import frozen_tagger, with_states
 from pretrain.evaluate.downstream.results.files import (
     SeedResult,
+    means_by_epoch,
     over_seeds,
     read_seed,
     seed_file,
@@ -27,7 +28,7 @@ from pretrain.evaluate.downstream.results.files import (
     write_seed,
 )
 from pretrain.evaluate.downstream.settings import EvaluationSettings, identity
-from pretrain.evaluate.downstream.tasks.base import Feature, Split, carve, drawn
+from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Split, carve, drawn
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
 
 HEAD_SETTINGS = ("features", "crf", "bilstm")
@@ -210,24 +211,36 @@ class Evaluation:
             answers = tuner.answers(tuned, lambda n: None)
             return task.score(tune.items, tuned, answers, data)[task.headline]
 
+        scored = {split.name: features_of(split.items, split.name) for split in data.scored}
+        curves: list[dict[str, Scores]] = []
+
+        def scores_of(split: Split, advance: Callable[[int], None]) -> Scores:
+            return task.score(
+                split.items, scored[split.name], tuner.answers(scored[split.name], advance), data
+            )
+
+        def after_epoch() -> None:
+            if settings.by_epoch:
+                curves.append({split.name: scores_of(split, lambda n: None) for split in data.scored})
+
         total = round(settings.epochs * len(features))
         trained = Trained()
         if settings.epochs:
             with progress(self._doing(part, seed), total) as advance:
-                trained = tuner.train(features, advance, tune_score if tune.items else None)
+                tune_by = tune_score if tune.items else None
+                trained = tuner.train(features, advance, tune_by, after_epoch)
         splits, cut = {}, {"train": _cut(features)}
         for split in data.scored:
-            scored = features_of(split.items, split.name)
-            with progress(f"{self.name}: scoring {split.name}", len(scored)) as advance:
-                answers = tuner.answers(scored, advance)
-            splits[split.name] = task.score(split.items, scored, answers, data)
-            cut[split.name] = _cut(scored)
+            with progress(f"{self.name}: scoring {split.name}", len(scored[split.name])) as advance:
+                splits[split.name] = scores_of(split, advance)
+            cut[split.name] = _cut(scored[split.name])
         if self.save and encoder.pretrained:
             self._save(model, encoder, seed)
         details = {
             "updates": trained.updates,
             "epochs": trained.epochs,
             "tuned": trained.tuned,
+            "by_epoch": curves,
             "last_losses": trained.losses[-10:],
             "trained_examples": len(features) if settings.epochs else 0,
             "cut_inputs": cut,
@@ -254,6 +267,8 @@ class Evaluation:
             trivial = {split.name: FINE_TUNED[self.task].trivial(split, data) for split in data.scored}
             sizes = {split.name: len(split.items) for split in (data.train, *data.scored)}
             details = {"labels": list(data.labels), "examples": sizes}
+            if self.settings.by_epoch:
+                details["by_epoch"] = means_by_epoch([one.details["by_epoch"] for one in scores])
             cut = {**scores[0].details["cut_inputs"]}
             notes = [
                 *data.notes,

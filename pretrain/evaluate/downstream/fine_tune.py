@@ -50,10 +50,11 @@ class FineTuner:
         features: Sequence[Feature],
         advance: Callable[[int], None],
         tune: Callable[[], float] | None = None,
+        after_epoch: Callable[[], None] = lambda: None,
     ) -> Trained:
         """Train on `features` and leave the model in evaluation mode: with the last weights, or with `tune`, a metric
         that is taken after each epoch, with the best ones of an epoch's end. `advance` is called with the examples
-        done.
+        done, `after_epoch` with the model as it is then.
 
         Raises UserError where the loss is not finite."""
         settings, lengths = self.settings, sizes(features)
@@ -91,6 +92,7 @@ class FineTuner:
                 advance(len(chosen))
             found.epochs += 1
             self.model.eval()
+            after_epoch()
             if tune is None:
                 continue
             found.tuned.append(tune())

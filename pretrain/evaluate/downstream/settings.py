@@ -51,6 +51,8 @@ class EvaluationSettings:
     are never used for it."""
     patience: int = 0
     """With tune_share: stop after this many epochs without a better one; 0: train all epochs."""
+    by_epoch: bool = False
+    """Score the examples after each epoch as well: curves in result.json. Nothing is chosen by them."""
     train_examples: int = 0
     """Train on this many examples, drawn by the seed; 0: all."""
     carve: float = 0.0

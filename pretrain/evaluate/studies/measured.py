@@ -56,6 +56,8 @@ class Measured:
     identity: str = ""
     """Hash of the settings and data that it was measured with."""
     notes: list[str] = field(default_factory=list)
+    by_epoch: dict[str, list[float]] = field(default_factory=dict)
+    """Figures of tasks after each epoch of fine-tuning."""
 
     @property
     def cell(self) -> Cell:

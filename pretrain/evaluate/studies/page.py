@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import write_whole
+from pretrain.evaluate.studies.by_epoch import epoch_figures, epoch_picture, epoch_rows
 from pretrain.evaluate.studies.charts import Line, Panel, Strip, strip_svg, svg
 from pretrain.evaluate.studies.compare import Row, cells_of_row, figures_of, named, rows_of, shown, unigram_of
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 from pretrain.run.human import duration
 
-RESULT, TABLE, PICTURE, PAGE = "result.json", "table.md", "picture.svg", "README.md"
+RESULT, TABLE, PICTURE, EPOCHS, PAGE = "result.json", "table.md", "picture.svg", "epochs.svg", "README.md"
 HEAD = ["arm", "seeds", "mean ± sd", "range", "minus reference (95 %)", "reading", "published"]
 
 
@@ -42,7 +43,8 @@ class Facts:
 def write_study(
     folder: Path, design: Design, cells: Sequence[Cell], found: Mapping[Cell, Measured], facts: Facts
 ) -> None:
-    """Write result.json, table.md, picture.svg and README.md into the folder."""
+    """Write result.json, table.md, picture.svg, README.md and, of tasks that are scored by epoch, epochs.svg into the
+    folder."""
     rows = rows_of(design, found)
     missing = [cell.name for cell in cells if cell not in found]
     result = {
@@ -59,18 +61,25 @@ def write_study(
     write_whole(folder / TABLE, f"{tables}\n".encode())
     if picture := picture_of(design, rows, found):
         write_whole(folder / PICTURE, picture.encode())
-    page = page_of(design, tables, missing, found, facts, has_picture=bool(picture))
+    if epochs := epoch_picture(design, found):
+        write_whole(folder / EPOCHS, epochs.encode())
+    pictures = {named(design.figure): PICTURE if picture else "", "By epoch": EPOCHS if epochs else ""}
+    page = page_of(design, tables, missing, found, facts, pictures)
     write_whole(folder / PAGE, page.encode())
 
 
 def tables_of(design: Design, rows: Sequence[Row], found: Mapping[Cell, Measured]) -> str:
-    """Return a table for each figure, and one of the grid where a setting is tuned."""
+    """Return a table for each figure, one of the grid where a setting is tuned, and one for each figure that was
+    measured after each epoch."""
     parts = [_grid(design, found)] if design.tune else []
     for figure in figures_of(design, found):
         lines = [cells_of_row(design, row) for row in rows if row.figure == figure]
         used = [n for n in range(len(HEAD)) if n < len(HEAD) - 1 or any(line[n] for line in lines)]
         table = markdown([HEAD[n] for n in used], [[line[n] for n in used] for line in lines])
-        parts.append(f"**{named(figure)[:1].upper()}{named(figure)[1:]}**\n\n{table}")
+        parts.append(f"**{_capital(named(figure))}**\n\n{table}")
+    for figure in epoch_figures(found):
+        table = markdown(*epoch_rows(design, found, figure))
+        parts.append(f"**{_capital(named(figure))} by epoch, means over seeds**\n\n{table}")
     return "\n\n".join(part for part in parts if part) or "Nothing has been measured yet."
 
 
@@ -91,10 +100,7 @@ def _grid(design: Design, found: Mapping[Cell, Measured]) -> str:
         lines.append(line)
     names = " and ".join(design.tune)
     head = [names, *(design.label(arm) for arm in design.arms)]
-    return (
-        f"**{named(design.figure)[:1].upper()}{named(design.figure)[1:]} by {names}, first seed**\n\n"
-        + markdown(head, lines)
-    )
+    return f"**{_capital(named(design.figure))} by {names}, first seed**\n\n" + markdown(head, lines)
 
 
 def page_of(
@@ -103,17 +109,16 @@ def page_of(
     missing: Sequence[str],
     found: Mapping[Cell, Measured],
     facts: Facts,
-    has_picture: bool,
+    pictures: Mapping[str, str],
 ) -> str:
-    """Return the page of a study."""
+    """Return the page of a study. `pictures`: what each shows -> its file, if there is one."""
     parts = [f"# {design.title}", design.question, f"Form: {design.form}. {facts.budget}"]
     parts.append("## Set-up\n\n" + _setup(design))
     if facts.equal:
         equal = "; ".join(f"seed {seed}: {_pairs(kinds)}" for seed, kinds in facts.equal.items())
         parts.append(f"Checked by hash to be equal in all arms: {equal}.")
     parts.append(f"## Result\n\n{facts.date}, {facts.machine}; `{facts.command}`.\n\n{tables}")
-    if has_picture:
-        parts.append(f"![{named(design.figure)}]({PICTURE})")
+    parts += [f"![{shows}]({file})" for shows, file in pictures.items() if file]
     if missing or facts.failed or facts.unscored:
         lines = [f"- not measured: {name}{_because(facts, name)}" for name in missing]
         lines += [f"- not scored: {task}" for task in facts.unscored]
@@ -130,6 +135,10 @@ def page_of(
     seconds = sum(one.seconds for one in found.values())
     parts.append(f"{len(found)} runs took {duration(seconds)} of run time in all.")
     return "\n\n".join(parts) + "\n"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _because(facts: Facts, name: str) -> str:

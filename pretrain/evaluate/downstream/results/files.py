@@ -80,6 +80,18 @@ def spread(values: list[float]) -> dict[str, Any]:
     }
 
 
+def means_by_epoch(curves: list[list[dict[str, Scores]]]) -> dict[str, dict[str, list[float]]]:
+    """Return split -> metric -> its mean over the seeds after each epoch, as far as all of them trained."""
+    epochs = list(zip(*curves, strict=False))
+    return {
+        split: {
+            metric: [float(np.mean([one[split][metric] for one in seeds])) for seeds in epochs]
+            for metric in scores
+        }
+        for split, scores in (epochs[0][0] if epochs else {}).items()
+    }
+
+
 def over_seeds(results: list[SeedResult]) -> dict[str, dict[str, Any]]:
     """Return split -> metric -> its spread over the seeds."""
     return {

@@ -67,7 +67,7 @@ def chosen_tasks(names: list[str], suite: str, data: Path) -> tuple[list[tuple[s
     found = [(name, folder_of(check_name(name), data)) for name in names]
     missing = []
     for name in SUITES.get(suite, ()):
-        folders = _folders_of(name, data)
+        folders = folders_of(name, data)
         if not folders and len(SUITES[suite]) == 1:
             folders = [folder_of(name, data)]
         found += [(name, folder) for folder in folders]
@@ -81,7 +81,7 @@ def chosen_tasks(names: list[str], suite: str, data: Path) -> tuple[list[tuple[s
     return found, missing
 
 
-def _folders_of(name: str, data: Path) -> list[Path]:
+def folders_of(name: str, data: Path) -> list[Path]:
     """Return the folders of a task in `data` or in a folder in it: every treebank, else the first of its name."""
     places = [data, *sorted(entry for entry in data.iterdir() if entry.is_dir())] if data.is_dir() else []
     if name == "ud":

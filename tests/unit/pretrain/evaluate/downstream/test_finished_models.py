@@ -1,5 +1,6 @@
 """Models that were fine-tuned before: scored as their own pipeline answers, whatever the order of their classes."""
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -113,6 +114,30 @@ def test_the_diagnostic_set_counts_three_classes(tmp_path: Path) -> None:
     p, t = (np.array([labels.count(name) for name in data.labels]) for labels in (guess, gold))
     expected = (right * total - p @ t) / np.sqrt((total**2 - p @ p) * (total**2 - t @ t))
     assert task.score(items, [], rows, replace(data))["matthews"] == pytest.approx(100 * expected)
+
+
+def test_scores_by_epoch_change_nothing(tmp_path: Path) -> None:
+    """The last is the score, and dropout and order are those of a training without them, to the bit."""
+    folder = write(tmp_path / "task", FILES["rte"])
+    settings = settings_for("rte", {"epochs": 3, "max_length": 32, "dropout": 0.1})
+    plain = Evaluation(
+        "rte", Encoder(encoder_folder("bert")), folder, tmp_path / "a", settings, [1, 2], False
+    )
+    watched = replace(plain, out=tmp_path / "b", settings=replace(settings, by_epoch=True))
+    progress: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
+    one, other = plain.run(progress), watched.run(progress)
+    losses = [
+        [
+            json.loads((out / "rte" / f"seed-{n}.json").read_text())["result"]["details"]["last_losses"]
+            for n in (1, 2)
+        ]
+        for out in (plain.out, watched.out)
+    ]
+    assert losses[0] == losses[1]
+    assert one["scores"] == other["scores"]
+    curve = other["details"]["by_epoch"]["dev"]["accuracy"]
+    assert (len(curve), curve[-1]) == (3, one["scores"]["dev"]["accuracy"]["mean"])
+    assert "by_epoch" not in one["details"]
 
 
 def test_a_saved_parser_predicts_the_same(tmp_path: Path) -> None:

@@ -114,6 +114,21 @@ def test_scores_without_curves_are_drawn_by_arm(tmp_path: Path) -> None:
     assert "equal in every seed" in (tmp_path / "README.md").read_text()
 
 
+def test_scores_by_epoch_have_a_table_and_a_picture(tmp_path: Path) -> None:
+    """Means over the seeds, as far as all of them were fine-tuned: one stopped early."""
+    curves = {("a", 1): [10.0, 20.0, 30.0], ("a", 2): [20.0, 40.0], ("b", 1): [1.0], ("b", 2): [3.0]}
+    runs = [
+        Measured(arm, seed, [], {"ud.LAS": curve[-1]}, by_epoch={"ud.LAS": curve})
+        for (arm, seed), curve in curves.items()
+    ]
+    design = design_of(figures=["ud.LAS"], arms={"a": {}, "b": {}})
+    write_study(tmp_path, design, [], found_of(*runs), FACTS)
+    page = (tmp_path / "README.md").read_text()
+    assert "| epoch | a | b |\n| --- | --- | --- |\n| 1 | 15.00 | 2.00 |\n| 2 | 30.00 |  |\n\n" in page
+    assert "![By epoch](epochs.svg)" in page
+    assert len(list(ET.parse(tmp_path / "epochs.svg").getroot().iter(f"{SVG}circle"))) == 3
+
+
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
     write_study(tmp_path, design_of(), [Cell("a", 1)], {}, FACTS)
     assert "Nothing has been measured yet." in (tmp_path / "README.md").read_text()
