@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from data_pipeline.errors import UserError, first_line
 from data_pipeline.settings import SEPARATORS, DataSettings
-from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.export.bundle import weights_hash
 from pretrain.export.parity import quiet
 from pretrain.run.folder import CONFIG, EXPORT, model_folders

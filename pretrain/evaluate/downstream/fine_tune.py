@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.batches import collate, scoring_batches, sizes, training_batches
 from pretrain.evaluate.downstream.device import precision
-from pretrain.evaluate.downstream.inputs import InputBuilder, token_slice
+from pretrain.evaluate.downstream.inputs.batches import collate, scoring_batches, sizes, training_batches
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder, token_slice
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Task
 

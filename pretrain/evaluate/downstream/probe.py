@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.batches import IGNORED, collate, scoring_batches, sizes
 from pretrain.evaluate.downstream.device import chosen_device, precision
 from pretrain.evaluate.downstream.encoders import Encoder, width_of
 from pretrain.evaluate.downstream.heads.linear import fit_classes, fit_numbers
-from pretrain.evaluate.downstream.inputs import InputBuilder, token_slice
+from pretrain.evaluate.downstream.inputs.batches import IGNORED, collate, scoring_batches, sizes
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder, token_slice
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import (
     Feature,
@@ -29,9 +29,9 @@ from pretrain.evaluate.downstream.tasks.base import (
     drawn,
     evenly_spaced,
 )
-from pretrain.evaluate.downstream.tasks.classification import Classification
+from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
+from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import Tagging
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, folder_of
-from pretrain.evaluate.downstream.tasks.tagging import Tagging
 
 BLIMP = "blimp"
 PART = 0.1

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pretrain.evaluate.downstream.batches import IGNORED
 from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
+from pretrain.evaluate.downstream.inputs.batches import IGNORED
 
 FILE = "crf.safetensors"
 IMPOSSIBLE = -1e4

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.batches import IGNORED, collate, scoring_batches, sizes
 from pretrain.evaluate.downstream.encoders import width_of
 from pretrain.evaluate.downstream.heads.bilstm import WIDTH, BiLstm
 from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
-from pretrain.evaluate.downstream.inputs import InputBuilder, token_slice
+from pretrain.evaluate.downstream.inputs.batches import IGNORED, collate, scoring_batches, sizes
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder, token_slice
 from pretrain.evaluate.downstream.tasks.base import Feature
 
 FILE = "head.safetensors"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pretrain.evaluate.downstream.batches import IGNORED
 from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
+from pretrain.evaluate.downstream.inputs.batches import IGNORED
 
 ARC_WIDTH, LABEL_WIDTH, DROPOUT = 768, 256, 0.3
 """As in MaChAmp (van der Goot et al. 2021), after Dozat and Manning 2017."""

@@ -13,7 +13,7 @@ from torch import nn
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.inputs import Input, InputBuilder
+from pretrain.evaluate.downstream.inputs.builder import Input, InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 
 Scores = dict[str, float]

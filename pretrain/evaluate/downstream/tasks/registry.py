@@ -4,18 +4,18 @@ import difflib
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.tasks.attention import AttentionTask
 from pretrain.evaluate.downstream.tasks.base import Task, Untrained
-from pretrain.evaluate.downstream.tasks.blimp import Blimp
-from pretrain.evaluate.downstream.tasks.choice import Codah, Swag
-from pretrain.evaluate.downstream.tasks.classification import Own
-from pretrain.evaluate.downstream.tasks.dependencies import DEPENDENCIES
-from pretrain.evaluate.downstream.tasks.glue import GLUE, SUITE
-from pretrain.evaluate.downstream.tasks.held_out import HeldOut
-from pretrain.evaluate.downstream.tasks.pairs import PairContext
-from pretrain.evaluate.downstream.tasks.perplexity import Perplexity
-from pretrain.evaluate.downstream.tasks.questions import QUESTIONS
-from pretrain.evaluate.downstream.tasks.tagging import TAGGING
+from pretrain.evaluate.downstream.tasks.fine_tuned.choice import Codah, Swag
+from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Own
+from pretrain.evaluate.downstream.tasks.fine_tuned.dependencies import DEPENDENCIES
+from pretrain.evaluate.downstream.tasks.fine_tuned.glue import GLUE, SUITE
+from pretrain.evaluate.downstream.tasks.fine_tuned.questions import QUESTIONS
+from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import TAGGING
+from pretrain.evaluate.downstream.tasks.untrained.attention import AttentionTask
+from pretrain.evaluate.downstream.tasks.untrained.blimp import Blimp
+from pretrain.evaluate.downstream.tasks.untrained.held_out import HeldOut
+from pretrain.evaluate.downstream.tasks.untrained.pairs import PairContext
+from pretrain.evaluate.downstream.tasks.untrained.perplexity import Perplexity
 
 UNTRAINED: dict[str, Untrained] = {
     task.name: task for task in (AttentionTask(), Blimp(), HeldOut(), PairContext(), Perplexity())

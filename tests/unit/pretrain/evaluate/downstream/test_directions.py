@@ -15,11 +15,11 @@ from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.heads.two_way import SideBySide, TwoWay
-from pretrain.evaluate.downstream.likelihood import score_sentences
+from pretrain.evaluate.downstream.inputs.windows import windows
 from pretrain.evaluate.downstream.parts import beside
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
-from pretrain.evaluate.downstream.windows import windows
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import write
 

@@ -10,13 +10,13 @@ import torch
 import transformers
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.batches import collate, sizes, training_batches
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained, param_groups, rate
 from pretrain.evaluate.downstream.heads.bilstm import BiLstm
+from pretrain.evaluate.downstream.inputs.batches import collate, sizes, training_batches
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import Feature, Split, TaskData
-from pretrain.evaluate.downstream.tasks.classification import TextItem
+from pretrain.evaluate.downstream.tasks.fine_tuned.classification import TextItem
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write

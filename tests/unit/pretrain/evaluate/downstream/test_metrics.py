@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.tasks.tagging import to_bio2
+from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import to_bio2
 
 GOLD = np.array([1] * 279 + [0] * 129)  # MRPC's dev labels: 68.4 % are 1
 

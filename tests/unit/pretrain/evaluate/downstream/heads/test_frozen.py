@@ -10,11 +10,11 @@ import torch
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
-from pretrain.evaluate.downstream.batches import collate
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.fine_tune import FineTuner
 from pretrain.evaluate.downstream.heads.frozen import FrozenTagger, chosen_layers, frozen_tagger, with_states
+from pretrain.evaluate.downstream.inputs.batches import collate
 from pretrain.evaluate.downstream.parts import with_lower_features
 from pretrain.evaluate.downstream.settings import FEATURES, EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import Feature

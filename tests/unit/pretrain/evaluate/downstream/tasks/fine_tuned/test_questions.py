@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.inputs.windows import windows
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.questions import Answer, Question
+from pretrain.evaluate.downstream.tasks.fine_tuned.questions import Answer, Question
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad import (
+    best_over,
+    best_threshold,
+    exact,
+    normalized,
+    overlap,
+)
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
-from pretrain.evaluate.downstream.tasks.squad import best_over, best_threshold, exact, normalized, overlap
-from pretrain.evaluate.downstream.windows import windows
 from tests.factories.encoders import ENCODERS, encoder_folder
 
 TASK = FINE_TUNED["squad2"]

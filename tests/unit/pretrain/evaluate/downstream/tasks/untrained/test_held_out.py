@@ -13,7 +13,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.held_out import HeldOut
+from pretrain.evaluate.downstream.tasks.untrained.held_out import HeldOut
 from tests.factories.encoders import ENCODERS, encoder_folder
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.vocabularies import trained

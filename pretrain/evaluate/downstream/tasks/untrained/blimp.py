@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.likelihood import score_sentences
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained, evenly_spaced, hashes
 from pretrain.evaluate.downstream.tasks.tables import read_lines
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
 
 S_SELECTION = {"s-selection": "argument_structure"}
 """The files name 13 groups, the paper 12: it counts the sets of selectional restrictions (animate subjects) with the

@@ -17,7 +17,7 @@ from pretrain.evaluate.downstream.fine_tune import FineTuner
 from pretrain.evaluate.downstream.heads.parser import Parser, best_tree
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.lemmas import apply_rule, lemma_rule
+from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from tests.factories.encoders import ENCODERS, encoder_folder
 from tests.factories.tasks import TREES, write

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError, first_line
-from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder
+from pretrain.evaluate.downstream.inputs.windows import Window, windows
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import (
     Feature,
@@ -27,8 +28,7 @@ from pretrain.evaluate.downstream.tasks.base import (
     one_file,
     with_training,
 )
-from pretrain.evaluate.downstream.tasks.squad import best_over, best_threshold
-from pretrain.evaluate.downstream.windows import Window, windows
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_over, best_threshold
 
 QUESTION_TOKENS, STEP, BEST, ANSWER_TOKENS = 64, 128, 20, 30
 """Longest question; tokens from one window's start to the next; candidate starts and ends; longest answer."""

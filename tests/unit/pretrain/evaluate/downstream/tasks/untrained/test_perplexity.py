@@ -8,9 +8,9 @@ import pytest
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.likelihood import score_sentences
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.perplexity import Perplexity
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
+from pretrain.evaluate.downstream.tasks.untrained.perplexity import Perplexity
 from tests.factories.encoders import encoder_folder
 
 TASK = Perplexity()

@@ -12,7 +12,7 @@ from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.heads.crf import CrfTagger
 from pretrain.evaluate.downstream.heads.frozen import FrozenTagger
-from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import (
     Feature,

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from pretrain.evaluate.downstream.batches import collate, scoring_batches, sizes, training_batches
 from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.inputs.batches import collate, scoring_batches, sizes, training_batches
 from pretrain.evaluate.downstream.tasks.base import Feature
 from tests.factories.encoders import encoder_folder
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretrain.evaluate.downstream.inputs import InputBuilder, padded, token_slice
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder, padded, token_slice
 from pretrain.evaluate.downstream.tasks.base import Feature
 
 WINDOW_BATCHES = 16

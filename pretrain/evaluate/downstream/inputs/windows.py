@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.inputs import Input, InputBuilder
+from pretrain.evaluate.downstream.inputs.builder import Input, InputBuilder
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,6 @@ from data_pipeline.shards.index import INDEX, Index
 from pretrain.evaluate.baselines import pair_majority, unigram
 from pretrain.evaluate.downstream.device import chosen_device, precision
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.likelihood import (
-    projected_rows,
-)
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.shards.example_batches import (
     ExampleBatches,
@@ -32,6 +29,9 @@ from pretrain.evaluate.downstream.shards.example_batches import (
     with_heads,
 )
 from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained, evenly_spaced
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import (
+    projected_rows,
+)
 
 KINDS = ("mask", "kept", "random")
 SEGMENTS = ("segment_a", "segment_b")

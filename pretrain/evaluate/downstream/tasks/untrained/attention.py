@@ -23,7 +23,6 @@ from data_pipeline.loader.separators import Separators, separator_places
 from data_pipeline.records import NO_LABEL, Examples
 from pretrain.evaluate.downstream.device import chosen_device
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.likelihood import projected_rows
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.shards.attention_control import Attention, controlled
 from pretrain.evaluate.downstream.shards.example_batches import (
@@ -37,7 +36,8 @@ from pretrain.evaluate.downstream.shards.example_batches import (
     with_heads,
 )
 from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained
-from pretrain.evaluate.downstream.tasks.held_out import HeldOut
+from pretrain.evaluate.downstream.tasks.untrained.held_out import HeldOut
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import projected_rows
 
 CLASSES = ("cls", "sep_mid", "sep_end", "punctuation", "mask", "other_a", "other_b")
 """Kinds of tokens. What stands in the places of [SEP], as a period may, counts as [SEP]."""

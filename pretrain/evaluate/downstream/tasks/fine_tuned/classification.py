@@ -17,7 +17,7 @@ from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.heads.saved import labels_beside
 from pretrain.evaluate.downstream.heads.text_classifier import FILE, LABELS, TextClassifier
-from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import (
     Feature,

@@ -23,7 +23,6 @@ from data_pipeline.records import Examples
 from data_pipeline.sequences.registry import pair_task
 from pretrain.evaluate.downstream.device import chosen_device
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.likelihood import projected_rows
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.shards.attention_control import Attention, controlled
 from pretrain.evaluate.downstream.shards.example_batches import (
@@ -36,7 +35,8 @@ from pretrain.evaluate.downstream.shards.example_batches import (
     with_heads,
 )
 from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained
-from pretrain.evaluate.downstream.tasks.held_out import HeldOut
+from pretrain.evaluate.downstream.tasks.untrained.held_out import HeldOut
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import projected_rows
 
 FOLLOWS = 0
 """Label of a pair whose B follows A."""

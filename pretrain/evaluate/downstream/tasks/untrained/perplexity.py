@@ -16,9 +16,9 @@ from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokenize.sentences import split
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.likelihood import score_sentences
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Material, Untrained, evenly_spaced
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
 
 
 class Perplexity(Untrained):

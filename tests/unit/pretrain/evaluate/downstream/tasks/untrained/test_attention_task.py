@@ -13,7 +13,7 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.shards.attention_control import Attention, controlled
 from pretrain.evaluate.downstream.shards.example_batches import ExampleBatches
-from pretrain.evaluate.downstream.tasks.attention import CLASSES, AttentionTask, _Found
+from pretrain.evaluate.downstream.tasks.untrained.attention import CLASSES, AttentionTask, _Found
 from tests.factories.encoders import encoder_folder
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.vocabularies import trained

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.device import chosen_device, precision
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.inputs import Input, InputBuilder, padded, token_slice
+from pretrain.evaluate.downstream.inputs.builder import Input, InputBuilder, padded, token_slice
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 
 TOKENS = 8192

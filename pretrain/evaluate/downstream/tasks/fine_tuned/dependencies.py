@@ -15,11 +15,11 @@ from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.batches import IGNORED
 from pretrain.evaluate.downstream.encoders import Encoder, width_of
 from pretrain.evaluate.downstream.heads.parser import FILE, Parser, best_tree
 from pretrain.evaluate.downstream.heads.saved import labels_beside
-from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.inputs.batches import IGNORED
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import (
     Feature,
@@ -33,7 +33,7 @@ from pretrain.evaluate.downstream.tasks.base import (
     with_dropout,
     with_training,
 )
-from pretrain.evaluate.downstream.tasks.lemmas import apply_rule, lemma_rule
+from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
 from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines
 
 FORM, LEMMA, UPOS, XPOS, FEATS, HEAD, DEPREL = 1, 2, 3, 4, 5, 6, 7

@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import NOT_PRETRAINED, Encoder
-from pretrain.evaluate.downstream.likelihood import score_sentences
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.blimp import Blimp, Paradigm, summary
+from pretrain.evaluate.downstream.tasks.untrained.blimp import Blimp, Paradigm, summary
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import write_pairs
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.inputs import InputBuilder
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Split, Task, TaskData, hashes, not_empty
 from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines, read_tsv

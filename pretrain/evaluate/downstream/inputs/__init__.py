@@ -1,0 +1,1 @@
+"""Turn texts and words into token ids, and features into batches."""

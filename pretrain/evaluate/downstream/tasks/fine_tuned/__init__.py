@@ -1,0 +1,1 @@
+"""Fine-tune an encoder and score it: one file per kind of task."""
