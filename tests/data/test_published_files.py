@@ -17,8 +17,8 @@ import pytest
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.fine_tuned import dependencies
 from pretrain.evaluate.downstream.tasks.base import TaskData
+from pretrain.evaluate.downstream.tasks.fine_tuned import dependencies
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
 from tests.factories.encoders import encoder_folder
 

@@ -1,5 +1,6 @@
 """Write small Hugging Face encoders of random weights, of the classes that people evaluate."""
 
+import json
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,9 +10,10 @@ import torch
 import transformers
 
 from data_pipeline.vocabulary.base import Vocabulary, json_text
+from data_pipeline.vocabulary.files import parse_tokenizer_json
 from pretrain.export.parity import quiet
 from pretrain.export.tokenizer import INPUTS, write_tokenizer
-from tests.factories.vocabularies import trained
+from tests.factories.vocabularies import modernbert_tokenizer, trained
 
 SIZES = {
     "hidden_size": 32,
@@ -90,3 +92,14 @@ def write_encoder(
     with quiet():
         model_class(config).save_pretrained(folder)
     write_tokenizer(json_text(vocabulary.definition()), folder, positions, inputs, cls_last=xlnet)
+
+
+def write_modernbert(folder: Path, **fields: Any) -> None:
+    """Write a ModernBERT as it is published, its tokenizer in its own form. `fields`: of its config."""
+    tokenizer = json.dumps(modernbert_tokenizer())
+    vocabulary = parse_tokenizer_json(tokenizer, "tokenizer.json")
+    small = {"global_attn_every_n_layers": 2, "local_attention": 8}
+    small |= {"cls_token_id": vocabulary.cls, "sep_token_id": vocabulary.sep}
+    longest = fields.get("max_position_embeddings", 64)
+    write_encoder(folder, "ModernBertForMaskedLM", vocabulary, NO_SEGMENTS, small | fields, longest)
+    (folder / "tokenizer.json").write_text(tokenizer, "utf-8")

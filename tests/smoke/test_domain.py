@@ -1,6 +1,5 @@
 """A published model on other text: docs/domain.md as it stands, and longer texts in phases; transformers loads both."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -10,11 +9,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from data_pipeline.vocabulary.files import parse_tokenizer_json
 from pretrain.export.tokenizer import INPUTS, PROBES
 from tests.command_line import ROOT, Maskmill, described, write_text
-from tests.factories.encoders import NO_SEGMENTS, write_encoder
-from tests.factories.vocabularies import TEXT, modernbert_tokenizer, trained
+from tests.factories.encoders import NO_SEGMENTS, write_encoder, write_modernbert
+from tests.factories.vocabularies import TEXT, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -58,18 +56,8 @@ def test_the_page(folder: Path, here: None, maskmill: Maskmill) -> None:
     assert bert(ids).prediction_logits.isfinite().all()
 
 
-def write_modernbert(folder: Path) -> None:
-    """As ModernBERT is published: the tokenizer in its own form, more rows than entries."""
-    tokenizer = json.dumps(modernbert_tokenizer())
-    vocabulary = parse_tokenizer_json(tokenizer, "tokenizer.json")
-    fields = {"cls_token_id": vocabulary.cls, "sep_token_id": vocabulary.sep, "vocab_size": 512}
-    fields |= {"global_attn_every_n_layers": 2, "local_attention": 8, "max_position_embeddings": 512}
-    write_encoder(folder, "ModernBertForMaskedLM", vocabulary, NO_SEGMENTS, fields, 512)
-    (folder / "tokenizer.json").write_text(tokenizer, "utf-8")
-
-
 def test_a_published_modernbert_comes_back(tmp_path: Path, here: None, maskmill: Maskmill) -> None:
-    write_modernbert(tmp_path / "models")
+    write_modernbert(tmp_path / "models", vocab_size=512, max_position_embeddings=512)
     write_text(tmp_path / "my_text.txt", documents=30)
     start = ["init_from=models", "data.sources=my_text.txt", "data.out=s", "data.held_out=0.2", *TINY]
     maskmill("prepare", "domain", *start, cwd=tmp_path)
@@ -79,7 +67,10 @@ def test_a_published_modernbert_comes_back(tmp_path: Path, here: None, maskmill:
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("models", "same/model"))
     assert all(one[name].equal(tensor) for name, tensor in two.items())
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "trained/model")
-    assert (type(model).__name__, model.config.vocab_size) == ("ModernBertForMaskedLM", 512)
+    assert (type(model).__name__, model.config.vocab_size) == (
+        "ModernBertForMaskedLM",
+        512,
+    )  # more than entries
     before, after = (
         transformers.AutoTokenizer.from_pretrained(tmp_path / n) for n in ("models", "same/model")
     )

@@ -8,8 +8,9 @@ import transformers
 from safetensors.torch import load_file
 
 from data_pipeline.vocabulary.files import load_vocabulary
+from pretrain.export.tokenizer import INPUTS
 from tests.command_line import Maskmill, write_text
-from tests.factories.encoders import NO_SEGMENTS, write_encoder
+from tests.factories.encoders import NO_SEGMENTS, write_encoder, write_modernbert
 from tests.factories.vocabularies import trained
 
 pytestmark = [
@@ -65,3 +66,50 @@ def test_text_with_new_words_to_model(maskmill: Maskmill, here: None, tmp_path: 
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "run_out")
     assert "Ġnephrology" in tokenizer.tokenize("some nephrology,")
     transformers.RobertaForMaskedLM.from_pretrained(tmp_path / "run_out")
+
+
+FINNISH = (
+    "Taulukkolaskenta avaa taulukon, ja taulukkolaskennassa on soluja. Asiakirja tallennetaan kansioon. "
+)
+KOREAN = "스프레드시트 문서를 열고 스프레드시트 셀을 선택합니다. 문서 저장하기. "
+
+
+@pytest.mark.parametrize(
+    ("class_name", "longer", "piece"),
+    [
+        ("BertForMaskedLM", "init_positions=interpolate", "taulukkolaskenta"),
+        ("RobertaForMaskedLM", "init_positions=repeat", "ĠTaulukkolaskenta"),
+        ("ModernBertForMaskedLM", "encoder.rope_theta=320000", "ĠTaulukkolaskenta"),
+    ],
+)
+def test_other_languages_with_new_words_and_longer_texts(
+    class_name: str, longer: str, piece: str, maskmill: Maskmill, here: None, tmp_path: Path
+) -> None:
+    if class_name.startswith("Modern"):
+        write_modernbert(tmp_path / "old")
+    elif class_name.startswith("Roberta"):
+        fields = {"type_vocab_size": 1}
+        write_encoder(tmp_path / "old", class_name, trained("bpe"), NO_SEGMENTS, fields)
+    else:
+        write_encoder(tmp_path / "old", class_name, trained("wordpiece"), INPUTS, {})
+    for name, text in (("fi", FINNISH), ("ko", KOREAN)):
+        lines = [json.dumps({"text": "\n".join([text] * 12)}) for _ in range(8)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    settings = [
+        "init_from=old", "data.sources=[fi.jsonl, ko.jsonl]", "data.languages=[fi, ko]", "data.vocab=vocabulary",
+        "data.out=shards", "data.held_out=0.2", "data.sequence_length=96", "data.workers=1", "run.dir=run",
+        "run.threads=1", "train.eval_every=0", "train.global_batch=4", "train.micro_batch=2", "train.steps=2",
+        "encoder.max_positions=96", longer,
+    ]  # fmt: skip
+    maskmill("vocab", "domain", "--extend", "old", *settings, "vocabulary.new_words=20", cwd=tmp_path)
+    maskmill("prepare", "domain", *settings, cwd=tmp_path)
+    maskmill("train", "domain", *settings, cwd=tmp_path)
+    maskmill("export", "run", "--out", "out", cwd=tmp_path)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert type(model).__name__ == class_name
+    assert model.config.max_position_embeddings - 2 * class_name.startswith("Roberta") == 96
+    assert piece in tokenizer.tokenize("Taulukkolaskenta avaa")
+    found = tokenizer(FINNISH * 20, return_tensors="pt", truncation=True, max_length=96)
+    assert found["input_ids"].shape[1] == 96
+    assert model(**found).logits.isfinite().all()

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.unit.pretrain.evaluate.downstream.tasks.untrained.test_attention_task import VOCABULARY, framed
 
 from data_pipeline.records import Examples
 from pretrain.evaluate.downstream.encoders import Encoder
@@ -14,6 +13,7 @@ from pretrain.evaluate.downstream.shards.example_batches import segments_of
 from pretrain.evaluate.downstream.tasks.untrained.pairs import PairContext, scored_in, with_other_text
 from tests.factories.encoders import encoder_folder
 from tests.factories.shards import write_folder
+from tests.unit.pretrain.evaluate.downstream.tasks.untrained.test_attention_task import VOCABULARY, framed
 
 SPECIALS = (VOCABULARY.cls, VOCABULARY.sep)
 
