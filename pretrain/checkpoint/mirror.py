@@ -78,10 +78,10 @@ class Mirror:
         self._drop_old(Path(copy).name)
 
     def _drop_old(self, newest: str) -> None:
-        found = self._copies()
+        found = {*self._copies(), newest}
         whole = {step_of(Path(name)): name for name in sorted(found) if self._is_whole(name)}
         whole[step_of(Path(newest))] = newest  # of several copies of a step, keep the one just made
-        staying = kept({step: self._losses[name] for step, name in whole.items()}, self._config)
+        staying = kept({step: self._losses.get(name) for step, name in whole.items()}, self._config)
         stay = {whole[step] for step in staying} | {newest}  # one of a later step may be damaged
         for name in found:
             if name not in stay:
@@ -95,7 +95,12 @@ class Mirror:
             remove_object(f"{copy}/{file}")
 
     def _copies(self) -> list[str]:
-        return [name for name in object_names(f"{self.uri}/{FOLDER}") if _step_of_name(name) >= 0]
+        """Return the names of all copies. The newest one is also known by its own object: a store may list its folder
+        as it was before, and a run that found no copy there would start over."""
+        names = object_names(f"{self.uri}/{FOLDER}")
+        with suppress(FileNotFoundError, UnicodeDecodeError):
+            names.append(read_object(f"{self.uri}/{FOLDER}/{LATEST}").decode())
+        return [name for name in dict.fromkeys(names) if "/" not in name and _step_of_name(name) >= 0]
 
     def _is_whole(self, name: str) -> bool:
         if name not in self._losses:
