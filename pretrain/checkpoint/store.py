@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,8 +186,12 @@ def parsed_checkpoint(folder: Path, data: bytes) -> Checkpoint:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """List the folders of a run's whole checkpoints, oldest first."""
-    found = [path.parent for path in (run / FOLDER).glob(f"step-*/{MARKER}")]
+    """List the folders of a run's whole checkpoints, oldest first. The newest one is also known by `latest`: a network
+    folder may list itself as it was before, and a run that found no checkpoint there would start over."""
+    found = {path.parent for path in (run / FOLDER).glob(f"step-*/{MARKER}")}
+    with suppress(OSError, UnicodeDecodeError):
+        newest = run / FOLDER / (run / FOLDER / LATEST).read_text("utf-8")
+        found |= {newest} if newest.parent == run / FOLDER and (newest / MARKER).is_file() else set()
     return sorted((path for path in found if _STEP.fullmatch(path.name)), key=step_of)
 
 

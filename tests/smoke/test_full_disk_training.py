@@ -1,4 +1,5 @@
-"""A disk that fills up under `train` and `export`: told, what was there stays whole, and the same command goes on.
+"""A disk that fills up under `train` and `export`, a folder that turns read-only, a clock that jumps: told, what was
+there stays whole, and the same command goes on.
 
 A real one: a small tmpfs, in a mount namespace of its own. One process runs all commands of it, in the order of the
 script below; the tests look at what they said and left."""
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 RUN = ["run.ranks=1", "train.steps=8", "encoder.dropout=0.1", "checkpoint.keep=2"]
 SCRIPT = """
-import contextlib, hashlib, io, json, os, shutil, subprocess, sys
+import contextlib, hashlib, io, json, os, shutil, subprocess, sys, time
 from pathlib import Path
 
 os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", COLUMNS="300")
@@ -54,6 +55,19 @@ def filling(run, *arguments):
         fill()
     checkpoint(run, *arguments)
 
+def turning_read_only(run, *arguments):
+    if run.position.step == 6:
+        run.saver.wait()
+        mount("--bind", "disk", "disk")  # with files open for writing the disk itself cannot be made read-only
+        mount("-o", "remount,bind,ro", "disk")
+    checkpoint(run, *arguments)
+
+def jumping(run, *arguments):
+    hours = {2: 1, 4: 0, 6: -1, 8: 0}[run.position.step]
+    time.time = lambda: clock() + 3600 * hours
+    checkpoint(run, *arguments)
+
+clock = time.time
 (here / "disk").mkdir()
 (here / "small").mkdir()
 train = ["train", "demo", *settings]
@@ -73,6 +87,16 @@ fill()
 maskmill("export again full", "export", "disk/run")
 os.unlink("disk/filler")
 shutil.copytree("disk/run", "after")
+shutil.rmtree("disk/run")
+training.checkpoint = turning_read_only
+maskmill("read only", *train, f"run.dir={here}/disk/other")
+training.checkpoint = checkpoint
+subprocess.run(["umount", "disk"], check=True)
+maskmill("writable", *train, f"run.dir={here}/disk/other")
+shutil.copytree("disk/other", "written")
+training.checkpoint = jumping
+maskmill("clock", *train, f"run.dir={here}/jumped")
+time.time = clock
 """
 
 
@@ -96,7 +120,7 @@ def said(tiny: list[str], folder: Path) -> dict[str, Said]:
     environment: dict[str, Any] = {"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     result = subprocess.run(
         [*unshare, sys.executable, "-c", SCRIPT, *tiny, *RUN],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=560, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     rows = map(json.loads, result.stdout.splitlines())
@@ -124,6 +148,27 @@ def test_with_room_the_same_command_goes_on_bit_for_bit(said: dict[str, Said], f
     assert_bit_equal(folder / "expected", folder / "after")
     lines = map(json.loads, (folder / "after" / "metrics.jsonl").read_text().splitlines())
     assert [line["step"] for line in lines] == [0, *range(1, 9), 8], "each step once, and both evaluations"
+
+
+def test_a_folder_that_turns_read_only_is_told_and_gone_on_with(said: dict[str, Said], folder: Path) -> None:
+    found = said["read only"]
+    assert found.code == 2, found
+    for step in (6, 8):
+        told = [line for line in found.out.splitlines() if f"checkpoint of step {step} not saved" in line]
+        assert told, found.out
+        assert "Read-only file system" in told[0]
+    assert "Read-only file system" in found.err.splitlines()[-1]
+    assert "Traceback" not in found.out + found.err
+    assert said["writable"].code == 0, said["writable"]
+    assert "resuming from step 4 (bit-exact" in said["writable"].out
+    assert_bit_equal(folder / "expected", folder / "written")
+
+
+def test_a_clock_that_jumps_by_an_hour_changes_nothing(said: dict[str, Said], folder: Path) -> None:
+    assert said["clock"].code == 0, said["clock"]
+    assert_bit_equal(folder / "expected", folder / "jumped")
+    lines = [json.loads(line) for line in (folder / "jumped" / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 <= line["seconds"] < 600 for line in lines if "seconds" in line)
 
 
 def test_an_export_that_finds_no_room_leaves_nothing_and_harms_nothing(said: dict[str, Said]) -> None:
