@@ -14,9 +14,8 @@ from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 
 CPU_TOKENS = 4096
-"""Tokens of a micro-batch on CPUs: the size at which training on CPUs was measured (docs/benchmarks.md). Matrix
-products of that many rows keep all cores busy, so that larger ones are no faster; they only take memory, which ranks on
-one machine share and keep (docs/faq.md)."""
+"""Tokens of a micro-batch on CPUs: the size at which training on CPUs was measured (docs/benchmarks.md); no larger ones
+were. Memory is no guide: the ranks of a machine share it with all else, and keep what they freed (docs/faq.md)."""
 
 
 def rank_shares(config: RunConfig, ranks: int) -> list[int]:

@@ -1,7 +1,9 @@
 """train.micro_batch=0: what is chosen, from what, and what becomes of it in a run that resumes."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from pretrain.checkpoint import mirror
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.world import World
 from pretrain.preflight.check_run import check_run
 from pretrain.preflight.forecast import fitting, forecast
 from pretrain.preflight.gpus import GPUS, counted_memory
@@ -23,7 +26,7 @@ from pretrain.preflight.show import as_values
 from pretrain.preflight.step_time import Cluster
 from pretrain.run.folder import read_config
 from pretrain.training.before_ranks import check_start
-from pretrain.training.settled_micro_batch import choose, smallest
+from pretrain.training.settled_micro_batch import choose, settled, smallest
 from tests.command_line import Maskmill
 
 
@@ -163,6 +166,31 @@ def test_a_run_that_saved_nothing_chooses_again(
     assert choose(config, 2, None)[0] == [6]
     config.checkpoint.mirror = "s3://bucket/run"
     assert choose(config, 2, None)[0] == [5], "the run may be brought back from there"
+
+
+class TwoRanks(World):
+    """Two ranks, the other one with the smaller GPU, seen from either; what the first rank sends is in `sent`."""
+
+    sent: list[Any] = []  # noqa: RUF012 (of the two)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [85.0e9, 42.3e9]
+
+    def broadcast(self, value: Any = None) -> Any:
+        if self.rank == 0:
+            self.sent.append(value)
+        return self.sent[-1]
+
+    def together(self, action: Callable[[], Any]) -> list[Any]:
+        return [action()]
+
+
+def test_all_ranks_have_what_the_first_one_chose_for_the_smallest_gpu() -> None:
+    config = load_config("bert_base", ["train.global_batch=8192"])
+    (first, said), (other, _) = (settled(config, TwoRanks(rank=rank, size=2)) for rank in (0, 1))
+    assert first.train.micro_batch == other.train.micro_batch == choose(config, 2, 40e9)[0][0]
+    assert first.train.micro_batch < choose(config, 2, 80e9)[0][0]
+    assert "that fit 40 GB" in said[0]
 
 
 def test_shards_can_be_checked_before_it_is_chosen(tiny: list[str], tmp_path: Path) -> None:
