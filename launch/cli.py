@@ -8,12 +8,14 @@ import typer
 import launch.verbs  # noqa: F401  registers them
 from data_pipeline.errors import UserError
 from launch.app import app, first_rank
+from launch.compile_caches import compile_caches
 from launch.ranks import end_with_supervisor
 
 
 def main() -> None:
     """Run the command line: exit code 2 and one line for what a person can fix, 130 after Ctrl-C."""
     end_with_supervisor(os.environ)
+    os.environ.update(compile_caches(os.environ))  # of this process, and of the ranks that it starts
     if (
         "RANK" in os.environ
     ):  # DeepSpeed's launcher puts this before the verb; the environment says it as well

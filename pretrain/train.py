@@ -31,6 +31,7 @@ from pretrain.training.loss_guard import ROLLBACK, Guard, poisoned
 from pretrain.training.probe import Probe
 from pretrain.training.progress import is_over, progress, reached, run_is_over, time_budget
 from pretrain.training.resume import Position, begin, enter, phase_memory, roll_back, save
+from pretrain.training.settled_micro_batch import settled
 from pretrain.training.start_run import open_on_all_ranks
 from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut
@@ -71,6 +72,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     set_threads(config, world)
     held, begun = None, False
     try:
+        config, chosen = settled(config, world)
         plans = raise_on_all_ranks(world, lambda: check_run(config, world.size))
         probe = Probe(config, plans[0], world)
         about, held = open_on_all_ranks(config, plans, world, console)
@@ -80,7 +82,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
                 done = f"finished at step {about['step']:,}; nothing to do"
                 console.print(f"{config.run.dir}: {done}", soft_wrap=True)
             return
-        summary(config, plans, world, console)
+        summary(config, plans, world, console, chosen)
         position = run_phases(config, plans, probe, about["id"], world, stop, console, command)
         stopped = not (run_is_over(plans, position) or reached(config.run.stop_after, position))
         if world.rank == 0:

@@ -10,6 +10,7 @@ from data_pipeline.settings import DataSettings
 from data_pipeline.sources.listing import files_of
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
+from pretrain.preflight.micro_batch import on_cpus
 
 GPU_RANK_CORES = 6
 """Busy threads of a rank with a GPU: the training loop, autograd's backward pass, the loader, the
@@ -40,7 +41,9 @@ def rank_cores(config: RunConfig, gpus: int, cores: int) -> int:
 def node_gib(config: RunConfig, gpus: int, ranks: int, local_ranks: int) -> int:
     """Compute the GiB of host memory of a node with `local_ranks` of the `ranks`, for the phase that needs the most."""
     return math.ceil(
-        local_ranks * max(_rank_bytes(phase.config, gpus, ranks) for phase in phases_of(config)) / _GIB
+        local_ranks
+        * max(_rank_bytes(phase.config, gpus, ranks) for phase in phases_of(on_cpus(config, ranks)))
+        / _GIB
     )
 
 

@@ -42,7 +42,7 @@ from pretrain.checkpoint.store import (
 )
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
-from pretrain.run.folder import CONFIG, RUN, parsed_run, read_run, refuse_another
+from pretrain.run.folder import CONFIG, RUN, parsed_config, parsed_run, read_run, refuse_another
 from pretrain.run.metrics_file import METRICS, read_metrics
 
 
@@ -221,6 +221,15 @@ def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
     if step is None:
         return ""
     return f"brought back the checkpoint of step {step:,} from {mirror.uri}"
+
+
+def mirrored_config(config: RunConfig) -> RunConfig | None:
+    """Return the settings of the mirrored run; None without copies. Raises UserError if the mirror cannot be read."""
+    where = f"{config.checkpoint.mirror.rstrip('/')}/{CONFIG}"
+    try:
+        return parsed_config(read_object(where).decode(errors="replace"), where)
+    except FileNotFoundError:
+        return None
 
 
 def _step_of_name(name: str) -> int:

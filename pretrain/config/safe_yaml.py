@@ -4,6 +4,7 @@ The parsers recurse in C, where 60,000 open brackets crash the process, and nest
 level. Parser events reveal the shape before any object is built.
 """
 
+import io
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,14 @@ DEPTH, VALUES = 40, 20_000
 def load_yaml(path: Path) -> Any:
     """Load a file with OmegaConf: no objects, interpolations unresolved. Raises YAMLError, also for excessive
     nesting or repetition, OSError and UnicodeDecodeError."""
-    check_shape(path.read_text(encoding="utf-8"))
+    return parse_yaml(path.read_text(encoding="utf-8"))
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse a text as `load_yaml` does a file."""
+    check_shape(text)
     try:
-        return OmegaConf.load(path)
+        return OmegaConf.load(io.StringIO(text))
     except ValueError as error:  # an invalid date or number
         raise yaml.YAMLError(str(error)) from None
 

@@ -62,7 +62,9 @@ class TrainSettings:
     """Examples of the first global batch of that ramp. Every batch is a multiple of the number of data.streams, of
     which there are by default as many as divide both ends."""
     micro_batch: int = 32
-    """Token budget of one forward pass, in full-length examples: micro_batch x sequence_length tokens."""
+    """Token budget of one forward pass, in full-length examples: micro_batch x sequence_length tokens. 0: the largest
+    that fits the memory of the run's GPUs and divides what a rank has of the global batch; on CPUs, of at most 4,096
+    tokens. A run keeps what it chose when it resumes."""
     precision: str = "auto"
     """fp32, bf16, fp16; auto: bf16 on CUDA, fp32 on CPU. Masters, moments and reduction are fp32 in each."""
     clip: float = 1.0

@@ -35,6 +35,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import resolve_precision, sees_gpus
 from pretrain.objectives.registry import keeps_memory, load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher
+from pretrain.preflight.micro_batch import on_cpus
 
 if TYPE_CHECKING:
     from pretrain.objectives.base import Objective
@@ -109,11 +110,11 @@ class Plan:
 
 
 def check_run(config: RunConfig, ranks: int) -> list[Plan]:
-    """Return the plan of each phase of the run. Raises UserError for the first problem in any phase, with what to
-    do."""
+    """Return the plan of each phase of the run; where ranks are still to choose train.micro_batch, with that for CPUs.
+    Raises UserError for the first problem in any phase, with what to do."""
     if not config.run.dir:
         raise UserError("run.dir is empty", where="settings", expected="a folder for the run")
-    plans = [_check_phase(phase, ranks) for phase in phases_of(config)]
+    plans = [_check_phase(phase, ranks) for phase in phases_of(on_cpus(config, ranks))]
     for plan in plans[1:]:
         if plan.index.vocabulary.sha256 != plans[0].index.vocabulary.sha256:
             raise UserError(

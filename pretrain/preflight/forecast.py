@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import nn
-
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import is_uri
 from data_pipeline.masking.mask_budget import MaskBudget, measured_note
@@ -19,7 +17,8 @@ from pretrain.objectives.registry import load
 from pretrain.optim.schedule import Progress, learning_rate
 from pretrain.preflight.exportable import export_warnings
 from pretrain.preflight.gpus import CALIBRATED, Gpu
-from pretrain.preflight.memory import RESERVED_SHARE, PeakBytes, States, meta_model, meta_pass, states
+from pretrain.preflight.memory import Memory, PeakBytes, memory_by_stage, meta_model, meta_passes
+from pretrain.preflight.micro_batch import chosen, is_open, with_micro_batches
 from pretrain.preflight.step_time import (
     COMPILED_PER_PRODUCT,
     OPERATIONS_PER_GRADIENT,
@@ -35,8 +34,6 @@ from pretrain.preflight.warnings import warnings_of
 
 DEFAULT_UTILISATION = 0.40
 """Assumed share of the peak, where it is neither stated nor measured on such a GPU."""
-MEASURED_EXAMPLES = (8, 16)
-"""Examples in the two passes on the meta device from which memory is extrapolated."""
 
 
 class Text(NamedTuple):
@@ -51,19 +48,6 @@ class Text(NamedTuple):
     capped: str  # how data.max_predictions limits the mask rate, in words; empty: not at all
 
 
-class Memory(NamedTuple):
-    """Bytes on one GPU at one ZeRO stage."""
-
-    stage: int
-    states: States
-    activations: int  # at the configured micro-batch
-    largest_micro_batch: int  # examples of full length; 0: the states alone do not fit
-
-    @property
-    def total(self) -> int:
-        return self.states.total + self.activations
-
-
 @dataclass(frozen=True)
 class Forecast:
     """What `maskmill plan` shows."""
@@ -73,6 +57,8 @@ class Forecast:
     parameters: int
     precision: str
     memory: tuple[Memory, ...]
+    micro_batch: int
+    """train.micro_batch; where that is 0, what the ranks would choose."""
     micro_batches: int
     """Forward and backward passes per rank and step."""
     moved: float
@@ -120,7 +106,12 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     model = meta_model(config, text.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
     passes = meta_passes(model, config, precision)
-    memory = memory_by_stage(model, config, precision, cluster, passes)
+    memory = memory_by_stage(model, config, precision, cluster.gpu.memory, ranks, passes)
+    if is_open(config):
+        fits = max(1, memory[config.zero.stage].largest_micro_batch)  # if none does, the warnings say so
+        config = with_micro_batches(config, [chosen(config, ranks, fits)])
+        phase = replace(phase, config=config)
+        memory = memory_by_stage(model, config, precision, cluster.gpu.memory, ranks, passes)
     utilisation = utilisation or CALIBRATED.get(cluster.gpu.name, DEFAULT_UTILISATION)
     share = math.ceil(batch / ranks)
     micro_batches = math.ceil(share * text.length / (config.train.micro_batch * config.data.sequence_length))
@@ -156,6 +147,7 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
         parameters=parameters,
         precision=precision,
         memory=memory,
+        micro_batch=config.train.micro_batch,
         micro_batches=micro_batches,
         moved=moved,
         step=step,
@@ -171,6 +163,14 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     )
     doubts = warnings_of(phase, found) + export_warnings(config, objective.families)
     return replace(found, warnings=tuple(doubts))
+
+
+def fitting(config: RunConfig, ranks: int, room: float) -> Memory:
+    """Compute the memory of one of `ranks` GPUs of `room` bytes in the phase with these settings."""
+    precision = resolve_precision(config, "cuda")
+    model = meta_model(config, text_of(config).vocabulary)
+    passes = meta_passes(model, config, precision)
+    return memory_by_stage(model, config, precision, room, ranks, passes)[config.zero.stage]
 
 
 def rate_of(phase: Phase, step: int, steps: int = 0) -> float:
@@ -231,13 +231,6 @@ def _mean_square(index: Index, mean: float) -> float:
     return sum(n * ((i + 0.5) * width) ** 2 for i, n in enumerate(counts)) / sum(counts)
 
 
-def meta_passes(model: nn.Module, config: RunConfig, precision: str) -> list[PeakBytes]:
-    """Count memory and operations of one pass for each number of full-length examples in MEASURED_EXAMPLES."""
-    length = config.data.sequence_length
-    masked = MaskBudget.of(config.data).count(length)
-    return [meta_pass(model, precision, n, length, masked) for n in MEASURED_EXAMPLES]
-
-
 def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, counted: PeakBytes) -> int:
     """Return the operations that the host launches per pass. A model is compiled if its attention is flash attention
     and ZeRO does not fetch parameters during the pass (training/compile_model.py)."""
@@ -245,21 +238,3 @@ def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, counted: PeakB
         config.train.compile != "off" and config.zero.stage < 3 and precision != "fp32" and gpu.has_bf16
     )
     return COMPILED_PER_PRODUCT * counted.products if compiled else counted.operations
-
-
-def memory_by_stage(
-    model: nn.Module, config: RunConfig, precision: str, cluster: Cluster, passes: list[PeakBytes]
-) -> tuple[Memory, ...]:
-    """Compute memory at ZeRO stages 0 to 3 from `meta_passes`: activations grow by a constant per additional
-    example."""
-    few, many = (counted.peak for counted in passes)
-    slope = (many - few) / (MEASURED_EXAMPLES[1] - MEASURED_EXAMPLES[0])
-    base = few - MEASURED_EXAMPLES[0] * slope
-    room = cluster.gpu.memory * (1 - RESERVED_SHARE)
-    found = []
-    for stage in range(4):
-        staged = replace(config, zero=replace(config.zero, stage=stage))
-        kept = states(model, staged, precision, cluster.ranks)
-        largest = max(0, math.floor((room - kept.total - base) / slope))
-        found.append(Memory(stage, kept, round(base + slope * config.train.micro_batch), largest))
-    return tuple(found)

@@ -7,9 +7,10 @@ Not counted: the CUDA context, NCCL's buffers and fragmentation in the allocator
 them.
 """
 
+import math
 import weakref
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
@@ -27,6 +29,8 @@ from pretrain.optim.param_groups import parameter_groups
 
 RESERVED_SHARE = 0.08
 """Share of a GPU's memory reserved for CUDA, NCCL and the allocator."""
+MEASURED_EXAMPLES = (8, 16)
+"""Examples in the two passes on the meta device from which memory is extrapolated."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ALIGNMENT = 2  # DeepSpeed pads each group of a partition to a multiple of this many elements per rank
 
@@ -47,6 +51,19 @@ class States:
     @property
     def total(self) -> int:
         return self.weights + self.gradients + self.masters + self.moments
+
+
+class Memory(NamedTuple):
+    """Bytes on one GPU at one ZeRO stage."""
+
+    stage: int
+    states: States
+    activations: int  # at the configured micro-batch
+    largest_micro_batch: int  # examples of full length; 0: the states alone do not fit
+
+    @property
+    def total(self) -> int:
+        return self.states.total + self.activations
 
 
 def meta_model(config: RunConfig, vocabulary_size: int) -> nn.Module:
@@ -172,3 +189,28 @@ def meta_pass(model: nn.Module, precision: str, examples: int, length: int, mask
 
 def _drop_gradient(parameter: torch.Tensor) -> None:
     parameter.grad = None
+
+
+def meta_passes(model: nn.Module, config: RunConfig, precision: str) -> list[PeakBytes]:
+    """Count memory and operations of one pass for each number of full-length examples in MEASURED_EXAMPLES."""
+    length = config.data.sequence_length
+    masked = MaskBudget.of(config.data).count(length)
+    return [meta_pass(model, precision, n, length, masked) for n in MEASURED_EXAMPLES]
+
+
+def memory_by_stage(
+    model: nn.Module, config: RunConfig, precision: str, room: float, ranks: int, passes: list[PeakBytes]
+) -> tuple[Memory, ...]:
+    """Compute memory on one of `ranks` GPUs of `room` bytes, at ZeRO stages 0 to 3, from `meta_passes`: activations
+    grow by a constant per additional example."""
+    few, many = (counted.peak for counted in passes)
+    slope = (many - few) / (MEASURED_EXAMPLES[1] - MEASURED_EXAMPLES[0])
+    base = few - MEASURED_EXAMPLES[0] * slope
+    free = room * (1 - RESERVED_SHARE)
+    found = []
+    for stage in range(4):
+        staged = replace(config, zero=replace(config.zero, stage=stage))
+        kept = states(model, staged, precision, ranks)
+        largest = max(0, math.floor((free - kept.total - base) / slope))
+        found.append(Memory(stage, kept, round(base + slope * config.train.micro_batch), largest))
+    return tuple(found)

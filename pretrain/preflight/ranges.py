@@ -88,7 +88,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "train.global_batch": (1, math.inf),
     "train.batch_ramp": (0, math.inf),
     "train.batch_ramp_from": (0, math.inf),
-    "train.micro_batch": (1, math.inf),
+    "train.micro_batch": (0, math.inf),
     "train.clip": (0, math.inf),
     "train.eval_every": (0, math.inf),
     "train.eval_examples": (1, math.inf),

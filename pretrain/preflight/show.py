@@ -119,7 +119,7 @@ def _time_table(found: Forecast, price: float) -> Table:
         title_justify="left",
         show_header=False,
     )
-    batches = f"{found.micro_batches} micro-batch{'es' if found.micro_batches > 1 else ''}"
+    batches = f"{found.micro_batches} x {found.micro_batch} examples"
     cost = f"{gpu_hours * price:,.2f} at {price:g} per GPU-hour" if price else "--price-per-hour says it"
     moved = f"{step.communication * 1e3:,.1f} ms for {found.moved / 1e9:,.2f} GB"
     if found.cluster.ranks == 1:
@@ -177,6 +177,7 @@ def as_values(found: Forecast, price: float = 0.0) -> dict[str, Any]:
             }
             for row in found.memory
         ],
+        "micro_batch": found.micro_batch,
         "micro_batches": found.micro_batches,
         "collective_bytes": found.moved,
         "step_seconds": found.step._asdict() | {"total": found.step.total},

@@ -7,6 +7,7 @@ checkpoints, whether the ranks reach each other and how fast, and the resulting 
 import math
 import socket
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -145,9 +146,11 @@ def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
     return sum(math.prod([rows.get(name, p.shape[0]), *p.shape[1:]]) for name, p in model.named_parameters())
 
 
-def summary(config: RunConfig, plans: list[Plan], world: World, console: Console) -> None:
-    """Check disk and links, and print a summary of the run on the first rank. All ranks call this. Raises UserError for
-    anything that cannot work."""
+def summary(
+    config: RunConfig, plans: list[Plan], world: World, console: Console, chosen: Sequence[str] = ()
+) -> None:
+    """Check disk and links, and print a summary of the run on the first rank, with the lines `chosen` about
+    settings that the ranks chose. All ranks call this. Raises UserError for anything that cannot work."""
     parameters = parameters_of(config, plans[0].index.vocabulary.size)
     room = raise_on_all_ranks(world, lambda: check_room(config, parameters))
     links = check_links(world)
@@ -157,6 +160,7 @@ def summary(config: RunConfig, plans: list[Plan], world: World, console: Console
         f"{parameters:,} parameters in {plans[0].precision}, ZeRO stage {config.zero.stage}",
         links,
         f"{config.run.dir}: {room}",
+        *chosen,
     ]
     for plan in plans:
         name = f"phase {plan.phase.name}: " if plan.phase.name else ""

@@ -19,7 +19,7 @@ from yaml import YAMLError
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
-from pretrain.config.safe_yaml import load_yaml
+from pretrain.config.safe_yaml import parse_yaml
 from pretrain.config.settings import RunConfig
 from pretrain.run.metrics_file import wrong_figure
 from pretrain.run.tolerant_json import is_count, is_number, object_of, table
@@ -77,10 +77,19 @@ def read_config(run: Path) -> RunConfig:
     if not path.is_file():
         raise UserError("not a run folder", where=run, expected=f"a folder with {CONFIG}")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), load_yaml(path))
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"malformed: {error}", where=path) from None
+    return parsed_config(text, path)
+
+
+def parsed_config(text: str, where: object) -> RunConfig:
+    """Parse `text`, that of a config.yaml. Raises UserError."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), parse_yaml(text))
         config = OmegaConf.to_object(merged)
     except (ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"malformed: {error}", where=path) from None
+        raise UserError(f"malformed: {error}", where=where) from None
     assert isinstance(config, RunConfig)
     return config
 

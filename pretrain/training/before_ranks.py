@@ -9,9 +9,11 @@ from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import sees_gpus
 from pretrain.preflight.check_run import check_run
+from pretrain.preflight.micro_batch import is_open
 from pretrain.preflight.room import surely_has_room
 from pretrain.training.claim_folder import check_folder, is_finished, refuse_locked, steps_done
 from pretrain.training.initial_weights.check_source import check_starting_weights
+from pretrain.training.settled_micro_batch import choose, visible_memory
 
 
 def check_start(config: RunConfig) -> str:
@@ -26,6 +28,8 @@ def check_start(config: RunConfig) -> str:
     refuse_locked(folder)
     if not checkpoints(folder) and not config.checkpoint.mirror:  # from which the run may be brought back
         check_starting_weights(config, plans[0])
+    if is_open(config):
+        choose(config, config.run.ranks, visible_memory(config.run.ranks) if sees_gpus() else None)
     _check_room(config, plans[0].index.vocabulary.size)
     _check_probe(config)
     return ""

@@ -84,6 +84,7 @@ IMPORTS = {
     "launch/recipes": "",
     "launch/cluster": "",
     "launch/ranks": "",
+    "launch/compile_caches": "",
     "launch/settings": "cluster recipes",
     "launch/studies": "ranks settings",
     "launch/app": "recipes settings",
@@ -92,7 +93,7 @@ IMPORTS = {
     "launch/new_words": "",
     "launch/inspecting": "app progress",
     "launch/verbs": "app cluster doctor inspecting new_words progress ranks settings studies",
-    "launch/cli": "app ranks verbs",
+    "launch/cli": "app compile_caches ranks verbs",
 }
 """What each folder, or module beside them, imports of its own package, by their last names. A line names only lines
 above it. A folder inside another has a line of its own where it comes before or after the rest of that folder."""
