@@ -123,7 +123,7 @@ $(CUDA_STAMP): pyproject.toml
 	@test -x $(VENV_CUDA)/bin/python || $(PYTHON) -m venv $(VENV_CUDA)
 	@echo "setting up $(VENV_CUDA) with $(CUDA_TORCH) (several GB)"
 	@$(PIP_CUDA) install "$(CUDA_TORCH)"
-	@$(VENV_CUDA)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || { echo "make test-fake-gpu: $(CUDA_TORCH) is no CUDA build"; exit 2; }
+	@$(VENV_CUDA)/bin/python -W ignore -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || { echo "make test-fake-gpu: $(CUDA_TORCH) is no CUDA build"; exit 2; }
 	@echo "$(CUDA_TORCH)" > $(VENV_CUDA)/torch.txt
 	@$(PIP_CUDA) install --constraint $(VENV_CUDA)/torch.txt --editable ".[dev]"
 	@rm -f $(VENV_CUDA)/.ready-* && touch $@
