@@ -15,8 +15,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "second pass": ("_apply_kernel", {"HAS_RATIOS": False}),
     "sums": ("_sum_kernel", {}),
 }
-MOST_REGISTERS = 64
-"""Of 65,536 of a multiprocessor: eight warps of threads with so many leave room for four programs."""
+MOST_REGISTERS = {"StableAdamW's first pass": 80}
+"""Of the 65,536 of a multiprocessor. At 64, the limit of the others, four programs of 256 threads run there at once; at
+80 three, which have 96 KiB of loads under way and so need no fourth."""
 
 
 @pytest.fixture(autouse=True)
@@ -82,4 +83,4 @@ def test_kernels_keep_all_in_registers(tmp_path: Path, capability: int) -> None:
         registers, stack, local = map(int, found.groups())
         print(f"sm_{capability}, {variant}: {registers} registers, {stack} bytes of stack, {local} local")
         assert (stack, local) == (0, 0)
-        assert registers <= MOST_REGISTERS
+        assert registers <= MOST_REGISTERS.get(variant, 64)
