@@ -8,6 +8,7 @@
 # make lock   resolve again what the images install, by version and hash, from what pyproject.toml asks for
 # make audit  look for known vulnerabilities in what they install
 # make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
+# make test-fake-gpu  the host code of CUDA on a pretended H100: Linux, gcc; several GB of packages in .venv-cuda
 # make test-data DATA=FOLDER   evaluation on the published files of tasks that FOLDER holds; fails where one is missing
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
@@ -24,7 +25,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-data lock audit reshard storm fuzz study-mini docs lint format clean
+.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu test-data lock audit reshard storm fuzz study-mini docs lint format clean
 
 env: $(STAMP)
 
@@ -63,7 +64,7 @@ LAST := build/test-all
 REMEMBER := -o cache_dir=$(LAST)
 
 test: env
-	@$(PYTEST) -m "not slow and not cluster and not docker and not browser and not data"
+	@$(PYTEST) -m "not slow and not cluster and not docker and not browser and not fake_gpu and not data"
 
 test-all: env
 	@rm -rf $(LAST) && mkdir -p $(LAST)
@@ -111,6 +112,26 @@ test-browser: env
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y chromium >/dev/null; }
 	@$(BIN)/python -m pytest tests/browser -m browser
 
+# The CUDA build of torch, in an environment of its own. `===` compares the version as text: an index of CPU builds, whose versions end
+# in +cpu, has none that is equal
+VENV_CUDA := .venv-cuda
+CUDA_TORCH := torch===$(patsubst torch==%,%,$(TORCH_SPEC))
+CUDA_STAMP := $(VENV_CUDA)/.ready-$(subst =,-,$(CUDA_TORCH))
+PIP_CUDA := $(VENV_CUDA)/bin/python -m pip --quiet --disable-pip-version-check
+
+$(CUDA_STAMP): pyproject.toml
+	@test -x $(VENV_CUDA)/bin/python || $(PYTHON) -m venv $(VENV_CUDA)
+	@echo "setting up $(VENV_CUDA) with $(CUDA_TORCH) (several GB)"
+	@$(PIP_CUDA) install "$(CUDA_TORCH)"
+	@$(VENV_CUDA)/bin/python -W ignore -c 'import sys, torch; sys.exit(torch.version.cuda is None)' || { echo "make test-fake-gpu: $(CUDA_TORCH) is no CUDA build"; exit 2; }
+	@echo "$(CUDA_TORCH)" > $(VENV_CUDA)/torch.txt
+	@$(PIP_CUDA) install --constraint $(VENV_CUDA)/torch.txt --editable ".[dev]"
+	@rm -f $(VENV_CUDA)/.ready-* && touch $@
+
+test-fake-gpu: $(CUDA_STAMP)
+	@command -v gcc nm >/dev/null || { echo "make test-fake-gpu: needs gcc and nm"; exit 2; }
+	@$(VENV_CUDA)/bin/python -m pytest tests/fake_gpu -m fake_gpu
+
 reshard: env
 	@MASKMILL_RESHARD=1 $(BIN)/python -m pytest tests/multirank/test_reshard.py
 RUNS ?= 50
@@ -147,4 +168,4 @@ format: env
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info runs
+	rm -rf $(VENV) $(VENV_CUDA) build *.egg-info runs

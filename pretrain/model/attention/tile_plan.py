@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline.io.npy import offsets_of
+from pretrain.model.copies import to_device
 from pretrain.model.visibility import Places, Visibility, visible
 
 # Cost of one more tile, in attention scores: about 30 kernel launches against one exponential and
@@ -55,7 +56,7 @@ class Tile:
         if visibility.full:
             return None
         rows = ((self.positions_ES, self.tokens_ES), (self.key_positions_EK, self.key_tokens_EK))
-        queries, keys = (Places(*(torch.from_numpy(x).to(device) for x in places)) for places in rows)
+        queries, keys = (Places(*(to_device(x, device) for x in places)) for places in rows)
         return ~visible(visibility, queries, keys)
 
 
@@ -177,12 +178,12 @@ def _plan(parts: Sequence[_Rows], heads: int, device: torch.device, tokens: int)
     scatter_TN = np.empty(tokens * heads, np.int64)
     scatter_TN[gather_P[~is_padding_P]] = np.flatnonzero(~is_padding_P)
     gathered, scattered, padding = (
-        torch.from_numpy(index).to(device) for index in (gather_P, scatter_TN, np.flatnonzero(is_padding_P))
+        to_device(index, device) for index in (gather_P, scatter_TN, np.flatnonzero(is_padding_P))
     )
     keys_P = gathered
     if not all(part.of_whole_examples for part in parts):
         rows = np.concatenate([_by_head(part.key_tokens, heads) for part in parts])
-        keys_P = torch.from_numpy(rows).to(device)
+        keys_P = to_device(rows, device)
     return TilePlan(heads, tiles, gathered, keys_P, scattered, padding)
 
 
@@ -197,7 +198,7 @@ def _bias(is_padding_ES: NDArray[np.bool_], device: torch.device) -> Tensor | No
     if not is_padding_ES.any():
         return None
     bias_ES = np.where(is_padding_ES, np.float32(-np.inf), np.float32(0.0))
-    return torch.from_numpy(bias_ES)[:, None, None, :].to(device)
+    return to_device(bias_ES, device)[:, None, None, :]
 
 
 def _cut(ascending: NDArray[np.int64], overhead: float) -> list[tuple[int, int]]:

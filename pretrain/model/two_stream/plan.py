@@ -20,6 +20,7 @@ from data_pipeline.io.npy import offsets_of
 from pretrain.config.settings import CLS_SEGMENT
 from pretrain.model.attention.tile_plan import Tile
 from pretrain.model.batch import MicroBatch
+from pretrain.model.copies import to_device
 
 
 class StreamTile(NamedTuple):
@@ -71,10 +72,10 @@ def plan_streams(batch: MicroBatch, ranks_T: Tensor | None, memory_length: int, 
         longest, done = max(longest, tile.length), done + rows.size
         examples = np.searchsorted(offsets, tile.tokens_ES[:, 0], side="right") - 1
         past = tokens + examples[:, None] * memory_length + np.arange(memory_length)
-        keys_EK = torch.from_numpy(np.concatenate((past, rows), 1)).to(device)
+        keys_EK = to_device(np.concatenate((past, rows), 1), device)
         rows_ES = keys_EK[:, memory_length:]
         segments_ES = segments_T[rows_ES]
-        hidden_ESS = _hidden(torch.from_numpy(is_padding).to(device), rows_ES, ranks_T)
+        hidden_ESS = _hidden(to_device(is_padding, device), rows_ES, ranks_T)
         itself = torch.eye(tile.length, dtype=torch.bool, device=device)
         differs = F.pad(segments_ES, (memory_length, 0))[:, None, :] != segments_ES[:, :, None]
         content, query = (
@@ -82,7 +83,7 @@ def plan_streams(batch: MicroBatch, ranks_T: Tensor | None, memory_length: int, 
             for hidden in (hidden_ESS, hidden_ESS | itself)
         )
         tiles.append(StreamTile(rows_ES, keys_EK, target_of_T[rows_ES], content, query, differs[:, None]))
-    back_T = torch.from_numpy(back).to(device)
+    back_T = to_device(back, device)
     kept_EM = _kept(batch, memory_length)
     return StreamPlan(tuple(tiles), back_T, batch.masked_index, kept_EM, longest, memory_length)
 

@@ -1,11 +1,9 @@
 """Triton's kernels of LAMB and StableAdamW, interpreted on the CPU and compiled on a GPU, against torch and float64."""
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -295,42 +293,3 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "has_triton", lambda: False)
     with pytest.raises(UserError, match="not installed"):
         kernels.check_kernels("triton", torch.device("cuda"))
-
-
-POINTERS = ("weights", "gradients", "firsts", "seconds", "updates", "ratios", "partials")
-
-
-def compiled(kernel: Any, constants: dict[str, Any]) -> str:
-    """The kernel's PTX for an H100, of tensors that start at multiples of 16 bytes. Needs no GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from pretrain.optim.lamb_triton import LAUNCH
-
-    types = dict.fromkeys(POINTERS, "*fp32") | {"chunks": "*i32", "bounds": "*i32", "squares": "*fp64"}
-    types |= {"count": "i32", **dict.fromkeys(constants, "constexpr")}
-    signature = {name: types.get(name, "fp32") for name in kernel.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    return str(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=LAUNCH).asm["ptx"])
-
-
-def test_kernels_compile_for_an_h100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from pretrain.optim import lamb_triton
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    first = compiled(lamb_triton._update_kernel, {"RMS": False})
-    stable = compiled(lamb_triton._update_kernel, {"RMS": True})
-    second = compiled(lamb_triton._apply_kernel, {"HAS_RATIOS": True})
-    sums = compiled(lamb_triton._sum_kernel, {})
-    # 2 of 16 bytes a thread for each of w, g, m, v and of w, u: nothing is read twice where a block is whole
-    assert [len(re.findall(r"ld\.global\.v4", ptx)) for ptx in (first, stable, second)] == [8, 8, 4]
-    assert [len(re.findall(r"st\.global\.v4", ptx)) for ptx in (first, stable, second)] == [6, 6, 2]
-    assert "div.rn.f32" in first
-    assert "sqrt.rn.f32" in first
-    assert "fma.rn.f32" not in first
-    assert "add.rn.f64" in sums or "add.f64" in sums
-    assert not any(re.search(r"\b(atom|red)\.", ptx) for ptx in (first, stable, second, sums)), (
-        "their order varies"
-    )

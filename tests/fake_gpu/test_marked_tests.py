@@ -1,0 +1,32 @@
+"""The tests that need a CUDA device, on the pretended one: they get as far as the values, which are rubbish."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from pretended import on_gpu
+
+pytestmark = pytest.mark.fake_gpu
+
+VALUES = ("AssertionError", "Failed")
+"""What may fail: comparing numbers. Any other error is one of the host code."""
+LEAST = 13
+"""So many tests at least have the mark."""
+
+
+def test_marked_tests_fail_by_values_alone(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    on_gpu(
+        "-m", "pytest", "tests/unit", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", code=1
+    )
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    assert len(cases) >= LEAST
+    assert [case.get("name") for case in cases if case.find("skipped") is not None] == []
+    assert [case.get("name") for case in cases if case.find("error") is not None] == []
+    for case in cases:
+        failure = case.find("failure")
+        message = "" if failure is None else failure.get("message", "")
+        print(f"{case.get('name')}: {'ended' if failure is None else message.splitlines()[0]}")
+        assert failure is None or message.startswith(VALUES) or "Tensor-likes are not close" in message, (
+            failure.text
+        )
