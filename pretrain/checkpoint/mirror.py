@@ -78,8 +78,8 @@ class Mirror:
         self._drop_old(Path(copy).name)
 
     def _drop_old(self, newest: str) -> None:
-        found = {*self._copies(), newest}
-        whole = {step_of(Path(name)): name for name in sorted(found) if self._is_whole(name)}
+        found = sorted({*self._copies(), newest})
+        whole = {step_of(Path(name)): name for name in found if self._is_whole(name)}
         whole[step_of(Path(newest))] = newest  # of several copies of a step, keep the one just made
         staying = kept({step: self._losses.get(name) for step, name in whole.items()}, self._config)
         stay = {whole[step] for step in staying} | {newest}  # one of a later step may be damaged

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from pretrain.evaluate.studies.charts import Line, Panel, svg
-from pretrain.evaluate.studies.compare import named, shown
+from pretrain.evaluate.studies.compare import named, runs_of, shown
 from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.measured import Cell, Measured, best_values
+from pretrain.evaluate.studies.measured import Cell, Measured
 
 PANELS = 2
 """Panels of the picture: the first figures that have curves."""
@@ -19,14 +19,9 @@ def epoch_figures(found: Mapping[Cell, Measured]) -> list[str]:
 
 def means(design: Design, found: Mapping[Cell, Measured], figure: str) -> dict[str, list[float]]:
     """Return arm -> the figure after each epoch, means over the seeds, as far as all of them were fine-tuned."""
-    best = best_values(found.values(), design.figure)
     curves = {
-        arm: [
-            one.by_epoch[figure]
-            for one in found.values()
-            if one.arm == arm and one.cell.tuned == best.get(arm) and figure in one.by_epoch
-        ]
-        for arm in design.arms
+        arm: [one.by_epoch[figure] for one in seeds.values() if figure in one.by_epoch]
+        for arm, seeds in runs_of(design, found).items()
     }
     return {
         arm: [statistics.fmean(seeds) for seeds in zip(*of_seeds, strict=False)]

@@ -49,12 +49,17 @@ class Row:
 
 def rows_of(design: Design, found: Mapping[Cell, Measured]) -> list[Row]:
     """Return the rows of all figures, arm by arm at its best tuned values."""
+    runs = runs_of(design, found)
+    return [row for figure in figures_of(design, found) for row in _of_figure(design, figure, runs)]
+
+
+def runs_of(design: Design, found: Mapping[Cell, Measured]) -> dict[str, dict[int, Measured]]:
+    """Return arm -> seed -> what was measured of it at the arm's best tuned values."""
     tuned = best_values(found.values(), design.figure)
-    runs = {
+    return {
         arm: {one.seed: one for one in found.values() if one.arm == arm and one.cell.tuned == tuned.get(arm)}
         for arm in design.arms
     }
-    return [row for figure in figures_of(design, found) for row in _of_figure(design, figure, runs)]
 
 
 def figures_of(design: Design, found: Mapping[Cell, Measured]) -> list[str]:

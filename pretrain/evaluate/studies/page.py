@@ -15,7 +15,16 @@ from typing import Any
 from data_pipeline.io.files import write_whole
 from pretrain.evaluate.studies.by_epoch import epoch_figures, epoch_picture, epoch_rows
 from pretrain.evaluate.studies.charts import Line, Panel, Strip, strip_svg, svg
-from pretrain.evaluate.studies.compare import Row, cells_of_row, figures_of, named, rows_of, shown, unigram_of
+from pretrain.evaluate.studies.compare import (
+    Row,
+    cells_of_row,
+    figures_of,
+    named,
+    rows_of,
+    runs_of,
+    shown,
+    unigram_of,
+)
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 from pretrain.run.human import duration
@@ -200,10 +209,10 @@ def _curve_figure(design: Design, found: Mapping[Cell, Measured]) -> str:
 def _lines(design: Design, found: Mapping[Cell, Measured]) -> Iterable[Line]:
     """Yield for each arm the mean of its curves with a name, and each seed's, faint."""
     figure, best = _curve_figure(design, found), best_values(found.values(), design.figure)
-    for colour, arm in enumerate(design.arms):
-        runs = [one for one in found.values() if one.arm == arm and one.cell.tuned == best.get(arm)]
+    for colour, (arm, seeds) in enumerate(runs_of(design, found).items()):
         curves = [
-            [(p["tokens"], p[figure]) for p in one.curve if figure in p and p["tokens"]] for one in runs
+            [(p["tokens"], p[figure]) for p in one.curve if figure in p and p["tokens"]]
+            for one in seeds.values()
         ]
         curves = [curve for curve in curves if curve]
         if not curves:
