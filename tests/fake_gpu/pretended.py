@@ -25,7 +25,13 @@ def on_gpu(
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with these arguments and variables where there is the pretended GPU. Fails, with the output, unless it
     ends with this exit code, and if it made a launch or a copy that a real GPU refuses, unless it should."""
-    environment = {**os.environ, **_variables(), "PYTHONPATH": str(ROOT), "COLUMNS": "200", **more}
+    environment = {
+        **os.environ,
+        **_variables(),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}",
+        "COLUMNS": "200",
+        **more,
+    }
     command = [sys.executable, "-P", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
