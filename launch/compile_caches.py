@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from data_pipeline.io.caches import user_caches
+
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """The variables that name the caches, and the folder of each."""
 
@@ -34,10 +36,7 @@ def _places(environment: Mapping[str, str]) -> Iterator[Path]:
     own folder, and with one that is sure to take files."""
     if named := environment.get("NUMBA_CACHE_DIR"):
         yield Path(named).absolute().parent
-    if cache := environment.get("XDG_CACHE_HOME"):
-        yield Path(cache) / "maskmill"
-    if home := environment.get("HOME"):
-        yield Path(home) / ".cache" / "maskmill"
+    yield from user_caches(environment)
     yield Path(tempfile.gettempdir()) / f"maskmill-{os.getuid()}"
 
 

@@ -3,7 +3,6 @@
 Use `jit` for nearly every loop, `inlined` inside the hottest ones, `allocating` for functions that make arrays.
 """
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,22 +12,12 @@ from typing import Any
 import numba
 from numba.core.options import DefaultOptions
 
+from data_pipeline.io.caches import hash_sources, user_caches
+
 
 def _package() -> Path:
     """Return the folder of the package that this module belongs to, at any depth."""
     return Path(str(sys.modules[__name__.partition(".")[0]].__file__)).parent
-
-
-def _hash_sources(package: Path) -> str:
-    """Hash every source file of `package`, subfolders included.
-
-    All files, because any of them may matter: a compiled function keeps constants of modules that hold no compiled
-    code themselves. Reading some hundred files takes a few milliseconds."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(package.rglob("*.py")):
-        text = path.read_bytes()
-        digest.update(f"{path.relative_to(package)} {len(text)}\n".encode() + text)
-    return digest.hexdigest()
 
 
 def _writable(folders: Sequence[Path]) -> Path:
@@ -47,12 +36,11 @@ def _places() -> list[Path]:
     """List where compiled code may be cached: NUMBA_CACHE_DIR, next to the modules, and, for a container or a
     package that the system installed, the user's own cache."""
     named = [Path(_config.CACHE_DIR)] if _config.CACHE_DIR else []
-    own = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "")) / ".cache") / "maskmill"
-    return [*named, Path(__file__).parent / "__pycache__", own]
+    return [*named, Path(__file__).parent / "__pycache__", *user_caches(os.environ)]
 
 
 _config: Any = numba.config
-_COMPILED = _writable(_places()) / _hash_sources(_package())
+_COMPILED = _writable(_places()) / hash_sources(_package())
 
 
 # A function that allocates nothing needs no reference counts for its arrays. numba still counts at every call of an
@@ -64,7 +52,8 @@ def jit(function: Callable[..., Any]) -> Any:
     """Compile `function`, which allocates no array, at its first call and cache the result on disk.
 
     numba recompiles when the function's own file changes, but not when a function or a constant from another file
-    does: stale draws would survive. So the cache folder is named after a hash of the whole package's source."""
+    does, nor when a constant of a module without compiled code does: stale draws would survive. So the cache folder is
+    named after a hash of the whole package's source."""
     return _compiled(function, **_UNCOUNTED)
 
 

@@ -17,8 +17,9 @@ from pretrain.objectives.registry import load
 from pretrain.optim.schedule import Progress, learning_rate
 from pretrain.preflight.exportable import export_warnings
 from pretrain.preflight.gpus import CALIBRATED, Gpu
-from pretrain.preflight.memory import Memory, PeakBytes, memory_by_stage, meta_model, meta_passes
+from pretrain.preflight.memory import Memory, memory_by_stage, meta_model
 from pretrain.preflight.micro_batch import chosen, is_open, with_micro_batches
+from pretrain.preflight.passes import PassCost, pass_costs
 from pretrain.preflight.step_time import (
     COMPILED_PER_PRODUCT,
     OPERATIONS_PER_GRADIENT,
@@ -105,7 +106,7 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     precision = resolve_precision(config, "cuda")
     model = meta_model(config, text.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
-    passes = meta_passes(model, config, precision)
+    passes = pass_costs(model, config, precision)
     memory = memory_by_stage(model, config, precision, cluster.gpu.memory, ranks, passes)
     if is_open(config):
         fits = max(1, memory[config.zero.stage].largest_micro_batch)  # if none does, the warnings say so
@@ -169,7 +170,7 @@ def fitting(config: RunConfig, ranks: int, room: float) -> Memory:
     """Compute the memory of one of `ranks` GPUs of `room` bytes in the phase with these settings."""
     precision = resolve_precision(config, "cuda")
     model = meta_model(config, text_of(config).vocabulary)
-    passes = meta_passes(model, config, precision)
+    passes = pass_costs(model, config, precision)
     return memory_by_stage(model, config, precision, room, ranks, passes)[config.zero.stage]
 
 
@@ -231,10 +232,10 @@ def _mean_square(index: Index, mean: float) -> float:
     return sum(n * ((i + 0.5) * width) ** 2 for i, n in enumerate(counts)) / sum(counts)
 
 
-def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, counted: PeakBytes) -> int:
+def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, cost: PassCost) -> int:
     """Return the operations that the host launches per pass. A model is compiled if its attention is flash attention
     and ZeRO does not fetch parameters during the pass (training/compile_model.py)."""
     compiled = (
         config.train.compile != "off" and config.zero.stage < 3 and precision != "fp32" and gpu.has_bf16
     )
-    return COMPILED_PER_PRODUCT * counted.products if compiled else counted.operations
+    return COMPILED_PER_PRODUCT * cost.products if compiled else cost.operations

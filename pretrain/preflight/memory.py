@@ -1,37 +1,30 @@
 """Compute the bytes per rank: model states and the peak of one pass.
 
-Weights, gradients and optimizer state are counted as the engine lays them out at each ZeRO stage. The peak is that of
-one forward and backward pass of the real model on the meta device, where tensors have shapes and no storage.
+Weights, gradients and optimizer state are counted as the engine lays them out at each ZeRO stage; the peak is that of
+one forward and backward pass of the real model (passes.py).
 
 Not counted: the CUDA context, NCCL's buffers and fragmentation in the allocator; RESERVED_SHARE reserves memory for
 them.
 """
 
 import math
-import weakref
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
-from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load
 from pretrain.optim.flat_layout import MOMENTS
 from pretrain.optim.param_groups import parameter_groups
+from pretrain.preflight.passes import MEASURED_EXAMPLES, PassCost
 
 RESERVED_SHARE = 0.08
 """Share of a GPU's memory reserved for CUDA, NCCL and the allocator."""
-MEASURED_EXAMPLES = (8, 16)
-"""Examples in the two passes on the meta device from which memory is extrapolated."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ALIGNMENT = 2  # DeepSpeed pads each group of a partition to a multiple of this many elements per rank
 
 
@@ -118,92 +111,12 @@ def _most_gradients(groups: list[list[int]], shares: list[int], ranks: int) -> i
     return int(held.max())
 
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "attn", "attention")
-"""Parts of the names of operations that keep their own kernel in a compiled model."""
-
-
-class PeakBytes(TorchDispatchMode):
-    """Count the bytes of all live storages made by operations under it, and the operations that would launch a kernel:
-    all but views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = 0
-        self.peak = 0
-        self.operations = 0
-        self.products = 0  # of them, matrix products and attentions
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view:
-            self.operations += 1
-            self.products += any(part in func.overloadpacket.__name__ for part in PRODUCTS)
-        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage not in self._known and id(storage) not in given:
-                    self._watch(storage)
-        return result
-
-    def _watch(self, storage: Any) -> None:
-        size = storage.nbytes()
-        self._known.add(storage)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._gone, size)
-
-    def _gone(self, size: int) -> None:
-        self.live -= size
-
-
-def pass_peak(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> int:
-    """Return the peak bytes of activations, logits and temporaries in one forward and backward pass (`meta_pass`)."""
-    return meta_pass(model, precision, examples, length, masked).peak
-
-
-def meta_pass(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> PeakBytes:
-    """Count one forward and backward pass over `examples` examples of `length` tokens with `masked` predictions each.
-    Parameters' gradients count only while they are computed."""
-    model.to(DTYPES[precision])
-    batch = MicroBatch.from_arrays(
-        tokens=np.ones(examples * length, np.int64),
-        lengths=[length] * examples,
-        first_lengths=[length // 2] * examples,
-        masked_positions=np.tile(np.arange(masked), examples),
-        masked_ids=np.ones(examples * masked, np.int64),
-        masked_counts=[masked] * examples,
-        labels=[0] * examples,
-    ).to("meta")
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(_drop_gradient)
-    model.train()
-    with PeakBytes() as counter:
-        terms, _ = model(batch)
-        total = sum((term.sum for term in terms.values()), torch.zeros((), device="meta"))
-        del terms
-        total.backward()
-    return counter
-
-
-def _drop_gradient(parameter: torch.Tensor) -> None:
-    parameter.grad = None
-
-
-def meta_passes(model: nn.Module, config: RunConfig, precision: str) -> list[PeakBytes]:
-    """Count memory and operations of one pass for each number of full-length examples in MEASURED_EXAMPLES."""
-    length = config.data.sequence_length
-    masked = MaskBudget.of(config.data).count(length)
-    return [meta_pass(model, precision, n, length, masked) for n in MEASURED_EXAMPLES]
-
-
 def memory_by_stage(
-    model: nn.Module, config: RunConfig, precision: str, room: float, ranks: int, passes: list[PeakBytes]
+    model: nn.Module, config: RunConfig, precision: str, room: float, ranks: int, passes: list[PassCost]
 ) -> tuple[Memory, ...]:
-    """Compute memory on one of `ranks` GPUs of `room` bytes, at ZeRO stages 0 to 3, from `meta_passes`: activations
+    """Compute memory on one of `ranks` GPUs of `room` bytes, at ZeRO stages 0 to 3, from `pass_costs`: activations
     grow by a constant per additional example."""
-    few, many = (counted.peak for counted in passes)
+    few, many = (cost.peak for cost in passes)
     slope = (many - few) / (MEASURED_EXAMPLES[1] - MEASURED_EXAMPLES[0])
     base = few - MEASURED_EXAMPLES[0] * slope
     free = room * (1 - RESERVED_SHARE)

@@ -14,6 +14,7 @@ the same run, bytes read plus bytes written.
 """
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -68,6 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--copy-mb", type=int, default=1024, help="size of the tensor that is copied")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="on a CPU")
+    parser.add_argument("--json", type=Path, help="a file that gets the figures")
     parser.add_argument("--profile", action="store_true", help="what our step spends its time on, by kernel")
     return parser.parse_args()
 
@@ -203,6 +205,10 @@ def report(
     for step, value in seconds.items():
         if step != COPY:
             table.add_row(step, f"{value * 1e3:,.3f}", f"{value / floor:.2f}", f"{needed / value / 1e9:,.0f}")
+    if arguments.json:
+        times = {step: value / floor for step, value in seconds.items() if step != COPY}
+        figures = {"floor_seconds": floor, "copy_bytes_per_second": bandwidth, **times, **missing}
+        arguments.json.write_text(json.dumps(figures, indent=1))
     for step, reason in missing.items():
         table.add_row(step, f"not run: {reason}", "", "")
     console.print(table)

@@ -1,5 +1,6 @@
 """The benchmarks run as their own help says, on next to nothing, so that they work on the day they are needed."""
 
+import json
 import re
 import subprocess
 import sys
@@ -158,30 +159,26 @@ def test_the_gpu_benchmark_names_one_gpu() -> None:
     assert printed.split() == ["cuda:0", "cuda:1", "cpu"]
 
 
-@pytest.mark.parametrize("engine", ["plain", "deepspeed"])
-def test_the_gpu_benchmark_on_a_cpu(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", [["--row=large-512"], ["--engine=plain", "--deterministic=on"]])
+def test_the_gpu_benchmark_on_a_cpu(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row that is asked for, on both engines and in both modes unless told otherwise."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    tiny = "--device=cpu --tiny --compile=off --steps=1 --windows=1 --accumulation=2 --vocabulary=300"
     code = "from tests.benchmarks.bench_gpu import main; main()"
-    rows = ["large-512"] if engine == "deepspeed" else ["large-128", "large-512", "base-128"]
-    printed = run(
-        code,
-        *[
-            "--device=cpu",
-            "--tiny",
-            "--compile=off",
-            "--steps=1",
-            "--windows=1",
-            "--accumulation=2",
-            "--vocabulary=300",
-        ],
-        f"--engine={engine}",
-        "--row",
-        *rows,
-    )
-    for row in rows:
-        assert f"{row}: " in printed
-    assert printed.count("top kernels of one step") == len(rows)
-    assert "attention by tiles, not compiled" in printed
+    printed = run(code, *tiny.split(), f"--json={tmp_path}/found.json", *given)
+    found = json.loads((tmp_path / "found.json").read_text())
+    cases = [f"{case['row']} {case['engine']} {case['deterministic']}" for case in found]
+    if len(given) == 1:
+        assert cases == [
+            f"large-512 {engine} {d}" for engine in ("deepspeed", "plain") for d in ("on", "off")
+        ]
+    else:
+        assert cases == [f"{row} plain on" for row in ("large-128", "large-512", "base-128")]
+    assert all(case["examples_per_second"] > 0 for case in found)
+    assert printed.count("top kernels of one step") == len(cases)
+    assert "attention by tiles, not compiled, deterministic kernels" in printed
 
 
 def test_a_training_step_beside_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

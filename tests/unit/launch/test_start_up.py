@@ -28,7 +28,7 @@ for line in "\0".join(sys.argv[1:]).split("\0+\0"):
         main()
     except SystemExit as ended:
         code = code or ended.code or 0
-print(*sys.modules, sep="\\n", file=sys.stderr)
+print(*sys.modules, sep="\n", file=sys.stderr)
 raise SystemExit(code)
 """
 
@@ -44,7 +44,9 @@ def imported_by(*arguments: str, code: int = 0, **variables: str) -> tuple[str, 
         check=False,
     )
     assert done.returncode == code, done.stderr
-    return done.stdout, set(done.stderr.split())
+    modules = set(done.stderr.split())
+    assert "launch.cli" in modules  # it is a list of names
+    return done.stdout, modules
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["plan", "--help"]])
@@ -102,6 +104,17 @@ def test_plan_imports_torch_and_nothing_of_data_or_export() -> None:
     output, modules = imported_by("plan", "bert_tiny", "--nodes", "2")
     assert "H100" in output
     assert modules & (DATA | HUGGING_FACE | {"deepspeed", "wandb"}) == set()
+
+
+def test_plan_imports_torch_compile_once_for_a_model(tmp_path: Path) -> None:
+    """torch needs it to count what a pass takes; the counts are kept."""
+    imported = [
+        imported_by("plan", "bert_tiny", *more, XDG_CACHE_HOME=str(tmp_path))[1] & COMPILER
+        for more in ((), ("--nodes", "2", "train.micro_batch=8"), ("encoder.layers=3",))
+    ]
+    assert "torch._dynamo" in imported[0]
+    assert imported[1] == set()
+    assert "torch._dynamo" in imported[2]
 
 
 def test_export_refuses_a_folder_that_is_there_before_it_imports_anything(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -47,8 +48,8 @@ PLACES = {
 }
 
 IMPORTS = {
-    "data_pipeline/compiled": "",
     "data_pipeline/io": "",
+    "data_pipeline/compiled": "io",
     "data_pipeline/records": "compiled io",
     "data_pipeline/settings": "io",
     "data_pipeline/sources": "compiled io records settings",
@@ -102,6 +103,7 @@ CATALOGUES = {"launch/recipes", "launch/studies", "pretrain/objectives", "pretra
 """Folders of one kind of file each, which people look up by name."""
 
 
+@cache
 def imports(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
     found = set()

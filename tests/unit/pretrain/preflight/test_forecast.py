@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from data_pipeline.errors import UserError
@@ -14,7 +13,7 @@ from pretrain.config.phases import phases_of
 from pretrain.preflight import step_time as timing
 from pretrain.preflight.forecast import Forecast, forecast, text_of
 from pretrain.preflight.gpus import GPUS, Gpu
-from pretrain.preflight.memory import PeakBytes, meta_model, pass_peak
+from pretrain.preflight.memory import meta_model
 from pretrain.preflight.show import as_values, curve, show
 from pretrain.preflight.step_time import Cluster, StepTime, StepWork, communication_bytes, step_time
 from tests.factories.vocabularies import trained
@@ -76,27 +75,6 @@ def test_without_communication_it_would_not_be(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(timing, "collective_seconds", lambda size, cluster: 0.0)
     assert mlperf() != pytest.approx(831, rel=0.10)
     assert deep_learning_examples() > 30.4 * 1.015
-
-
-def test_peak_bytes_of_a_pass_that_can_be_counted_by_hand() -> None:
-    x = torch.empty(1000, device="meta")
-    with PeakBytes() as counter:
-        a = x * 2  # 4,000 bytes
-        b = a + 1  # 8,000
-        c = b.view(10, 100)  # the same storage
-        del a, b
-        d = c * 3  # 8,000 again
-    assert (counter.live, counter.peak) == (8000, 8000)
-    del c, d
-    assert counter.live == 0
-
-
-def test_a_pass_keeps_less_with_activation_checkpointing_and_grows_with_its_examples() -> None:
-    config = load_config("bert_base", [])
-    kept = pass_peak(meta_model(config, 30_522), "bf16", 8, 128, 20)
-    assert pass_peak(meta_model(config, 30_522), "bf16", 16, 128, 20) > 1.5 * kept
-    config.train.activation_checkpointing = True
-    assert pass_peak(meta_model(config, 30_522), "bf16", 8, 128, 20) < kept / 2
 
 
 def test_parameters_are_those_of_the_model_tied_ones_once() -> None:
