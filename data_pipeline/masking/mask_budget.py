@@ -2,19 +2,20 @@
 
 An example of n tokens, including [CLS] and [SEP], has max(1, round(rate * n)) predicted tokens, at most
 data.max_predictions if that is above 0 (google-research/bert, create_pretraining_data.py). In exact mode 0 means 20,
-the default of that script's flag max_predictions_per_seq.
+the default of that script's flag max_predictions_per_seq. Does not import numpy: settings are checked before anything
+else is loaded.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from data_pipeline.errors import UserError
 from data_pipeline.settings import UNMASKED, DataSettings, predictions_cap
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from data_pipeline.shards.index import Index
 
 
@@ -52,18 +53,22 @@ class MaskBudget(NamedTuple):
             return None
         return cls(float(rate), cap)
 
-    def uncapped(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    def uncapped(self, lengths: "NDArray[np.integer]") -> "NDArray[np.int64]":
         """Compute the predicted tokens without the cap for these lengths; halves are rounded to even, as in Python."""
-        return np.maximum(np.rint(lengths * self.rate).astype(np.int64), self.rate > 0)
+        return (lengths * self.rate).round().astype("int64").clip(min=int(self.rate > 0))
 
-    def counts(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    def counts(self, lengths: "NDArray[np.integer]") -> "NDArray[np.int64]":
         """Compute the maximum number of predicted tokens in examples of these lengths."""
         wanted = self.uncapped(lengths)
-        return np.minimum(wanted, self.cap) if self.cap else wanted
+        return wanted.clip(max=self.cap) if self.cap else wanted
 
     def count(self, length: int) -> int:
         """Compute the maximum number of predicted tokens in an example of this length."""
-        return int(self.counts(np.array([length]))[0])
+        wanted = self._uncapped_count(length)
+        return min(wanted, self.cap) if self.cap else wanted
+
+    def _uncapped_count(self, length: int) -> int:
+        return max(round(length * self.rate), int(self.rate > 0))
 
     def mean_count(self, mean_length: float) -> float:
         """Compute an upper bound of the mean number of predicted tokens in examples of this mean length."""
@@ -72,7 +77,7 @@ class MaskBudget(NamedTuple):
 
     def binds(self, longest: int) -> bool:
         """Return whether the cap reduces the predictions in examples of `longest` tokens."""
-        return 0 < self.cap < int(self.uncapped(np.array([longest]))[0])
+        return 0 < self.cap < self._uncapped_count(longest)
 
     def note(self, length: int) -> str:
         """Describe the effect of the cap on examples of `length` tokens; empty if it has none."""

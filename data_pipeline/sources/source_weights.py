@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from data_pipeline.errors import UserError
-from data_pipeline.settings import DataSettings, language_of, of_source
+from data_pipeline.settings import DataSettings
+from data_pipeline.sources.stated_weights import MOST, stated_languages, stated_weights
 
-MOST = 10_000
-"""Largest weight of a source, and largest number of passes over a document."""
 _DIGITS = 9
 """Decimals of a rate: fewer than a float has, so that the last bit of a machine's `pow` has no effect."""
 
@@ -23,24 +22,14 @@ _DIGITS = 9
 def language_numbers(settings: DataSettings) -> tuple[list[str], NDArray[np.int64]]:
     """Return the languages in order of first appearance, and the index of each source's language among them.
     Raises UserError if data.languages and data.sources differ in length."""
-    names = [language_of(settings, source) for source in range(max(1, len(settings.sources)))]
+    names = stated_languages(settings)
     languages = list(dict.fromkeys(names))
     return languages, np.array([languages.index(name) for name in names], np.int64)
 
 
 def source_weights(settings: DataSettings) -> NDArray[np.float64]:
-    """Return the weight of each source. Raises UserError if data.weights and data.sources differ in length, or for a
-    weight out of range."""
-    sources = range(max(1, len(settings.sources)))
-    weights = [float(of_source(settings.weights, s, settings, "data.weights", 1.0)) for s in sources]
-    for weight in weights:
-        if not 0.0 < weight <= MOST:
-            raise UserError(
-                f"must be above 0 and at most {MOST}, got {weight}",
-                where="data.weights",
-                remedy="to leave a source out, remove it from data.sources",
-            )
-    return np.array(weights)
+    """Return the weight of each source. Raises UserError as `stated_weights` does."""
+    return np.array(stated_weights(settings))
 
 
 def smoothed(shares: ArrayLike, exponent: float) -> NDArray[np.float64]:

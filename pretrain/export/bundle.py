@@ -15,10 +15,9 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import file_sha256
 from pretrain.export.families.registry import FAMILIES
-from pretrain.run.folder import EXPORT, RUN, model_folders
+from pretrain.run.folder import EXPORT, NOTE, RUN, model_folders
 
-NOTE, CARD = "maskmill.json", "README.md"
-"""The export's name in its run folder; and the file that identifies a run folder."""
+CARD = "README.md"
 CHANGED = "is missing or its bytes changed since the export"
 PLACEHOLDER = "THIS_MODEL"
 """Placeholder in a card's snippets for the folder, or for the model's name on the hub, which a push inserts."""

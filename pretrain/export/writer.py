@@ -22,7 +22,7 @@ from data_pipeline.io.files import file_sha256, writing
 from data_pipeline.records import Examples
 from data_pipeline.settings import SEPARATORS, DataSettings
 from pretrain.config.settings import RunConfig
-from pretrain.export.bundle import NOTE, check_is_new
+from pretrain.export.bundle import check_is_new
 from pretrain.export.card import Card, write_card
 from pretrain.export.families.base import Config, Family
 from pretrain.export.families.registry import chosen_families
@@ -32,6 +32,7 @@ from pretrain.model.embeddings import add_up
 from pretrain.model.initialize import load_parameters, without_padding
 from pretrain.objectives.base import Model
 from pretrain.objectives.registry import load
+from pretrain.run.folder import NOTE
 
 
 def export(

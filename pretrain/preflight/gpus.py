@@ -92,8 +92,8 @@ H100 and DGX B200 have 4 x 100, 8 x 200, 8 x 400 and 8 x 400 Gbit/s of InfiniBan
 differ: 400 (L40S), 100 (A10) and 25 Gbit/s (RTX 4090) for eight GPUs are assumed; --network overrides them."""
 
 CALIBRATED: dict[str, float] = {}
-"""By the name of a Gpu: the share of the peak that a run of this program was measured to reach. Empty: no run has been
-measured on any GPU yet, so every forecast says that it is not calibrated."""
+"""By the name of a Gpu: the share of the peak that a run of this program was measured to reach. For a GPU that is not
+here none has been measured, and a forecast says that it is not calibrated."""
 
 LINK_EFFICIENCY = 0.8
 """Share of a link's stated bandwidth that a large collective reaches."""

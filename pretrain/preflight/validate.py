@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from data_pipeline.errors import UserError, one_error
+from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.settings import mask_stages
+from data_pipeline.sources.stated_weights import stated_languages, stated_weights
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered
 from pretrain.preflight.contradictions.find import contradictions
@@ -58,17 +60,13 @@ def _objective(config: RunConfig) -> None:
 
 
 def _languages(config: RunConfig) -> None:
-    from data_pipeline.sources.source_weights import language_numbers
-
     if config.data.sources:
-        language_numbers(config.data)
+        stated_languages(config.data)
 
 
 def _weights(config: RunConfig) -> None:
-    from data_pipeline.sources.source_weights import source_weights
-
     if config.data.sources and not _refused(_languages, config):
-        source_weights(config.data)
+        stated_weights(config.data)
 
 
 def _mask_stages(config: RunConfig) -> None:
@@ -76,8 +74,6 @@ def _mask_stages(config: RunConfig) -> None:
 
 
 def _mask_budget(config: RunConfig) -> None:
-    from data_pipeline.masking.mask_budget import MaskBudget  # imports numpy, slow for completion
-
     MaskBudget.of(config.data)
 
 

@@ -18,9 +18,9 @@ from pretrain.distributed.world import World
 from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.scores import Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
-from pretrain.export.bundle import CARD, CHANGED, NOTE, changed
+from pretrain.export.bundle import CARD, CHANGED, changed
 from pretrain.objectives.metrics import headline_of
-from pretrain.run.folder import RUN, model_folders, read_run, read_summary
+from pretrain.run.folder import NOTE, RUN, model_folders, read_run, read_summary
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.tolerant_json import is_number
 

@@ -4,10 +4,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from pretrain.evaluate.scores import leading, sum_of
-from pretrain.export.bundle import NOTE
 from pretrain.objectives.metrics import HELD_OUT, leading_kind
 from pretrain.report.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
-from pretrain.run.folder import EXPORT, model_folders
+from pretrain.run.folder import EXPORT, NOTE, model_folders
 from pretrain.run.human import duration
 from pretrain.run.tolerant_json import table
 

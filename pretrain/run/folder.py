@@ -31,8 +31,8 @@ renamed. Checkpoints have their own (checkpoint/marker.py)."""
 OTHER_VERSION = (
     "finish and export it with the Maskmill that wrote it; init_from=EXPORT starts a new run from its weights"
 )
-EXPORT, SAMPLES = "export", "samples.json"
-"""The folder of the exported model, and the blanks that the model filled."""
+EXPORT, SAMPLES, NOTE = "export", "samples.json", "maskmill.json"
+"""The folder of the exported model, the blanks that the model filled, and in an export what it is and its hashes."""
 
 
 def model_folders(folder: Path) -> list[Path]:

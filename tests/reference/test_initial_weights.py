@@ -15,7 +15,7 @@ from data_pipeline.shards.schema import VocabularyStamp
 from data_pipeline.vocabulary.files import load_vocabulary
 from launch.settings.recipe import load_config
 from pretrain.config.settings import RunConfig
-from pretrain.export.families.base import POSITIONS
+from pretrain.export.families.weight_names import POSITIONS
 from pretrain.export.parity import quiet
 from pretrain.export.tokenizer import INPUTS, PROBES
 from pretrain.export.writer import export

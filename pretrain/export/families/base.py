@@ -1,15 +1,13 @@
-"""Define a Hugging Face family: config and weights in both directions, and how its logits are computed.
+"""Define a Hugging Face family: its config in both directions, its weights, and how its logits are computed.
 
-Does not import torch, so that a folder's config.json can be checked before any rank starts: conversion only calls
-methods of the given tensors.
+Does not import torch, so that a folder's config.json can be checked before any rank starts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.encoder_settings import SWITCHES
 from pretrain.config.settings import EncoderSettings, RunConfig
@@ -18,7 +16,8 @@ from pretrain.export.families.entries import Field as Field
 from pretrain.export.families.entries import Head as Head
 from pretrain.export.families.entries import Part as Part
 from pretrain.export.families.entries import Weight as Weight
-from pretrain.export.families.entries import field_of, matched, weight_of
+from pretrain.export.families.entries import field_of
+from pretrain.export.families.weight_names import WeightNames
 
 if TYPE_CHECKING:
     import transformers
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from pretrain.model.batch import MicroBatch
 
-POSITIONS = "encoder.embeddings.position.weight"
 UNCHECKED = ("dropout", "attention_dropout", "initializer_range")
 """Training settings that a run may change from the model that it starts from."""
 MAY_GROW = ("max_positions",)
@@ -37,27 +35,20 @@ texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(WeightNames):
     """One model class of transformers, as data. A family that needs more than the tables express (a tensor added,
     copied or folded into another, its own inputs) is a subclass that overrides the method concerned."""
 
-    export_class: str
-    """The class of transformers that loads an export."""
     variant: str = ""
     """What tells the family from another one of its class."""
     marks: Config = field(default_factory=dict)
     """Fields of config.json that only folders of such a variant have."""
     model_type: str
     """Value of `model_type` in config.json."""
-    prefix: str
-    """First part of the names of encoder weights, which files of an encoder without heads lack."""
     what: str
     """A sentence for the card that describes the model."""
     objective: str = "mlm"
     """What a run that starts from such a folder learns, unless objective.name is set."""
-    names: Mapping[str, str | Weight | Part]
-    """Our parameters -> theirs, with a letter in braces for each number. A name without .weight or .bias stands for
-    both."""
     heads: Mapping[str, Head]
     """Our heads, by their names in `Model.logits`, whose logits an export is compared on."""
     fields: Mapping[str, str | Field]
@@ -71,23 +62,6 @@ class Family:
     """Values of fields that an older config.json may lack."""
     special_ids: Mapping[str, str] = field(default_factory=lambda: {"pad_token_id": "pad"})
     """Fields with a special id -> its role in a vocabulary."""
-    left_out: tuple[str, ...] = ()
-    """Prefixes of our names that this folder does not hold: heads that the class lacks, parts in another folder."""
-    beside: Mapping[str, str] = field(default_factory=dict)
-    """Files beside the model, for heads that the class lacks -> the prefix of our names of such a head, under which the
-    file holds it."""
-    tied: Mapping[str, str] = field(default_factory=dict)
-    """Copies -> the tensors they are copies of. Copies are read and compared, never written: if both are present and
-    different, transformers leaves them untied without a warning."""
-    positions: str = POSITIONS
-    """Our name of the table of positions."""
-    buffers: tuple[str, ...] = ()
-    """Names in files that are not parameters."""
-    legacy: Mapping[str, str] = field(default_factory=dict)
-    """Parts of names in older files -> their current names."""
-    segment_table: str = ""
-    """Their segment table. A single row adds the same to every token: it is written, as zeros, if an encoder has no
-    segments, and when read it is added to the position table."""
     model_inputs: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")
     """The inputs that its tokenizer returns and its forward takes."""
     cls_last: bool = False
@@ -183,75 +157,6 @@ class Family:
             if config.get(name, value) != value
         ]
 
-    def their_name(self, name: str) -> str:
-        """Return their name of our parameter `name`. Raises KeyError if the folder has no place for it."""
-        return self._to(name)[0]
-
-    def to_hugging_face(self, state: "Mapping[str, Tensor]", config: Config) -> "dict[str, Tensor]":
-        """Convert our parameters, without vocabulary padding, to those that the folder holds, without tied copies and
-        omitted heads. `config`: the folder's. Raises UserError for a parameter without a place."""
-        tensors: dict[str, Tensor] = {}
-        parts: dict[str, dict[int, Tensor]] = {}
-        for ours, tensor in state.items():
-            if ours.startswith((*self.left_out, *self.beside.values())):
-                continue
-            try:
-                theirs, weight = self._to(ours)
-            except KeyError:
-                raise UserError(
-                    f"{self.export_class} has no place for {ours}",
-                    where="export",
-                    expected="a model of the kind of its family",
-                    remedy="such settings of the encoder cannot be exported to this class",
-                ) from None
-            if isinstance(weight, Part):
-                parts.setdefault(theirs, {})[weight.number] = tensor
-            else:
-                tensors[theirs] = weight.to(tensor, config)
-        for theirs, found in parts.items():
-            ordered = [found[number] for number in sorted(found)]
-            rows = sum(len(tensor) for tensor in ordered)
-            joined = ordered[0].new_empty(rows, *ordered[0].shape[1:])
-            for number, tensor in enumerate(ordered):
-                joined[number * len(tensor) : (number + 1) * len(tensor)] = tensor
-            tensors[theirs] = joined
-        if self.segment_table and self.positions in state and self.segment_table not in tensors:
-            table = state[self.positions]
-            tensors[self.segment_table] = table.new_zeros(1, table.shape[1])
-        return tensors
-
-    def from_hugging_face(
-        self, stored: "Mapping[str, Tensor]", config: Config, where: Path
-    ) -> "dict[str, Tensor]":
-        """Convert a folder's tensors to our parameters, float32; heads missing in the folder are missing in the result.
-        `where`: the folder.
-
-        Raises UserError for a tensor without a place and for tied copies that differ."""
-        state, unknown = {}, []
-        sources = self._sources(stored, where)
-        segments = sources.get(self.segment_table)
-        folded = sources.pop(self.segment_table) if segments is not None and len(segments) == 1 else None
-        for theirs, tensor in sources.items():
-            found = self._back(theirs)
-            if not found:
-                unknown.append(theirs)
-            for ours, weight in found:
-                if isinstance(weight, Part):
-                    state[ours] = tensor.float().chunk(weight.parts)[weight.number].clone()
-                else:
-                    state[ours] = weight.back(tensor.float(), config)
-        if unknown:
-            raise UserError(
-                f"holds tensors of another kind of model: {_some(unknown)}",
-                where=where,
-                expected=f"those of {self.export_class}",
-            )
-        if (
-            folded is not None and self.positions in state
-        ):  # without positions the folder is not whole: its loader says so
-            state[self.positions] = state[self.positions] + folded.float()
-        return state
-
     def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":
         """Return the inputs of transformers' forward for a packed batch: its examples padded on the right with the id
         `pad`."""
@@ -284,53 +189,9 @@ class Family:
             for name, head in self.heads.items()
         }
 
-    def _to(self, name: str) -> tuple[str, Weight | Part]:
-        for ours, entry in self.names.items():
-            if parts := matched(ours, name):
-                weight = weight_of(entry)
-                return weight.name.format(**parts) + parts["kind"], weight
-        raise KeyError(f"{self.export_class} has no place for {name}")
-
-    def _back(self, name: str) -> list[tuple[str, Weight | Part]]:
-        found = []
-        for ours, entry in self.names.items():
-            weight = weight_of(entry)
-            if parts := matched(weight.name, name):
-                found.append((ours.format(**parts) + parts["kind"], weight))
-                if not isinstance(weight, Part):
-                    break
-        return found
-
-    def _sources(self, stored: "Mapping[str, Tensor]", where: Path) -> "dict[str, Tensor]":
-        """Return the tensors that are parameters, by current names: no buffers, one of each tied pair."""
-        named = {}
-        for name, tensor in stored.items():
-            for old, new in self.legacy.items():
-                name = name.replace(old, new)
-            named[name] = tensor
-        if not any(name.split(".")[0] in self._first_parts() for name in named):  # an encoder without heads
-            named = {f"{self.prefix}.{name}": tensor for name, tensor in named.items()}
-        sources = {n: t for n, t in named.items() if n not in self.tied and n not in self.buffers}
-        for copy, source in self.tied.items():
-            if copy in named and not named[copy].equal(sources.setdefault(source, named[copy])):
-                raise UserError(
-                    f"{copy} differs from {source}",
-                    where=where,
-                    expected="tied weights, as every model here has them",
-                )
-        return sources
-
-    def _first_parts(self) -> set[str]:
-        return {weight_of(entry).name.split(".")[0] for entry in self.names.values()}
-
 
 def _differs(name: str, theirs: Any, ours: Any) -> bool:
     """Return whether a run cannot start from a model with another value of this encoder setting."""
     grown = name in MAY_GROW and isinstance(theirs, int) and theirs < ours
     changed = name in MAY_CHANGE and theirs is not None
     return theirs != ours and not grown and not changed
-
-
-def _some(names: Iterable[str], count: int = 3) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:count]) + (f" and {len(listed) - count} more" if len(listed) > count else "")

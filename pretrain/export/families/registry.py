@@ -1,12 +1,11 @@
-"""Register the families by their transformers class, and find the family of a folder, without torch."""
+"""Register the families by their transformers class, and find the family of a folder, without torch or tokenizers."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
-from data_pipeline.vocabulary.files import Vocabulary, holds_vocabulary, load_vocabulary
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
 from pretrain.export.families.base import Family
@@ -20,6 +19,9 @@ from pretrain.export.families.modernbert_decoder import MODERNBERT_DECODER
 from pretrain.export.families.modernbert_electra import MODERNBERT_DISCRIMINATOR, MODERNBERT_GENERATOR
 from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM, XLM_ROBERTA_FOR_MASKED_LM
 from pretrain.export.families.xlnet import XLNET_LM
+
+if TYPE_CHECKING:
+    from data_pipeline.vocabulary.files import Vocabulary
 
 FAMILIES = {
     family.name: family
@@ -94,9 +96,11 @@ def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:
         )
 
 
-def check_vocabulary(folder: Path, vocabulary: Vocabulary, may_extend: bool = False) -> Vocabulary:
+def check_vocabulary(folder: Path, vocabulary: "Vocabulary", may_extend: bool = False) -> "Vocabulary":
     """Return the folder's vocabulary, or `vocabulary`, the shards', if it has none. Raises UserError if the two differ
     by anything but, with `may_extend`, entries of the shards' behind all of the folder's."""
+    from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary  # needs tokenizers
+
     if not holds_vocabulary(folder):
         return vocabulary
     found = load_vocabulary(folder)
