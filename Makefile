@@ -9,6 +9,7 @@
 # make audit  look for known vulnerabilities in what they install
 # make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
 # make test-fake-gpu  the host code of CUDA on a pretended H100: Linux, gcc; several GB of packages in .venv-cuda
+# make gpu-day  what a machine with a GPU and no network needs for tests/gpu_day/day.py, in build/gpu_day; SOURCE=TEXT
 # make test-data DATA=FOLDER   evaluation on the published files of tasks that FOLDER holds; fails where one is missing
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
 # make storm  fifty runs, killed at random moments and resumed, all bit-equal in the end (half an hour)
@@ -25,7 +26,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu test-data lock audit reshard storm fuzz study-mini docs lint format clean
+.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu gpu-day test-data lock audit reshard storm fuzz study-mini docs lint format clean
 
 env: $(STAMP)
 
@@ -132,6 +133,9 @@ test-fake-gpu: $(CUDA_STAMP)
 	@command -v gcc nm >/dev/null || { echo "make test-fake-gpu: needs gcc and nm"; exit 2; }
 	@$(VENV_CUDA)/bin/python -m pytest tests/fake_gpu -m fake_gpu
 
+gpu-day: env
+	@$(BIN)/python -m tests.gpu_day.carry --source "$(SOURCE)"
+
 reshard: env
 	@MASKMILL_RESHARD=1 $(BIN)/python -m pytest tests/multirank/test_reshard.py
 RUNS ?= 50
@@ -152,9 +156,10 @@ docs: env
 
 SEEDS ?= 1
 MINUTES ?= 6
+JOBS ?= 1
 
 study-mini: env
-	@$(BIN)/python -m tests.benchmarks.study_mini --source "$(SOURCE)" --minutes $(MINUTES) --seeds $(SEEDS)
+	@$(BIN)/python -m tests.benchmarks.study_mini --source "$(SOURCE)" --minutes $(MINUTES) --seeds $(SEEDS) --jobs $(JOBS)
 
 lint: env
 	@$(BIN)/ruff check .

@@ -7,6 +7,7 @@ only the frequencies of words are learnt, and there recipes cannot be compared.
 import argparse
 import json
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ class Results:
     def __init__(self, path: Path, setup: dict[str, Any]) -> None:
         """Goes on with what the file holds. Raises SystemExit where that was measured with another set-up."""
         self._path = path
+        self._lock = threading.Lock()
         self.values: dict[str, Any] = {"setup": setup, "measured": {}}
         if path.is_file():
             self.values = load(path)
@@ -124,7 +126,11 @@ class Results:
 
     def add(self, name: str, value: dict[str, Any]) -> None:
         """Keeps `value`; the file is whole at any time."""
-        self.measured[name] = value
+        with self._lock:
+            self.measured[name] = value
+            self.save()
+
+    def save(self) -> None:
         write_whole(self._path, json.dumps(self.values, indent=1).encode())
 
 

@@ -1,6 +1,6 @@
 """The mini model for so many minutes, ours against transformers' Trainer. Text in, held-out loss over wall time out.
 
-    python -m tests.benchmarks.study_mini --folder FOLDER --minutes 6 --seeds 3 [--source TEXT]
+    python -m tests.benchmarks.study_mini --folder FOLDER --minutes 6 --seeds 3 [--source TEXT] [--jobs 2]
     python -m tests.benchmarks.study_mini --draw FOLDER/result.json
 
 Same architecture, initial deviation, text, vocabulary, batches with their masks in the same order, AdamW with the same
@@ -8,14 +8,16 @@ settings, dropout 0, fp32, threads. Ours is `maskmill train demo` at the size of
 bench_step.py. Each is shown at its own best learning rate of one grid, chosen by the first seed; further seeds (of
 weights and order) are run at that rate.
 
-The clock starts with the process and stops where a checkpoint is whole on the disk: imports, building the model,
-reading, training and saving all count. Preparing the shards does not: both read the same ones. Nor does evaluation:
-it is done afterwards, on the checkpoints of both, by one model, one code and the same held-out examples.
+Time is that of a quiet machine. Before anything else the contenders train for a few steps, taking turns, round after
+round; the shortest start and the shortest time for a step count, since work beside them can only add to both. Of that
+follow the steps that each has time for, over which its learning rate warms up and then falls to 0: all end their
+schedule as the time ends, and each point of a curve but the last is of a model whose rate has not fallen yet. So the
+runs themselves may take longer, and with `--jobs 2` contenders run side by side, each on a share of the threads.
 
-A contender first trains for a few steps, which tells how long it takes to start and for a step; of that follow the
-steps that it has time for, over which its learning rate warms up and then falls to 0: both end their schedule as the
-time ends, and each point of a curve but the last is of a model whose rate has not fallen yet. A finished run is
-kept in FOLDER/result.json: the same command after an interruption goes on with the others.
+The time of a step is from checkpoint to checkpoint, saving included; the start is imports, building the model and
+opening the shards. Preparing these does not count: all read the same ones. Nor does evaluation: it is done afterwards,
+on the checkpoints of all, by one model, one code and the same held-out examples. A finished run is kept in
+FOLDER/result.json: the same command after an interruption goes on with the others.
 """
 
 import argparse
@@ -25,6 +27,8 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,12 +58,10 @@ from tests.benchmarks.study_mini_report import best, report
 from tests.command_line import ROOT, command
 
 PICTURE = ROOT / "docs/images/study_mini.svg"
-RATES = (5e-4, 1e-3, 2e-3, 4e-3)
-"""The grid, the same for all: up to the rate of the demo, whose model is narrower."""
+RATES = (5e-4, 1e-3, 2e-3)
+"""The grid, the same for all. In six minutes the middle one is the best for both."""
 SNAPSHOTS = 10
 """Checkpoints of a run, evenly apart; the last at its end."""
-SPARE = 0.02
-"""Share of the time that is planned for nothing, since steps do not take the same time all the time."""
 
 
 class Contender(NamedTuple):
@@ -79,7 +81,7 @@ CONTENDERS = {
 
 
 class Speed(NamedTuple):
-    """What a short run told."""
+    """What short runs told."""
 
     start: float
     """Seconds from the start of the process to the first step."""
@@ -88,7 +90,11 @@ class Speed(NamedTuple):
 
     def steps(self, limit: float) -> int:
         """That fit into `limit` seconds."""
-        return max(SNAPSHOTS, int(((1 - SPARE) * limit - self.start) / self.step))
+        return max(SNAPSHOTS, int((limit - self.start) / self.step))
+
+    def seconds(self, step: int) -> float:
+        """From the start of the process until so many steps are done."""
+        return self.start + step * self.step
 
 
 class Run(NamedTuple):
@@ -113,11 +119,12 @@ def main() -> None:
     data = data_settings(arguments, folder)
     prepare(folder, data, arguments.vocabulary)
     results = Results(folder / "result.json", setup(arguments))
-    for seed in range(1, arguments.seeds + 1):
-        for name in arguments.contenders:
-            rates = arguments.rates if seed == 1 else [best(results.values, name)[0]["rate"]]
-            for rate in rates:
-                measure(Run(name, rate, seed), arguments, results, data)
+    measure_speeds(arguments, results, data)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for done in [
+            pool.submit(measure_runs, name, arguments, results, data) for name in arguments.contenders
+        ]:
+            done.result()
     report(results.values, arguments.picture)
 
 
@@ -126,11 +133,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["ours", "trainer"])
     parser.add_argument("--minutes", type=float, default=6.0, help="of wall time, for each run")
     parser.add_argument("--seeds", type=int, default=1, help="of weights and order, at the best rate of each")
-    parser.add_argument("--calibrate", type=int, default=48, help="steps of the short run before")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--calibrate", type=int, default=24, help="steps of each short run before")
+    parser.add_argument("--rounds", type=int, default=3, help="of short runs, which take turns")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="contenders side by side, once their speed is known"
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="whose speed is measured")
     parser.add_argument("--warmup", type=float, default=0.1, help="share of the steps")
     parser.add_argument("--examples", type=int, default=32, help="a step")
-    parser.add_argument("--eval-examples", type=int, default=4096)
+    parser.add_argument("--eval-examples", type=int, default=1024)
     return parser.parse_args()
 
 
@@ -141,7 +152,7 @@ def setup(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"source": Path(arguments.source).name, **values}
 
 
-def run_settings(arguments: argparse.Namespace, one: Run) -> list[str]:
+def run_settings(arguments: argparse.Namespace, one: Run, threads: int = 1) -> list[str]:
     """Where ours differs from the demo's recipe: the size, one rank, the peer's activation and initial deviation, every
     checkpoint kept."""
     return [
@@ -156,35 +167,46 @@ def run_settings(arguments: argparse.Namespace, one: Run) -> list[str]:
         f"schedule.warmup={arguments.warmup:g}",
         f"run.seed={one.seed}",
         "run.ranks=1",
-        f"run.threads={arguments.threads}",
+        f"run.threads={threads}",
         "run.restarts=0",
         "checkpoint.keep=1000",
     ]
 
 
-def measure(one: Run, arguments: argparse.Namespace, results: Results, data: list[str]) -> None:
-    """Adds a run to `results` that they lack, and before it how fast its contender is."""
-    if one.name in results.measured:
-        return
-    folder = arguments.folder.resolve() / one.contender
-    speeds = results.values.setdefault("speeds", {})
-    if one.contender not in speeds:
-        speeds[one.contender] = speed_of(one, arguments, folder / "trial", data)._asdict()
-    speed = Speed(**speeds[one.contender])
-    results.add(one.name, measured(one, speed, arguments, folder / "run", data))
-    last = results.measured[one.name]["points"][-1]
-    print(f"{one.name}: {last['mask_loss']:.3f} at [MASK] after {last['seconds']:.0f} s", flush=True)
+def measure_speeds(arguments: argparse.Namespace, results: Results, data: list[str]) -> None:
+    """Adds to `results` how fast each contender is, unless they have it."""
+    folder, found = arguments.folder.resolve(), results.values.setdefault("speeds", {})
+    names = [name for name in arguments.contenders if name not in found]
+    starts, steps = ({name: [] for name in names} for _ in range(2))
+    for _ in range(arguments.rounds):
+        for name in names:
+            one, where = Run(name, arguments.rates[0], 1), folder / name / "trial"
+            times = list(trained(one, arguments, data, where, arguments.calibrate, 4, arguments.threads))
+            shutil.rmtree(where)
+            intervals = [
+                (later[2] - earlier[2]) / (later[0] - earlier[0]) for earlier, later in pairwise(times)
+            ]
+            steps[name] += intervals
+            starts[name].append(times[0][2] - times[0][0] * min(intervals))
+    for name in names:
+        speed = Speed(start=min(starts[name]), step=min(steps[name]))
+        found[name] = {**speed._asdict(), "starts": starts[name], "steps": steps[name]}
+        print(f"{name}: {speed.start:.1f} s to start, {speed.step:.3f} s a step", flush=True)
+    results.save()
 
 
-def speed_of(one: Run, arguments: argparse.Namespace, where: Path, data: list[str]) -> Speed:
-    """Trains for a few steps; how long it takes to start, and for a step."""
-    times = list(trained(one, arguments, data, where, arguments.calibrate, 4))
-    (first, _, begun), (last, _, ended) = times[0], times[-1]
-    step = (ended - begun) / (last - first)
-    shutil.rmtree(where)
-    speed = Speed(start=begun - first * step, step=step)
-    print(f"{one.contender}: {speed.start:.1f} s to start, {speed.step:.3f} s a step", flush=True)
-    return speed
+def measure_runs(name: str, arguments: argparse.Namespace, results: Results, data: list[str]) -> None:
+    """Adds the runs of a contender that `results` lack: of the first seed at each rate, then of the others at the
+    best."""
+    known = results.values["speeds"][name]
+    speed, where = Speed(known["start"], known["step"]), arguments.folder.resolve() / name / "run"
+    for seed in range(1, arguments.seeds + 1):
+        for rate in arguments.rates if seed == 1 else [best(results.values, name)[0]["rate"]]:
+            one = Run(name, rate, seed)
+            if one.name not in results.measured:
+                results.add(one.name, measured(one, speed, arguments, where, data))
+                last = results.measured[one.name]["points"][-1]
+                print(f"{one.name}: {last['mask_loss']:.3f} at [MASK] after {last['step']} steps", flush=True)
 
 
 def measured(
@@ -192,23 +214,30 @@ def measured(
 ) -> dict[str, Any]:
     """Trains for the steps that fit into the time, and evaluates the checkpoints."""
     contender = CONTENDERS[one.contender]
-    steps = speed.steps(60 * arguments.minutes)
+    steps, threads = speed.steps(60 * arguments.minutes), max(1, arguments.threads // arguments.jobs)
     judge = Judge(arguments, data, one)
     points = [
         {
-            "seconds": seconds,
+            "seconds": speed.seconds(step),
+            "took": took,
             "step": step,
             "examples": step * arguments.examples,
             **judge.figures(contender, checkpoint),
         }
-        for step, checkpoint, seconds in trained(one, arguments, data, where, steps, SNAPSHOTS)
+        for step, checkpoint, took in trained(one, arguments, data, where, steps, SNAPSHOTS, threads)
     ]
     shutil.rmtree(where)  # gigabytes of checkpoints
     return {"label": contender.label, **one._asdict(), "steps": steps, "points": points}
 
 
 def trained(
-    one: Run, arguments: argparse.Namespace, data: list[str], where: Path, steps: int, snapshots: int
+    one: Run,
+    arguments: argparse.Namespace,
+    data: list[str],
+    where: Path,
+    steps: int,
+    snapshots: int,
+    threads: int,
 ) -> Iterator[tuple[int, Path, float]]:
     """Trains anew in the folder `where`; (step, checkpoint, seconds from the start of the process until it was whole)
     of each checkpoint."""
@@ -220,11 +249,11 @@ def trained(
     if contender.ours:
         settings = [f"train.steps={steps}", f"train.checkpoint_every={every}", f"run.dir={where}"]
         settings += ["train.eval_every=0", f"train.eval_examples={arguments.examples}"]  # the peer does none
-        run(command("train", RECIPE, *data, *run_settings(arguments, one), *settings), log)
+        run(command("train", RECIPE, *data, *run_settings(arguments, one, threads), *settings), log)
         for folder in sorted(checkpoints(where), key=step_of):
             yield step_of(folder), folder, (folder / "checkpoint.json").stat().st_mtime - started
         return
-    run(peer_command(one, arguments, data, where, steps, every), log, contender.environment)
+    run(peer_command(one, arguments, data, where, steps, every, threads), log, contender.environment)
     for folder in sorted(where.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
         # its weights: what it writes after them is not counted against it
         seconds = (folder / "model.safetensors").stat().st_mtime - started
@@ -232,11 +261,17 @@ def trained(
 
 
 def peer_command(
-    one: Run, arguments: argparse.Namespace, data: list[str], where: Path, steps: int, every: int
+    one: Run,
+    arguments: argparse.Namespace,
+    data: list[str],
+    where: Path,
+    steps: int,
+    every: int,
+    threads: int,
 ) -> list[str]:
     """The Trainer with our AdamW's settings and schedule; of each checkpoint it saves the weights alone."""
-    sizes = {name: getattr(arguments, name) for name in ("layers", "hidden", "examples", "length", "threads")}
-    sizes |= {"heads": heads(arguments.hidden), "seed": one.seed, "dropout": 0.0}
+    sizes = {name: getattr(arguments, name) for name in ("layers", "hidden", "examples", "length")}
+    sizes |= {"threads": threads, "heads": heads(arguments.hidden), "seed": one.seed, "dropout": 0.0}
     settings = {
         "max_steps": steps,
         "learning_rate": one.rate,

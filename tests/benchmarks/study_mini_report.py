@@ -13,7 +13,7 @@ from tests.benchmarks.studies import markdown
 
 def best(result: dict[str, Any], contender: str) -> list[dict[str, Any]]:
     """The runs of a contender, seed by seed, at the rate with the lowest last loss of the first seed."""
-    runs = [found for found in result["measured"].values() if found["contender"] == contender]
+    runs = [found for found in list(result["measured"].values()) if found["contender"] == contender]
     rate = min((found for found in runs if found["seed"] == 1), key=final)["rate"]
     return sorted((found for found in runs if found["rate"] == rate), key=lambda found: found["seed"])
 
@@ -24,11 +24,12 @@ def final(found: dict[str, Any]) -> float:
 
 def report(result: dict[str, Any], picture: Path) -> None:
     """Prints the tables and draws the picture of what has been measured so far."""
-    names = list(dict.fromkeys(found["contender"] for found in result["measured"].values()))
+    run = {found["contender"] for found in result["measured"].values()}
+    names = [name for name in result["speeds"] if name in run]
     shown = {name: best(result, name) for name in names}
     labels = [runs[0]["label"] for runs in shown.values()]
     print(markdown(["learning rate", *labels], by_rate(result, names)) + "\n")
-    head = ["", "rate", "runs", "steps", "s a step", "ended after", "held-out loss at [MASK]"]
+    head = ["", "rate", "runs", "s to start", "s a step", "steps", "held-out loss at [MASK]"]
     head += ["accuracy at [MASK]", "NSP accuracy"]
     print(markdown(head, [summary(runs, result["speeds"][name]) for name, runs in shown.items()]) + "\n")
     print(markdown(["held-out loss at [MASK] after", *labels], by_time(result, shown)))
@@ -56,11 +57,11 @@ def by_rate(result: dict[str, Any], names: list[str]) -> list[list[str]]:
 def summary(runs: list[dict[str, Any]], speed: dict[str, float]) -> list[str]:
     """A contender at its best rate: means, and the range of the losses."""
     lasts = [found["points"][-1] for found in runs]
-    names = ("seconds", "mask_loss", "mask_accuracy", "nsp_accuracy")
+    names = ("mask_loss", "mask_accuracy", "nsp_accuracy")
     mean = {name: statistics.fmean(last[name] for last in lasts) for name in names}
     losses = [last["mask_loss"] for last in lasts]
     spread = f" ({min(losses):.3f} to {max(losses):.3f})" if len(runs) > 1 else ""
-    times = [f"{runs[0]['steps']:,}", f"{speed['step']:.2f}", f"{mean['seconds']:,.0f} s"]
+    times = [f"{speed['start']:.1f}", f"{speed['step']:.2f}", f"{runs[0]['steps']:,}"]
     accuracies = [f"{mean[f'{term}_accuracy']:.1%}" for term in ("mask", "nsp")]
     return [
         runs[0]["label"],

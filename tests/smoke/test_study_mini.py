@@ -1,5 +1,6 @@
 """The mini model's study beside its peer runs as its help says, and continues after an interruption."""
 
+import re
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
@@ -50,7 +51,8 @@ def test_the_mini_model_beside_the_trainer(tmp_path: Path, study: Callable[..., 
         assert [p["seconds"] for p in points] == sorted(p["seconds"] for p in points)
         assert points[0]["seconds"] > 0.5  # the start of the process counts
         assert points[-1]["mask_loss"] < points[0]["mask_loss"]
-        assert f"| {found['label']} | 0.001 | 1 | 10 |" in printed
+        assert [p["took"] for p in points] == sorted(p["took"] for p in points)
+        assert re.search(rf"\| {found['label']} \| 0.001 \| 1 \| [\d.]+ \| [\d.]+ \| 10 \|", printed)
         assert not (tmp_path / name / "run").exists()
     # ours saw the same examples in the same order from weights of the same distribution
     ours, peer = (measured[f"{name}-0.001-1"]["points"][-1] for name in ("ours", "trainer"))
@@ -58,8 +60,9 @@ def test_the_mini_model_beside_the_trainer(tmp_path: Path, study: Callable[..., 
     assert ours["mask_loss"] == pytest.approx(peer["mask_loss"], abs=0.3)
 
     # nothing of it is trained again; a second seed runs at the best rate alone
-    again = study(study_mini, *given, f"--picture={tmp_path}/again.svg", "--rates", "1e-3", "--seeds=2")
-    assert "s to start" not in again
+    more = ("--rates", "1e-3", "--seeds=2", "--jobs=2")
+    again = study(study_mini, *given, f"--picture={tmp_path}/again.svg", *more)
+    assert "ours: " not in again, "its speed is known"
     assert "ours-0.001-1:" not in again
     assert "ours-0.001-2:" in again
     drawn = study(study_mini, f"--draw={tmp_path}/result.json", f"--picture={tmp_path}/drawn.svg")
@@ -86,8 +89,8 @@ def test_a_contender_is_shown_at_its_own_best_rate(
     study_mini.report(result, tmp_path / "picture.svg")
     printed = capsys.readouterr().out
     assert "| 0.002 | 3.100 | 3.500 |" in printed
-    assert "| ours | 0.001 | 2 | 100 | 0.50 | 60 s | 3.100 (3.000 to 3.200) | 50.0% | 90.0% |" in printed
-    assert "| trainer | 0.002 | 2 | 100 | 0.50 | 60 s | 3.600 (3.500 to 3.700) | 50.0% | 90.0% |" in printed
+    assert "| ours | 0.001 | 2 | 5.0 | 0.50 | 100 | 3.100 (3.000 to 3.200) | 50.0% | 90.0% |" in printed
+    assert "| trainer | 0.002 | 2 | 5.0 | 0.50 | 100 | 3.600 (3.500 to 3.700) | 50.0% | 90.0% |" in printed
     assert "| 0.5 min | 4.500 | 4.750 |" in printed  # half-way between 6 at the start and the end
 
 
@@ -99,7 +102,8 @@ def mini_run(name: str, rate: float, seed: int, loss: float) -> dict:
 
 
 def test_steps_fill_the_time_but_for_the_start() -> None:
-    assert study_mini.Speed(start=10.0, step=0.5).steps(100.0) == 176  # (98 - 10) / 0.5
+    speed = study_mini.Speed(start=10.0, step=0.5)
+    assert (speed.steps(100.0), speed.seconds(180)) == (180, 100.0)
     assert study_mini.Speed(start=200.0, step=0.5).steps(100.0) == study_mini.SNAPSHOTS
 
 

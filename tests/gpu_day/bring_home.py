@@ -1,0 +1,131 @@
+"""Make of what day.py left: rows for docs/benchmarks.md, the utilisation that plan uses, and the trained run.
+
+    python -m tests.gpu_day.bring_home OUT [OUT ...] [--runs runs]
+
+A part that several folders hold counts where it was done last. Prints Markdown; notes the utilisation in
+pretrain/preflight/gpus.py; unpacks the run of `mini` and says how to score it.
+"""
+
+import argparse
+import ast
+import json
+import re
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pretrain.preflight import gpus
+from tests.benchmarks.studies import markdown
+
+CALIBRATED = re.compile(r"^(CALIBRATED: dict\[str, float\] = )(\{.*\})$", re.MULTILINE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="+")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the trained run goes")
+    parser.add_argument("--calibrated", type=Path, default=Path(gpus.__file__), help="where it is noted")
+    arguments = parser.parse_args()
+    machine, parts = together(arguments.out)
+    print(
+        f"{machine['gpu']}, torch {machine['torch']}, DeepSpeed {machine['deepspeed']}, {machine['date']}\n"
+    )
+    print(markdown(["part", "result", "seconds", "figures"], rows(parts)) + "\n")
+    if measured := parts.get("bench", {}).get("figures", {}).get("rows"):
+        print(markdown(BENCH_HEAD, bench_rows(measured)) + "\n")
+        print(calibrate(machine["gpu"], measured, arguments.calibrated))
+    for out in arguments.out:
+        if (out / "mini.tar.0").is_file():
+            unpack(out, arguments.runs)
+            print(
+                f"the run: {arguments.runs / 'mini'}; maskmill evaluate {arguments.runs / 'mini'} --suite blimp"
+            )
+
+
+def together(folders: list[Path]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the machine and the parts of all folders. Raises SystemExit where they are of different machines."""
+    found = [json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in folders]
+    machines = [{name: each["machine"][name] for name in ("gpu", "torch", "deepspeed")} for each in found]
+    if any(machine != machines[0] for machine in machines):
+        raise SystemExit(f"of different machines: {machines}")
+    parts: dict[str, Any] = {}
+    for each in found:
+        parts |= {name: part for name, part in each["parts"].items() if part["status"] != "no time left"}
+    return found[-1]["machine"], parts
+
+
+def rows(parts: dict[str, Any]) -> list[list[str]]:
+    """A row for each part."""
+    return [
+        [name, part["status"], f"{part['seconds']:,.0f}", figures(part["figures"])]
+        for name, part in parts.items()
+    ]
+
+
+def figures(found: dict[str, Any]) -> str:
+    """What fits into a cell."""
+    return "; ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {str(value)[:16]}"
+        for name, value in found.items()
+        if not isinstance(value, (dict, list))
+    )
+
+
+BENCH_HEAD = ["row", "engine", "deterministic", "examples/s", "share of the peak", "memory", "of the plan's"]
+
+
+def bench_rows(measured: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for each measurement of bench_gpu.py."""
+    return [
+        [
+            *(case[name] for name in ("row", "engine", "deterministic")),
+            f"{case['examples_per_second']:,.0f}",
+            f"{case['utilisation']:.1%}",
+            f"{case['peak_bytes'] / 1e9:.2f} GB",
+            f"{case['peak_bytes'] / case['planned_bytes']:.3f}",
+        ]
+        for case in measured
+    ]
+
+
+def calibrate(gpu: str, measured: list[dict[str, Any]], path: Path) -> str:
+    """Note the utilisation of BERT-large as a run has it by default: DeepSpeed, deterministic kernels."""
+    shares = [
+        case["utilisation"]
+        for case in measured
+        if (case["row"], case["engine"], case["deterministic"]) == ("large-128", "deepspeed", "on")
+    ]
+    known = gpu_of(gpu)
+    if not shares or known is None:
+        return (
+            f"plan stays as it is: no large-128 with DeepSpeed, deterministic, on a GPU that it knows ({gpu})"
+        )
+    source = path.read_text(encoding="utf-8")
+    (found,) = CALIBRATED.finditer(source)
+    noted = ast.literal_eval(found[2]) | {known.name: round(shares[-1], 3)}
+    literal = json.dumps(noted, sort_keys=True)
+    path.write_text(f"{source[: found.start(2)]}{literal}{source[found.end(2) :]}", encoding="utf-8")
+    return f"plan reckons with {shares[-1]:.1%} of the peak on {known.name}"
+
+
+def gpu_of(device: str) -> gpus.Gpu | None:
+    """Return the GPU whose CUDA name this is; None if `maskmill plan` does not know it."""
+    letters = re.sub(r"[^a-z0-9]", "", device.lower())
+    found = [key for key in gpus.GPUS if re.sub(r"[^a-z0-9]", "", key) in letters]
+    return gpus.GPUS[max(found, key=len)] if found else None
+
+
+def unpack(out: Path, runs: Path) -> None:
+    """Put the pieces together and unpack them, plain files alone."""
+    pieces = sorted(out.glob("mini.tar.*"), key=lambda path: int(path.suffix[1:]))
+    with tempfile.TemporaryFile() as whole:
+        for piece in pieces:
+            whole.write(piece.read_bytes())
+        whole.seek(0)
+        with tarfile.open(fileobj=whole) as archive:
+            archive.extractall(runs, filter="data")
+
+
+if __name__ == "__main__":
+    main()

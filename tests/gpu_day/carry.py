@@ -1,0 +1,82 @@
+"""Fill a folder with all that a machine without a network needs for day.py: wheels, shards and their vocabulary.
+
+    python -m tests.gpu_day.carry [--out build/gpu_day] [--source TEXT] [--python 3.12]
+
+Refuses to leave more than 64 MiB, or more than 45 MB of shards.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.command_line import ROOT, command, environ
+
+PURE = "deepspeed hjson antlr4-python3-runtime==4.9.3 py-cpuinfo wcwidth".split()  # noqa: SIM905
+"""Packages whose wheel fits any machine; some are built here, since there is only source to be had."""
+COMPILED = """pydantic pydantic-core annotated-types typing-inspection webdataset braceexpand omegaconf zstandard xxhash
+typer annotated-doc rich shellingham einops msgpack psutil pytest pluggy iniconfig hypothesis sortedcontainers
+fsspec""".split()  # noqa: SIM905
+"""Packages as they are published for the other Python. What training needs and a CUDA image of torch may lack."""
+IMAGE = """torch triton numpy numba llvmlite safetensors tokenizers packaging tqdm pyyaml sympy typing-extensions ninja
+huggingface-hub pyarrow markdown-it-py pygments attrs setuptools""".split()  # noqa: SIM905
+"""What a CUDA image of torch has."""
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")
+LIMIT, SHARDS_LIMIT = 64 * 2**20, 45_000_000
+SHORT = ("data.sequence_length=64", "data.masked_lm_prob=0.25", "data.max_predictions=0")
+LONG = ("data.sequence_length=512", "data.max_predictions=0")
+WORDS = 4000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build/gpu_day")
+    parser.add_argument("--source", default="", help="the text; default: the demo's")
+    parser.add_argument("--python", default="3.12", help="of the machine with the GPU")
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.out, ignore_errors=True)
+    arguments.out.mkdir(parents=True)
+    fetch_wheels(arguments.out / "wheels", arguments.python)
+    prepare(arguments.out, arguments.source)
+    shards, whole = size(arguments.out / "short") + size(arguments.out / "long"), size(arguments.out)
+    print(f"{arguments.out}: {whole / 2**20:.1f} MiB, of it {shards / 1e6:.1f} MB shards")
+    if whole > LIMIT or shards > SHARDS_LIMIT:
+        raise SystemExit(
+            f"more than {LIMIT >> 20} MiB, or {SHARDS_LIMIT / 1e6:.0f} MB of shards: take less text"
+        )
+
+
+def fetch_wheels(folder: Path, python: str) -> None:
+    """Download or build the wheels, each without what it depends on."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    platforms = [f"--platform={platform}" for platform in PLATFORMS]
+    target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), *PURE], check=True)
+    subprocess.run([*pip, "download", "--no-deps", "--dest", str(folder), *target, *COMPILED], check=True)
+
+
+def prepare(out: Path, source: str) -> None:
+    """Learn a vocabulary and write the shards of both lengths."""
+    text = [f"data.sources={Path(source).resolve()}"] if source else []
+    recipe = "bert_mini" if source else "demo"
+    with tempfile.TemporaryDirectory() as scratch:
+        words = Path(scratch, "vocabulary")
+        common = [*text, f"data.vocab={words}", f"vocabulary.size={WORDS}"]
+        maskmill("vocab", recipe, *common)
+        maskmill("prepare", recipe, *common, f"data.out={out}/short", *SHORT)
+        maskmill("prepare", recipe, *common, f"data.out={out}/long", *LONG)
+
+
+def maskmill(*arguments: str) -> None:
+    subprocess.run(command(*arguments), env=environ(), check=True)
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files in the folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+if __name__ == "__main__":
+    main()

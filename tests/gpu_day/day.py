@@ -1,0 +1,123 @@
+"""Measure what a GPU shows, part by part, on a machine without a network.
+
+    python tests/gpu_day/day.py OUT [--carried build/gpu_day] [--minutes 25] [--parts tests bench ...] [--list]
+
+Needs Python, a CUDA build of torch, and the folder that `make gpu-day` filled. Installs its wheels beside those of the
+machine, then runs the parts in order of their worth. Each part's result is in OUT/results.json as soon as it ends, its
+output in OUT/log.txt. A part that fails does not stop the next. Exits with 1 if one has failed or had no time.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # a plain script, from any working directory
+
+from tests.gpu_day.parts import PARTS, Day, Failed  # noqa: E402
+
+LEAST = 20.0
+"""Seconds under which no part is begun."""
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.list:
+        for name, part in PARTS.items():
+            print(f"{name:8} at most {part.seconds / 60:.0f} minutes: {part.work.__doc__}")
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    day = Day(
+        out=arguments.out.resolve(),
+        carried=arguments.carried.resolve(),
+        environment=environment(arguments.carried.resolve(), arguments.out.resolve()),
+        tiny=arguments.tiny,
+        ends=time.monotonic() + 60 * arguments.minutes,
+    )
+    results = {"machine": machine(day), "parts": {}}
+    for name in arguments.parts:
+        results["parts"][name] = outcome(name, day)
+        (day.out / "results.json").write_text(json.dumps(results, indent=1))
+        print(line(name, results["parts"][name]), flush=True)
+    print("\n" + "\n".join(line(name, result) for name, result in results["parts"].items()))
+    sys.exit(any(result["status"] != "done" for result in results["parts"].values()))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("gpu_day"), help="where results go")
+    parser.add_argument(
+        "--carried", type=Path, default=ROOT / "build/gpu_day", help="what make gpu-day filled"
+    )
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--list", action="store_true", help="show the parts")
+    parser.add_argument("--tiny", action="store_true", help="next to nothing of each: that it works")
+    return parser.parse_args()
+
+
+def environment(carried: Path, out: Path) -> dict[str, str]:
+    """Install the carried wheels beside the machine's packages; return the variables under which they are found."""
+    site = out.parent / f"{out.name}-site"
+    wheels = sorted(carried.glob("wheels/*.whl"))
+    if wheels and not site.is_dir():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+        subprocess.run([*pip, "--target", str(site), *map(str, wheels)], check=True)
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "160",
+    }
+
+
+def machine(day: Day) -> dict[str, str]:
+    """Return the names and versions that every figure needs beside it. Raises SystemExit if there is no GPU."""
+    code = (
+        "import json, platform, torch; from importlib.metadata import version;"
+        "print(json.dumps({'gpu': torch.cuda.get_device_name(0), 'torch': torch.__version__,"
+        "'deepspeed': version('deepspeed'), 'python': platform.python_version()}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=day.environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"no GPU that torch sees, or no DeepSpeed:\n{done.stderr[-2000:]}")
+    return {**json.loads(done.stdout.splitlines()[-1]), "date": time.strftime("%Y-%m-%d")}
+
+
+def outcome(name: str, day: Day) -> dict[str, Any]:
+    """Run a part; return its status, seconds and figures."""
+    part, started = PARTS[name], time.monotonic()
+    left = day.ends - started
+    if left < LEAST:
+        return {"status": "no time left", "seconds": 0.0, "figures": {}}
+    figures: dict[str, Any] = {}
+    day.part_ends = started + (left if day.tiny else min(left, part.seconds))
+    try:
+        part.work(day, figures)
+        status = "done"
+    except subprocess.TimeoutExpired:
+        status = "cut short"
+    except Failed as failed:
+        status = f"failed: {failed}"
+    return {"status": status, "seconds": round(time.monotonic() - started, 1), "figures": figures}
+
+
+def line(name: str, result: dict[str, Any]) -> str:
+    """Return a line of the table."""
+    figures = "; ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in result["figures"].items()
+        if not isinstance(value, (dict, list))
+    )
+    return f"{name:8} {result['seconds']:6.0f} s  {result['status']}{': ' if figures else ''}{figures}"
+
+
+if __name__ == "__main__":
+    main()

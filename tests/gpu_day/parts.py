@@ -1,0 +1,230 @@
+"""The parts of the first hour with a GPU, in order of their worth. Imports nothing but the standard library."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PIECE = 15 * 2**20
+"""Bytes of a file in which a run travels back."""
+BENCHMARK = "tests/benchmarks/bench_gpu.py"
+ROWS = ("base-128", "large-128", "large-512")
+SECONDS_TO_PACK = 30.0
+
+
+class Failed(Exception):
+    """A part has shown that something does not work; says what."""
+
+
+@dataclass
+class Day:
+    """What all parts share."""
+
+    out: Path
+    carried: Path
+    environment: dict[str, str]
+    tiny: bool
+    ends: float
+    """By time.monotonic(), for all parts."""
+    part_ends: float = 0.0
+    """For the part that runs."""
+
+    def python(self, *arguments: str, expected: tuple[int, ...] = (0,)) -> str:
+        """Run Python with these arguments; return its output, which log.txt gets as well. Raises Failed if it ends
+        with another exit code, TimeoutExpired when the part's time is over."""
+        log = self.out / "log.txt"
+        with log.open("ab") as file:
+            file.write(f"\n$ python {' '.join(arguments)}\n".encode())
+            begins = file.tell()
+            code = self._waited([sys.executable, "-P", *arguments], file)
+        with log.open("rb") as file:
+            file.seek(begins)
+            said = file.read().decode(errors="replace")
+        if code not in expected:
+            last = (said.strip().splitlines() or ["no output"])[-1]
+            raise Failed(f"exit code {code} of {' '.join(arguments[:3])}: {last}")
+        return said
+
+    def _waited(self, command: list[str], file: Any) -> int:
+        left = max(1.0, self.part_ends - time.monotonic())
+        process = subprocess.Popen(
+            command, env=self.environment, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            return process.wait(left)
+        except subprocess.TimeoutExpired:
+            stop(process)
+            raise
+
+    def train(self, run: Path, shards: str, *settings: str, expected: tuple[int, ...] = (0,)) -> str:
+        """Train bert_mini on carried shards, on the one GPU."""
+        return self.python(*train_command(run, self.carried / shards, *settings), expected=expected)
+
+
+def stop(process: "subprocess.Popen[Any]") -> None:
+    """End a process and all that it has started."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def train_command(run: Path, shards: Path, *settings: str) -> list[str]:
+    """Return the arguments of Python for a run on one GPU, whose metrics stay on this machine."""
+    return [
+        "-c",
+        "from launch.cli import main; main()",
+        "train",
+        "bert_mini",
+        f"data.out={shards}",
+        f"run.dir={run}",
+        "run.ranks=1",
+        "run.restarts=0",
+        "monitor.tracker=jsonl",
+        *settings,
+    ]
+
+
+def gpu_tests(day: Day, figures: dict[str, Any]) -> None:
+    """The tests marked gpu."""
+    report = day.out / "tests.xml"
+    day.python(
+        *("-m", "pytest", "tests/unit", "-m", "gpu", "-p", "no:cacheprovider", "-q", f"--junitxml={report}"),
+        expected=(0, 1),
+    )
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    report.unlink()
+    failed = [case.get("name", "") for case in cases if case.find("failure") is not None]
+    failed += [case.get("name", "") for case in cases if case.find("error") is not None]
+    figures.update(passed=len(cases) - len(failed), failed=failed)
+    if failed or not cases:
+        raise Failed(f"{len(failed)} of {len(cases)} tests: {', '.join(failed)}")
+
+
+def settings_512(day: Day) -> list[str]:
+    """Of a run in long examples, long enough that a kernel that adds in any order would show."""
+    steps = 4 if day.tiny else 60
+    batch = ["train.global_batch=4", "train.micro_batch=2"] if day.tiny else ["train.global_batch=64"]
+    return [f"train.steps={steps}", "encoder.max_positions=512", "train.eval_every=0", *batch]
+
+
+def weights_sha(run: Path) -> str:
+    """Return the SHA-256 of the newest checkpoint's weights and moments, from its marker."""
+    newest = (run / "checkpoints" / "latest").read_text().strip()
+    said = json.loads((run / "checkpoints" / newest / "checkpoint.json").read_text())
+    (file,) = (facts for name, facts in said["files"].items() if name.endswith(".safetensors"))
+    return str(file["sha256"])
+
+
+def twice(day: Day, figures: dict[str, Any]) -> None:
+    """The same run twice ends with the same bytes."""
+    for name in ("first", "second"):
+        day.train(day.out / name, "long", *settings_512(day))
+        figures[name] = weights_sha(day.out / name)
+    shutil.rmtree(day.out / "second")
+    if figures["first"] != figures["second"]:
+        raise Failed("the weights differ")
+
+
+def resume(day: Day, figures: dict[str, Any]) -> None:
+    """A run that is killed and goes on ends with the bytes of one that was not."""
+    whole, killed = day.out / "first", day.out / "killed"
+    every = 1 if day.tiny else 10
+    settings = [*settings_512(day), f"train.checkpoint_every={every}"]
+    if not whole.is_dir():
+        day.train(whole, "long", *settings_512(day))
+    kill_after(day, killed, settings, checkpoints=2)
+    figures["killed after"] = (killed / "checkpoints" / "latest").read_text().strip()
+    day.train(killed, "long", *settings)
+    figures.update(whole=weights_sha(whole), resumed=weights_sha(killed))
+    for run in (whole, killed):
+        shutil.rmtree(run)
+    if figures["whole"] != figures["resumed"]:
+        raise Failed("the weights differ")
+
+
+def kill_after(day: Day, run: Path, settings: list[str], checkpoints: int) -> None:
+    """Start a run and kill it, SIGKILL to all its processes, once it has so many checkpoints."""
+    command = [sys.executable, "-P", *train_command(run, day.carried / "long", *settings)]
+    with (day.out / "log.txt").open("ab") as file:
+        process = subprocess.Popen(
+            command, env=day.environment, stdout=file, stderr=file, start_new_session=True
+        )
+        while len(list(run.glob("checkpoints/step-*/checkpoint.json"))) < checkpoints:
+            if process.poll() is not None:
+                raise Failed(f"it ended with {process.returncode} before it could be killed")
+            if time.monotonic() > day.part_ends:
+                stop(process)
+                raise subprocess.TimeoutExpired(command, 0.0)
+            time.sleep(0.05)
+        stop(process)
+
+
+def bench(day: Day, figures: dict[str, Any]) -> None:
+    """Three published sizes, both engines, deterministic and not."""
+    found = day.out / "bench.json"
+    tiny = ["--tiny", "--steps", "1", "--windows", "1"] if day.tiny else []
+    figures["rows"] = rows = []
+    try:
+        for row in ROWS:  # a process each, so that memory of one is not in the way of the next
+            day.python(BENCHMARK, "--row", row, "--json", str(found), *tiny)
+    finally:
+        rows += json.loads(found.read_text()) if found.is_file() else []
+        found.unlink(missing_ok=True)
+
+
+def lamb(day: Day, figures: dict[str, Any]) -> None:
+    """One LAMB step beside its memory floor and its peers."""
+    found = day.out / "lamb.json"
+    tiny = ["--layers", "2", "--hidden", "128", "--vocabulary", "3000", "--copy-mb", "64", "--rounds", "2"]
+    day.python("tests/benchmarks/bench_lamb.py", "--json", str(found), *(tiny if day.tiny else []))
+    figures.update(json.loads(found.read_text()))
+    found.unlink()
+
+
+def mini(day: Day, figures: dict[str, Any]) -> None:
+    """bert_mini for the time that is left."""
+    minutes = max(0.2, (day.part_ends - time.monotonic() - SECONDS_TO_PACK) / 60 - 1.0)
+    run = day.out / "mini"
+    length = ["train.steps=4", "train.global_batch=4", "train.micro_batch=2"] if day.tiny else []
+    length = length or ["train.steps=0", f"train.minutes={minutes:.2f}", "train.global_batch=256"]
+    day.train(run, "short", *length, "checkpoint.keep=1", "train.eval_every=200")
+    lines = [json.loads(each) for each in (run / "metrics.jsonl").read_text().splitlines()]
+    last: dict[str, Any] = {}
+    for each in lines:
+        last |= each
+    wanted = ("step", "held_out_mask_loss", "held_out_mask_unigram_loss", "tokens_per_second")
+    figures.update({name: last[name] for name in wanted if name in last}, minutes=minutes)
+    packed = day.out / "mini.tar"
+    with tarfile.open(packed, "w") as archive:
+        archive.add(run, "mini")
+    with packed.open("rb") as file:
+        for number, piece in enumerate(iter(lambda: file.read(PIECE), b"")):
+            (day.out / f"mini.tar.{number}").write_bytes(piece)
+    packed.unlink()
+    shutil.rmtree(run)
+
+
+class Part(NamedTuple):
+    """A function that fills in its figures as it finds them, and its time."""
+
+    work: Callable[[Day, dict[str, Any]], None]
+    seconds: float
+    """At most."""
+
+
+PARTS = {
+    "tests": Part(gpu_tests, 300.0),
+    "twice": Part(twice, 240.0),
+    "resume": Part(resume, 240.0),
+    "bench": Part(bench, 570.0),
+    "lamb": Part(lamb, 90.0),
+    "mini": Part(mini, 570.0),
+}

@@ -1,0 +1,150 @@
+"""What travels to a machine with a GPU is all that training imports there; and what comes back is read."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.preflight import gpus
+from tests.command_line import ROOT, environ
+from tests.gpu_day import bring_home
+from tests.gpu_day.carry import COMPILED, IMAGE, PURE
+
+pytestmark = pytest.mark.slow
+
+OPTIONAL = {"maskmill", "scipy", "cffi", "pycparser", "colorama", "charset-normalizer"}
+"""Imported where they are installed, by packages that do without them."""
+OURS = {"data_pipeline", "pretrain", "launch"}
+LIST_IMPORTS = """
+import sys
+from launch.cli import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+
+
+def test_a_run_imports_what_is_carried_or_in_the_image(tiny: list[str], tmp_path: Path) -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    settings = [*tiny, "train.steps=2", f"run.dir={tmp_path}/run", "monitor.tracker=jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LIST_IMPORTS, "train", "demo", *settings],
+        env=environ(**rank),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules = set(done.stderr.splitlines()[-1].split()) - sys.stdlib_module_names - OURS
+    packages = packages_distributions()
+    needed = {package.lower().replace("_", "-") for name in modules for package in packages.get(name, ())}
+    there = {package.partition("==")[0] for package in (*PURE, *COMPILED, *IMAGE)}
+    assert "torch" in needed
+    assert "deepspeed" in needed
+    assert needed - there == OPTIONAL & needed
+
+
+def bench_case(row: str, engine: str, deterministic: str, utilisation: float) -> dict[str, Any]:
+    speeds = {"examples_per_second": 1650.4, "step_seconds": 0.31, "utilisation": utilisation}
+    memory = {"peak_bytes": 20_000_000_000, "planned_bytes": 19_000_000_000}
+    return {"row": row, "engine": engine, "deterministic": deterministic, **speeds, **memory}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """What a day leaves."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    cases = [bench_case("large-128", engine, d, s) for engine, d, s in BENCH]
+    results = {
+        "machine": {
+            "gpu": "NVIDIA H100 80GB HBM3",
+            "torch": "2.11.0",
+            "deepspeed": "0.19",
+            "date": "2026-01-01",
+        },
+        "parts": {
+            "tests": {"status": "done", "seconds": 80.2, "figures": {"passed": 13, "failed": []}},
+            "bench": {"status": "cut short", "seconds": 570.0, "figures": {"rows": cases}},
+            "lamb": {"status": "no time left", "seconds": 0.0, "figures": {}},
+        },
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+BENCH = [("deepspeed", "on", 0.4321), ("deepspeed", "off", 0.5), ("plain", "on", 0.6)]
+
+
+def come_home(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr("sys.argv", ["bring_home", *map(str, arguments)])
+    bring_home.main()
+
+
+def test_rows_and_calibration(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(gpus.__file__, tmp_path / "gpus.py")
+    come_home(monkeypatch, out, f"--calibrated={tmp_path}/gpus.py")
+    printed = capsys.readouterr().out
+    assert "NVIDIA H100 80GB HBM3, torch 2.11.0, DeepSpeed 0.19, 2026-01-01" in printed
+    assert "| tests | done | 80 | passed 13 |" in printed
+    assert "| large-128 | deepspeed | on | 1,650 | 43.2% | 20.00 GB | 1.053 |" in printed
+    assert "| lamb |" not in printed
+    names: dict[str, Any] = {"__name__": "copied"}
+    exec((tmp_path / "gpus.py").read_text(), names)
+    assert names["CALIBRATED"] == {**gpus.CALIBRATED, "H100 80 GB": 0.432}
+
+
+def test_the_trained_run_comes_back_whole(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "mini"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("x" * 50_000)
+    with tarfile.open(tmp_path / "mini.tar", "w") as archive:
+        archive.add(run, "mini")
+    packed = (tmp_path / "mini.tar").read_bytes()
+    for number in range(12):  # more than nine: 10 comes after 9, not after 1
+        (out / f"mini.tar.{number}").write_bytes(packed[number * 5000 : (number + 1) * 5000])
+    (out / "mini.tar.11").write_bytes(packed[55_000:])
+    shutil.copy(gpus.__file__, tmp_path / "gpus.py")
+    come_home(monkeypatch, out, f"--runs={tmp_path}/runs", f"--calibrated={tmp_path}/gpus.py")
+    assert (tmp_path / "runs/mini/metrics.jsonl").read_text() == "x" * 50_000
+    assert "maskmill evaluate" in capsys.readouterr().out
+
+
+def test_results_of_two_machines_are_not_one_table(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(out, other)
+    results = json.loads((other / "results.json").read_text())
+    results["machine"]["gpu"] = "NVIDIA H200"
+    (other / "results.json").write_text(json.dumps(results))
+    with pytest.raises(SystemExit, match="different machines"):
+        come_home(monkeypatch, out, other)
+
+
+def test_without_a_gpu_it_says_so_and_lists_its_parts(tmp_path: Path) -> None:
+    script = str(ROOT / "tests/gpu_day/day.py")
+    listed = subprocess.run([sys.executable, script, "--list"], capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [
+        "tests",
+        "twice",
+        "resume",
+        "bench",
+        "lamb",
+        "mini",
+    ]
+    nothing = [str(tmp_path / "out"), f"--carried={tmp_path}"]
+    refused = subprocess.run([sys.executable, script, *nothing], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "no GPU that torch sees" in refused.stderr
