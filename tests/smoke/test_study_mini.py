@@ -38,8 +38,9 @@ def study(
 
 def test_the_mini_model_beside_the_trainer(tmp_path: Path, study: Callable[..., str]) -> None:
     write_text(tmp_path / "text.txt", documents=60)
-    sizes = "--minutes=0.01 --calibrate=4 --threads=1 --examples=4 --length=32 --layers=1 --hidden=32 --held-out=0.2"
-    given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", "--vocabulary=300", *sizes.split()]
+    sizes = "--threads=1 --examples=4 --length=32 --layers=1 --hidden=32 --vocabulary=300 --held-out=0.2"
+    times = "--minutes=0.01 --calibrate=4 --rounds=1"
+    given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", *sizes.split(), *times.split()]
     printed = study(study_mini, *given, f"--picture={tmp_path}/mini.svg", "--rates", "1e-3")
     measured = load(tmp_path / "result.json")["measured"]
     assert set(measured) == {"ours-0.001-1", "trainer-0.001-1"}
