@@ -4,7 +4,6 @@ Use `jit` for nearly every loop, `inlined` inside the hottest ones, `allocating`
 """
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,7 @@ from typing import Any
 import numba
 from numba.core.options import DefaultOptions
 
-from data_pipeline.io.caches import hash_sources, user_caches
-
-
-def _package() -> Path:
-    """Return the folder of the package that this module belongs to, at any depth."""
-    return Path(str(sys.modules[__name__.partition(".")[0]].__file__)).parent
+from data_pipeline.io.caches import hash_sources, package_folder, user_caches
 
 
 def _writable(folders: Sequence[Path]) -> Path:
@@ -40,7 +34,7 @@ def _places() -> list[Path]:
 
 
 _config: Any = numba.config
-_COMPILED = _writable(_places()) / hash_sources(_package())
+_COMPILED = _writable(_places()) / hash_sources(package_folder(__name__))
 
 
 # A function that allocates nothing needs no reference counts for its arrays. numba still counts at every call of an

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import weakref
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.caches import hash_sources, user_caches
+from data_pipeline.io.caches import hash_sources, package_folder, user_caches
 from data_pipeline.io.files import write_whole
 from data_pipeline.masking.mask_budget import MaskBudget
 from pretrain.config.settings import RunConfig
@@ -122,9 +121,8 @@ def _drop_gradient(parameter: torch.Tensor) -> None:
 def _cache_file(model: nn.Module, config: RunConfig, precision: str, masked: int) -> Path | None:
     """Return where the costs of these passes are kept: a name from all that decides them, the shapes of a frozen
     teacher's tensors among it. None where the user has no cache."""
-    package = Path(str(sys.modules[__name__.partition(".")[0]].__file__)).parent
     decides = (
-        hash_sources(package),
+        hash_sources(package_folder(__name__)),
         torch.__version__,
         (MEASURED_EXAMPLES, precision, masked),
         (

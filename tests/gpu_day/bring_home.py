@@ -17,6 +17,7 @@ from typing import Any
 
 from pretrain.preflight import gpus
 from tests.benchmarks.studies import markdown
+from tests.gpu_day.parts import in_words
 
 CALIBRATED = re.compile(r"^(CALIBRATED: dict\[str, float\] = )(\{.*\})$", re.MULTILINE)
 
@@ -58,18 +59,9 @@ def together(folders: list[Path]) -> tuple[dict[str, str], dict[str, Any]]:
 def rows(parts: dict[str, Any]) -> list[list[str]]:
     """A row for each part."""
     return [
-        [name, part["status"], f"{part['seconds']:,.0f}", figures(part["figures"])]
+        [name, part["status"], f"{part['seconds']:,.0f}", in_words(part["figures"])]
         for name, part in parts.items()
     ]
-
-
-def figures(found: dict[str, Any]) -> str:
-    """What fits into a cell."""
-    return "; ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {str(value)[:16]}"
-        for name, value in found.items()
-        if not isinstance(value, (dict, list))
-    )
 
 
 BENCH_HEAD = ["row", "engine", "deterministic", "examples/s", "share of the peak", "memory", "of the plan's"]

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a plain script, from any working directory
 
-from tests.gpu_day.parts import PARTS, Day, Failed  # noqa: E402
+from tests.gpu_day.parts import PARTS, Day, Failed, in_words  # noqa: E402
 
 LEAST = 20.0
 """Seconds under which no part is begun."""
@@ -106,16 +106,14 @@ def outcome(name: str, day: Day) -> dict[str, Any]:
         status = "cut short"
     except Failed as failed:
         status = f"failed: {failed}"
+    except Exception as error:  # of whatever kind: the parts after it still have their turn
+        status = f"failed: {type(error).__name__}: {error}"
     return {"status": status, "seconds": round(time.monotonic() - started, 1), "figures": figures}
 
 
 def line(name: str, result: dict[str, Any]) -> str:
     """Return a line of the table."""
-    figures = "; ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in result["figures"].items()
-        if not isinstance(value, (dict, list))
-    )
+    figures = in_words(result["figures"])
     return f"{name:8} {result['seconds']:6.0f} s  {result['status']}{': ' if figures else ''}{figures}"
 
 

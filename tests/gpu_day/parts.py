@@ -44,6 +44,7 @@ class Day:
         log = self.out / "log.txt"
         with log.open("ab") as file:
             file.write(f"\n$ python {' '.join(arguments)}\n".encode())
+            file.flush()  # what the command writes comes behind it
             begins = file.tell()
             code = self._waited([sys.executable, "-P", *arguments], file)
         with log.open("rb") as file:
@@ -83,7 +84,7 @@ def train_command(run: Path, shards: Path, *settings: str) -> list[str]:
         "from launch.cli import main; main()",
         "train",
         "bert_mini",
-        f"data.out={shards}",
+        f"train.shards={shards}",  # as they are, whatever recipe prepared them
         f"run.dir={run}",
         "run.ranks=1",
         "run.restarts=0",
@@ -119,7 +120,7 @@ def weights_sha(run: Path) -> str:
     """Return the SHA-256 of the newest checkpoint's weights and moments, from its marker."""
     newest = (run / "checkpoints" / "latest").read_text().strip()
     said = json.loads((run / "checkpoints" / newest / "checkpoint.json").read_text())
-    (file,) = (facts for name, facts in said["files"].items() if name.endswith(".safetensors"))
+    (file,) = said["files"]
     return str(file["sha256"])
 
 
@@ -210,6 +211,15 @@ def mini(day: Day, figures: dict[str, Any]) -> None:
             (day.out / f"mini.tar.{number}").write_bytes(piece)
     packed.unlink()
     shutil.rmtree(run)
+
+
+def in_words(figures: dict[str, Any]) -> str:
+    """What fits into a cell: no lists, and of a hash its beginning."""
+    return "; ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {str(value)[:16]}"
+        for name, value in figures.items()
+        if not isinstance(value, (dict, list))
+    )
 
 
 class Part(NamedTuple):
