@@ -70,11 +70,12 @@ class Encoder(nn.Module):
         x_TH = x_TE if self.projection is None else self.projection(x_TE)
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         windowed = visibility._replace(window=self.settings.local_reach)
-        rotations = self._rotations(batch.positions)
+        everywhere, nearby = self._rotations(batch.positions)
         for number, layer in enumerate(self.layers):
             local = self.settings.is_local(number)
             rows = rows_P if number == len(self.layers) - 1 else None
-            given = (x_TH, batch.packing, rows, windowed if local else visibility, rotations[local])
+            reach, turned = (windowed, nearby) if local else (visibility, everywhere)
+            given = (x_TH, batch.packing, rows, reach, turned)
             x_TH = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)
         return self.final_norm(x_TH)
 

@@ -1,4 +1,4 @@
-"""Fill a folder with all that a machine without a network needs for day.py: wheels, shards and their vocabulary.
+"""Fill a folder with all that a machine without a network needs for day.py: wheels, and shards with their vocabularies.
 
     python -m tests.gpu_day.carry [--out build/gpu_day] [--source TEXT] [--python 3.12]
 
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests.command_line import ROOT, command, environ
+from tests.gpu_day.members import prepare_members
 
 PURE = "deepspeed hjson antlr4-python3-runtime==4.9.3 py-cpuinfo wcwidth".split()  # noqa: SIM905
 """Packages whose wheel fits any machine; some are built here, since there is only source to be had."""
@@ -26,8 +27,8 @@ huggingface-hub pyarrow markdown-it-py pygments attrs setuptools""".split()  # n
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")
 LIMIT, SHARDS_LIMIT = 64 * 2**20, 45_000_000
 SHORT = ("data.sequence_length=64", "data.masked_lm_prob=0.25", "data.max_predictions=0")
-LONG = ("data.sequence_length=512", "data.max_predictions=0")
-WORDS = 4000
+LONG = ("data.sequence_length=512", "encoder.max_positions=512", "data.max_predictions=0")
+WORDS = 8000
 
 
 def main() -> None:
@@ -40,7 +41,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True)
     fetch_wheels(arguments.out / "wheels", arguments.python)
     prepare(arguments.out, arguments.source)
-    shards, whole = size(arguments.out / "short") + size(arguments.out / "long"), size(arguments.out)
+    prepare_members(arguments.out / "members", maskmill)
+    whole = size(arguments.out)
+    shards = whole - size(arguments.out / "wheels")
     print(f"{arguments.out}: {whole / 2**20:.1f} MiB, of it {shards / 1e6:.1f} MB shards")
     if whole > LIMIT or shards > SHARDS_LIMIT:
         raise SystemExit(
@@ -58,19 +61,18 @@ def fetch_wheels(folder: Path, python: str) -> None:
 
 
 def prepare(out: Path, source: str) -> None:
-    """Learn a vocabulary and write the shards of both lengths."""
+    """Learn a vocabulary and write the shards of both lengths, the long ones of the demo's text."""
     text = [f"data.sources={Path(source).resolve()}"] if source else []
-    recipe = "bert_mini" if source else "demo"
     with tempfile.TemporaryDirectory() as scratch:
-        words = Path(scratch, "vocabulary")
-        common = [*text, f"data.vocab={words}", f"vocabulary.size={WORDS}"]
-        maskmill("vocab", recipe, *common)
-        maskmill("prepare", recipe, *common, f"data.out={out}/short", *SHORT)
-        maskmill("prepare", recipe, *common, f"data.out={out}/long", *LONG)
+        common = [f"data.vocab={scratch}/vocabulary", f"vocabulary.size={WORDS}"]
+        recipe = "bert_mini" if source else "demo"
+        maskmill("vocab", recipe, *text, *common)
+        maskmill("prepare", recipe, *text, *common, f"data.out={out}/short", *SHORT)
+        maskmill("prepare", "demo", *common, f"data.out={out}/long", "data.dupe_factor=1", *LONG)
 
 
-def maskmill(*arguments: str) -> None:
-    subprocess.run(command(*arguments), env=environ(), check=True)
+def maskmill(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command(*arguments), env=environ(), check=True, text=True)
 
 
 def size(folder: Path) -> int:

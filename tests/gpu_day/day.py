@@ -37,6 +37,7 @@ def main() -> None:
         carried=arguments.carried.resolve(),
         environment=environment(arguments.carried.resolve(), arguments.out.resolve()),
         tiny=arguments.tiny,
+        at_once=max(1, (os.cpu_count() or 1) // 2),
         ends=time.monotonic() + 60 * arguments.minutes,
     )
     results = {"machine": machine(day), "parts": {}}

@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,19 +40,21 @@ class Day:
     """By time.monotonic(), for all parts."""
     part_ends: float = 0.0
     """For the part that runs."""
+    at_once: int = 1
+    """Short runs that share the GPU, where nothing is timed."""
+    _log: threading.Lock = field(default_factory=threading.Lock)
 
     def python(self, *arguments: str, expected: tuple[int, ...] = (0,)) -> str:
         """Run Python with these arguments; return its output, which log.txt gets as well. Raises Failed if it ends
         with another exit code, TimeoutExpired when the part's time is over."""
-        log = self.out / "log.txt"
-        with log.open("ab") as file:
-            file.write(f"\n$ python {' '.join(arguments)}\n".encode())
-            file.flush()  # what the command writes comes behind it
-            begins = file.tell()
-            code = self._waited([sys.executable, "-P", *arguments], file)
-        with log.open("rb") as file:
-            file.seek(begins)
-            said = file.read().decode(errors="replace")
+        with tempfile.TemporaryFile() as file:  # its own: several run at once
+            try:
+                code = self._waited([sys.executable, "-P", *arguments], file)
+            finally:
+                file.seek(0)
+                said = file.read().decode(errors="replace")
+                with self._log, (self.out / "log.txt").open("a", encoding="utf-8") as log:
+                    log.write(f"\n$ python {' '.join(arguments)}\n{said}")
         if code not in expected:
             last = (said.strip().splitlines() or ["no output"])[-1]
             raise Failed(f"exit code {code} of {' '.join(arguments[:3])}: {last}")
@@ -66,9 +71,9 @@ class Day:
             stop(process)
             raise
 
-    def train(self, run: Path, shards: str, *settings: str, expected: tuple[int, ...] = (0,)) -> str:
+    def train(self, run: Path, shards: str, *settings: str) -> str:
         """Train bert_mini on carried shards, on the one GPU."""
-        return self.python(*train_command(run, self.carried / shards, *settings), expected=expected)
+        return self.python(*train_command(run, "bert_mini", f"train.shards={self.carried / shards}", *settings))
 
 
 def stop(process: "subprocess.Popen[Any]") -> None:
@@ -77,14 +82,14 @@ def stop(process: "subprocess.Popen[Any]") -> None:
     process.wait()
 
 
-def train_command(run: Path, shards: Path, *settings: str) -> list[str]:
-    """Return the arguments of Python for a run on one GPU, whose metrics stay on this machine."""
+def train_command(run: Path, recipe: str, *settings: str) -> list[str]:
+    """Return the arguments of Python for a run on one GPU, whose metrics stay on this machine. Of bert_mini settings name
+    the shards as train.shards: they are taken as they are, whatever recipe prepared them."""
     return [
         "-c",
         "from launch.cli import main; main()",
         "train",
-        "bert_mini",
-        f"train.shards={shards}",  # as they are, whatever recipe prepared them
+        recipe,
         f"run.dir={run}",
         "run.ranks=1",
         "run.restarts=0",
@@ -107,6 +112,32 @@ def gpu_tests(day: Day, figures: dict[str, Any]) -> None:
     figures.update(passed=len(cases) - len(failed), failed=failed)
     if failed or not cases:
         raise Failed(f"{len(failed)} of {len(cases)} tests: {', '.join(failed)}")
+
+
+def family(day: Day, figures: dict[str, Any]) -> None:
+    """Every objective trains some steps in bf16, compiled, as its runs are by default, and its loss falls."""
+    members = json.loads((day.carried / "members/settings.json").read_text())
+    with ThreadPoolExecutor(day.at_once) as pool:
+        said = dict(zip(members, pool.map(lambda name: trained_member(day, name, members[name]), members)))
+    figures.update(trained=sum(not each for each in said.values()), failed={n: s for n, s in said.items() if s})
+    if figures["failed"]:
+        raise Failed("; ".join(f"{name}: {each}" for name, each in figures["failed"].items()))
+
+
+def trained_member(day: Day, name: str, settings: list[str]) -> str:
+    """Train one; return what went wrong, nothing if nothing did."""
+    steps, run = 4 if day.tiny else 60, day.out / f"member {name}"
+    given = [each.replace("{carried}", str(day.carried / "members")) for each in settings]
+    try:
+        day.python(*train_command(run, "demo", *given, f"train.steps={steps}", "train.precision=bf16"))
+    except (Failed, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    shutil.rmtree(run)
+    if day.tiny or min(losses[-5:]) < min(losses[:5]):
+        return ""
+    return f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last"
 
 
 def settings_512(day: Day) -> list[str]:
@@ -153,7 +184,8 @@ def resume(day: Day, figures: dict[str, Any]) -> None:
 
 def kill_after(day: Day, run: Path, settings: list[str], checkpoints: int) -> None:
     """Start a run and kill it, SIGKILL to all its processes, once it has so many checkpoints."""
-    command = [sys.executable, "-P", *train_command(run, day.carried / "long", *settings)]
+    shards = f"train.shards={day.carried / 'long'}"
+    command = [sys.executable, "-P", *train_command(run, "bert_mini", shards, *settings)]
     with (day.out / "log.txt").open("ab") as file:
         process = subprocess.Popen(
             command, env=day.environment, stdout=file, stderr=file, start_new_session=True
@@ -201,8 +233,9 @@ def mini(day: Day, figures: dict[str, Any]) -> None:
     last: dict[str, Any] = {}
     for each in lines:
         last |= each
-    wanted = ("step", "held_out_mask_loss", "held_out_mask_unigram_loss", "tokens_per_second")
+    wanted = ("step", "held_out_mask_loss", "held_out_mask_unigram_loss", "tokens_per_s")
     figures.update({name: last[name] for name in wanted if name in last}, minutes=minutes)
+    export(day, run)
     packed = day.out / "mini.tar"
     with tarfile.open(packed, "w") as archive:
         archive.add(run, "mini")
@@ -211,6 +244,16 @@ def mini(day: Day, figures: dict[str, Any]) -> None:
             (day.out / f"mini.tar.{number}").write_bytes(piece)
     packed.unlink()
     shutil.rmtree(run)
+
+
+def export(day: Day, run: Path) -> None:
+    """Put the model in the place of the checkpoints, a third of their bytes. They stay where this machine cannot, as
+    without transformers."""
+    try:
+        day.python("-c", "from launch.cli import main; main()", "export", str(run))
+    except Failed:
+        return
+    shutil.rmtree(run / "checkpoints")
 
 
 def in_words(figures: dict[str, Any]) -> str:
@@ -234,6 +277,7 @@ PARTS = {
     "tests": Part(gpu_tests, 300.0),
     "twice": Part(twice, 240.0),
     "resume": Part(resume, 240.0),
+    "family": Part(family, 240.0),
     "bench": Part(bench, 570.0),
     "lamb": Part(lamb, 90.0),
     "mini": Part(mini, 570.0),
