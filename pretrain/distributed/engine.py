@@ -37,8 +37,9 @@ from pretrain.distributed.deepspeed_config import deepspeed_settings, import_dee
 from pretrain.distributed.flat_tensors import build_partition_map
 from pretrain.distributed.optimizer_ranks import connect
 from pretrain.distributed.partition_map import PartitionMap
-from pretrain.distributed.precision import resolve_precision
+from pretrain.distributed.precision import FP8, resolve_precision
 from pretrain.distributed.world import World
+from pretrain.model.fp8 import use_fp8
 from pretrain.optim.flat_layout import squared_norm
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.lamb_torch import check_kernels
@@ -221,8 +222,11 @@ def build_engine(
     """
     precision = resolve_precision(config, world.device.type)
     deepspeed = import_deepspeed(world)
-    refuse_unsupported(deepspeed, config.zero.stage, precision, world)
+    fp8 = config.train.precision == FP8
+    refuse_unsupported(deepspeed, config.zero.stage, precision, world, fp8=fp8)
     check_kernels(config.train.kernels, world.device)
+    if fp8:
+        use_fp8(model)
     model.to(world.device)
     _share_rank_0(model, world)
     masters = {}
@@ -232,6 +236,8 @@ def build_engine(
     settings = deepspeed_settings(config, precision, dict(zero or {}))
     with redirect_stdout(StringIO()):  # it prints its memory use
         wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    for frozen in getattr(model, "frozen", ()):  # no submodules: DeepSpeed casts the model's parameters alone
+        frozen.to(next(model.parameters()).dtype)
     engine = Engine(wrapped, optimizer, precision, config.train.clip, world)
     if masters:
         engine.partition.load(_reader(masters), updates=0, kinds=("master",))

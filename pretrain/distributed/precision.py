@@ -9,9 +9,15 @@ from pretrain.config.settings import RunConfig
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 """What CUDA and ROCm open first: NVIDIA's driver, Tegra's, Windows' under WSL, AMD's."""
 
+FP8 = "fp8"
+"""The `train.precision` of products in FP8."""
+
 
 def resolve_precision(config: RunConfig, device: str) -> str:
-    """Resolve `train.precision` to fp32, bf16 or fp16 for this type of device."""
+    """Resolve `train.precision` to fp32, bf16 or fp16 for this type of device: what weights are in. Those that multiply
+    in FP8 are in bf16."""
+    if config.train.precision == FP8:
+        return "bf16"
     if config.train.precision != "auto":
         return config.train.precision
     return "bf16" if device == "cuda" else "fp32"

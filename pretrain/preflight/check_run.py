@@ -32,7 +32,7 @@ from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import resolve_precision, sees_gpus
+from pretrain.distributed.precision import FP8, resolve_precision, sees_gpus
 from pretrain.objectives.registry import keeps_memory, load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher
 from pretrain.preflight.micro_batch import on_cpus
@@ -270,6 +270,7 @@ def _separators(config: RunConfig, index: Index) -> Separators | None:
 
 def _precision(config: RunConfig) -> str:
     cuda = sees_gpus()
-    if config.train.precision == "fp16" and not cuda:
-        raise UserError("train.precision=fp16 needs a GPU", where="settings", expected="fp32 on a CPU")
+    asked = config.train.precision
+    if asked in ("fp16", FP8) and not cuda:
+        raise UserError(f"train.precision={asked} needs a GPU", where="settings", expected="fp32 on a CPU")
     return resolve_precision(config, "cuda" if cuda else "cpu")

@@ -17,6 +17,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
 from pretrain.config.phases import Phase
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.precision import FP8
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.schedule import updates
@@ -156,8 +157,9 @@ def summary(
     links = check_links(world)
     if world.rank != 0:
         return
+    products = ", multiplied in FP8" if config.train.precision == FP8 else ""
     lines = [
-        f"{parameters:,} parameters in {plans[0].precision}, ZeRO stage {config.zero.stage}",
+        f"{parameters:,} parameters in {plans[0].precision}{products}, ZeRO stage {config.zero.stage}",
         links,
         f"{config.run.dir}: {room}",
         *chosen,

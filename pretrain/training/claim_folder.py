@@ -19,6 +19,7 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import redact
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.precision import FP8
 from pretrain.objectives.teacher import teacher_identity
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import CONFIG, FORMAT, RUN, read_run, read_summary, refuse_another
@@ -53,7 +54,7 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
         "train.global_batch": config.train.global_batch,
         "train.batch_ramp": config.train.batch_ramp,
         "train.batch_ramp_from": config.train.batch_ramp_from,
-        "train.precision": plan.precision,
+        "train.precision": FP8 if config.train.precision == FP8 else plan.precision,
         "train.clip": config.train.clip,
         "data.separators": config.data.separators,
         "data.separator_gap": config.data.separator_gap,

@@ -77,6 +77,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--deterministic", nargs="+", choices=("on", "off"), default=["on", "off"])
+    parser.add_argument(
+        "--precision", choices=("auto", "fp8"), default="auto", help="fp8: of DeepSpeed's engine"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", choices=("on", "off"), default="on")
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -130,10 +133,11 @@ def measure(case: Case, row: Row, arguments: argparse.Namespace, device: torch.d
         f"{share.tokens / len(share.micro_batches) / shape.tokens:.1%} full\n"
         f"  {seconds * 1e3:,.1f} ms a step, attention by {backend}, "
         f"{'compiled' if arguments.compile == 'on' else 'not compiled'}, "
-        f"{'deterministic' if config.train.deterministic else 'any'} kernels, {case.engine} engine"
+        f"{'deterministic' if config.train.deterministic else 'any'} kernels, {case.engine} engine, "
+        f"precision {config.train.precision}"
     )
     figures: dict[str, Any] = {**case._asdict(), "examples_per_second": rate, "step_seconds": seconds}
-    figures["utilisation"] = flops / seconds / peak
+    figures |= {"utilisation": flops / seconds / peak, "precision": config.train.precision}
     if device.type == "cuda":
         figures |= show_memory(row, config, arguments, precision, device)
     show_kernels(engine, feed, ready, arguments.kernels, device)
@@ -144,7 +148,7 @@ def measure(case: Case, row: Row, arguments: argparse.Namespace, device: torch.d
 def run_config(case: Case, row: Row, arguments: argparse.Namespace) -> RunConfig:
     config = RunConfig(encoder=row.encoder)
     config.train.micro_batch, config.train.compile = row.micro_batch, arguments.compile
-    config.train.precision = "auto"
+    config.train.precision = arguments.precision if case.engine == "deepspeed" else "auto"
     config.train.deterministic = case.deterministic == "on"
     config.zero.stage = 1 if case.engine == "deepspeed" else 0
     return config

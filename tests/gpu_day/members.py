@@ -9,7 +9,12 @@ from tests.factories.members import DISENTANGLED, MODERN, member_settings
 from tests.factories.teachers import teacher_settings
 
 SHAPE = [
-    *("vocabulary.size=500", "data.sequence_length=128", "encoder.max_positions=128", "data.shard_tokens=100000"),
+    *(
+        "vocabulary.size=500",
+        "data.sequence_length=128",
+        "encoder.max_positions=128",
+        "data.shard_tokens=100000",
+    ),
     *("data.max_predictions=0", "data.block_examples=256", "data.held_out=0.05"),
     *("encoder.hidden=128", "encoder.heads=2", "encoder.intermediate=256", "encoder.dropout=0.1"),
     *("train.global_batch=64", "train.micro_batch=16", "train.checkpoint_every=0", "train.eval_every=0"),
@@ -21,8 +26,8 @@ PLACE = "{carried}"
 
 
 def prepare_members(folder: Path, maskmill: Maskmill) -> None:
-    """Fill a folder for each objective, and for the two encoders of ModernBERT's kind; settings.json has the settings of
-    each, by its name."""
+    """Fill a folder for each objective, and for the two encoders of ModernBERT's kind; settings.json has the settings
+    of each, by its name."""
     folder.mkdir()
     write_text(folder / "text.txt", documents=150)
     found = {}

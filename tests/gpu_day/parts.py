@@ -73,7 +73,9 @@ class Day:
 
     def train(self, run: Path, shards: str, *settings: str) -> str:
         """Train bert_mini on carried shards, on the one GPU."""
-        return self.python(*train_command(run, "bert_mini", f"train.shards={self.carried / shards}", *settings))
+        return self.python(
+            *train_command(run, "bert_mini", f"train.shards={self.carried / shards}", *settings)
+        )
 
 
 def stop(process: "subprocess.Popen[Any]") -> None:
@@ -83,8 +85,8 @@ def stop(process: "subprocess.Popen[Any]") -> None:
 
 
 def train_command(run: Path, recipe: str, *settings: str) -> list[str]:
-    """Return the arguments of Python for a run on one GPU, whose metrics stay on this machine. Of bert_mini settings name
-    the shards as train.shards: they are taken as they are, whatever recipe prepared them."""
+    """Return the arguments of Python for a run on one GPU, whose metrics stay on this machine. Of bert_mini settings
+    name the shards as train.shards: they are taken as they are, whatever recipe prepared them."""
     return [
         "-c",
         "from launch.cli import main; main()",
@@ -118,10 +120,11 @@ def family(day: Day, figures: dict[str, Any]) -> None:
     """Every objective trains some steps in bf16, compiled, as its runs are by default, and its loss falls."""
     members = json.loads((day.carried / "members/settings.json").read_text())
     with ThreadPoolExecutor(day.at_once) as pool:
-        said = dict(zip(members, pool.map(lambda name: trained_member(day, name, members[name]), members)))
-    figures.update(trained=sum(not each for each in said.values()), failed={n: s for n, s in said.items() if s})
-    if figures["failed"]:
-        raise Failed("; ".join(f"{name}: {each}" for name, each in figures["failed"].items()))
+        said = list(pool.map(lambda name: trained_member(day, name, members[name]), members))
+    failed = {name: each for name, each in zip(members, said, strict=True) if each}
+    figures.update(trained=len(members) - len(failed), failed=failed)
+    if failed:
+        raise Failed("; ".join(f"{name}: {each}" for name, each in failed.items()))
 
 
 def trained_member(day: Day, name: str, settings: list[str]) -> str:
@@ -213,6 +216,23 @@ def bench(day: Day, figures: dict[str, Any]) -> None:
         found.unlink(missing_ok=True)
 
 
+def fp8(day: Day, figures: dict[str, Any]) -> None:
+    """BERT-large with products in FP8 beside bf16, and two short runs: the same losses to a few hundredths."""
+    found = day.out / "fp8.json"
+    tiny = ["--tiny", "--steps", "1", "--windows", "1"] if day.tiny else []
+    case = ("--row", "large-128", "--engine", "deepspeed", "--deterministic", "on", "--json", str(found))
+    for precision in ("auto", "fp8"):
+        day.python(BENCHMARK, *case, "--precision", precision, *tiny)
+    figures["rows"] = json.loads(found.read_text())
+    found.unlink()
+    steps = 4 if day.tiny else 300
+    for precision in ("bf16", "fp8"):
+        run = day.out / precision
+        day.train(run, "long", *settings_512(day), f"train.steps={steps}", f"train.precision={precision}")
+        figures[f"{precision} loss"] = last_metrics(run).get("held_out_mask_loss")
+        shutil.rmtree(run)
+
+
 def lamb(day: Day, figures: dict[str, Any]) -> None:
     """One LAMB step beside its memory floor and its peers."""
     found = day.out / "lamb.json"
@@ -229,10 +249,7 @@ def mini(day: Day, figures: dict[str, Any]) -> None:
     length = ["train.steps=4", "train.global_batch=4", "train.micro_batch=2"] if day.tiny else []
     length = length or ["train.steps=0", f"train.minutes={minutes:.2f}", "train.global_batch=256"]
     day.train(run, "short", *length, "checkpoint.keep=1", "train.eval_every=200")
-    lines = [json.loads(each) for each in (run / "metrics.jsonl").read_text().splitlines()]
-    last: dict[str, Any] = {}
-    for each in lines:
-        last |= each
+    last = last_metrics(run)
     wanted = ("step", "held_out_mask_loss", "held_out_mask_unigram_loss", "tokens_per_s")
     figures.update({name: last[name] for name in wanted if name in last}, minutes=minutes)
     export(day, run)
@@ -244,6 +261,14 @@ def mini(day: Day, figures: dict[str, Any]) -> None:
             (day.out / f"mini.tar.{number}").write_bytes(piece)
     packed.unlink()
     shutil.rmtree(run)
+
+
+def last_metrics(run: Path) -> dict[str, Any]:
+    """Return the last value of each metric of a run."""
+    last: dict[str, Any] = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        last |= json.loads(line)
+    return last
 
 
 def export(day: Day, run: Path) -> None:
@@ -279,6 +304,7 @@ PARTS = {
     "resume": Part(resume, 240.0),
     "family": Part(family, 240.0),
     "bench": Part(bench, 570.0),
+    "fp8": Part(fp8, 240.0),
     "lamb": Part(lamb, 90.0),
     "mini": Part(mini, 570.0),
 }

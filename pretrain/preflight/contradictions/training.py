@@ -73,6 +73,11 @@ def training_rules(config: RunConfig) -> list[Rule]:
             "zero.stage=1, or train.precision=bf16",
         ),
         Rule(
+            train.precision == "fp8" and zero.stage == 3,
+            "train.precision=fp8 with zero.stage=3, which gathers weights for products in bf16",
+            "zero.stage=2, or train.precision=bf16",
+        ),
+        Rule(
             bool(train.probe) and not train.probe_data,
             f"train.probe={train.probe} without train.probe_data",
             "name the folder with the task's files",
