@@ -65,6 +65,7 @@ class Engine:
         )
         """Named fragments of weights and moments: for saving and loading."""
         connect(optimizer, self.partition, world)
+        gradient_fixes.add_in_one_pass(self._wrapper)
         self._fp32_gradients: list[nn.Parameter] = []
         if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()

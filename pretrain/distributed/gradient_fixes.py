@@ -52,6 +52,24 @@ def forget(wrapper: Any) -> None:
         wrapper.averaged_gradients = dict.fromkeys(wrapper.averaged_gradients)
 
 
+def add_in_one_pass(wrapper: Any) -> None:
+    """At stage 1 in bf16, add each gradient to its fp32 sum as it is: DeepSpeed writes it out in fp32 first, 18 bytes a
+    parameter and micro-batch instead of 10. The sums are the same, bit by bit."""
+
+    def add(parameter: Any, group: int, number: int, clear_lp_grads: bool) -> None:
+        if parameter.grad is None:
+            return
+        total = wrapper.fp32_groups_gradients[group][number]
+        total.data.add_(parameter.grad.data.view(total.shape))
+        parameter._hp_grad = total
+        wrapper.fp32_groups_has_gradients[group][number] = True
+        if clear_lp_grads:
+            parameter.grad.zero_()
+
+    if hasattr(wrapper, "_update_hp_grad"):
+        wrapper._update_hp_grad = add
+
+
 def is_offloaded(wrapper: Any) -> bool:
     """Return whether masters, moments and the step are on the CPU."""
     return bool(getattr(wrapper, "cpu_offload", False) or getattr(wrapper, "offload_optimizer", False))

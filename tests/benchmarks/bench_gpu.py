@@ -90,6 +90,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="a window")
     parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--kernels", type=int, default=12, help="of the profile to list")
+    parser.add_argument(
+        "--trace", type=Path, help="a file for the timeline of one step, as chrome://tracing shows it"
+    )
     parser.add_argument("--vocabulary", type=int, default=30522)
     parser.add_argument("--json", type=Path, help="a file that gets the figures beside those that it has")
     parser.add_argument("--tiny", action="store_true", help="a model and batches of next to nothing")
@@ -140,7 +143,7 @@ def measure(case: Case, row: Row, arguments: argparse.Namespace, device: torch.d
     figures |= {"utilisation": flops / seconds / peak, "precision": config.train.precision}
     if device.type == "cuda":
         figures |= show_memory(row, config, arguments, precision, device)
-    show_kernels(engine, feed, ready, arguments.kernels, device)
+    show_kernels(engine, feed, ready, arguments, device)
     engine.close()
     return figures
 
@@ -216,18 +219,23 @@ def show_memory(
     return {"peak_bytes": measured, "planned_bytes": planned}
 
 
-def show_kernels(engine: Any, feed: Feed, ready: HostShare, count: int, device: torch.device) -> None:
+def show_kernels(
+    engine: Any, feed: Feed, ready: HostShare, arguments: argparse.Namespace, device: torch.device
+) -> None:
     """Where the time of one step goes."""
     cuda = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
+    host = [ProfilerActivity.CPU] if arguments.trace or not cuda else []
+    with profile(activities=host + [ProfilerActivity.CUDA] * cuda) as profiled:
         step(engine, feed, ready)
         if cuda:
             torch.cuda.synchronize(device)
+    if arguments.trace:
+        profiled.export_chrome_trace(str(arguments.trace))
     events = profiled.key_averages()
     times = {e.key: e.self_device_time_total if cuda else e.self_cpu_time_total for e in events}
     total = sum(times.values())
     print(f"  top kernels of one step, {total / 1e3:,.1f} ms in all:")
-    for name, spent in sorted(times.items(), key=lambda item: -item[1])[:count]:
+    for name, spent in sorted(times.items(), key=lambda item: -item[1])[: arguments.kernels]:
         print(f"    {spent / total:6.1%}  {name[:90]}")
 
 

@@ -16,10 +16,11 @@ from tests.command_line import ROOT, command, environ
 from tests.gpu_day.members import prepare_members
 
 PURE = "deepspeed hjson antlr4-python3-runtime==4.9.3 py-cpuinfo wcwidth".split()  # noqa: SIM905
-"""Packages whose wheel fits any machine; some are built here, since there is only source to be had."""
+"""Packages whose wheel fits any machine; some are built here, since there is only source to be had. This one comes too,
+for its version."""
 COMPILED = """pydantic pydantic-core annotated-types typing-inspection webdataset braceexpand omegaconf zstandard xxhash
 typer annotated-doc rich shellingham einops msgpack psutil pytest pluggy iniconfig hypothesis sortedcontainers
-fsspec""".split()  # noqa: SIM905
+fsspec sentencex""".split()  # noqa: SIM905
 """Packages as they are published for the other Python. What training needs and a CUDA image of torch may lack."""
 IMAGE = """torch triton numpy numba llvmlite safetensors tokenizers packaging tqdm pyyaml sympy typing-extensions ninja
 huggingface-hub pyarrow markdown-it-py pygments attrs setuptools""".split()  # noqa: SIM905
@@ -56,7 +57,7 @@ def fetch_wheels(folder: Path, python: str) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), *PURE], check=True)
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT), *PURE], check=True)
     subprocess.run([*pip, "download", "--no-deps", "--dest", str(folder), *target, *COMPILED], check=True)
 
 
