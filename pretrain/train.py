@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pretrain.checkpoint.background_save import Saver
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.determinism import seed_dropout, set_arithmetic, set_threads
+from pretrain.distributed.determinism import seed_dropout, set_arithmetic, set_threads, settle_products
 from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.watchdog import Watchdog, patience, rank_log
 from pretrain.distributed.world import World, raise_on_all_ranks
@@ -70,6 +70,7 @@ def train(config: RunConfig, console: Console, command: str) -> None:
     set_arithmetic(config)
     world = world.start(patience(config))
     set_threads(config, world)
+    settle_products(world.device)
     held, begun = None, False
     try:
         config, chosen = settled(config, world)

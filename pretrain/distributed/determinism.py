@@ -9,6 +9,8 @@ from data_pipeline.compiled import philox
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 
+CUBLAS, CUBLAS_MEMORY = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
 
 def seed_dropout(seed: int, batch: int, rank: int, micro_batch: int) -> None:
     """Seed torch's generators for the dropout of one micro-batch, so that no generator state needs saving."""
@@ -40,9 +42,7 @@ def set_arithmetic(config: RunConfig) -> None:
     """Have torch choose deterministic kernels as configured, and sum products of half precision in fp32. An operation
     that has no such kernel then raises RuntimeError, which names it."""
     if config.train.deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # without it cuBLAS may differ from run to run
+        os.environ.setdefault(CUBLAS, CUBLAS_MEMORY)  # without it torch refuses products on CUDA
     # No mere warning: with one, CUDA's attention keeps its backward pass that adds in any order. Not by
     # use_deterministic_algorithms, which imports torch.compile to tell it, too; compile_model does, where one compiles.
     torch.set_deterministic_debug_mode("error" if config.train.deterministic else "default")
@@ -51,3 +51,23 @@ def set_arithmetic(config: RunConfig) -> None:
     # where a product is split along its sum, its parts would be added in half precision
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def settle_products(device: torch.device) -> None:
+    """On CUDA, take the variable that `set_arithmetic` has set out of the environment again, once torch has seen it.
+
+    To allow products among deterministic kernels torch asks for it a single time, at the first one; but it parses it
+    with a regular expression at each, which takes half of the host's time. cuBLAS is deterministic without it, since
+    torch gives it memory of its own for each stream. Where torch asks again the variable stays."""
+    if device.type == "cuda" and os.environ.get(CUBLAS) == CUBLAS_MEMORY:
+        _multiply(device)
+        del os.environ[CUBLAS]
+        try:
+            _multiply(device)
+        except RuntimeError:
+            os.environ[CUBLAS] = CUBLAS_MEMORY
+
+
+def _multiply(device: torch.device) -> None:
+    square = torch.ones(16, 16, device=device)
+    _ = square @ square

@@ -53,21 +53,21 @@ def forget(wrapper: Any) -> None:
 
 
 def add_in_one_pass(wrapper: Any) -> None:
-    """At stage 1 in bf16, add each gradient to its fp32 sum as it is: DeepSpeed writes it out in fp32 first, 18 bytes a
-    parameter and micro-batch instead of 10. The sums are the same, bit by bit."""
+    """At stage 1 in bf16, add each gradient to its fp32 sum as soon as it is there, as it is: DeepSpeed writes it out
+    in fp32 first, which moves 18 bytes a parameter instead of 10, and takes the host longer. Sums keep their bits."""
+    if not hasattr(wrapper, "accumulate_hp_grads_and_remove_lp"):
+        return
+    pairs = [
+        zip(*group, strict=True)
+        for group in zip(wrapper.fp32_groups_gradients, wrapper.bf16_groups, strict=True)
+    ]
+    sums = [[total.view(parameter.shape) for total, parameter in group] for group in pairs]
 
-    def add(parameter: Any, group: int, number: int, clear_lp_grads: bool) -> None:
-        if parameter.grad is None:
-            return
-        total = wrapper.fp32_groups_gradients[group][number]
-        total.data.add_(parameter.grad.data.view(total.shape))
-        parameter._hp_grad = total
-        wrapper.fp32_groups_has_gradients[group][number] = True
-        if clear_lp_grads:
-            parameter.grad.zero_()
+    def add(parameter: Any, group: int, number: int) -> None:
+        sums[group][number].add_(parameter.grad)
+        parameter.grad = None
 
-    if hasattr(wrapper, "_update_hp_grad"):
-        wrapper._update_hp_grad = add
+    wrapper.accumulate_hp_grads_and_remove_lp = add  # what its hooks call
 
 
 def is_offloaded(wrapper: Any) -> bool:

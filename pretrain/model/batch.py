@@ -152,11 +152,11 @@ class MicroBatch:
             raise ValueError(f"a micro-batch is larger than its shape {shape}")
         spare = [tokens // free + (i < tokens % free) for i in range(free)] if free else []
         lengths = (*self.lengths, *spare)
-        positions = [torch.arange(n) for n in spare]
+        positions = torch.from_numpy(_places(np.asarray(spare, np.int64)))
         return MicroBatch(
             input_ids=F.pad(self.input_ids, (0, tokens)),
             segment_ids=F.pad(self.segment_ids, (0, tokens)),
-            positions=torch.cat((self.positions, *positions)),
+            positions=torch.cat((self.positions, positions)),
             cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
             masked_index=F.pad(self.masked_index, (0, spare_masked)),
             masked_ids=F.pad(self.masked_ids, (0, spare_masked), value=IGNORED),
@@ -191,7 +191,7 @@ class MicroBatch:
         0 up to `first_lengths` and 1 after them, `positions` (T,) to the tokens' places in their examples."""
         length_of = np.asarray(lengths, np.int64)
         offsets = offsets_of(length_of)
-        places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length_of)
+        places = _places(length_of)
         if segment_ids is None:
             segment_ids = places >= np.repeat(np.asarray(first_lengths, np.int64), length_of)
         masked_starts = np.repeat(offsets[:-1], np.asarray(masked_counts, np.int64))
@@ -280,6 +280,12 @@ class MicroBatch:
             max_length=max_length,
             streams=[SPARE],
         )
+
+
+def _places(length_of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Count each token's place in its example, of examples of these lengths one after the other."""
+    offsets = offsets_of(length_of)
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], length_of)
 
 
 def _column(values: ArrayLike) -> Tensor:

@@ -93,9 +93,21 @@ def compile_model(model: nn.Module, example: MicroBatch, console: Console, memor
         terms, _ = model(example, memory)
         loss = torch.stack([term.sum for term in terms.values()]).sum()
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    _stop_workers()
     seconds = time.perf_counter() - started
     console.print(f"compiled in {seconds:.0f} s", soft_wrap=True)
     return seconds
+
+
+def _stop_workers() -> None:
+    """End the processes that have compiled kernels: until torch 2.13 some do not end by themselves, and the run's last
+    act would be to wait five minutes for them (pytorch#162199). Later compilation starts new ones."""
+    from torch._inductor import async_compile
+
+    for pool in async_compile._pool_set:
+        if process := getattr(pool, "process", None):
+            process.kill()  # its own workers see that, and end
+    async_compile.shutdown_compile_workers()
 
 
 def eager(model: nn.Module) -> AbstractContextManager[Any]:

@@ -30,7 +30,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.determinism import set_arithmetic
+from pretrain.distributed.determinism import set_arithmetic, settle_products
 from pretrain.model.attention.attend import choose_backend
 from pretrain.objectives.registry import load
 from pretrain.preflight.flops import peak_flops
@@ -103,6 +103,7 @@ def measure(case: Case, row: Row, arguments: argparse.Namespace, device: torch.d
     """Prints one row: speed, share of the peak, memory, waits and kernels; returns the figures."""
     config, precision = run_config(case, row, arguments), "bf16" if device.type == "cuda" else "fp32"
     set_arithmetic(config)
+    settle_products(device)
     share, shape = global_batch(row, arguments)
     model = fresh_model("bert", row.encoder, arguments.vocabulary)
     engine = engine_of(case.engine, model, config, precision, device)

@@ -215,6 +215,33 @@ for cells in (((0, "fp32"), (1, "bf16"), (3, "fp32")), ((1, "fp32"), (3, "fp32")
 """
 
 
+# What the forward pass reads beside the model is no submodule.
+FROZEN = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch
+from test_zero_lamb import config
+from toy_model import toy_model
+from pretrain.distributed.engine import build_engine
+from pretrain.distributed.world import World
+
+world = World().start()
+for stage in (0, 1, 3):
+    model, teacher = toy_model(), torch.nn.Linear(2, 2).requires_grad_(False)
+    vars(model)["frozen"] = (teacher,)  # beside its module of that name
+    engine = build_engine(model, config(stage, "bf16"), world)
+    print(teacher.weight.dtype)
+    engine.close()
+world.stop()
+"""
+
+
+def test_a_teacher_is_in_the_precision_of_its_student(tmp_path: Path) -> None:
+    done = run_alone(FROZEN, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["torch.bfloat16"] * 3
+
+
 def run_alone(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     folder = Path(__file__).parent
     environment = environ(TORCH_EXTENSIONS_DIR=str(tmp_path))

@@ -86,12 +86,12 @@ def attend(
     at which attention probabilities are zeroed: 0 in evaluation. `backend` forces one of BACKENDS, for tests. Raises
     UserError if the forced backend does not support the inputs."""
     name = backend or choose_backend(q_TND.device, q_TND.dtype, q_TND.shape[-1], dropout, visibility)
-    if name == "varlen":
-        _check_flash(name, q_TND, dropout, visibility)
-        return _varlen(q_TND, k_TMD, v_TMD, packing, visibility.window)
     group = q_TND.shape[1] // k_TMD.shape[1]
     k_TND, v_TND = (x if group == 1 else x.repeat_interleave(group, 1) for x in (k_TMD, v_TMD))
     qkv = (q_TND, k_TND, v_TND)
+    if name == "varlen":
+        _check_flash(name, q_TND, dropout, visibility)
+        return _varlen(*qkv, packing, visibility.window)
     if name == "tiles" and q_TND.device.type == "cpu":
         return cpu_attention(*qkv, packing.cu_seqlens, packing.max_length, dropout, visibility)
     if name == "tiles":
@@ -106,14 +106,12 @@ def attend(
     )[0]  # fmt: skip
 
 
-def _varlen(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, packing: Packing, window: int) -> Tensor:
+def _varlen(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor, packing: Packing, window: int) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # CUDA builds only promise it
 
     lengths = (packing.cu_seqlens, packing.cu_seqlens, packing.max_length, packing.max_length)
     limits: dict[str, Any] = {"window_size": (window, window)} if window else {}
-    if q_TND.shape[1] != k_TMD.shape[1]:
-        limits["enable_gqa"] = True
-    out_TND = varlen_attn(q_TND, k_TMD, v_TMD, *lengths, **limits)
+    out_TND = varlen_attn(q_TND, k_TND, v_TND, *lengths, **limits)
     assert isinstance(out_TND, Tensor)  # no auxiliary output was asked for
     return out_TND
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.determinism import own_cores, ranks_sharing_cores, set_arithmetic
+from pretrain.distributed import determinism
+from pretrain.distributed.determinism import (
+    own_cores,
+    ranks_sharing_cores,
+    set_arithmetic,
+    settle_products,
+)
 from pretrain.distributed.world import World
 
 
@@ -66,3 +72,31 @@ def test_an_operation_that_is_not_deterministic_raises(monkeypatch: pytest.Monke
             torch.zeros(2).put_(torch.zeros(2, dtype=torch.long), torch.ones(2))
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_the_variable_of_cublas_goes_once_torch_has_seen_it(
+    asks_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would parse it at each product. It stays where a product is refused without it."""
+    seen = []
+
+    def multiply(device: torch.device) -> None:
+        seen.append(os.environ.get(determinism.CUBLAS))
+        if seen[-1] is None and asks_again:
+            raise RuntimeError("Deterministic behavior was enabled")
+
+    monkeypatch.setattr(determinism, "_multiply", multiply)
+    monkeypatch.setenv(determinism.CUBLAS, determinism.CUBLAS_MEMORY)
+    settle_products(torch.device("cuda"))
+    assert seen == [":4096:8", None]
+    assert (determinism.CUBLAS in os.environ) == asks_again
+
+
+def test_what_a_user_has_set_for_cublas_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(determinism, "_multiply", lambda device: pytest.fail("nothing to settle"))
+    monkeypatch.setenv(determinism.CUBLAS, ":16:8")
+    settle_products(torch.device("cuda"))
+    monkeypatch.setenv(determinism.CUBLAS, determinism.CUBLAS_MEMORY)
+    settle_products(torch.device("cpu"))
+    assert os.environ[determinism.CUBLAS] == determinism.CUBLAS_MEMORY

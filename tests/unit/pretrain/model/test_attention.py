@@ -168,17 +168,18 @@ def test_heads_of_keys_serve_several_queries() -> None:
 
 
 def test_the_varlen_kernel_gets_the_window_and_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the meta device, which computes nothing: what the kernel is asked for."""
-    asked: list[dict] = []
+    """On the meta device, which computes nothing: what the kernel is asked for. torch 2.11's takes no groups."""
+    asked: list[tuple[int, dict]] = []
     monkeypatch.setattr(
-        "torch.nn.attention.varlen.varlen_attn", lambda q, *_, **named: asked.append(named) or q
+        "torch.nn.attention.varlen.varlen_attn",
+        lambda q, k, *_, **named: asked.append((k.shape[1], named)) or q,
     )
     q, k = (torch.empty(8, heads, 64, device="meta", dtype=torch.bfloat16) for heads in (4, 2))
     packing = Packing.of([8], "meta")
     assert choose_backend(q.device, q.dtype, 64, 0.0, Visibility(window=3)) == "varlen"
     attend(q, k, k, packing, visibility=Visibility(window=3))
     attend(q, q, q, packing)
-    assert asked == [{"window_size": (3, 3), "enable_gqa": True}, {}]
+    assert asked == [(4, {"window_size": (3, 3)}), (4, {})]
 
 
 def test_backends_that_cannot_limit_what_is_seen_are_not_chosen() -> None:

@@ -110,6 +110,7 @@ def compiled() -> Iterator[tuple[Model, str]]:
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("error")  # for as long as the model is used, or it is compiled again
     compile_model.compile_model(module, MicroBatch.empty(2, 3).padded(SHAPE), Console(file=said, width=200))
+    assert not torch._inductor.async_compile._pool_set, "its processes would be waited for at the end"
     yield module, said.getvalue()
     torch.set_deterministic_debug_mode(before)
 
