@@ -1,14 +1,13 @@
 """All parts of the first hour with a GPU start and end on the pretended one. What they find there means nothing."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 from pretended import ONLY_RANK, ZEROS, on_gpu
 
-from tests.command_line import ROOT, command, environ
-from tests.gpu_day.carry import LONG, SHORT
+from tests.gpu_day.carry import LONG, SHORT, maskmill
+from tests.gpu_day.members import prepare_members
 
 pytestmark = pytest.mark.fake_gpu
 
@@ -25,11 +24,12 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("prepare", "demo", *text, f"data.out={folder}/short", *SHORT),
         ("prepare", "demo", *text, f"data.out={folder}/long", *LONG),
     ):
-        subprocess.run(command(*arguments), cwd=ROOT, env=environ(), check=True)
+        maskmill(*arguments)
+    prepare_members(folder / "members", maskmill)
     return folder
 
 
-@pytest.mark.parametrize("part", ["twice", "resume", "bench", "lamb", "mini"])
+@pytest.mark.parametrize("part", ["twice", "resume", "family", "bench", "fp8", "lamb", "mini"])
 def test_a_part_ends(part: str, carried: Path, tmp_path: Path) -> None:
     """`tests` fails by values there, which test_marked_tests.py looks at."""
     given = [str(tmp_path / "out"), f"--carried={carried}", "--tiny", "--minutes=40", "--parts", part]

@@ -141,7 +141,9 @@ def test_without_a_gpu_it_says_so_and_lists_its_parts(tmp_path: Path) -> None:
         "tests",
         "twice",
         "resume",
+        "family",
         "bench",
+        "fp8",
         "lamb",
         "mini",
     ]

@@ -36,7 +36,11 @@ def test_verbs_recipes_and_keys() -> None:
 def test_choices_of_a_setting(typed: str) -> None:
     """zsh and fish hand over the whole word; bash parts it at `=` and replaces what is behind it."""
     whole = "" if " " in typed else "train.precision="
-    assert completed(f"maskmill train demo run.ranks = 2 {typed}") == [f"{whole}fp32", f"{whole}fp16"]
+    assert completed(f"maskmill train demo run.ranks = 2 {typed}") == [
+        f"{whole}fp32",
+        f"{whole}fp16",
+        f"{whole}fp8",
+    ]
 
 
 def test_what_bash_puts_on_the_line(tmp_path: Path) -> None:
