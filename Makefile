@@ -9,6 +9,7 @@
 # make audit  look for known vulnerabilities in what they install
 # make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
 # make test-fake-gpu  the host code of CUDA on a pretended H100: Linux, gcc; several GB of packages in .venv-cuda
+# make test-torch TORCH=2.11.0   what is compiled, on another torch that pyproject.toml allows; several GB of packages in .venv-torch-2.11.0
 # make gpu-day  what a machine with a GPU and no network needs for tests/gpu_day/day.py, in build/gpu_day; SOURCE=TEXT
 # make test-data DATA=FOLDER   evaluation on the published files of tasks that FOLDER holds; fails where one is missing
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
@@ -26,7 +27,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu gpu-day test-data lock audit reshard storm fuzz study-mini docs lint format clean
+.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu test-torch gpu-day test-data lock audit reshard storm fuzz study-mini docs lint format clean
 
 env: $(STAMP)
 
@@ -132,6 +133,19 @@ $(CUDA_STAMP): pyproject.toml
 test-fake-gpu: $(CUDA_STAMP)
 	@command -v gcc nm >/dev/null || { echo "make test-fake-gpu: needs gcc and nm"; exit 2; }
 	@$(VENV_CUDA)/bin/python -m pytest tests/fake_gpu -m fake_gpu
+
+# Compiling is what differs most between versions of torch. Old ones are published for CUDA alone; no GPU is needed
+TORCH ?= 2.11.0
+VENV_TORCH = .venv-torch-$(TORCH)
+
+$(VENV_TORCH)/.ready: pyproject.toml
+	@test -x $(VENV_TORCH)/bin/python || $(PYTHON) -m venv $(VENV_TORCH)
+	@echo "setting up $(VENV_TORCH) (several GB)"
+	@$(VENV_TORCH)/bin/python -m pip --quiet --disable-pip-version-check install "torch==$(TORCH)" --editable ".[dev]"
+	@touch $@
+
+test-torch: $(VENV_TORCH)/.ready
+	@$(VENV_TORCH)/bin/python -m pytest tests/unit/pretrain/training/test_compile_model.py tests/unit/pretrain/model tests/smoke/test_compiled_run.py
 
 gpu-day: env
 	@$(BIN)/python -m tests.gpu_day.carry --source "$(SOURCE)"

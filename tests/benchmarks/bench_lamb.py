@@ -139,6 +139,8 @@ def fused_lamb_step(shapes: Shapes, device: torch.device) -> Step:
         raise RuntimeError("needs CUDA")
     from deepspeed.ops.lamb import FusedLamb
 
+    # DeepSpeed's builder reads no variable that names an architecture like 9.0a, as CUDA's images have it
+    os.environ["TORCH_CUDA_ARCH_LIST"] = "{}.{}".format(*torch.cuda.get_device_capability(device))
     return FusedLamb(separate(shapes, device), lr=LR, eps=1e-6).step
 
 

@@ -5,6 +5,7 @@ all else of the step did: the update, the log, evaluation and checkpoints where 
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from counts import Counts, read_counts
 
 from launch import cli
 from pretrain import train
+from pretrain.distributed.determinism import CUBLAS
 from pretrain.monitoring.run_log import RunLog
 
 
@@ -46,6 +48,7 @@ class Steps:
                 "micro_batches": self._micro_batches,
                 "passes": self._passes._asdict(),
                 "rest": whole.since(self._passes)._asdict(),
+                "cublas_variable": CUBLAS in os.environ,
             }
             with self._path.open("a", encoding="utf-8") as file:
                 print(json.dumps(line), file=file)

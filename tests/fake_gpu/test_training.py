@@ -81,6 +81,7 @@ def test_a_run_ends_within_its_budget(tiny: list[str], tmp_path: Path, name: str
     settings = [*tiny, *QUIET, f"train.precision={case.precision}", f"zero.stage={case.stage}", *case.more]
     steps = trained(tmp_path, settings)
     assert len(steps) == STEPS
+    assert not any(step["cublas_variable"] for step in steps), "torch 2.11 parses it at each product"
     for step in steps[PLAIN]:
         number, passes, rest = step["micro_batches"], step["passes"], step["rest"]
         show(name, step)
