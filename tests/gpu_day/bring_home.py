@@ -17,7 +17,7 @@ from typing import Any
 
 from pretrain.preflight import gpus
 from tests.benchmarks.studies import markdown
-from tests.gpu_day.parts import in_words
+from tests.gpu_day.runs import in_words
 
 CALIBRATED = re.compile(r"^(CALIBRATED: dict\[str, float\] = )(\{.*\})$", re.MULTILINE)
 

@@ -19,7 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a plain script, from any working directory
 
-from tests.gpu_day.parts import PARTS, Day, Failed, in_words  # noqa: E402
+from tests.gpu_day.parts import PARTS  # noqa: E402
+from tests.gpu_day.runs import Day, Failed, in_words  # noqa: E402
 
 LEAST = 20.0
 """Seconds under which no part is begun."""

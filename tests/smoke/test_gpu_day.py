@@ -14,7 +14,7 @@ import pytest
 
 from pretrain.preflight import gpus
 from tests.command_line import ROOT, environ
-from tests.gpu_day import bring_home, day, parts
+from tests.gpu_day import bring_home, day, parts, runs
 from tests.gpu_day.carry import COMPILED, IMAGE, PURE
 
 pytestmark = pytest.mark.slow
@@ -154,18 +154,18 @@ def test_without_a_gpu_it_says_so_and_lists_its_parts(tmp_path: Path) -> None:
 
 
 def test_a_part_that_breaks_does_not_stop_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(day: parts.Day, figures: dict[str, Any]) -> None:
+    def broken(day: runs.Day, figures: dict[str, Any]) -> None:
         figures["before"] = 1
         raise FileNotFoundError("latest")
 
     monkeypatch.setitem(parts.PARTS, "twice", parts.Part(broken, 60.0))
-    given = parts.Day(tmp_path, tmp_path, {}, tiny=True, ends=time.monotonic() + 60)
+    given = runs.Day(tmp_path, tmp_path, {}, tiny=True, ends=time.monotonic() + 60)
     found = day.outcome("twice", given)
     assert (found["status"], found["figures"]) == ("failed: FileNotFoundError: latest", {"before": 1})
 
 
 def test_a_command_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:
     soon = time.monotonic() + 60
-    given = parts.Day(tmp_path, tmp_path, {}, tiny=True, ends=soon, part_ends=soon)
-    with pytest.raises(parts.Failed, match=r"exit code 2 .*: no room"):
+    given = runs.Day(tmp_path, tmp_path, {}, tiny=True, ends=soon, part_ends=soon)
+    with pytest.raises(runs.Failed, match=r"exit code 2 .*: no room"):
         given.python("-c", "import sys; print('first'); print('no room'); sys.exit(2)")

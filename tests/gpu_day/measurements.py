@@ -1,0 +1,90 @@
+"""How fast a GPU is, and what a model learns on it in a few minutes."""
+
+import json
+import shutil
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.gpu_day.checks import settings_512
+from tests.gpu_day.runs import ROOT, Day, Failed, last_metrics
+
+PIECE = 15 * 2**20
+"""Bytes of a file in which a run travels back."""
+BENCHMARK = str(ROOT / "tests/benchmarks/bench_gpu.py")
+ROWS = ("base-128", "large-128", "large-512")
+SECONDS_TO_START_AND_PACK = 75.0
+
+
+def bench(day: Day, figures: dict[str, Any]) -> None:
+    """Three published sizes, both engines, deterministic and not."""
+    found = day.out / "bench.json"
+    tiny = ["--tiny", "--steps", "1", "--windows", "1"] if day.tiny else []
+    figures["rows"] = rows = []
+    try:
+        for row in ROWS:  # a process each, so that memory of one is not in the way of the next
+            day.python(BENCHMARK, "--row", row, "--json", str(found), *tiny)
+    finally:
+        rows += json.loads(found.read_text()) if found.is_file() else []
+        found.unlink(missing_ok=True)
+
+
+def fp8(day: Day, figures: dict[str, Any]) -> None:
+    """BERT-large with products in FP8 beside bf16, and two short runs: the same losses to a few hundredths."""
+    found = day.out / "fp8.json"
+    tiny = ["--tiny", "--steps", "1", "--windows", "1"] if day.tiny else []
+    case = ("--row", "large-128", "--engine", "deepspeed", "--deterministic", "on", "--json", str(found))
+    for precision in ("auto", "fp8"):
+        day.python(BENCHMARK, *case, "--precision", precision, *tiny)
+    figures["rows"] = json.loads(found.read_text())
+    found.unlink()
+    steps = 4 if day.tiny else 300
+    for precision in ("bf16", "fp8"):
+        run = day.out / precision
+        day.train(run, "long", *settings_512(day), f"train.steps={steps}", f"train.precision={precision}")
+        figures[f"{precision} loss"] = last_metrics(run).get("held_out_mask_loss")
+        shutil.rmtree(run)
+
+
+def lamb(day: Day, figures: dict[str, Any]) -> None:
+    """One LAMB step beside its memory floor and its peers."""
+    found = day.out / "lamb.json"
+    tiny = ["--layers", "2", "--hidden", "128", "--vocabulary", "3000", "--copy-mb", "64", "--rounds", "2"]
+    day.python(
+        str(ROOT / "tests/benchmarks/bench_lamb.py"), "--json", str(found), *(tiny if day.tiny else [])
+    )
+    figures.update(json.loads(found.read_text()))
+    found.unlink()
+
+
+def mini(day: Day, figures: dict[str, Any]) -> None:
+    """bert_mini for the time that is left."""
+    minutes = max(0.2, (day.part_ends - time.monotonic() - SECONDS_TO_START_AND_PACK) / 60)
+    run = day.out / "mini"
+    length = ["train.steps=4", "train.global_batch=4", "train.micro_batch=2"] if day.tiny else []
+    batch = ["train.global_batch=256", "train.micro_batch=0", "optim.lr=2e-3"]
+    length = length or ["train.steps=0", f"train.minutes={minutes:.2f}", *batch]
+    day.train(run, "short", *length, "checkpoint.keep=1", "train.checkpoint_every=0", "train.eval_every=2000")
+    last = last_metrics(run)
+    wanted = ("step", "held_out_mask_loss", "held_out_mask_unigram_loss", "tokens_per_s")
+    figures.update({name: last[name] for name in wanted if name in last}, minutes=minutes)
+    export(day, run)
+    packed = day.out / "mini.tar"
+    with tarfile.open(packed, "w") as archive:
+        archive.add(run, "mini")
+    with packed.open("rb") as file:
+        for number, piece in enumerate(iter(lambda: file.read(PIECE), b"")):
+            (day.out / f"mini.tar.{number}").write_bytes(piece)
+    packed.unlink()
+    shutil.rmtree(run)
+
+
+def export(day: Day, run: Path) -> None:
+    """Put the model in the place of the checkpoints, a third of their bytes. They stay where this machine cannot, as
+    without transformers."""
+    try:
+        day.python("-c", "from launch.cli import main; main()", "export", str(run))
+    except Failed:
+        return
+    shutil.rmtree(run / "checkpoints")
