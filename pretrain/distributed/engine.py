@@ -26,7 +26,6 @@ from io import StringIO
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -35,6 +34,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed import gradient_fixes
 from pretrain.distributed.deepspeed_config import deepspeed_settings, import_deepspeed, refuse_unsupported
 from pretrain.distributed.flat_tensors import build_partition_map
+from pretrain.distributed.gathering import share_rank_0
 from pretrain.distributed.optimizer_ranks import connect
 from pretrain.distributed.partition_map import PartitionMap
 from pretrain.distributed.precision import FP8, resolve_precision
@@ -66,6 +66,7 @@ class Engine:
         """Named fragments of weights and moments: for saving and loading."""
         connect(optimizer, self.partition, world)
         gradient_fixes.add_in_one_pass(self._wrapper)
+        gradient_fixes.keep_sums_of_one_rank(deepspeed_engine, world.size)
         self._fp32_gradients: list[nn.Parameter] = []
         if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()
@@ -229,7 +230,7 @@ def build_engine(
     if fp8:
         use_fp8(model)
     model.to(world.device)
-    _share_rank_0(model, world)
+    share_rank_0(model, world)
     masters = {}
     if precision != "fp32":
         masters = {name: p.detach().cpu().clone() for name, p in trainable_parameters(model).items()}
@@ -245,13 +246,6 @@ def build_engine(
     if masters:
         engine.partition.load(_reader(masters), updates=0, kinds=("master",))
     return engine
-
-
-def _share_rank_0(model: nn.Module, world: World) -> None:
-    if world.size > 1:
-        with torch.no_grad():
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor, src=0)
 
 
 def _reader(tensors: Mapping[str, Tensor]) -> Any:

@@ -1,10 +1,10 @@
-"""Gather the weights of all ranks, whole and by name, in the memory of the first one."""
+"""Send weights between ranks: whole and by name to the first one, and its own to all."""
 
 import math
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretrain.distributed.partition_map import PartitionMap
 from pretrain.distributed.world import World
@@ -34,6 +34,14 @@ def whole_weights(partition: PartitionMap, world: World) -> dict[str, Tensor]:
             else:
                 dist.recv(_bytes(place), src=rank, group=world.messages)
     return {name: tensor.view(partition.shapes[name]) for name, tensor in found.items()}
+
+
+@torch.no_grad()
+def share_rank_0(model: nn.Module, world: World) -> None:
+    """Give every rank the parameters and buffers of the first one. All ranks call this."""
+    if world.size > 1:
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, src=0)
 
 
 def _bytes(values: Tensor) -> Tensor:

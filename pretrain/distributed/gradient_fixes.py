@@ -70,6 +70,13 @@ def add_in_one_pass(wrapper: Any) -> None:
     wrapper.accumulate_hp_grads_and_remove_lp = add  # what its hooks call
 
 
+def keep_sums_of_one_rank(deepspeed_engine: Any, ranks: int) -> None:
+    """On one rank, at stage 1 in bf16, leave the fp32 sums where they are: DeepSpeed copies them to buckets, reduces
+    these over the one rank and copies them back, 16 bytes a parameter and step."""
+    if ranks == 1 and hasattr(deepspeed_engine.optimizer, "accumulate_hp_grads_and_remove_lp"):
+        deepspeed_engine.buffered_allreduce_fallback = lambda *_, **__: None
+
+
 def is_offloaded(wrapper: Any) -> bool:
     """Return whether masters, moments and the step are on the CPU."""
     return bool(getattr(wrapper, "cpu_offload", False) or getattr(wrapper, "offload_optimizer", False))

@@ -242,6 +242,26 @@ def test_a_teacher_is_in_the_precision_of_its_student(tmp_path: Path) -> None:
     assert done.stdout.split() == ["torch.bfloat16"] * 3
 
 
+ALONE = """
+import sys
+sys.path.insert(0, {folder!r})
+from test_zero_lamb import build, config, train
+from pretrain.distributed.world import World
+
+world = World().start()
+engine = build(world, config(1, "bf16"))
+engine._engine._reduce_non_expert_gradients = None  # a call would raise
+assert all(train(engine, world, range(3)))
+engine.close()
+world.stop()
+"""
+
+
+def test_one_rank_copies_no_gradients_to_reduce_them(tmp_path: Path) -> None:
+    done = run_alone(ALONE, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def run_alone(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     folder = Path(__file__).parent
     environment = environ(TORCH_EXTENSIONS_DIR=str(tmp_path))
