@@ -1,5 +1,6 @@
 """Decide whether a run compiles its model, and compile it for one shape."""
 
+import logging
 import shutil
 import time
 import warnings
@@ -104,6 +105,8 @@ def _stop_workers() -> None:
     act would be to wait five minutes for them (pytorch#162199). Later compilation starts new ones."""
     from torch._inductor import async_compile
 
+    # it would warn that it cannot tell them to end
+    logging.getLogger("torch._inductor.compile_worker.subproc_pool").setLevel(logging.ERROR)
     for pool in async_compile._pool_set:
         if process := getattr(pool, "process", None):
             process.kill()  # its own workers see that, and end
