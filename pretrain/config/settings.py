@@ -12,6 +12,8 @@ from pretrain.config.encoder_settings import EncoderSettings as EncoderSettings
 from pretrain.config.optim_settings import OptimSettings as OptimSettings
 from pretrain.config.optim_settings import ScheduleSettings as ScheduleSettings
 
+FP8 = "fp8"
+"""The `train.precision` of weights in bf16 that encoder layers multiply in FP8."""
 CLS_SEGMENT = 2
 """Segment of [CLS] where it is behind the text (XLNet): another one than those of the text."""
 

@@ -30,16 +30,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data_pipeline.errors import UserError
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed import gradient_fixes
 from pretrain.distributed.deepspeed_config import deepspeed_settings, import_deepspeed, refuse_unsupported
 from pretrain.distributed.flat_tensors import build_partition_map
 from pretrain.distributed.gathering import share_rank_0
 from pretrain.distributed.optimizer_ranks import connect
 from pretrain.distributed.partition_map import PartitionMap
-from pretrain.distributed.precision import FP8, resolve_precision
+from pretrain.distributed.precision import resolve_precision
 from pretrain.distributed.world import World
-from pretrain.model.fp8 import use_fp8
 from pretrain.optim.flat_layout import squared_norm
 from pretrain.optim.lamb import Lamb
 from pretrain.optim.lamb_torch import check_kernels
@@ -224,11 +223,8 @@ def build_engine(
     """
     precision = resolve_precision(config, world.device.type)
     deepspeed = import_deepspeed(world)
-    fp8 = config.train.precision == FP8
-    refuse_unsupported(deepspeed, config.zero.stage, precision, world, fp8=fp8)
+    refuse_unsupported(deepspeed, config.zero.stage, precision, world, fp8=config.train.precision == FP8)
     check_kernels(config.train.kernels, world.device)
-    if fp8:
-        use_fp8(model)
     model.to(world.device)
     share_rank_0(model, world)
     masters = {}

@@ -4,13 +4,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import FP8, RunConfig
 
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 """What CUDA and ROCm open first: NVIDIA's driver, Tegra's, Windows' under WSL, AMD's."""
-
-FP8 = "fp8"
-"""The `train.precision` of products in FP8."""
 
 
 def resolve_precision(config: RunConfig, device: str) -> str:

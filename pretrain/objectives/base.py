@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from torch import Tensor, nn
 
 from data_pipeline.shards.schema import VocabularyStamp
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import FP8, RunConfig
 from pretrain.model.batch import MicroBatch
 from pretrain.model.encoder import Encoder
 from pretrain.model.flops import encoder_flops, projection_flops
+from pretrain.model.fp8 import use_fp8
 from pretrain.model.initialize import initialize
 from pretrain.model.visibility import FULL, Visibility
 from pretrain.objectives.losses import Terms
@@ -100,6 +101,8 @@ class Objective:
         without a draw from torch's global generator."""
         model = self.training_model(vocabulary)
         initialize(model, self.config.run.seed, self.config.encoder.initializer_range)
+        if self.config.train.precision == FP8:
+            use_fp8(model)
         return model
 
     def build_encoder(self, vocabulary: VocabularyStamp) -> Encoder:

@@ -31,8 +31,8 @@ from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import Phase, phases_of
-from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import FP8, resolve_precision, sees_gpus
+from pretrain.config.settings import FP8, RunConfig
+from pretrain.distributed.precision import resolve_precision, sees_gpus
 from pretrain.objectives.registry import keeps_memory, load, registered
 from pretrain.objectives.teacher import check_teacher, has_teacher
 from pretrain.preflight.micro_batch import on_cpus

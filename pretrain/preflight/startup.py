@@ -16,8 +16,7 @@ from rich.console import Console
 from data_pipeline.errors import UserError
 from data_pipeline.loader.loader import Shares
 from pretrain.config.phases import Phase
-from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import FP8
+from pretrain.config.settings import FP8, RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.initialize import vocabulary_rows
 from pretrain.optim.schedule import updates

@@ -18,8 +18,7 @@ from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import redact
 from pretrain.checkpoint.store import checkpoints
-from pretrain.config.settings import RunConfig
-from pretrain.distributed.precision import FP8
+from pretrain.config.settings import FP8, RunConfig
 from pretrain.objectives.teacher import teacher_identity
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import CONFIG, FORMAT, RUN, read_run, read_summary, refuse_another

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.errors import UserError
+from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.recipe import load_config
 from pretrain.config.settings import EncoderSettings
 from pretrain.distributed.deepspeed_config import refuse_unsupported
 from pretrain.model.fp8 import GRADIENTS, VALUES, Fp8Linear, in_fp8, use_fp8
+from pretrain.objectives.registry import load
 from tests.factories.models import fresh_model
 
 T, K, N = 48, 64, 96
@@ -80,6 +82,15 @@ def test_layers_of_the_encoder_alone_multiply_in_fp8() -> None:
     assert len(changed) == 2 * 6
     assert all(name.startswith("encoder.layers.") for name in changed)
     assert [name for name, _ in model.named_parameters()] == before
+
+
+def test_a_run_in_fp8_trains_such_a_model_and_exports_a_plain_one() -> None:
+    config = load_config("demo", ["train.precision=fp8"])
+    vocabulary = VocabularyStamp.of_size(100)
+    trained = load(config).fresh_model(vocabulary)
+    assert any(isinstance(part, Fp8Linear) for part in trained.modules())
+    exported = load(config).build_model(vocabulary)
+    assert not any(isinstance(part, Fp8Linear) for part in exported.modules())
 
 
 def test_layers_that_are_used_twice_count_once() -> None:
