@@ -11,6 +11,8 @@ from pretrain.config.safe_yaml import DEPTH, check_shape
 from tests.faults.fuzz import fuzz
 from tests.faults.parsers import PARSERS
 
+pytestmark = pytest.mark.slow
+
 SLICE = 1300
 """Cases of all parsers together."""
 DOUBLED = "a: &a0 [x, x]\n" + "".join(f"b{n}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(30))

@@ -30,7 +30,7 @@ from pretrain.training.stream_memory import StreamMemory
 from tests.factories.models import fresh_model
 from tests.factories.shards import SIZE, StubVocabulary, blocks_of
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 LONGEST, EXAMPLES, BATCH = 48, 33, 11
 WHOLE, SMALL = 16, 1  # micro-batches, in examples of full length

@@ -16,7 +16,7 @@ from pretrain.config.settings import ScheduleSettings
 from pretrain.optim.schedule import Progress, learning_rate
 from tests.run_ends import assert_same_weights, final
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 SECONDS = 60.0
 BUDGET = [

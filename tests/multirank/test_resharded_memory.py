@@ -15,7 +15,7 @@ from tests.command_line import Maskmill
 from tests.factories.objectives import register_remembering
 from tests.run_ends import assert_bit_equal, final
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 STEPS, STOPPED_AT, BATCH = 6, 3, 12
 RUN = [

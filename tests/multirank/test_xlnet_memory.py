@@ -10,7 +10,7 @@ from tests.command_line import Maskmill
 from tests.factories.members import member_settings
 from tests.run_ends import assert_bit_equal, final
 
-pytestmark = pytest.mark.multirank
+pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 MEMORY = "objective.xlnet.memory_length=100"
 """Longer than the examples of two steps."""

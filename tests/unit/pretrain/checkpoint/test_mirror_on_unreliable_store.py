@@ -15,6 +15,8 @@ from tests.factories.checkpoints import is_right, save
 from tests.factories.unreliable_store import LISTING, ProxyServer, every, unreliable
 from tests.unit.pretrain.checkpoint.test_mirror import IDENTITY, elsewhere, made
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProxyServer]:
