@@ -234,9 +234,8 @@ def build_engine(
     settings = deepspeed_settings(config, precision, dict(zero or {}))
     with redirect_stdout(StringIO()):  # it prints its memory use
         wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-    for frozen in vars(model).get(
-        "frozen", ()
-    ):  # no submodules: DeepSpeed casts the model's parameters alone
+    # they are no submodules, and DeepSpeed casts the model's parameters alone
+    for frozen in vars(model).get("frozen", ()):
         frozen.to(next(model.parameters()).dtype)
     engine = Engine(wrapped, optimizer, precision, config.train.clip, world)
     if masters:

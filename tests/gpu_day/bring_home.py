@@ -36,6 +36,8 @@ def main() -> None:
     if measured := parts.get("bench", {}).get("figures", {}).get("rows"):
         print(markdown(BENCH_HEAD, bench_rows(measured)) + "\n")
         print(calibrate(machine["gpu"], measured, arguments.calibrated))
+    if measured := parts.get("fp8", {}).get("figures", {}).get("rows"):
+        print(markdown(BENCH_HEAD, bench_rows(measured)) + "\n")
     for out in arguments.out:
         if (out / "mini.tar.0").is_file():
             unpack(out, arguments.runs)
@@ -64,14 +66,23 @@ def rows(parts: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-BENCH_HEAD = ["row", "engine", "deterministic", "examples/s", "share of the peak", "memory", "of the plan's"]
+BENCH_HEAD = [
+    "row",
+    "engine",
+    "deterministic",
+    "precision",
+    "examples/s",
+    "share of the peak",
+    "memory",
+    "of the plan's",
+]
 
 
 def bench_rows(measured: list[dict[str, Any]]) -> list[list[str]]:
     """A row for each measurement of bench_gpu.py."""
     return [
         [
-            *(case[name] for name in ("row", "engine", "deterministic")),
+            *(case[name] for name in ("row", "engine", "deterministic", "precision")),
             f"{case['examples_per_second']:,.0f}",
             f"{case['utilisation']:.1%}",
             f"{case['peak_bytes'] / 1e9:.2f} GB",

@@ -148,6 +148,22 @@ def test_settings_that_the_engine_would_refuse_are_refused_before(settings: str,
         load_config("demo", settings.split())
 
 
+def test_fp8_needs_a_gpu_and_is_a_precision_of_its_own(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that began in bf16 does not go on in FP8 unnoticed, though its weights are in bf16 in both."""
+    here = [*tiny, f"run.dir={tmp_path}/run"]
+    with pytest.raises(UserError, match=r"train\.precision=fp8 needs a GPU"):
+        check_run(load_config("demo", [*here, "train.precision=fp8"]), 1)
+    monkeypatch.setattr("pretrain.preflight.check_run.sees_gpus", lambda: True)
+    found = {}
+    for asked in ("bf16", "fp8"):
+        plans = check_run(load_config("demo", [*here, f"train.precision={asked}"]), 1)
+        assert plans[0].precision == "bf16"
+        found[asked] = run_identity(plans)["train.precision"]
+    assert found == {"bf16": "bf16", "fp8": "fp8"}
+
+
 def test_more_ranks_than_gpus_are_refused(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
