@@ -3,10 +3,8 @@
 What has been measured is never repeated, so the same command after an interruption continues.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.equality import check_equal, hashes_of
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values, read_measured
 from pretrain.evaluate.studies.page import Facts, write_study
-from pretrain.run.machine import cpu_name
 
 Say = Callable[[str], None]
 
@@ -177,8 +174,6 @@ class Study:
         expected += [c for c in all_cells(self.design) if (c.arm, c.seed) not in known]
         facts = Facts(
             command=self._command,
-            date=datetime.now(UTC).strftime("%Y-%m-%d"),
-            machine=f"{len(os.sched_getaffinity(0))} cores ({cpu_name()})",
             budget=str(budget_of(self.design, self.place, {})),
             equal=self._equal,
             failed=self._failed,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from pretrain.evaluate.downstream.tasks.registry import OWN, folder_of, folders_
 from pretrain.evaluate.studies.design import Design, Scoring
 from pretrain.evaluate.studies.measured import Cell, Measured, measure_run, read_measured, write_measured
 from pretrain.evaluate.studies.segment_edits import edited_folder
+from pretrain.run.machine import machine_name
 
 DIVERGED = "batch in a row that was skipped"
 """What a run says that ended because its gradients were not finite."""
@@ -94,7 +96,10 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
                 by_epoch |= scored.by_epoch
     tuned = [list(pair) for pair in cell.tuned]
     seconds = time.monotonic() - started
-    found = Measured(cell.arm, cell.seed, tuned, figures, curve, seconds, finite, identity, notes, by_epoch)
+    where = (machine_name(), datetime.now(UTC).strftime("%Y-%m-%d"))
+    found = Measured(
+        cell.arm, cell.seed, tuned, figures, curve, seconds, finite, identity, notes, by_epoch, *where
+    )
     write_measured(place.cells, found)
     shutil.rmtree(run_folder(place.folder, cell) / "checkpoints", ignore_errors=True)
     return found

@@ -1,5 +1,6 @@
 """Describe the ranks' machines: devices, hosts, versions, memory."""
 
+import os
 import platform
 import resource
 import socket
@@ -32,6 +33,12 @@ def machine(world: World) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in names}},
     }
+
+
+def machine_name() -> str:
+    """Return what this process may use: the GPU, if torch sees one, and its cores."""
+    cores = f"{len(os.sched_getaffinity(0))} cores ({cpu_name()})"
+    return f"{torch.cuda.get_device_name()}, {cores}" if torch.cuda.is_available() else cores
 
 
 def cpu_name() -> str:

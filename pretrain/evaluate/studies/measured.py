@@ -58,6 +58,10 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     by_epoch: dict[str, list[float]] = field(default_factory=dict)
     """Figures of tasks after each epoch of fine-tuning."""
+    machine: str = ""
+    """What it ran on."""
+    date: str = ""
+    """The day on which it ended, in UTC."""
 
     @property
     def cell(self) -> Cell:

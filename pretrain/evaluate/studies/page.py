@@ -7,7 +7,7 @@ missing.
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,6 @@ class Facts:
     """What is known of how a study was run."""
 
     command: str
-    date: str
-    machine: str
     budget: str
     equal: dict[str, dict[str, str]]
     """Seed -> kind -> the hash that all arms have."""
@@ -126,7 +124,7 @@ def page_of(
     if facts.equal:
         equal = "; ".join(f"seed {seed}: {_pairs(kinds)}" for seed, kinds in facts.equal.items())
         parts.append(f"Checked by hash to be equal in all arms: {equal}.")
-    parts.append(f"## Result\n\n{facts.date}, {facts.machine}; `{facts.command}`.\n\n{tables}")
+    parts.append(f"## Result\n\n{_when_and_where(found.values())}`{facts.command}`.\n\n{tables}")
     parts += [f"![{shows}]({file})" for shows, file in pictures.items() if file]
     if missing or facts.failed or facts.unscored:
         lines = [f"- not measured: {name}{_because(facts, name)}" for name in missing]
@@ -144,6 +142,14 @@ def page_of(
     seconds = sum(one.seconds for one in found.values())
     parts.append(f"{len(found)} runs took {duration(seconds)} of run time in all.")
     return "\n\n".join(parts) + "\n"
+
+
+def _when_and_where(found: Collection[Measured]) -> str:
+    """Return the days and the machines of what was measured, not those of drawing it."""
+    days = sorted({one.date for one in found if one.date})
+    said = [" to ".join(dict.fromkeys([days[0], days[-1]]))] if days else []
+    said += sorted({one.machine for one in found if one.machine})
+    return f"{'; '.join(said)}; " if said else ""
 
 
 def _capital(text: str) -> str:

@@ -15,9 +15,7 @@ from pretrain.evaluate.studies.parse import parse_design
 from pretrain.evaluate.studies.statistics import Comparison
 
 SVG = "{http://www.w3.org/2000/svg}"
-FACTS = Facts(
-    "maskmill study x", "2026-01-01", "2 cores", "4 runs.", {"1": {"masks": "abc"}}, {"b-2": "no room"}, []
-)
+FACTS = Facts("maskmill study x", "4 runs.", {"1": {"masks": "abc"}}, {"b-2": "no room"}, [])
 
 
 def design_of(seeds: int = 2, **other: Any) -> Design:
@@ -112,6 +110,17 @@ def test_scores_without_curves_are_drawn_by_arm(tmp_path: Path) -> None:
     picture = ET.parse(tmp_path / "picture.svg").getroot()
     assert len(list(picture.iter(f"{SVG}circle"))) == 4
     assert "equal in every seed" in (tmp_path / "README.md").read_text()
+
+
+def test_a_page_names_the_days_and_machines_of_its_runs(tmp_path: Path) -> None:
+    """Not those of drawing it, which may be years later and elsewhere."""
+    places = [("H100, 16 cores", "2026-02-01"), ("2 cores", "2026-01-31"), ("", "")]
+    runs = [
+        Measured("a", n, [], {"mrpc.accuracy": 70.0}, machine=m, date=d) for n, (m, d) in enumerate(places)
+    ]
+    write_study(tmp_path, design_of(figures=["mrpc.accuracy"]), [], found_of(*runs), FACTS)
+    said = "2026-01-31 to 2026-02-01; 2 cores; H100, 16 cores; `maskmill study x`."
+    assert said in (tmp_path / "README.md").read_text()
 
 
 def test_scores_by_epoch_have_a_table_and_a_picture(tmp_path: Path) -> None:
