@@ -18,9 +18,6 @@ everywhere, attention included, unless `--dropout` says otherwise. One step is f
 import argparse
 import json
 import statistics
-import time
-import warnings
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +37,7 @@ from pretrain.training import compile_model
 from pretrain.training.device_feed import Feed, HostShare
 from tests.benchmarks.gpu_engines import engine_of
 from tests.benchmarks.gpu_rows import ROWS, Row, global_batch, sized
+from tests.benchmarks.gpu_steps import host_times, show_waits, step, window
 from tests.factories.models import fresh_model
 
 CLS, SEP = 2, 3
@@ -144,6 +142,7 @@ def measure(case: Case, row: Row, arguments: argparse.Namespace, device: torch.d
     figures |= {"utilisation": flops / seconds / peak, "precision": config.train.precision}
     if device.type == "cuda":
         figures |= show_memory(row, config, arguments, precision, device)
+        figures["host_seconds"] = host_times(engine, feed, ready, device)
     show_kernels(engine, feed, ready, arguments, device)
     engine.close()
     return figures
@@ -156,51 +155,6 @@ def run_config(case: Case, row: Row, arguments: argparse.Namespace) -> RunConfig
     config.train.deterministic = case.deterministic == "on"
     config.zero.stage = 1 if case.engine == "deepspeed" else 0
     return config
-
-
-def micro_batches(feed: Feed, ready: HostShare) -> Iterator[Any]:
-    return feed(ready, len(ready.ready))
-
-
-def gradients(engine: Any, feed: Feed, ready: HostShare) -> None:
-    """Forward and backward over the step's micro-batches, as in pretrain/train.py."""
-    scale = {"mlm": 1 / ready.masked, "nsp": 1 / ready.pairs}
-    for number, micro_batch in enumerate(micro_batches(feed, ready), start=1):
-        terms, _ = engine(micro_batch)
-        loss = sum(term.sum * (term.weight * scale[name]) for name, term in terms.items())
-        engine.backward(loss, last=number == len(ready.ready))
-
-
-def step(engine: Any, feed: Feed, ready: HostShare) -> None:
-    gradients(engine, feed, ready)
-    engine.step()
-
-
-def window(engine: Any, feed: Feed, ready: HostShare, steps: int, device: torch.device) -> float:
-    """Seconds a step."""
-    started = time.perf_counter()
-    for _ in range(steps):
-        step(engine, feed, ready)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - started) / steps
-
-
-def show_waits(engine: Any, feed: Feed, ready: HostShare) -> None:
-    """Where forward, backward and copies make the host wait for the device, as torch finds it; and in the update."""
-    for part, work in (
-        ("forward, backward, copies", lambda: gradients(engine, feed, ready)),
-        ("update", engine.step),
-    ):
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as found:
-                warnings.simplefilter("always")
-                work()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        places = {f"{Path(w.filename).name}:{w.lineno}" for w in found if "synchroniz" in str(w.message)}
-        print(f"  waits for the device in {part}: {', '.join(sorted(places)) or 'none'}")
 
 
 def show_memory(
