@@ -96,7 +96,7 @@ def _of_figure(design: Design, figure: str, runs: Mapping[str, Mapping[int, Meas
             [seed for seed in design.seeds if seed not in values[arm]],
             stuck[arm],
             compared.get(arm),
-            _reading(design, arm, figure, values[arm], stuck[arm], compared.get(arm)),
+            _reading(design, arm, figure, runs[arm], values[arm], stuck[arm], compared.get(arm)),
         )
         for arm in design.arms
     ]
@@ -106,6 +106,7 @@ def _reading(
     design: Design,
     arm: str,
     figure: str,
+    runs: Mapping[int, Measured],
     values: Mapping[int, float],
     stuck: Sequence[int],
     compared: Comparison | None,
@@ -113,7 +114,8 @@ def _reading(
     if stuck:
         return f"{NO_CONTEXT} ({len(stuck)} of {len(design.seeds)} seeds): not compared"
     if not values:
-        return "not reached" if figure == TOKENS_TO_CONTEXT else "not measured"
+        none = "has none" if len(runs) == len(design.seeds) else "not measured"
+        return "not reached" if figure == TOKENS_TO_CONTEXT else none
     if arm == design.reference:
         return REFERENCE
     if compared is None or not compared.seeds:
@@ -150,12 +152,6 @@ def cells_of_row(design: Design, row: Row) -> list[str]:
     mean, deviation = spread(finite) if finite else (math.nan, math.nan)
     around = f" ± {shown(row.figure, deviation)}" if math.isfinite(deviation) else ""
     ends = f"{shown(row.figure, min(finite))} to {shown(row.figure, max(finite))}" if len(finite) > 1 else ""
-    found, difference = row.comparison, ""
-    if found and found.seeds:
-        difference = f"{shown(row.figure, found.difference, sign=True)}"
-        if math.isfinite(found.low):
-            ends_of = (shown(row.figure, end, sign=True) for end in (found.low, found.high))
-            difference += f" ({' to '.join(ends_of)})"
     seeds = f"{len(finite)}" if not row.missing else f"{len(finite)} of {len(design.seeds)}"
     published = design.arms[row.arm].published.get(row.figure)
     return [
@@ -163,10 +159,21 @@ def cells_of_row(design: Design, row: Row) -> list[str]:
         seeds,
         f"{shown(row.figure, mean)}{around}" if finite else "",
         ends,
-        difference,
+        difference_of(row.comparison, row.figure),
         row.reading,
         "" if published is None else f"{published:g}",
     ]
+
+
+def difference_of(found: Comparison | None, figure: str) -> str:
+    """Write a difference and its interval; nothing where there is none."""
+    if found is None or not found.seeds:
+        return ""
+    difference = shown(figure, found.difference, sign=True)
+    if not math.isfinite(found.low):
+        return difference
+    low, high = (shown(figure, end, sign=True) for end in (found.low, found.high))
+    return f"{difference} ({low} to {high})"
 
 
 def shown(figure: str, value: float, sign: bool = False) -> str:

@@ -85,6 +85,9 @@ class Design:
     figure: str
     """The figure that leads; lower is better where it is a loss or a count of tokens."""
     figures: tuple[str, ...]
+    contrasts: dict[str, dict[str, float]]
+    """Name -> arm -> its weight in a sum that is compared with 0: main effects and interactions, where the arms are the
+    cells of a table."""
     equal: tuple[str, ...]
     evaluate: tuple[Scoring, ...]
     tune: dict[str, tuple[Any, ...]]

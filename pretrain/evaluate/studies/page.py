@@ -25,11 +25,13 @@ from pretrain.evaluate.studies.compare import (
     shown,
     unigram_of,
 )
+from pretrain.evaluate.studies.contrasts import Contrast, contrasts_of
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 from pretrain.run.human import duration
 
 RESULT, TABLE, PICTURE, EPOCHS, PAGE = "result.json", "table.md", "picture.svg", "epochs.svg", "README.md"
+CONTRAST_HEAD = ["all arms together", "seeds", "difference (95 %)", "reading"]
 HEAD = ["arm", "seeds", "mean ± sd", "range", "minus reference (95 %)", "reading", "published"]
 
 
@@ -63,7 +65,9 @@ def write_study(
         "rows": [row.as_values for row in rows],
         "measured": [asdict(one) for one in found.values()],
     }
-    tables = tables_of(design, rows, found)
+    contrasts = contrasts_of(design, rows)
+    result["contrasts"] = [one.as_values for one in contrasts]
+    tables = tables_of(design, rows, contrasts, found)
     write_whole(folder / RESULT, json.dumps(result, indent=1, default=str).encode())
     write_whole(folder / TABLE, f"{tables}\n".encode())
     if picture := picture_of(design, rows, found):
@@ -75,15 +79,19 @@ def write_study(
     write_whole(folder / PAGE, page.encode())
 
 
-def tables_of(design: Design, rows: Sequence[Row], found: Mapping[Cell, Measured]) -> str:
-    """Return a table for each figure, one of the grid where a setting is tuned, and one for each figure that was
-    measured after each epoch."""
+def tables_of(
+    design: Design, rows: Sequence[Row], contrasts: Sequence[Contrast], found: Mapping[Cell, Measured]
+) -> str:
+    """Return a table for each figure, with its contrasts below, one of the grid where a setting is tuned, and one for
+    each figure that was measured after each epoch."""
     parts = [_grid(design, found)] if design.tune else []
     for figure in figures_of(design, found):
         lines = [cells_of_row(design, row) for row in rows if row.figure == figure]
         used = [n for n in range(len(HEAD)) if n < len(HEAD) - 1 or any(line[n] for line in lines)]
         table = markdown([HEAD[n] for n in used], [[line[n] for n in used] for line in lines])
         parts.append(f"**{_capital(named(figure))}**\n\n{table}")
+        if sums := [one.cells for one in contrasts if one.figure == figure]:
+            parts.append(markdown(CONTRAST_HEAD, sums))
     for figure in epoch_figures(found):
         table = markdown(*epoch_rows(design, found, figure))
         parts.append(f"**{_capital(named(figure))} by epoch, means over seeds**\n\n{table}")

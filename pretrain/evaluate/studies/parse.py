@@ -1,6 +1,7 @@
 """Read a study from the mapping that a YAML file holds."""
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
@@ -47,6 +48,7 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
         reference=_reference(values, arms, chosen, where),
         figure=figures[0],
         figures=figures,
+        contrasts=_contrasts(values.get("contrasts") or {}, arms, chosen, where),
         equal=tuple(_list(values.get("equal") or [], where)),
         evaluate=tuple(s for s in tasks if form.scoring is None or s.task in form.scoring),
         tune=tune,
@@ -61,8 +63,8 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
     return _with_settings(design, changes.settings)
 
 
-_TOP = ("title", "question", "recipe", "arms", "settings", "reference", "figures", "equal", "evaluate", "tune",
-        "needs_context", "evaluations", "reading", "requires")  # fmt: skip
+_TOP = ("title", "question", "recipe", "arms", "settings", "reference", "figures", "contrasts", "equal", "evaluate",
+        "tune", "needs_context", "evaluations", "reading", "requires")  # fmt: skip
 
 
 def _with_settings(design: Design, settings: Settings) -> Design:
@@ -137,6 +139,29 @@ def _chosen(arms: dict[str, Arm], names: tuple[str, ...], where: object) -> dict
     wanted = set(names or arms)
     wanted |= {source for name in wanted for source in arms[name].sources}
     return {name: arm for name, arm in arms.items() if name in wanted}
+
+
+def _contrasts(
+    values: Any, arms: Mapping[str, Arm], chosen: Mapping[str, Arm], where: object
+) -> dict[str, dict[str, float]]:
+    """Return the contrasts whose arms are all in this form."""
+    found: dict[str, dict[str, float]] = {}
+    for name, weights in _mapping(values, f"{where}, contrasts").items():
+        place = f"{where}, contrast {name!r}"
+        given = _mapping(weights, place)
+        _known(given, arms, place)
+        numbers = {arm: float(w) for arm, w in given.items() if isinstance(w, int | float)}
+        if (
+            len(numbers) < len(given)
+            or len(given) < 2
+            or not math.isclose(sum(numbers.values()), 0, abs_tol=1e-9)
+        ):
+            raise UserError(
+                "does not compare", where=place, expected="ARM: NUMBER of two or more, their sum 0"
+            )
+        if given.keys() <= chosen.keys():
+            found[name] = numbers
+    return found
 
 
 def _arm(value: Any, where: object) -> Arm:

@@ -59,11 +59,17 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 def compare(reference: Mapping[int, float], arms: Mapping[str, Mapping[int, float]]) -> dict[str, Comparison]:
     """Compare each arm (seed -> figure) with the reference, run by run of the same seed: they share examples, masks or
     weights, so that what a seed does to both cancels."""
-    require()
     raw = {}
     for name, values in arms.items():
         shared = sorted(reference.keys() & values.keys())
-        raw[name] = np.array([values[seed] - reference[seed] for seed in shared])
+        raw[name] = [values[seed] - reference[seed] for seed in shared]
+    return compare_with_none(raw)
+
+
+def compare_with_none(differences: Mapping[str, Sequence[float]]) -> dict[str, Comparison]:
+    """Compare each name's differences, one for each seed, with 0; p is corrected over the names."""
+    require()
+    raw = {name: np.array(values, float) for name, values in differences.items()}
     tested = [name for name, found in raw.items() if len(found) > 1]
     corrected = dict(zip(tested, holm([_p(raw[name]) for name in tested]), strict=True))
     alpha = ALPHA / max(1, len(tested))

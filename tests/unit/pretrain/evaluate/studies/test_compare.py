@@ -10,30 +10,18 @@ import pytest
 from pretrain.evaluate.studies.compare import cells_of_row, rows_of, verdict
 from pretrain.evaluate.studies.design import Changes, Design
 from pretrain.evaluate.studies.measured import Cell, Measured
-from pretrain.evaluate.studies.page import Facts, write_study
+from pretrain.evaluate.studies.page import write_study
 from pretrain.evaluate.studies.parse import parse_design
 from pretrain.evaluate.studies.statistics import Comparison
+from tests.factories.studies import FACTS, found_of, measured
 
 SVG = "{http://www.w3.org/2000/svg}"
-FACTS = Facts("maskmill study x", "4 runs.", {"1": {"masks": "abc"}}, {"b-2": "no room"}, [])
 
 
 def design_of(seeds: int = 2, **other: Any) -> Design:
     arms = {"a": {"label": "the first"}, "b": {}, "c": {"published": {"held_out_mask_loss": 1.5}}}
     values = {"title": "T", "question": "Q?", "recipe": "demo", "arms": arms, **other}
     return parse_design("x", values, Changes(seeds=seeds), "x.yaml")
-
-
-def measured(arm: str, seed: int, loss: float, unigram: float = 6.0, **tuned: float) -> Measured:
-    figures = {"held_out_mask_loss": loss, "held_out_mask_unigram_loss": unigram}
-    curve = [
-        {"step": n, "tokens": 100.0 * n, **figures, "held_out_mask_loss": loss + 2 - n} for n in (0, 1, 2)
-    ]
-    return Measured(arm, seed, [[f"optim.{key}", value] for key, value in tuned.items()], figures, curve, 3.0)
-
-
-def found_of(*runs: Measured) -> dict[Cell, Measured]:
-    return {one.cell: one for one in runs}
 
 
 def test_an_arm_above_the_unigram_is_not_compared() -> None:
@@ -121,6 +109,14 @@ def test_a_page_names_the_days_and_machines_of_its_runs(tmp_path: Path) -> None:
     write_study(tmp_path, design_of(figures=["mrpc.accuracy"]), [], found_of(*runs), FACTS)
     said = "2026-01-31 to 2026-02-01; 2 cores; H100, 16 cores; `maskmill study x`."
     assert said in (tmp_path / "README.md").read_text()
+
+
+def test_an_arm_that_was_run_and_lacks_a_figure_has_none() -> None:
+    """As an arm without [SEP] has no attention to it: nothing is left to measure."""
+    runs = [Measured("a", n, [], {"attention.sep": 1.0}) for n in (1, 2)]
+    runs += [Measured("b", n, [], {}) for n in (1, 2)]
+    rows = {row.arm: row.reading for row in rows_of(design_of(figures=["attention.sep"]), found_of(*runs))}
+    assert (rows["b"], rows["c"]) == ("has none", "not measured")
 
 
 def test_scores_by_epoch_have_a_table_and_a_picture(tmp_path: Path) -> None:
