@@ -10,6 +10,7 @@ from typing import Any
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import (
     CONTEXT_GAIN,
+    OF_A_PAIR,
     TOKENS_TO_CONTEXT,
     Cell,
     Measured,
@@ -187,7 +188,8 @@ def shown(figure: str, value: float, sign: bool = False) -> str:
         return f"{value:{plus},.0f}"
     if "accuracy" in figure and "." not in figure:
         return f"{100 * value:{plus}.1f} %"
-    return f"{value:{plus}.3f}" if "loss" in figure or figure == CONTEXT_GAIN else f"{value:{plus}.2f}"
+    nats = "loss" in figure or figure == CONTEXT_GAIN or figure.rpartition(".")[2].startswith(OF_A_PAIR)
+    return f"{value:{plus}.3f}" if nats else f"{value:{plus}.2f}"
 
 
 def named(figure: str) -> str:

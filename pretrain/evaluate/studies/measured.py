@@ -23,6 +23,9 @@ TOKENS_TO_CONTEXT, CONTEXT_GAIN = "tokens_to_context", "context_gain"
 """Figures that follow from the others: tokens until the loss is CONTEXT_MARGIN below the unigram's, by a straight line
 between evaluations; and how far below it the loss ended, in nats."""
 
+OF_A_PAIR = ("use_", "harm_", "cut_")
+"""How the names of figures begin that say, in nats, what one segment of a pair is to the other."""
+
 
 class Cell(NamedTuple):
     """A run of a study."""
@@ -166,7 +169,7 @@ def better(figure: str, one: Measured, other: Measured) -> bool:
 
 def has_direction(figure: str) -> bool:
     """Return whether one value of a figure can be better than another; some tell what a model does, no more."""
-    return not figure.rpartition(".")[2].startswith(("sep_", "blocked_", "use_", "harm_"))
+    return not figure.rpartition(".")[2].startswith(("sep_", "blocked_", *OF_A_PAIR))
 
 
 def lower_is_better(figure: str) -> bool:

@@ -119,6 +119,17 @@ def test_an_arm_that_was_run_and_lacks_a_figure_has_none() -> None:
     assert (rows["b"], rows["c"]) == ("has none", "not measured")
 
 
+def test_what_a_segment_is_to_the_other_is_in_nats_and_neither_better_nor_worse() -> None:
+    figure, values = "pairs.cut_segment_b", {"a": (0.05, 0.0505, 0.0502), "b": (0.09, 0.0904, 0.0901)}
+    runs = [
+        Measured(arm, n, [], {figure: value}) for arm, of in values.items() for n, value in enumerate(of, 1)
+    ]
+    design = design_of(3, figures=[figure], arms={"a": {}, "b": {}})
+    line = cells_of_row(design, rows_of(design, found_of(*runs))[1])
+    assert line[2] == "0.090 ± 0.000"
+    assert line[5].startswith("higher (p ")
+
+
 def test_scores_by_epoch_have_a_table_and_a_picture(tmp_path: Path) -> None:
     """Means over the seeds, as far as all of them were fine-tuned: one stopped early."""
     curves = {("a", 1): [10.0, 20.0, 30.0], ("a", 2): [20.0, 40.0], ("b", 1): [1.0], ("b", 2): [3.0]}
