@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 
+from network import HERE, Network
 from processes import end, of_node, send, with_descendants
 
 from tests.command_line import command, environ, until
@@ -32,7 +33,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 
 CONFIGURATION = """\
 ClusterName=lab
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({control})
 SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
@@ -64,7 +65,7 @@ SlurmctldTimeout=30
 SlurmdTimeout=10
 SlurmdParameters=config_overrides
 GresTypes=gpu
-NodeName=node[1-4] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=16 RealMemory=16000 \
+NodeName=node[1-4] NodeHostname={host} NodeAddr={nodes} Port=[{first}-{last}] CPUs=16 RealMemory=16000 \
 Gres=gpu:h100:8 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
@@ -76,9 +77,11 @@ class ClusterError(Exception):
 
 
 class Cluster:
-    """munged, slurmctld and four slurmd in a folder that goes when they end, on ports of their own."""
+    """munged, slurmctld and four slurmd in a folder that goes when they end, on ports of their own; with a network,
+    each slurmd is in its node's namespace."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: Network | None = None) -> None:
+        self.network = network
         # not one of pytest's folders: those are for one user, which munged refuses, and long for a socket's name
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.folder.chmod(0o755)
@@ -87,8 +90,9 @@ class Cluster:
             SLURM_CONF=str(self._configuration),
             MASKMILL=shlex.join(command()),
             OMP_NUM_THREADS="1",
-            MASTER_ADDR="127.0.0.1",  # the nodes are one host
         )
+        if network is None:
+            self.environment["MASTER_ADDR"] = "127.0.0.1"  # the nodes are one host
         """What its commands, and so its jobs, start with."""
 
     def __enter__(self) -> "Cluster":
@@ -129,7 +133,7 @@ class Cluster:
     def start_node(self, node: str) -> None:
         """Starts the node's slurmd."""
         (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
-        self._run(["slurmd", "-N", node])
+        self._run([*(self.network.inside(node) if self.network else []), "slurmd", "-N", node])
 
     def states(self) -> dict[str, str]:
         """Each node's state, as sinfo says it: idle, alloc, mix, down, ...; `*`: it does not answer."""
@@ -217,7 +221,11 @@ class Cluster:
             os.mknod(lab / f"dev/nvidia{number}", 0o666 | 0o020000, os.makedev(1, 3))
         first, *_, last, port = _free_ports(len(NODES) + 1)
         host = socket.gethostname().partition(".")[0]
+        control, nodes = "127.0.0.1", "127.0.0.1"
+        if self.network:
+            control, nodes = self.network.address(HERE), ",".join(map(self.network.address, NODES))
         values = {"lab": lab, "host": host, "port": port, "first": first, "last": last}
+        values |= {"control": control, "nodes": nodes}
         self._configuration.write_text(CONFIGURATION.format(**values))
         (lab / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (lab / "etc/gres.conf").write_text(GRES.format(lab=lab))

@@ -15,7 +15,8 @@ from tests.command_line import ROOT, SECRETS, until
 STAND_INS = {
     "srun": 'echo "srun $*" >>"$TOLD"; trap \'echo "srun got USR1" >>"$TOLD"; exit 3\' USR1; '
     'touch "$TOLD.started"; echo "$SAYS" >&2; for _ in $(seq "$TENTHS"); do sleep 0.1; done; exit "$CODE"',
-    "scontrol": 'echo "scontrol $*" >>"$TOLD"; if [[ $1 == show ]]; then tr , "\\n" <<<"$3"; fi',
+    "scontrol": 'if [[ "$1 $2" == "show job" ]]; then echo "   Requeue=1 Restarts=$RESTARTED BatchFlag=1"; exit; fi; '
+    'echo "scontrol $*" >>"$TOLD"; if [[ $1 == show ]]; then tr , "\\n" <<<"$3"; fi',
     "squeue": 'echo "$EXCLUDED"',
     # only the folder of the run is asked for
     "maskmill": '[[ "$*" == "settings run.dir --recipe demo run.dir=r" ]] && echo "$RUN_DIR"',
@@ -40,6 +41,7 @@ class Script:
             "SAYS": "",
             "TENTHS": "0",
             "EXCLUDED": "n/a",
+            "RESTARTED": "0",
             "RUN_DIR": "",
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "n1,n2",
@@ -170,6 +172,20 @@ def test_a_fault_requeues_without_its_node(script: Script) -> None:
     assert code == 137
     assert "that is enough" in output
     assert "scontrol requeue 7" not in script.told()[before:]
+
+
+@pytest.mark.parametrize("attempt", ["", "1"])
+def test_a_node_that_was_cut_off_does_not_requeue_what_runs_elsewhere(script: Script, attempt: str) -> None:
+    """Slurm has done so, and counted one more restart; this attempt's fault is none of the job's."""
+    variables = {"SLURM_RESTART_COUNT": attempt} if attempt else {}
+    restarted = str(int(attempt or "0") + 1)
+    code, output = script.run(CODE="137", RUN_DIR="run.dir = r", RESTARTED=restarted, **variables)
+    assert code == 137
+    assert f"attempt {attempt or 0} ends: attempt {restarted} is under way" in output
+    assert not any(told.startswith("scontrol requeue") for told in script.told())
+    assert (script.folder / "r/logs/faults-7").read_text() == ""
+    assert script.run(CODE="137", RESTARTED=attempt or "0", **variables)[0] == 0
+    assert "scontrol requeue 7" in script.told()
 
 
 def test_faults_of_an_earlier_job_of_the_run_do_not_count(script: Script) -> None:
