@@ -39,6 +39,11 @@ def main() -> None:
     if measured := parts.get("fp8", {}).get("figures", {}).get("rows"):
         print(markdown(BENCH_HEAD, bench_rows(measured)) + "\n")
     for out in arguments.out:
+        for folder in sorted(out.glob("studies/*/cells")):
+            name = folder.parent.name
+            print(
+                f"{name}: copy {folder} into runs/study-{name}; maskmill study {name} does the rest, then its page"
+            )
         if (out / "mini.tar.0").is_file():
             unpack(out, arguments.runs)
             print(

@@ -1,6 +1,6 @@
 """Fill a folder with all that a machine without a network needs for day.py: wheels, and shards with their vocabularies.
 
-    python -m tests.gpu_day.carry [--out build/gpu_day] [--source TEXT] [--python 3.12]
+    python -m tests.gpu_day.carry [--out build/gpu_day] [--source TEXT] [--tasks FOLDER] [--texts FOLDER]
 
 Refuses to leave more than 64 MiB, or more than 45 MB of shards.
 """
@@ -37,12 +37,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu_day")
     parser.add_argument("--source", default="", help="the text; default: the demo's")
     parser.add_argument("--python", default="3.12", help="of the machine with the GPU")
+    for name, what in (("tasks", "files of tasks"), ("texts", "files named by language")):
+        parser.add_argument(f"--{name}", type=Path, help=f"a folder with {what}, for studies that read them")
     arguments = parser.parse_args()
     shutil.rmtree(arguments.out, ignore_errors=True)
     arguments.out.mkdir(parents=True)
     fetch_wheels(arguments.out / "wheels", arguments.python)
     prepare(arguments.out, arguments.source)
     prepare_members(arguments.out / "members", maskmill)
+    for name in ("tasks", "texts"):
+        if folder := getattr(arguments, name):
+            shutil.copytree(folder, arguments.out / name)
     whole = size(arguments.out)
     shards = whole - size(arguments.out / "wheels")
     print(f"{arguments.out}: {whole / 2**20:.1f} MiB, of it {shards / 1e6:.1f} MB shards")

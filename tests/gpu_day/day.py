@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))  # a plain script, from any working directory
 from tests.gpu_day.parts import PARTS  # noqa: E402
 from tests.gpu_day.runs import Day, Failed, in_words  # noqa: E402
 
+STUDIES = sorted(path.stem.replace("_", "-") for path in (ROOT / "launch/studies").glob("*.yaml"))
 LEAST = 20.0
 """Seconds under which no part is begun."""
 
@@ -40,6 +41,7 @@ def main() -> None:
         tiny=arguments.tiny,
         at_once=max(1, (os.cpu_count() or 1) // 2),
         ends=time.monotonic() + 60 * arguments.minutes,
+        studies=tuple(arguments.studies),
     )
     results = {"machine": machine(day), "parts": {}}
     for name in arguments.parts:
@@ -58,6 +60,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--studies", nargs="+", default=STUDIES, help="of the part of that name")
     parser.add_argument("--list", action="store_true", help="show the parts")
     parser.add_argument("--tiny", action="store_true", help="next to nothing of each: that it works")
     return parser.parse_args()

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from tests.gpu_day.checks import family, gpu_tests, resume, twice
 from tests.gpu_day.measurements import bench, fp8, lamb, mini
 from tests.gpu_day.runs import Day
+from tests.gpu_day.studies import studies
 
 
 class Part(NamedTuple):
@@ -25,4 +26,5 @@ PARTS = {
     "fp8": Part(fp8, 240.0),
     "lamb": Part(lamb, 90.0),
     "mini": Part(mini, 570.0),
+    "studies": Part(studies, 570.0),
 }

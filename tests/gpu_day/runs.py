@@ -33,6 +33,7 @@ class Day:
     """For the part that runs."""
     at_once: int = 1
     """Short runs that share the GPU, where nothing is timed."""
+    studies: tuple[str, ...] = ()
     _log: threading.Lock = field(default_factory=threading.Lock)
 
     def python(self, *arguments: str, expected: tuple[int, ...] = (0,)) -> str:

@@ -155,6 +155,7 @@ def test_without_a_gpu_it_says_so_and_lists_its_parts(tmp_path: Path) -> None:
         "fp8",
         "lamb",
         "mini",
+        "studies",
     ]
     nothing = [str(tmp_path / "out"), f"--carried={tmp_path}"]
     refused = subprocess.run([sys.executable, script, *nothing], capture_output=True, text=True, check=False)
@@ -178,3 +179,22 @@ def test_a_command_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:
     given = runs.Day(tmp_path, tmp_path, {}, tiny=True, ends=soon, part_ends=soon)
     with pytest.raises(runs.Failed, match=r"exit code 2 .*: no room"):
         given.python("-c", "import sys; print('first'); print('no room'); sys.exit(2)")
+
+
+def test_studies_run_side_by_side_as_far_as_they_can(tiny: list[str], tmp_path: Path) -> None:
+    """What was measured comes back; a study that fails does not stop the other, one whose files were not carried is
+    not begun."""
+    given_of = dict(each.split("=", 1) for each in [*tiny, "train.steps=2", "run.ranks=1"])
+    settings = "\n".join(f"  {key}: {value}" for key, value in given_of.items())
+    head = f"title: T\nquestion: Q?\nrecipe: demo\nsettings:\n{settings}\n"
+    (tmp_path / "one.yaml").write_text(head + "arms: {a: {}, b: {settings: {optim.lr: 1e-3}}}\n")
+    (tmp_path / "other.yaml").write_text(head + "arms: {a: {settings: {no.such: 1}}}\n")
+    soon = time.monotonic() + 300
+    names = (str(tmp_path / "one.yaml"), str(tmp_path / "other.yaml"), "languages")
+    given = runs.Day(tmp_path, tmp_path, environ(), tiny=True, ends=soon, part_ends=soon, studies=names)
+    figures: dict[str, Any] = {}
+    with pytest.raises(runs.Failed, match=r"^other$"):
+        parts.PARTS["studies"].work(given, figures)
+    assert figures == {"one": "done, 2 runs", "other": "failed, 0 runs"}
+    assert (tmp_path / "studies/one/README.md").is_file()
+    assert not (tmp_path / "studies/one/runs").exists()
