@@ -125,7 +125,7 @@ def prepare(
         train = index.splits["train"]
         say(
             f"{'prepared' if fresh else 'already prepared:'} {train.examples:,} examples, {train.tokens:,} tokens, "
-            f"{len(train.shards)} shards in {data.out}"
+            f"{len(train.shards)} shard{'s' * (len(train.shards) != 1)} in {data.out}"
         )
         _say(measured_note(index))
         _say(in_words(noted(data.out).get("passed_over", {})))

@@ -112,7 +112,8 @@ def phase_lines(plan: Plan, world: World) -> list[str]:
     return [
         f"{split.examples:,} examples of {mean:.0f} tokens on average, the longest {split.max_tokens}; "
         f"{index.held_out.examples:,} held out; vocabulary of {index.vocabulary.size:,}",
-        f"{length} of {train.global_batch:,} examples, {share:,} a rank in about {passes} micro-batches{ramp}{epochs}",
+        f"{length} of {train.global_batch:,} examples, {share:,} a rank in about {passes} "
+        f"micro-batch{'es' * (passes != 1)}{ramp}{epochs}",
         f"{config.optim.name}, rate up to {config.optim.lr:g} in {_warmup(plan.phase)}, then {config.schedule.name}",
         f"a rank reads {footprint.streams} of {plan.streams} streams, {footprint.open_blocks} blocks open, "
         f"{in_bytes(footprint.bytes)}",

@@ -146,7 +146,7 @@ def test_a_run_keeps_its_choice(tiny: list[str], maskmill: Maskmill, tmp_path: P
     here = [*tiny, f"run.dir={run}", "train.micro_batch=0"]
     said = maskmill("train", "demo", *here, "run.ranks=1", "run.stop_after=2").stdout
     assert "train.micro_batch=12, chosen: on CPUs, at most 4,096 tokens" in said
-    assert "12 a rank in about 1 micro-batches" in said
+    assert "12 a rank in about 1 micro-batch;" in said
     assert read_config(run).train.micro_batch == 12
     assert checkpoints(run)
     said = maskmill("train", "demo", *here, "run.ranks=2").stdout
