@@ -66,6 +66,7 @@ class Engine:
         connect(optimizer, self.partition, world)
         gradient_fixes.add_in_one_pass(self._wrapper)
         gradient_fixes.keep_sums_of_one_rank(deepspeed_engine, world.size)
+        gradient_fixes.measure_whole(self._wrapper, world.device)
         self._fp32_gradients: list[nn.Parameter] = []
         if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()

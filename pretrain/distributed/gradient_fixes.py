@@ -15,6 +15,8 @@ at every stage, with and without offload. Wrappers are recognised by attributes,
 
 from typing import Any
 
+import torch
+
 
 def complete(wrapper: Any) -> None:
     """Make the step see the gradient of every parameter that any of its micro-batches used."""
@@ -75,6 +77,14 @@ def keep_sums_of_one_rank(deepspeed_engine: Any, ranks: int) -> None:
     these over the one rank and copies them back, 16 bytes a parameter and step."""
     if ranks == 1 and hasattr(deepspeed_engine.optimizer, "accumulate_hp_grads_and_remove_lp"):
         deepspeed_engine.buffered_allreduce_fallback = lambda *_, **__: None
+
+
+def measure_whole(wrapper: Any, device: torch.device) -> None:
+    """At stage 1 in bf16 on a GPU, take the norm of the flat sums and clip them, in one launch for each group, where
+    DeepSpeed launches a kernel for each tensor. On a CPU leave that as it is: it rounds norms of long tensors more."""
+    if device.type == "cuda" and hasattr(wrapper, "accumulate_hp_grads_and_remove_lp"):
+        flats = list(wrapper.fp32_groups_actual_gradients_flat)  # without padding
+        wrapper.get_grads_for_norm = lambda for_clipping=False: flats if for_clipping else (flats, {})
 
 
 def is_offloaded(wrapper: Any) -> bool:
