@@ -100,8 +100,11 @@ class Plan:
         histogram = self.index.statistics.get(TRAIN, {}).get("length_histogram")
         length, share = self.index.settings["sequence_length"], math.ceil(config.train.global_batch / ranks)
         most = config.train.micro_batch * length
-        tokens = fitting_tokens(histogram, length, share, most) if histogram else None
-        return self._caps(self.index.train, config, tokens)
+        split = self.index.train
+        tokens = None
+        if histogram:
+            tokens = fitting_tokens(histogram, split.tokens / split.examples, length, share, most)
+        return self._caps(split, config, tokens)
 
     def _caps(self, split: Split, config: RunConfig, tokens: int | None) -> Caps:
         masker = self.masking.masker(0) if self.masking and split is self.index.train else None

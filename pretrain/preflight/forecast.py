@@ -224,12 +224,18 @@ def _vocabulary_size(config: RunConfig) -> int:
 
 
 def _mean_square(index: Index, mean: float) -> float:
-    """Estimate the mean squared length from the histogram of lengths, with each example at the middle of its bin."""
+    """Estimate the mean squared length: its variance is that of the histogram, with each example at the middle of its
+    bin."""
     counts = index.statistics.get("train", {}).get("length_histogram", [])
     if not sum(counts):
         return mean**2
     width = index.settings["sequence_length"] / len(counts)
-    return sum(n * ((i + 0.5) * width) ** 2 for i, n in enumerate(counts)) / sum(counts)
+    lengths = [(i + 0.5) * width for i in range(len(counts))]
+    middle = sum(n * length for n, length in zip(counts, lengths, strict=True)) / sum(counts)
+    variance = sum(n * (length - middle) ** 2 for n, length in zip(counts, lengths, strict=True)) / sum(
+        counts
+    )
+    return mean**2 + variance
 
 
 def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, cost: PassCost) -> int:

@@ -164,7 +164,8 @@ def test_caps_of_one_shape_are_those_of_a_share(tmp_path: Path) -> None:
     known = replace(index, statistics={"train": {"length_histogram": histogram}})
     plan = replace(plan, index=known)
     for ranks, share in ((1, 10), (2, 5), (3, 4)):
-        tokens = fitting_tokens(histogram, 24, share, 4 * 24)
+        mean = known.train.tokens / known.train.examples
+        tokens = fitting_tokens(histogram, mean, 24, share, 4 * 24)
         assert plan.caps_of_one_shape(config, ranks) == caps_for(known.train, 4, 24, None, tokens)
     assert tokens < 4 * 24
 
