@@ -31,7 +31,7 @@ from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 from pretrain.run.human import duration
 
 RESULT, TABLE, PICTURE, EPOCHS, PAGE = "result.json", "table.md", "picture.svg", "epochs.svg", "README.md"
-CONTRAST_HEAD = ["all arms together", "seeds", "difference (95 %)", "reading"]
+CONTRAST_HEAD = ["contrast", "seeds", "difference (95 %)", "reading"]
 HEAD = ["arm", "seeds", "mean ± sd", "range", "minus reference (95 %)", "reading", "published"]
 
 

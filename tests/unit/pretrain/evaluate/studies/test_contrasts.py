@@ -82,7 +82,7 @@ def test_weights_that_compare_nothing_are_refused(weights: dict[str, object]) ->
 def test_the_page_has_them_below_their_figure(tmp_path: Path) -> None:
     write_study(tmp_path, design_of(), [], found_of(*runs_of()), FACTS)
     page = (tmp_path / "README.md").read_text()
-    assert "| all arms together | seeds | difference (95 %) | reading |" in page
+    assert "| contrast | seeds | difference (95 %) | reading |" in page
     assert "| a, minus none | 3 | -0.248 (" in page
 
 
