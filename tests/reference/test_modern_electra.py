@@ -56,7 +56,10 @@ def started(run: RunConfig, folder: Path) -> InitialWeights:
     return initial_weights(objective, STAMP, {name: list(p.shape) for name, p in named.items()})
 
 
-@pytest.mark.parametrize("embeddings", ["shared", "disentangled", "separate"])
+@pytest.mark.parametrize(
+    "embeddings",
+    ["disentangled", *(pytest.param(each, marks=pytest.mark.slow) for each in ("shared", "separate"))],
+)
 @pytest.mark.parametrize("body", BODIES)
 def test_what_is_exported_is_proven_and_started_from(
     body: str, embeddings: str, tokenizer_json: str, streams: Examples, tmp_path: Path
