@@ -81,9 +81,9 @@ test-failed: env
 
 # installs Slurm where it is missing; fails, never skips, where the cluster cannot start
 test-cluster: env
-	@command -v slurmctld slurmd munged >/dev/null || { \
+	@command -v slurmctld slurmd munged ip >/dev/null || { \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y slurm-wlm munge >/dev/null; }
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y slurm-wlm munge iproute2 >/dev/null; }
 	@$(BIN)/python -m pytest tests/cluster -m cluster
 
 # fails, never skips, where a file is missing

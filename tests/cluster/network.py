@@ -78,6 +78,17 @@ class Network:
             os.close(device)
         self._remove()
 
+    @staticmethod
+    def lacks() -> str:
+        """Say what a machine lacks for a network of its own, as a container may; nothing where it lacks nothing."""
+        try:
+            os.close(os.open("/dev/net/tun", os.O_RDWR))
+            _ip("netns", "add", "mill-probe")
+            _ip("netns", "del", "mill-probe")
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"no network namespaces with TAP devices here: {error}"
+        return ""
+
     def address(self, name: str) -> str:
         """The address of a node, or HERE."""
         return f"10.77.0.{1 + self._names.index(name)}"

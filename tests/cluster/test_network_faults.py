@@ -22,6 +22,8 @@ LIMIT = 20
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
+    if lacking := Network.lacks():
+        pytest.skip(lacking)
     with Network(NODES) as network:
         yield network
 
