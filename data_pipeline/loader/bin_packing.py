@@ -1,6 +1,5 @@
 """Pack examples into micro-batches under three caps: tokens, examples and masked rows."""
 
-from collections.abc import Sequence
 from math import ceil, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,18 +60,13 @@ def caps_for(
     return Caps(tokens, _round_up(2 * filled + 8), _round_up(max(rows + most, 1)))
 
 
-def fitting_tokens(histogram: Sequence[int], mean: float, sequence_length: int, share: int, most: int) -> int:
+def fitting_tokens(mean: float, variance: float, sequence_length: int, share: int, most: int) -> int:
     """Return the token cap, at most `most`, that leaves micro-batches of one shape full: whole micro-batches hold
-    `share` examples of `mean` tokens plus twice the standard deviation of their sum. `histogram`: lengths in equal bins
-    up to `sequence_length`. The mean is not taken from it: most examples may be at the end of the last bin, and a share
-    that is a little larger than the cap takes a whole micro-batch more.
+    `share` examples, whose lengths have this mean and variance, plus twice the standard deviation of their sum. The
+    mean must be exact: a share that is a little larger than the cap takes a whole micro-batch more.
 
     With a cap of `most`, a share of 7.5 micro-batches takes 8, so a sixteenth of them is empty. One share in forty
     is larger and takes one more micro-batch."""
-    counts = np.asarray(histogram, np.float64)
-    lengths = (np.arange(len(counts)) + 0.5) * (sequence_length / len(counts))
-    middle = float(counts @ lengths / counts.sum())
-    variance = float(counts @ (lengths - middle) ** 2 / counts.sum())
     needed = share * mean + 2 * sqrt(share * variance)
     tokens = ceil(needed / ceil(needed / most)) + sequence_length // GAP
     return min(most, max(_round_up(tokens), sequence_length))

@@ -146,6 +146,16 @@ class Index:
     def held_out(self) -> Split:
         return self.splits[HELD_OUT]
 
+    @property
+    def length_variance(self) -> float | None:
+        """The variance of the training examples' lengths, in tokens squared, as if each were at the middle of its bin
+        of the histogram of lengths; None without one. Their mean is known exactly, from the counts."""
+        counts = np.asarray(self.statistics.get(TRAIN, {}).get("length_histogram", ()), np.float64)
+        if not counts.sum():
+            return None
+        middles = (np.arange(len(counts)) + 0.5) * (self.settings["sequence_length"] / len(counts))
+        return float(np.cov(middles, fweights=counts.astype(np.int64), bias=True))
+
     def path(self, file: str) -> str:
         """Return the path or URI of a file of the folder."""
         return join(self.folder, file)

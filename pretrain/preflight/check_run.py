@@ -26,7 +26,7 @@ from data_pipeline.settings import (
     UNMASKED,
     settings_affecting_bytes,
 )
-from data_pipeline.shards.index import TRAIN, Index, Split
+from data_pipeline.shards.index import Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
 from pretrain.config.batch_sizes import batch_sizes
@@ -97,13 +97,12 @@ class Plan:
 
     def caps_of_one_shape(self, config: RunConfig, ranks: int) -> Caps:
         """Return the caps for training examples, but smaller, so that micro-batches padded to the caps are full."""
-        histogram = self.index.statistics.get(TRAIN, {}).get("length_histogram")
+        split, variance = self.index.train, self.index.length_variance
         length, share = self.index.settings["sequence_length"], math.ceil(config.train.global_batch / ranks)
-        most = config.train.micro_batch * length
-        split = self.index.train
         tokens = None
-        if histogram:
-            tokens = fitting_tokens(histogram, split.tokens / split.examples, length, share, most)
+        if variance is not None:
+            most = config.train.micro_batch * length
+            tokens = fitting_tokens(split.tokens / split.examples, variance, length, share, most)
         return self._caps(split, config, tokens)
 
     def _caps(self, split: Split, config: RunConfig, tokens: int | None) -> Caps:

@@ -195,7 +195,7 @@ def text_of(config: RunConfig) -> Text:
             index.vocabulary.size,
             split.examples,
             mean,
-            _mean_square(index, mean),
+            mean**2 + (index.length_variance or 0.0),
             split.masked / split.examples,
             f"the shards in {shards}",
             budget.note(split.max_tokens) if config.data.dynamic_masking else measured_note(index),
@@ -221,21 +221,6 @@ def _vocabulary_size(config: RunConfig) -> int:
         if named.is_file() or holds_vocabulary(named):
             return load_vocabulary(named).size
     return config.vocabulary.size
-
-
-def _mean_square(index: Index, mean: float) -> float:
-    """Estimate the mean squared length: its variance is that of the histogram, with each example at the middle of its
-    bin."""
-    counts = index.statistics.get("train", {}).get("length_histogram", [])
-    if not sum(counts):
-        return mean**2
-    width = index.settings["sequence_length"] / len(counts)
-    lengths = [(i + 0.5) * width for i in range(len(counts))]
-    middle = sum(n * length for n, length in zip(counts, lengths, strict=True)) / sum(counts)
-    variance = sum(n * (length - middle) ** 2 for n, length in zip(counts, lengths, strict=True)) / sum(
-        counts
-    )
-    return mean**2 + variance
 
 
 def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, cost: PassCost) -> int:

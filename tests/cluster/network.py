@@ -83,6 +83,9 @@ class Network:
         """Say what a machine lacks for a network of its own, as a container may; nothing where it lacks nothing."""
         try:
             os.close(os.open("/dev/net/tun", os.O_RDWR))
+            subprocess.run(
+                ["ip", "netns", "del", "mill-probe"], capture_output=True, check=False
+            )  # left by a kill
             _ip("netns", "add", "mill-probe")
             _ip("netns", "del", "mill-probe")
         except (OSError, subprocess.CalledProcessError) as error:
@@ -174,9 +177,8 @@ class Network:
 
 
 def _write(device: int, frame: bytes) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # a full queue, or a device that is not up: the frame is lost, as on a wire
+    # a full queue, or a device that is not up: the frame is lost, as on a wire
+    with contextlib.suppress(OSError):
         os.write(device, frame)
 
 

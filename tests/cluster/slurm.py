@@ -91,9 +91,9 @@ class Cluster:
             MASKMILL=shlex.join(command()),
             OMP_NUM_THREADS="1",
         )
+        """What its commands, and so its jobs, start with."""
         if network is None:
             self.environment["MASTER_ADDR"] = "127.0.0.1"  # the nodes are one host
-        """What its commands, and so its jobs, start with."""
 
     def __enter__(self) -> "Cluster":
         self._before = signal.signal(signal.SIGTERM, _interrupt)

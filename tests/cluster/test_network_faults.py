@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from network import Network
 from processes import is_alive
-from test_train_on_slurm import RUN, Job
+from training_job import RUN, Job, can_be_slowed
 
 from slurm import NODES, Cluster
-from tests.command_line import ROOT, Maskmill
+from tests.command_line import Maskmill
 
 pytestmark = pytest.mark.cluster
 
@@ -31,20 +31,8 @@ def network() -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(network) as cluster:
-        cluster.environment |= {
-            "MASKMILL": f"{sys.executable} {ROOT}/tests/cluster/slowed.py",
-            "SLOWED": str(tmp_path_factory.mktemp("slowed") / "slowed"),
-        }
+        can_be_slowed(cluster, tmp_path_factory.mktemp("slowed"))
         yield cluster
-
-
-@pytest.fixture
-def slowed(cluster: Cluster) -> Iterator[Path]:
-    """While this file is there, steps take ten seconds."""
-    path = Path(cluster.environment["SLOWED"])
-    path.touch()
-    yield path
-    path.unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)
@@ -110,15 +98,16 @@ def test_a_link_that_stays_cut_is_a_node_that_is_lost(
     behind = [pid for pid in cluster.processes_of(names[0]) if is_rank(pid)]
     assert len(behind) == 1
     network.disturb(names[0], is_cut=True)
-    slowed.unlink()
     cut = time.monotonic()
     job.until(lambda: not any(map(is_alive, behind)), 120)
-    assert time.monotonic() - cut < LIMIT + 40
+    assert time.monotonic() - cut < LIMIT + 60  # ten of them a slow step
+    job.until(lambda: (cluster.hasten(), names[0] not in (job.nodes() or names))[1], 120)
+    network.mend(names[0])
+    job.until(lambda: not cluster.processes_of(names[0]), 120)  # the old attempt's script has ended
+    slowed.unlink()
     job.ends_as(undisturbed[2])
     assert job.attempts() == 2
-    assert names[0] not in cluster._run(
-        ["squeue", "--noheader", "--states=all", f"--jobs={job.number}", "--format=%N"]
-    )
+    assert "requeued: a fault" not in job.log.read_text()
 
 
 def test_four_nodes_wait_for_one_that_was_lost_and_comes_back(

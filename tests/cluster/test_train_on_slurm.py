@@ -1,51 +1,28 @@
 """Training on a real Slurm cluster of four nodes, disturbed as clusters do: the same weights as on a quiet machine."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL
 
 import pytest
 from processes import send
+from training_job import RUN, STEPS, Job, can_be_slowed
 
-from pretrain.checkpoint.store import checkpoints
 from slurm import Cluster
-from tests.command_line import ROOT, Maskmill, until
-from tests.run_ends import assert_same_tensors, final
+from tests.command_line import Maskmill
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 24
-RUN = [
-    f"train.steps={STEPS}",
-    "train.checkpoint_every=2",
-    "encoder.dropout=0.1",
-    "encoder.attention_dropout=0.1",
-]
-OPTIONS = ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=1", "--cpus-per-task=1", "--exclusive"]
 SECRET = "canary-of-a-key"
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster() as cluster:
-        cluster.environment |= {
-            "MASKMILL": f"{sys.executable} {ROOT}/tests/cluster/slowed.py",
-            "SLOWED": str(tmp_path_factory.mktemp("slowed") / "slowed"),
-            "WANDB_MODE": "offline",
-            "WANDB_API_KEY": SECRET,
-        }
+        can_be_slowed(cluster, tmp_path_factory.mktemp("slowed"))
+        cluster.environment |= {"WANDB_MODE": "offline", "WANDB_API_KEY": SECRET}
         yield cluster
-
-
-@pytest.fixture
-def slowed(cluster: Cluster) -> Iterator[Path]:
-    """While this file is there, steps take a second."""
-    path = Path(cluster.environment["SLOWED"])
-    path.touch()
-    yield path
-    path.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -53,45 +30,6 @@ def undisturbed(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.Te
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     maskmill("train", "demo", *tiny, *RUN, "run.ranks=2", f"run.dir={run}")
     return run
-
-
-class Job:
-    """A training job of two nodes."""
-
-    def __init__(self, cluster: Cluster, settings: list[str], folder: Path, *options: str) -> None:
-        self.cluster, self.run, self.logs, self.log = cluster, folder / "run", folder / "logs", folder / "log"
-        cluster.environment["LOGS"] = str(self.logs)
-        self.number = cluster.submit(
-            ROOT / "slurm/train.sbatch",
-            *("demo", *settings, *RUN, f"run.dir={self.run}"),
-            options=[*OPTIONS, f"--output={self.log}", *options],
-        )
-
-    def until_half_way(self) -> list[str]:
-        """Its nodes, once it has a checkpoint and is still at work."""
-        self.until(lambda: checkpoints(self.run) and self.cluster.nodes_of(self.number))
-        found = self.cluster._run(["scontrol", "show", "hostnames", *self.cluster.nodes_of(self.number)])
-        return found.split()
-
-    def until(self, holds: Callable[[], object], seconds: float = 180) -> None:
-        until(holds, seconds, said=lambda: f"{self.said()}\n{self.cluster.log()}", every=0.1)
-
-    def limit(self, minutes: int) -> None:
-        """Changes its time limit."""
-        self.cluster._run(["scontrol", "update", f"jobid={self.number}", f"TimeLimit={minutes}"])
-
-    def attempts(self) -> int:
-        path = self.run / "run.json"
-        return json.loads(path.read_text())["attempts"] if path.exists() else 0
-
-    def said(self) -> str:
-        logs = [self.log, *sorted(self.logs.glob("*"))]
-        return "\n".join(f"== {p.name}\n{p.read_text()[-3000:]}" for p in logs if p.exists())
-
-    def ends_as(self, undisturbed: Path) -> None:
-        """Waits for its end, and compares weights and moments."""
-        assert self.cluster.wait(self.number, 300) == "COMPLETED", self.said() + self.cluster.log()
-        assert_same_tensors(final(undisturbed, STEPS), final(self.run, STEPS))
 
 
 def test_to_the_end(cluster: Cluster, tiny: list[str], undisturbed: Path, tmp_path: Path) -> None:

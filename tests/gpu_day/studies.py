@@ -12,7 +12,7 @@ from typing import Any
 from tests.gpu_day.runs import Day, Failed
 
 AT_ONCE, JOBS = 4, 4
-"""Studies, and runs of each. 16 runs on 16 cores took a third longer each than alone (an H200, NVIDIA's MPS)."""
+"""Studies, and runs of each: as many runs as the machine of the first GPUs had cores."""
 NEEDED = {"segments": "tasks", "elmo-gpt": "tasks", "objectives": "tasks", "languages": "texts"}
 """What a study reads that is not shipped: a folder that has to be carried."""
 GIVEN = {"tasks": "--data", "texts": "--source"}

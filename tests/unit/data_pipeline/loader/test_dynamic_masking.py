@@ -9,13 +9,13 @@ import pytest
 
 from data_pipeline.compiled.philox import DYNAMIC_MASK
 from data_pipeline.errors import UserError
-from data_pipeline.loader.bin_packing import caps_for, fitting_tokens
+from data_pipeline.loader.bin_packing import assign, caps_for, fitting_tokens
 from data_pipeline.loader.dynamic_masking import DynamicMasking, example_keys, shards_vocabulary
 from data_pipeline.loader.loader import Loader, Shares, loader_state, order_of, resumed_batch
 from data_pipeline.loader.packing import StepShare, original_tokens
 from data_pipeline.records import Segments
 from data_pipeline.settings import DataSettings, MaskStage, mask_stages
-from data_pipeline.shards.index import Index
+from data_pipeline.shards.index import Index, Split
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan
@@ -165,9 +165,31 @@ def test_caps_of_one_shape_are_those_of_a_share(tmp_path: Path) -> None:
     plan = replace(plan, index=known)
     for ranks, share in ((1, 10), (2, 5), (3, 4)):
         mean = known.train.tokens / known.train.examples
-        tokens = fitting_tokens(histogram, mean, 24, share, 4 * 24)
+        tokens = fitting_tokens(mean, known.length_variance or 0.0, 24, share, 4 * 24)
         assert plan.caps_of_one_shape(config, ranks) == caps_for(known.train, 4, 24, None, tokens)
     assert tokens < 4 * 24
+
+
+@pytest.mark.parametrize("share", [32, 64, 256])
+def test_micro_batches_of_one_shape_are_full_of_examples_of_full_length(tmp_path: Path, share: int) -> None:
+    """As pairs of segments are: nine in ten are at the end of the histogram's last bin, not in its middle."""
+    generator = np.random.default_rng(0)
+    draws = np.where(generator.random((40, share)) < 0.9, 128, generator.integers(5, 129, (40, share)))
+    index, _ = shard_folder(tmp_path, [40])
+    counts = {"examples": draws.size, "tokens": int(draws.sum()), "masked": 0, "max_tokens": 128}
+    split = Split("train", [index.train.shards[0]._replace(**counts)])
+    histogram = np.bincount((draws.ravel() - 1) // 8, minlength=16).tolist()
+    index = replace(
+        index,
+        settings={**index.settings, "sequence_length": 128},
+        statistics={"train": {"length_histogram": histogram}},
+        splits={**index.splits, "train": split},
+    )
+    config = RunConfig()
+    config.train.micro_batch, config.train.global_batch = 32, share
+    caps = Plan(phases_of(config)[0], index, 4, "fp32", None).caps_of_one_shape(config, 1)
+    bins = [assign(x, np.zeros(share, np.int64), caps)[1] for x in draws]
+    assert draws.sum() / (sum(len(b) - 1 for b in bins) * caps.tokens) > 0.9
 
 
 def test_another_masking_at_resume_is_refused(index: Index) -> None:
