@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.run.machine import machine_name
 from tests.command_line import ROOT, Maskmill, write_text
 
 pytestmark = [
@@ -64,6 +65,8 @@ def test_the_page_makes_a_study(tmp_path: Path, maskmill: Maskmill, study_here: 
     assert runs_in(again) == ["narrow-2", "wide-2"]
     folder = tmp_path / "runs/wider"
     result = json.loads((folder / "result.json").read_text())
+    assert {run["machine"] for run in result["measured"]} == {machine_name()}
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", run["date"]) for run in result["measured"])
     assert result["missing"] == []
     assert len(result["measured"]) == 4
     assert all(len(one["curve"]) >= 6 for one in result["measured"])
