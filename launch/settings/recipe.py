@@ -27,6 +27,7 @@ from launch.settings.recipe_phases import (
 )
 from pretrain.config.phases import leaves, one_length, phases_of
 from pretrain.config.safe_yaml import load_yaml
+from pretrain.config.schema import schema
 from pretrain.config.settings import RunConfig
 from pretrain.objectives.registry import registered
 from pretrain.preflight.validate import wrong_settings
@@ -34,7 +35,7 @@ from pretrain.preflight.validate import wrong_settings
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     """Load the run that `recipe` and `overrides` describe. Raises UserError for any mistake in them."""
-    merged, given = OmegaConf.structured(RunConfig), set[str]()
+    merged, given = schema(), set[str]()
     for path, values in recipe_values(find_recipe(recipe)):
         merged = _merge(merged, values, where=str(path))
         given |= {key for key, _ in leaves(values)}

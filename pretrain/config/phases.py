@@ -13,7 +13,7 @@ LAMB's and AdamW's bias correction, as in NVIDIA's BERT between its phases of 12
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data_pipeline.errors import UserError
 from data_pipeline.settings import AFFECTING_MASKS, DataSettings, settings_affecting_bytes
+from pretrain.config.schema import schema
 from pretrain.config.settings import RunConfig
 
 MAY_DIFFER = (
@@ -200,7 +201,7 @@ def _changed(config: RunConfig, changes: dict[str, Any], name: str) -> RunConfig
                 remedy="set it outside the phases, for all of them",
             )
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(replace(config, phases=[])), one_length(settings))
+        merged = OmegaConf.merge(schema(), asdict(replace(config, phases=[])), one_length(settings))
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]

@@ -20,6 +20,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.io.files import write_whole
 from pretrain.config.safe_yaml import parse_yaml
+from pretrain.config.schema import schema
 from pretrain.config.settings import RunConfig
 from pretrain.run.metrics_file import wrong_figure
 from pretrain.run.tolerant_json import is_count, is_number, object_of, table
@@ -86,7 +87,7 @@ def read_config(run: Path) -> RunConfig:
 def parsed_config(text: str, where: object) -> RunConfig:
     """Parse `text`, that of a config.yaml. Raises UserError."""
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), parse_yaml(text))
+        merged = OmegaConf.merge(schema(), parse_yaml(text))
         config = OmegaConf.to_object(merged)
     except (ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"malformed: {error}", where=where) from None
