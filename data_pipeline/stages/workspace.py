@@ -61,8 +61,9 @@ class Workspace:
 
     @property
     def tokenizer(self) -> str:
-        """The vocabulary as a file that workers read."""
-        return str(self.work / "tokenizer.json")
+        """The vocabulary as a file that workers read. Its name changes with its content: a worker that outlives this
+        preparation, as Dask's do, keeps what it has loaded by name."""
+        return str(self.work / f"tokenizer-{self.vocabulary.sha256[:16]}.json")
 
     @property
     def shards(self) -> Path:
