@@ -3,13 +3,15 @@
 What has been measured is never repeated, so the same command after an interruption continues.
 """
 
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, first_line
 from data_pipeline.stages.executors import ALL, LocalProcesses, Share
 from launch.studies.budget import all_cells, budget_of, first_cells
 from launch.studies.cells import Place, Stopped, data_of, last_line, maskmill, measure, trains
@@ -139,23 +141,42 @@ class Study:
             pool = workers.start()
             futures = {pool.submit(measure, self.design, cell, self.place): cell for cell in left}
             return any(self._kept(futures[future], future.result) for future in as_completed(futures))
+        except workers.deaths:
+            raise UserError(
+                "a process was killed, perhaps for memory",
+                where="--jobs",
+                remedy="the same command with fewer jobs does what is left",
+            ) from None
         finally:
             workers.stop()
 
     def _kept(self, cell: Cell, result: Callable[[], Measured]) -> bool:
-        """Say what a run came to; return whether a signal ended it. A failed run does not keep the others from it."""
+        """Say what a run came to; return whether a signal ended it. A run that fails, for whatever reason, keeps no
+        other from it."""
         try:
             found = result()
         except Stopped:
             return True
-        except UserError as error:
-            self._failed[cell.name] = str(error)
-            self._say(f"{cell.name}: {error}")
+        except LocalProcesses.deaths:
+            raise
+        except Exception as error:
+            why = str(error) if isinstance(error, UserError) else self._traced(cell, error)
+            self._failed[cell.name] = why
+            self._say(f"{cell.name}: {why}")
             return False
         figure = self.design.figure
         value = found.figures.get(figure)
         self._say(f"{cell.name}: {figure} {'not reached' if value is None else f'{value:.4g}'}")
         return False
+
+    def _traced(self, cell: Cell, error: Exception) -> str:
+        """Write an error that nobody foresaw into the run's log; return one line that names both."""
+        log = self.place.folder / "logs" / f"{cell.name}.log"
+        with suppress(OSError):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a", encoding="utf-8") as file:
+                file.writelines(traceback.format_exception(error))
+        return f"{log}: {type(error).__name__}: {first_line(error)} (please report it)"
 
     def found(self) -> dict[Cell, Measured]:
         """Return what has been measured of this study's runs."""

@@ -1,6 +1,8 @@
 """A study's runs are shared out alike whatever is done already, and a run that fails keeps no other from it."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -90,24 +92,41 @@ def test_arms_that_take_a_model_come_behind_it(tmp_path: Path, measured: list[Ce
     assert names(measured) == ["a-1", "a-2", "b-1", "b-2"]
 
 
+@pytest.mark.parametrize("error", [UserError("no room", where="here"), ZeroDivisionError("no room")])
 def test_a_failed_run_keeps_no_other_from_it(
-    tmp_path: Path, measured: list[Cell], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, measured: list[Cell], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     whole: Measure = carry_out.measure
 
     def failing(design: Design, cell: Cell, place: Place) -> Measured:
         if cell.name == "a-1":
-            raise UserError("no room", where="here")
+            raise error
         return whole(design, cell, place)
 
     monkeypatch.setattr(carry_out, "measure", failing)
     said: list[str] = []
     with pytest.raises(UserError, match=r"1 runs failed, first a-1: .*no room"):
         study(tmp_path, TAKEN, seeds=2, said=said).run(1)
+    if not isinstance(error, UserError):
+        log = tmp_path / "out/logs/a-1.log"
+        assert "in failing" in log.read_text(), "where it was raised"
+        assert any(f"{log}: ZeroDivisionError: no room" in line for line in said)
     assert names(measured) == ["a-2", "b-2"]
     page = (tmp_path / "out/README.md").read_text()
     assert "- not measured: a-1 (" in page
     assert "- not measured: b-1" in page
+
+
+def test_a_killed_process_is_no_fault_of_the_runs(
+    tmp_path: Path, measured: list[Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(design: Design, cell: Cell, place: Place) -> Measured:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(carry_out, "measure", killed)
+    monkeypatch.setattr(carry_out.LocalProcesses, "start", lambda self: ThreadPoolExecutor(2))
+    with pytest.raises(UserError, match=r"a process was killed, perhaps for memory.*fewer jobs"):
+        study(tmp_path, TAKEN, seeds=2).run(2)
 
 
 def test_a_signal_ends_a_study_and_leaves_what_there_is(
