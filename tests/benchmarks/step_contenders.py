@@ -126,21 +126,25 @@ def trainer(
 ) -> Any:
     """transformers' BertForPreTraining under its Trainer as it comes (fused AdamW, gradients clipped to 1), on the
     same batches as ours in the same order; its collator pads each batch to its longest example. `settings` are
-    further TrainingArguments; `sizes` may have `heads` (one for 64 of the width else) and `seed` (1 else)."""
+    further TrainingArguments; `sizes` may have `heads` (one for 64 of the width else), `seed` (1 else) and, in place of
+    BertForPreTraining, the `class` of a model and the fields of its `config`."""
     import torch
     import transformers
 
     torch.set_num_threads(sizes["threads"])
     transformers.set_seed(sizes.get("seed", 1))  # before the model is made; the Trainer's own comes after it
-    config = transformers.BertConfig(
-        num_hidden_layers=sizes["layers"],
-        hidden_size=sizes["hidden"],
-        num_attention_heads=sizes.get("heads", max(1, sizes["hidden"] // 64)),
-        intermediate_size=4 * sizes["hidden"],
-        max_position_embeddings=sizes["length"],
-        hidden_dropout_prob=sizes["dropout"],
-        attention_probs_dropout_prob=sizes["dropout"],
-    )
+    kind = getattr(transformers, sizes.get("class", "BertForPreTraining"))
+    fields = sizes.get("config") or {
+        "num_hidden_layers": sizes["layers"],
+        "hidden_size": sizes["hidden"],
+        "num_attention_heads": sizes.get("heads", max(1, sizes["hidden"] // 64)),
+        "intermediate_size": 4 * sizes["hidden"],
+        "max_position_embeddings": sizes["length"],
+        "hidden_dropout_prob": sizes["dropout"],
+        "attention_probs_dropout_prob": sizes["dropout"],
+        "initializer_range": sizes.get("initializer_range", 0.02),
+    }
+    config = kind.config_class(**fields)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=f"{shards}/tokenizer.json", pad_token="[PAD]", unk_token="[UNK]"
     )
@@ -159,7 +163,7 @@ def trainer(
         **settings,
     )
     return transformers.Trainer(
-        transformers.BertForPreTraining(config),
+        kind(config),
         arguments,
         data_collator=transformers.DataCollatorForTokenClassification(tokenizer),
         train_dataset=Examples(),

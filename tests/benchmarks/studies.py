@@ -65,6 +65,7 @@ def study_parser(
     parser.add_argument("--hidden", type=int, default=hidden)
     parser.add_argument("--vocabulary", type=int, default=4000, help="entries, learnt from the text")
     parser.add_argument("--held-out", type=float, default=0.03, help="share of the documents")
+    parser.add_argument("--dupe-factor", type=int, default=3, help="maskings of each text")
     parser.add_argument("--rates", type=float, nargs="+", default=list(rates), help="learning rates")
     return parser
 
@@ -79,23 +80,8 @@ def data_settings(arguments: argparse.Namespace, folder: Path) -> list[str]:
         f"data.out={folder}/shards",
         f"data.held_out={arguments.held_out}",
         f"data.sequence_length={arguments.length}",
+        f"data.dupe_factor={arguments.dupe_factor}",
     ]
-
-
-def encoder_settings(arguments: argparse.Namespace) -> list[str]:
-    """Settings of the encoder: heads of 64, or of 32 where it is no wider than 128, as in the demo."""
-    return [
-        f"encoder.layers={arguments.layers}",
-        f"encoder.hidden={arguments.hidden}",
-        f"encoder.heads={heads(arguments.hidden)}",
-        f"encoder.intermediate={4 * arguments.hidden}",
-        f"encoder.max_positions={arguments.length}",
-    ]
-
-
-def heads(hidden: int) -> int:
-    """Number of attention heads for a width."""
-    return max(1, hidden // (64 if hidden > 128 else 32))
 
 
 def prepare(folder: Path, settings: list[str], vocabulary: int) -> None:

@@ -4,9 +4,13 @@
     python -m tests.benchmarks.study_mini --draw FOLDER/result.json
 
 Same architecture, initial deviation, text, vocabulary, batches with their masks in the same order, AdamW with the same
-settings, dropout 0, fp32, threads. Ours is `maskmill train demo` at the size of bert_mini; the peer is the one of
-bench_step.py. Each is shown at its own best learning rate of one grid, chosen by the first seed; further seeds (of
-weights and order) are run at that rate.
+settings, dropout 0, fp32, threads. Ours is `maskmill train demo` with AdamW at the size of bert_mini; the peer is
+bench_step.py's. Each is shown at its own best learning rate of one grid, chosen by the first seed; further seeds (of
+weights and order) are run at that rate. `--contenders` names others that have a model, an optimizer, a batch and ranks
+of their own (mini_contenders.py), each at its best rate:
+
+    python -m tests.benchmarks.study_mini --contenders fast small-trainer --minutes 20 --seeds 3 --dupe-factor 12 \
+        --rates 4e-3 2e-3 --calibrate 200
 
 Time is that of a quiet machine. Before anything else the contenders train for a few steps, taking turns, round after
 round; the shortest start and the shortest time for a step count, since work beside them can only add to both. Of that
@@ -21,63 +25,25 @@ FOLDER/result.json: the same command after an interruption goes on with the othe
 """
 
 import argparse
-import json
 import os
 import shutil
-import sys
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from launch.ranks import tuning
-from launch.settings.recipe import load_config
-from pretrain.checkpoint.store import checkpoints, find_checkpoint, step_of
-from pretrain.distributed.world import World
-from pretrain.export.reader import read_weights
-from pretrain.model.initialize import load_parameters
-from pretrain.preflight.check_run import check_run
-from pretrain.training.validation import HeldOut
-from tests.benchmarks.studies import (
-    RECIPE,
-    Results,
-    data_settings,
-    encoder_settings,
-    heads,
-    load,
-    prepare,
-    run,
-    study_parser,
-)
+from tests.benchmarks.mini_contenders import CONTENDERS, Judge, Run, examples_of, trained
+from tests.benchmarks.studies import Results, data_settings, load, prepare, study_parser
 from tests.benchmarks.study_mini_report import best, report
-from tests.command_line import ROOT, command
+from tests.command_line import ROOT
 
 PICTURE = ROOT / "docs/images/study_mini.svg"
 RATES = (5e-4, 1e-3, 2e-3)
 """The grid, the same for all. In six minutes the middle one is the best for both."""
 SNAPSHOTS = 10
 """Checkpoints of a run, evenly apart; the last at its end."""
-
-
-class Contender(NamedTuple):
-    """One curve."""
-
-    label: str
-    ours: bool
-    environment: dict[str, str]
-    """Beside the user's; `maskmill` sets its own."""
-
-
-CONTENDERS = {
-    "ours": Contender("Maskmill", True, {}),
-    "trainer": Contender("transformers' Trainer", False, {}),
-    "tuned": Contender("the same with our environment", False, tuning()),
-}
 
 
 class Speed(NamedTuple):
@@ -95,18 +61,6 @@ class Speed(NamedTuple):
     def seconds(self, step: int) -> float:
         """From the start of the process until so many steps are done."""
         return self.start + step * self.step
-
-
-class Run(NamedTuple):
-    """One training of the study."""
-
-    contender: str
-    rate: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.contender}-{self.rate:g}-{self.seed}"
 
 
 def main() -> None:
@@ -147,30 +101,19 @@ def parse() -> argparse.Namespace:
 
 def setup(arguments: argparse.Namespace) -> dict[str, Any]:
     """What decides the figures, but for the seeds and rates, of which more may be measured later."""
-    names = ("minutes", "threads", "warmup", "examples", "length", "layers", "hidden", "vocabulary")
+    names = (
+        "minutes",
+        "threads",
+        "warmup",
+        "examples",
+        "length",
+        "layers",
+        "hidden",
+        "vocabulary",
+        "dupe_factor",
+    )
     values = {name: getattr(arguments, name) for name in (*names, "held_out", "eval_examples")}
     return {"source": Path(arguments.source).name, **values}
-
-
-def run_settings(arguments: argparse.Namespace, one: Run, threads: int = 1) -> list[str]:
-    """Where ours differs from the demo's recipe: the size, one rank, the peer's activation and initial deviation, every
-    checkpoint kept."""
-    return [
-        *encoder_settings(arguments),
-        "encoder.activation=gelu",
-        "encoder.initializer_range=0.02",
-        f"train.global_batch={arguments.examples}",
-        f"train.micro_batch={arguments.examples}",
-        f"train.eval_examples={arguments.eval_examples}",
-        "train.compile=off",
-        f"optim.lr={one.rate:g}",
-        f"schedule.warmup={arguments.warmup:g}",
-        f"run.seed={one.seed}",
-        "run.ranks=1",
-        f"run.threads={threads}",
-        "run.restarts=0",
-        "checkpoint.keep=1000",
-    ]
 
 
 def measure_speeds(arguments: argparse.Namespace, results: Results, data: list[str]) -> None:
@@ -221,95 +164,13 @@ def measured(
             "seconds": speed.seconds(step),
             "took": took,
             "step": step,
-            "examples": step * arguments.examples,
+            "examples": step * examples_of(contender, arguments),
             **judge.figures(contender, checkpoint),
         }
         for step, checkpoint, took in trained(one, arguments, data, where, steps, SNAPSHOTS, threads)
     ]
     shutil.rmtree(where)  # gigabytes of checkpoints
     return {"label": contender.label, **one._asdict(), "steps": steps, "points": points}
-
-
-def trained(
-    one: Run,
-    arguments: argparse.Namespace,
-    data: list[str],
-    where: Path,
-    steps: int,
-    snapshots: int,
-    threads: int,
-) -> Iterator[tuple[int, Path, float]]:
-    """Trains anew in the folder `where`; (step, checkpoint, seconds from the start of the process until it was whole)
-    of each checkpoint."""
-    shutil.rmtree(where, ignore_errors=True)
-    every = max(1, steps // snapshots)
-    log = where.with_suffix(".log")
-    started = time.time()
-    contender = CONTENDERS[one.contender]
-    if contender.ours:
-        settings = [f"train.steps={steps}", f"train.checkpoint_every={every}", f"run.dir={where}"]
-        settings += ["train.eval_every=0", f"train.eval_examples={arguments.examples}"]  # the peer does none
-        run(command("train", RECIPE, *data, *run_settings(arguments, one, threads), *settings), log)
-        for folder in sorted(checkpoints(where), key=step_of):
-            yield step_of(folder), folder, (folder / "checkpoint.json").stat().st_mtime - started
-        return
-    run(peer_command(one, arguments, data, where, steps, every, threads), log, contender.environment)
-    for folder in sorted(where.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])):
-        # its weights: what it writes after them is not counted against it
-        seconds = (folder / "model.safetensors").stat().st_mtime - started
-        yield int(folder.name.rpartition("-")[2]), folder, seconds
-
-
-def peer_command(
-    one: Run,
-    arguments: argparse.Namespace,
-    data: list[str],
-    where: Path,
-    steps: int,
-    every: int,
-    threads: int,
-) -> list[str]:
-    """The Trainer with our AdamW's settings and schedule; of each checkpoint it saves the weights alone."""
-    sizes = {name: getattr(arguments, name) for name in ("layers", "hidden", "examples", "length")}
-    sizes |= {"threads": threads, "heads": heads(arguments.hidden), "seed": one.seed, "dropout": 0.0}
-    settings = {
-        "max_steps": steps,
-        "learning_rate": one.rate,
-        "lr_scheduler_type": "linear",
-        "warmup_steps": round(arguments.warmup * steps),
-        "weight_decay": 0.01,
-        "adam_beta2": 0.98,
-        "adam_epsilon": 1e-6,
-        "save_strategy": "steps",
-        "save_steps": every,
-        "save_only_model": True,
-    }
-    shards = next(s for s in data if s.startswith("data.out=")).partition("=")[2]
-    module = [sys.executable, "-m", "tests.benchmarks.trainer_run"]
-    return [*module, shards, str(where), json.dumps(sizes), json.dumps(settings)]
-
-
-class Judge:
-    """Evaluates the weights of either contender: our model, our held-out evaluation, the same examples."""
-
-    def __init__(self, arguments: argparse.Namespace, data: list[str], one: Run) -> None:
-        self._config = load_config(RECIPE, [*data, *run_settings(arguments, one)])
-        plan = check_run(self._config, 1)[0]
-        self._words = plan.index.vocabulary.size
-        self._held_out = HeldOut(plan, self._config, World())
-        self._model = plan.objective.fresh_model(plan.index.vocabulary)
-
-    def figures(self, contender: Contender, where: Path) -> dict[str, float | str]:
-        """Losses, accuracies and their baselines."""
-        load_parameters(self._model, self._weights(contender, where), where=str(where))
-        found = self._held_out.evaluate(self._model)
-        return {name.removeprefix("held_out_"): value for name, value in found.items()}
-
-    def _weights(self, contender: Contender, where: Path) -> dict[str, Tensor]:
-        if not contender.ours:
-            return read_weights(where, self._config, self._words)
-        checkpoint = find_checkpoint(where)
-        return {name: checkpoint.tensor(name) for name in checkpoint.shapes}
 
 
 if __name__ == "__main__":

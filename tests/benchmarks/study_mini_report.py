@@ -57,20 +57,25 @@ def by_rate(result: dict[str, Any], names: list[str]) -> list[list[str]]:
 def summary(runs: list[dict[str, Any]], speed: dict[str, float]) -> list[str]:
     """A contender at its best rate: means, and the range of the losses."""
     lasts = [found["points"][-1] for found in runs]
-    names = ("mask_loss", "mask_accuracy", "nsp_accuracy")
-    mean = {name: statistics.fmean(last[name] for last in lasts) for name in names}
     losses = [last["mask_loss"] for last in lasts]
     spread = f" ({min(losses):.3f} to {max(losses):.3f})" if len(runs) > 1 else ""
-    times = [f"{speed['start']:.1f}", f"{speed['step']:.2f}", f"{runs[0]['steps']:,}"]
-    accuracies = [f"{mean[f'{term}_accuracy']:.1%}" for term in ("mask", "nsp")]
     return [
         runs[0]["label"],
         f"{runs[0]['rate']:g}",
         str(len(runs)),
-        *times,
-        f"{mean['mask_loss']:.3f}{spread}",
-        *accuracies,
+        f"{speed['start']:.1f}",
+        f"{speed['step']:.2f}",
+        f"{runs[0]['steps']:,}",
+        f"{statistics.fmean(losses):.3f}{spread}",
+        accuracy(lasts, "mask_accuracy"),
+        accuracy(lasts, "nsp_accuracy"),
     ]
+
+
+def accuracy(lasts: list[dict[str, Any]], name: str) -> str:
+    """Their mean."""
+    found = [last[name] for last in lasts if name in last]
+    return f"{statistics.fmean(found):.1%}" if found else "none"
 
 
 def drawn(result: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> str:
