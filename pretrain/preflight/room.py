@@ -10,7 +10,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.run.human import in_bytes
 
 BYTES_PER_WEIGHT = 12
-"""Bytes per parameter in a checkpoint: the weight and both moments, fp32."""
+"""Bytes per parameter in a checkpoint: the weight and both moments, fp32. At most: Muon has one moment of a matrix."""
 DISK_MARGIN = 1.02
 """Bytes for the rest of a checkpoint, metrics and the report."""
 MAX_PARAMETERS_PER_MATRIX_ELEMENT = 3
@@ -50,7 +50,8 @@ def check_room(config: RunConfig, parameters: int) -> str:
             where=folder,
             remedy="make room, choose another run.dir, or keep fewer: checkpoint.keep, checkpoint.keep_every",
         )
-    return f"checkpoints of {in_bytes(size)}, {kept} kept; {in_bytes(free)} free"
+    most = "at most " if config.optim.name == "muon" else ""
+    return f"checkpoints of {most}{in_bytes(size)}, {kept} kept; {in_bytes(free)} free"
 
 
 def checkpoints_made(config: RunConfig) -> int:

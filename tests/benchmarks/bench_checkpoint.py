@@ -83,7 +83,7 @@ def save(engine: Engine, saver: Saver, step: int) -> None:
 
 def stall(arguments: argparse.Namespace, world: World, folder: Path) -> str:
     """Trains the demo's model with saves among the steps."""
-    config = load_config("demo", [f"run.dir={folder}"])
+    config = load_config("demo", [f"run.dir={folder}", "optim.name=adamw"])
     vocabulary = config.vocabulary.size
     engine = engine_of(config.encoder, vocabulary, config, world)
     batch = random_batch(config.train.global_batch, vocabulary, config.data.sequence_length)

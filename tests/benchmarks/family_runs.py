@@ -68,6 +68,7 @@ def train(folder: Path, recipe: str, seed: int) -> None:
     key, _, of = RECIPES[recipe].partition("=")
     settings = [f"{key}={folder.resolve()}/{of}-{seed}/export"] if key else []
     alone = ["run.ranks=1", "run.threads=1", f"run.seed={seed}", f"train.eval_every={EVERY}"]
+    alone.append("optim.name=adamw")  # the demo too, beside its members
     run(command("train", recipe, f"run.dir={there.resolve()}", *alone, *settings), log)
     run(command("export", str(there.resolve())), log)
 

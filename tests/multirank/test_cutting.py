@@ -79,7 +79,9 @@ def cut(shards: str, cells: list[tuple[int, int]]) -> list[dict[str, Any]]:
         overrides = ["encoder.layers=2", "encoder.hidden=32", "encoder.heads=2", "encoder.intermediate=64"]
         overrides += ["encoder.max_positions=64", "train.precision=fp32", "train.clip=0", "run.seed=3"]
         overrides += ["encoder.dropout=0", "encoder.attention_dropout=0", f"zero.stage={stage}"]
-        config = load_config("demo", [*overrides, "data.sequence_length=48", f"train.global_batch={BATCH}"])
+        config = load_config(
+            "demo", [*overrides, "optim.name=adamw", "data.sequence_length=48", f"train.global_batch={BATCH}"]
+        )
         engine = build_engine(fresh_model("bert", config.encoder, SIZE, seed=3), config, world)
         order, caps = order_of(index, seed=1, global_batch=BATCH), caps_for(index.train, micro_batch, LONGEST)
         run_log = SimpleNamespace(meter=LossMeter(), pace=Pace(world.device))

@@ -237,7 +237,7 @@ def test_runs_have_a_place(tmp_path: Path) -> None:
     def identity(*changes: str) -> dict:
         return identity_of(load_config("demo", [f"run.dir={tmp_path}", *changes]), plan)  # type: ignore[arg-type]
 
-    same = ("run.ranks=4", "zero.stage=3", "train.micro_batch=7", "train.eval_every=9", "run.stop_after=5")
+    same = ("run.ranks=4", "zero.stage=2", "train.micro_batch=7", "train.eval_every=9", "run.stop_after=5")
     assert identity(*same, "monitor.tracker=none", "data.workers=3") == identity()
     for change in ("optim.lr=1", "train.steps=9", "run.seed=9", "encoder.layers=1", "train.global_batch=8"):
         assert identity(change) != identity()
