@@ -82,10 +82,12 @@ def as_only_rank() -> Iterator[None]:
     """`maskmill train` is this process, as if a launcher had started it as the only rank."""
     one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    with patch.dict(os.environ, one):
-        yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    try:
+        with patch.dict(os.environ, one):
+            yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def until(

@@ -2,21 +2,40 @@
 
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
 from tests.command_line import BUCKET, ROOT, TINY, Maskmill, as_only_rank, command, environ, write_text
 
+SHARED = "PYTEST_XDIST_WORKER" in os.environ
+"""Whether other workers run tests on the same cores. Then each has one thread: where there are more threads than cores,
+they wait for one another in busy loops, and a small product of matrices takes longer than on one thread."""
+if SHARED:
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # read as torch is imported, here and in processes that tests start
+
 # The same cases at every run, so that a change is judged by what it changed; MASKMILL_FUZZ looks for new ones.
 hypothesis.settings.register_profile("maskmill", derandomize="MASKMILL_FUZZ" not in os.environ, database=None)
 hypothesis.settings.load_profile("maskmill")
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Where workers share the cores, undo what a training in this process has set."""
+    yield
+    if SHARED and (torch := sys.modules.get("torch")):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +43,7 @@ def maskmill() -> Maskmill:
     """Runs a command line; fails with its output unless it ends with the expected exit code.
 
     In this process, to save the seconds that importing torch takes (the ranks of a training run are processes in any
-    case), or with `process=True` as a user would."""
+    case, and so are several workers), or with `process=True` as a user would."""
 
     def run(
         *arguments: str, code: int = 0, cwd: Path | None = None, process: bool = False
@@ -34,6 +53,41 @@ def maskmill() -> Maskmill:
         return result
 
     return run
+
+
+class Here(Executor):
+    """A pool without a process: each task is done as it is submitted, on copies, as of another process."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future:
+        done: Future = Future()
+        try:
+            function, arguments, named = pickle.loads(pickle.dumps((function, arguments, named)))
+            done.set_result(pickle.loads(pickle.dumps(function(*arguments, **named))))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+@contextlib.contextmanager
+def _worker_here() -> Iterator[None]:
+    from data_pipeline.stages.executors import LocalProcesses
+
+    start = LocalProcesses.start
+
+    def started(self: LocalProcesses) -> Executor:
+        return Here() if self.count == 1 else start(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalProcesses, "start", started)
+        patch.setenv("TOKENIZERS_PARALLELISM", "false")  # as a worker sets it for itself
+        yield
+
+
+@pytest.fixture(scope="module")
+def worker_here() -> Iterator[None]:
+    """Where one worker is asked for it is this process, which saves the imports of another."""
+    with _worker_here():
+        yield
 
 
 def _as_process(arguments: tuple[str, ...], cwd: Path | None) -> subprocess.CompletedProcess[str]:
@@ -60,6 +114,7 @@ def _in_process(arguments: tuple[str, ...], cwd: Path | None) -> subprocess.Comp
         _descriptor(2, err.fileno()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
+        _worker_here(),
     ):
         patch.setattr(sys, "argv", ["maskmill", *arguments])
         patch.setenv("PYTHONPATH", str(ROOT))

@@ -15,8 +15,11 @@ from pretrain.export.bundle import PLACEHOLDER
 from pretrain.export.card_recipe import name_only, recipe_yaml
 from pretrain.export.energy import LOAD, PUE, estimate, watts
 from pretrain.run.attempts import Attempt, read_attempts
-from tests.command_line import Maskmill, setting
+from tests.command_line import Maskmill, as_only_rank, setting
 from tests.factories.tasks import FILES, write
+
+# what DeepSpeed's imports give rise to in a process of pytest's
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 SECTIONS = [
     "How to use it",
@@ -54,7 +57,8 @@ def settings(tiny: list[str], private: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(settings: list[str], private: Path, maskmill: Maskmill) -> Path:
-    maskmill("train", "demo", *settings, "run.ranks=1", "run.stop_after=2")
+    with as_only_rank():
+        maskmill("train", "demo", *settings, "run.stop_after=2")
     maskmill("train", "demo", *settings, "run.ranks=2")
     maskmill("export", str(private / "run"))
     return private / "run"

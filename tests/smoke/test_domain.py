@@ -98,6 +98,7 @@ def test_no_step_saves_the_starting_weights(folder: Path, here: None, maskmill: 
     )
 
 
+@pytest.mark.slow
 def test_a_roberta_reads_longer_texts_in_a_second_phase(
     tmp_path: Path, here: None, maskmill: Maskmill
 ) -> None:

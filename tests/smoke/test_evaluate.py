@@ -197,6 +197,7 @@ def without_times(note: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in note.items() if key != "seconds"}
 
 
+@pytest.mark.slow
 def test_side_by_side_and_in_shares_the_results_are_the_same(glue: Path, tmp_path: Path) -> None:
     same = [encoder_folder("bert"), "rte", "cola", "--data", glue, "--seeds", 2, *QUICK]
     shown = call(*same, "--out", tmp_path / "one")
@@ -215,6 +216,7 @@ def test_side_by_side_and_in_shares_the_results_are_the_same(glue: Path, tmp_pat
         assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.slow
 def test_an_error_in_a_process_of_its_own_is_one_line(glue: Path, tmp_path: Path) -> None:
     same = [encoder_folder("bert"), "rte", "cola", "--data", glue, "--out", tmp_path, *QUICK]
     assert "lacks weights of BertForSequenceClassification" in error(*same, "--jobs", 2, "epochs=0")

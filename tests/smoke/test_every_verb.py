@@ -145,12 +145,12 @@ def test_inspect_tells_what_is_in_shards(tiny: list[str], maskmill: Maskmill) ->
 
 
 def test_weights_of_another_run_or_model_are_a_start(
-    tiny: list[str], maskmill: Maskmill, tmp_path: Path
+    here: None, tiny: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
-    maskmill("train", "demo", *tiny, f"run.dir={first}", "run.ranks=1")
+    maskmill("train", "demo", *tiny, f"run.dir={first}")
     maskmill("export", str(first))
-    start = [*tiny, "run.ranks=1", "run.stop_after=1", "optim.lr=0"]
+    start = [*tiny, "run.stop_after=1", "optim.lr=0"]
     maskmill("train", "demo", *start, f"run.dir={second}", f"init_from={first}", "init_moments=true")
     maskmill("train", "demo", *start, f"run.dir={third}", f"init_from={first}/export")
     found = [newest_checkpoint(run) for run in (first, second, third)]

@@ -16,6 +16,7 @@ from tests.run_ends import metrics_at
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
+@pytest.mark.slow
 def test_a_modern_encoder_is_exported_and_goes_on(
     here: None, tiny: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:

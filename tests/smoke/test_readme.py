@@ -35,10 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def blocks_of_readme(folder: Path, maskmill: Maskmill) -> list[str]:
-    return carry_out(ROOT / "README.md", folder, maskmill, process=True)
+    return carry_out(ROOT / "README.md", folder, maskmill)
 
 
-def carry_out(page: Path, folder: Path, maskmill: Maskmill, process: bool = False) -> list[str]:
+def carry_out(page: Path, folder: Path, maskmill: Maskmill) -> list[str]:
     """Does what the page's marked blocks say, in their order; returns the commands."""
     commands = []
     for found in MARKED.finditer(page.read_text(encoding="utf-8")):
@@ -52,7 +52,9 @@ def carry_out(page: Path, folder: Path, maskmill: Maskmill, process: bool = Fals
             for line in found["code"].splitlines():
                 command, *arguments = shlex.split(line, comments=True)
                 assert command == "maskmill", f"{page.name}: {line}"
-                maskmill(*arguments, cwd=folder, process=process)
+                maskmill(
+                    *arguments, cwd=folder, process=arguments[0] == "prepare"
+                )  # one of them as a user would
                 commands.append(arguments[0])
     return commands
 

@@ -46,6 +46,7 @@ def test_killed_and_resumed_is_bit_equal(
     assert steps == [0, *range(1, 9), 8], "the history holds each step once, and the evaluations at both ends"
 
 
+@pytest.mark.slow
 @pytest.mark.multirank
 def test_a_signal_saves_and_stops_all_ranks_together(
     undisturbed: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path

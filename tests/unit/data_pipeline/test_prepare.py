@@ -26,6 +26,8 @@ from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import VOCABULARY, Maskmill, setting, write_text
 from tests.factories.preparations import corpus_of, hashes, settings_for, silent
 
+pytestmark = pytest.mark.usefixtures("worker_here")
+
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
@@ -160,6 +162,23 @@ def test_the_folder_of_other_data_is_left_alone(text: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="holds other data"):
         prepare(settings_for(text, tmp_path / "shards", sequences="doc_sentences"), silent)
     assert hashes(tmp_path / "shards") == before
+
+
+def test_a_worker_that_stays_takes_the_vocabulary_as_it_is_now(
+    worker_here: None, text: Path, tmp_path: Path
+) -> None:
+    """As Dask's workers do, which know the files of an earlier preparation in the same folder."""
+    shutil.copytree(text / "vocabulary", tmp_path / "vocabulary")
+    settings = settings_for(text, tmp_path / "shards", vocab=f"{tmp_path}/vocabulary")
+    prepare(settings, silent)
+    before = hashes(tmp_path / "shards")
+    for folder in ("shards", "vocabulary"):
+        shutil.rmtree(tmp_path / folder)
+    learn_vocabulary(settings, VocabularySettings(size=100), silent)
+    prepare(settings, silent)
+    fresh = settings_for(text, tmp_path / "fresh", vocab=settings.vocab, workers=2)
+    prepare(fresh, silent)
+    assert hashes(tmp_path / "shards") == hashes(tmp_path / "fresh") != before
 
 
 def test_a_folder_of_somebody_else_is_left_alone(text: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import Maskmill, command, environ, write_text
 from tests.factories.preparations import corpus_of, hashes, settings_for, silent
 
+pytestmark = pytest.mark.usefixtures("worker_here")
+
 SMALL = {"sequence_length": "32", "max_predictions": "5", "shard_tokens": "1500", "block_examples": "8"}
 
 
@@ -76,6 +78,7 @@ def test_a_stage_says_what_is_missing_before_it(text: Path, tmp_path: Path) -> N
             Share.parsed(wrong)
 
 
+@pytest.mark.slow
 def test_many_processes_start_at_once_on_an_empty_folder(
     text: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
@@ -260,6 +263,7 @@ def test_another_length_starts_from_the_tokens_of_the_first(
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "tokens").rglob("*") if p.is_file()} == tokens
 
 
+@pytest.mark.slow
 def test_what_decides_tokens_and_pools_has_folders_of_its_own(text: Path, tmp_path: Path) -> None:
     kept = {"tokens": str(tmp_path / "tokens")}
 

@@ -106,6 +106,7 @@ def test_plan_imports_torch_and_nothing_of_data_or_export() -> None:
     assert modules & (DATA | HUGGING_FACE | {"deepspeed", "wandb"}) == set()
 
 
+@pytest.mark.slow
 def test_plan_imports_torch_compile_once_for_a_model(tmp_path: Path) -> None:
     """torch needs it to count what a pass takes; the counts are kept."""
     imported = [
@@ -123,6 +124,7 @@ def test_export_refuses_a_folder_that_is_there_before_it_imports_anything(tmp_pa
     assert modules & (TRAINING | DATA) == set()
 
 
+@pytest.mark.slow
 def test_export_imports_nothing_that_only_training_needs() -> None:
     code = "import sys, pretrain.export.export_run, pretrain.monitoring.wandb.artifacts; print(*sys.modules)"
     done = subprocess.run(

@@ -114,6 +114,7 @@ def make(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_make_test_failed_runs_the_failed_tests_only_and_names_them(project: Path) -> None:
     assert "1 failed, 1 passed" in make(project, "test-all").stdout
     again = make(project, "test-failed")
@@ -122,6 +123,7 @@ def test_make_test_failed_runs_the_failed_tests_only_and_names_them(project: Pat
     assert "test_good" not in again.stdout
 
 
+@pytest.mark.slow
 def test_make_test_failed_fails_where_a_test_fails_twice(project: Path) -> None:
     (project / "tests/test_wrong.py").write_text("def test_wrong(): assert False")
     make(project, "test-all")
@@ -130,6 +132,7 @@ def test_make_test_failed_fails_where_a_test_fails_twice(project: Path) -> None:
     assert "1 failed, 1 passed" in again.stdout
 
 
+@pytest.mark.slow
 def test_make_test_failed_refuses_after_an_error_of_collection(project: Path) -> None:
     """Other tests have not run then: a file that can be imported after all would hide that."""
     broken = project / "tests/test_broken.py"

@@ -98,6 +98,7 @@ def run(installed: Path, folder: Path, *words: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_the_installed_command_works_from_another_folder(installed: Path, tmp_path: Path) -> None:
     assert "train.global_batch = " in run(installed, tmp_path, "settings", "train.")
     assert "parameters" in run(installed, tmp_path, "plan", "demo")

@@ -126,7 +126,9 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("place", ["beside the modules", "in the user's cache"])
+@pytest.mark.parametrize(
+    "place", ["beside the modules", pytest.param("in the user's cache", marks=pytest.mark.slow)]
+)
 def test_compiled_code_is_renewed_when_what_it_calls_changes(tmp_path, place):
     """Also where that is a constant in a file of another folder that has nothing compiled."""
     package = tmp_path / "package"

@@ -26,6 +26,8 @@ from tests.command_line import write_text
 from tests.factories.pairs import vocabulary
 from tests.factories.preparations import hashes, settings_for, silent
 
+pytestmark = pytest.mark.usefixtures("worker_here")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -25,6 +25,8 @@ from pretrain.config.settings import RunConfig
 from tests.command_line import write_text
 from tests.factories.preparations import silent
 
+pytestmark = pytest.mark.usefixtures("worker_here")
+
 RNG = np.random.default_rng(0)
 LENGTHS = np.where(RNG.random(1003) < 0.5, 128, RNG.integers(5, 129, 1003))
 

@@ -32,6 +32,8 @@ from data_pipeline.vocabulary.sample import learn_vocabulary
 from tests.command_line import write_text
 from tests.factories.preparations import silent
 
+pytestmark = pytest.mark.usefixtures("worker_here")
+
 
 def kept(settings: DataSettings, work: Path, count: int = 1) -> tuple[list[tuple[str, str]], Counts]:
     """(id, text) of what is left, and the counts, with hashes compared in `count` ranges."""

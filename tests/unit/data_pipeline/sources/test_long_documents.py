@@ -64,7 +64,9 @@ class _Silent:
         pass
 
 
-@pytest.mark.parametrize("kind", ["document", "line", "json"])
+@pytest.mark.parametrize(
+    "kind", ["document", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("line", "json"))]
+)
 def test_a_long_document_keeps_the_memory_of_a_worker_small(text: Path, tmp_path: Path, kind: str) -> None:
     once = (text / "a.txt").read_text()
     path = tmp_path / ("a.jsonl" if kind == "json" else "a.txt")

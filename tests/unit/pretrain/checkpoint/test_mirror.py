@@ -308,6 +308,7 @@ def is_all_there(config: RunConfig, found: Checkpoint | None) -> bool:
     return whole and history and run is not None and run["id"] == "abc" and names(config) == ["step-00000010"]
 
 
+@pytest.mark.slow
 def test_the_way_back_killed_at_any_moment_is_gone_on_with(
     endpoint: str, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_phases_that_say_a_number_keep_it() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_choice(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> None:
     """At another number of ranks too, where a new run would choose 6; and the folder has the number."""
     run = tmp_path / "run"

@@ -338,6 +338,7 @@ def test_hostile_strings_stay_text_everywhere(tmp_path: Path) -> None:
     assert page.text.count("<script>alert('x')</script>") >= 17
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_lines_fit_a_small_page(tmp_path: Path) -> None:
     draw = random.Random(3)
     line = json.dumps(train_line(7_777_777, loss=9.9))
