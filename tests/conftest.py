@@ -21,9 +21,8 @@ SHARED = "PYTEST_XDIST_WORKER" in os.environ
 """Whether other workers run tests on the same cores. Then each has one thread: where there are more threads than cores,
 they wait for one another in busy loops, and a small product of matrices takes longer than on one thread."""
 if SHARED:
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # read as torch is imported, here and in processes that tests start
+    # read as torch is imported, here and in processes that tests start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same cases at every run, so that a change is judged by what it changed; MASKMILL_FUZZ looks for new ones.
 hypothesis.settings.register_profile("maskmill", derandomize="MASKMILL_FUZZ" not in os.environ, database=None)

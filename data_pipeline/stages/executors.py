@@ -8,9 +8,10 @@ a task ends the run with that error.
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -84,6 +85,22 @@ class LocalProcesses:
 
     def __str__(self) -> str:
         return f"data.workers={self.count}"
+
+
+@contextmanager
+def processes_for_jobs(count: int) -> Iterator[Executor]:
+    """Start `count` processes for what --jobs runs side by side, and stop them. Raises UserError if one is killed."""
+    workers = LocalProcesses(count)
+    try:
+        yield workers.start()
+    except workers.deaths:
+        raise UserError(
+            "a process was killed, perhaps for memory",
+            where="--jobs",
+            remedy="the same command with fewer jobs does what is left",
+        ) from None
+    finally:
+        workers.stop()
 
 
 def local_workers(settings: DataSettings) -> int:

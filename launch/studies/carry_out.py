@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError, first_line
-from data_pipeline.stages.executors import ALL, LocalProcesses, Share
+from data_pipeline.stages.executors import ALL, LocalProcesses, Share, processes_for_jobs
 from launch.studies.budget import all_cells, budget_of, first_cells
 from launch.studies.cells import Place, Stopped, data_of, last_line, maskmill, measure, trains
 from launch.studies.read import run_of
@@ -136,19 +136,9 @@ class Study:
             return False
         if jobs == 1:
             return any(self._kept(cell, partial(measure, self.design, cell, self.place)) for cell in left)
-        workers = LocalProcesses(min(jobs, len(left)))
-        try:
-            pool = workers.start()
+        with processes_for_jobs(min(jobs, len(left))) as pool:
             futures = {pool.submit(measure, self.design, cell, self.place): cell for cell in left}
             return any(self._kept(futures[future], future.result) for future in as_completed(futures))
-        except workers.deaths:
-            raise UserError(
-                "a process was killed, perhaps for memory",
-                where="--jobs",
-                remedy="the same command with fewer jobs does what is left",
-            ) from None
-        finally:
-            workers.stop()
 
     def _kept(self, cell: Cell, result: Callable[[], Measured]) -> bool:
         """Say what a run came to; return whether a signal ended it. A run that fails, for whatever reason, keeps no

@@ -101,18 +101,9 @@ def parse() -> argparse.Namespace:
 
 def setup(arguments: argparse.Namespace) -> dict[str, Any]:
     """What decides the figures, but for the seeds and rates, of which more may be measured later."""
-    names = (
-        "minutes",
-        "threads",
-        "warmup",
-        "examples",
-        "length",
-        "layers",
-        "hidden",
-        "vocabulary",
-        "dupe_factor",
-    )
-    values = {name: getattr(arguments, name) for name in (*names, "held_out", "eval_examples")}
+    names = ("minutes", "threads", "warmup", "examples", "length", "layers", "hidden", "vocabulary")
+    more = ("dupe_factor", "held_out", "eval_examples")
+    values = {name: getattr(arguments, name) for name in (*names, *more)}
     return {"source": Path(arguments.source).name, **values}
 
 

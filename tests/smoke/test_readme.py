@@ -52,9 +52,8 @@ def carry_out(page: Path, folder: Path, maskmill: Maskmill) -> list[str]:
             for line in found["code"].splitlines():
                 command, *arguments = shlex.split(line, comments=True)
                 assert command == "maskmill", f"{page.name}: {line}"
-                maskmill(
-                    *arguments, cwd=folder, process=arguments[0] == "prepare"
-                )  # one of them as a user would
+                as_a_user = arguments[0] == "prepare"  # a process takes seconds to start
+                maskmill(*arguments, cwd=folder, process=as_a_user)
                 commands.append(arguments[0])
     return commands
 

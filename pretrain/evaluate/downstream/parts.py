@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
-from data_pipeline.stages.executors import ALL, LocalProcesses, Share
+from data_pipeline.stages.executors import ALL, Share, processes_for_jobs
 from pretrain.evaluate.downstream.encoders import Encoder, find_encoders
 from pretrain.evaluate.downstream.evaluate import Evaluation, Part
 from pretrain.evaluate.downstream.heads.two_way import TwoWay
@@ -32,10 +32,9 @@ def score_parts(
         for evaluation, part in mine:
             evaluation.score(part, progress)
         return len(mine)
-    workers = LocalProcesses(min(jobs, len(mine)) or 1)
-    threads = max(1, len(os.sched_getaffinity(0)) // workers.count)
-    try:
-        pool = workers.start()
+    count = min(jobs, len(mine)) or 1
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    with processes_for_jobs(count) as pool:
         futures = [
             pool.submit(_score, *_with_threads(evaluation, part, threads)) for evaluation, part in mine
         ]
@@ -43,14 +42,6 @@ def score_parts(
             for future in as_completed(futures):
                 future.result()
                 advance(1)
-    except workers.deaths:
-        raise UserError(
-            "a process was killed, perhaps for memory",
-            where="--jobs",
-            remedy="the same command with fewer jobs does what is left",
-        ) from None
-    finally:
-        workers.stop()
     return len(mine)
 
 

@@ -11,6 +11,7 @@ from data_pipeline.settings import DataSettings, settings_affecting_bytes
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config, recipe_names, setting_names
 from pretrain.config.phases import data_of_phases, phases_of
+from pretrain.config.schema import schema
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.preflight.forecast import rate_of
 from pretrain.preflight.ranges import CHOICES, RANGES, value_of
@@ -436,3 +437,9 @@ def test_places_and_workers_do_not_decide_bytes() -> None:
     deciding = set(settings_affecting_bytes(DataSettings()))
     assert deciding.isdisjoint({"sources", "out", "vocab", "workers", "executor", "streams", "verify"})
     assert {"seed", "sequence_length", "dupe_factor", "held_out", "block_examples"} <= deciding
+
+
+def test_what_one_recipe_changes_no_other_sees() -> None:
+    schema().optim.lr = 5.0
+    schema().data.sources.append("text.txt")
+    assert (schema().optim.lr, schema().data.sources) == (RunConfig().optim.lr, RunConfig().data.sources)
