@@ -102,7 +102,7 @@ def source_files(settings: DataSettings, passed_over: list[str] | None = None) -
 def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[Document]:
     """Yield the cleaned documents of one part and update `counts`. Documents without a visible character are dropped.
     Raises UserError, with file and line, for a record or a file that cannot be read."""
-    with reading(file.uri), _unchanged(file):
+    with reading(file.uri), _as_it_is_now(file):
         for record, text, more in records(file, settings, counts):
             passages: Iterator[str] = iter(())
             if more:
@@ -122,13 +122,16 @@ def read(file: SourceFile, settings: DataSettings, counts: Counts) -> Iterator[D
 
 
 @contextmanager
-def _unchanged(file: SourceFile) -> Iterator[None]:
-    """Raise UserError if a local file's size, before or after it is read, differs from when it was found: records
-    could be missing, or belong to two parts."""
-    local = file.total >= 0 and is_local(filesystem(file.uri)[0])
+def _as_it_is_now(file: SourceFile) -> Iterator[None]:
+    """Drop listings that a store's client has kept: a Dask worker may have read an older file of this name. Raise
+    UserError if a local file's size, before or after it is read, differs from when it was found: records could be
+    missing, or belong to two parts."""
+    fs = filesystem(file.uri)[0]
+    if not (local := is_local(fs)):
+        fs.invalidate_cache()
 
     def check() -> None:
-        if local and (size := os.path.getsize(file.uri)) != file.total:
+        if local and file.total >= 0 and (size := os.path.getsize(file.uri)) != file.total:
             raise UserError(
                 f"has changed: {size} bytes, and {file.total} before",
                 where=file.uri,

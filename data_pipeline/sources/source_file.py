@@ -19,7 +19,7 @@ class SourceFile:
     uri: str  # what to open
     name: str  # path relative to the source's root: first half of its documents' ids
     format: str  # text, jsonl, parquet, arrow, wikiextractor or wikipedia
-    compression: str  # "" or a value of bytestream.COMPRESSIONS
+    compression: str  # "" or a value of decompress.COMPRESSIONS
     size: int  # bytes on disk: a hint for scheduling
     start: int = 0  # first byte; Parquet: first row group
     stop: int = -1  # byte after the last, row group after the last; -1: to the end

@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from s3fs import S3FileSystem
 
 from data_pipeline.errors import UserError
 from data_pipeline.io import object_store
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.read_counts import Counts
+from data_pipeline.sources.source_file import SourceFile
 from tests.command_line import BUCKET
 
 LONG = "\n\n".join(f"Document number {n} of very many." for n in range(170_000)).encode()
@@ -82,6 +84,19 @@ def test_a_bucket_reads_as_a_folder_does(bucket: str, local: Path) -> None:
 def test_a_missing_object_is_refused(bucket: str) -> None:
     assert "there is no such file or folder" in error(f"{bucket}/none.txt")
     assert "s3://no-such-bucket/x.txt" in error("s3://no-such-bucket/x.txt")
+
+
+def test_a_longer_object_than_the_one_listed_before_is_read_whole(bucket: str) -> None:
+    """A worker's client keeps listings, with sizes; Hugging Face's lists the folder of each file that it opens."""
+    store, path = fsspec.filesystem("s3"), f"{BUCKET}/longer/a.txt"
+    store.pipe_file(path, b"short")
+    chosen = DataSettings(sources=[f"s3://{path}"])
+    store.invalidate_cache()
+    store.ls(f"{BUCKET}/longer")
+    elsewhere = S3FileSystem(skip_instance_cache=True)
+    elsewhere.pipe_file(path, b"short no more")
+    part = SourceFile(f"s3://{path}", "a.txt", "text", "", -1)
+    assert [document.text for document in read(part, chosen, Counts())] == ["short no more"]
 
 
 def test_an_object_that_goes_away_meanwhile(bucket: str) -> None:
