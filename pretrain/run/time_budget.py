@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -140,7 +139,6 @@ def logged_shares(where: str) -> dict[str, Shares]:
     return {phase: _in_order(shares) for phase, shares in found.items()}
 
 
-@cache
 def shares_digest(where: str) -> str:
     """Return the SHA-256 of the shares in a run folder, which decide what a replay trains; empty if `where` is."""
     return hashlib.sha256(canonical_json(logged_shares(where))).hexdigest() if where else ""

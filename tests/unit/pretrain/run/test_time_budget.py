@@ -127,7 +127,10 @@ def test_shares_are_read_back_by_batch(tmp_path: Path) -> None:
     assert logged_shares(str(run)) == {"b": [0.1, None, 1 / 3, 0.9]}
     assert logged_shares(str(run / "metrics.jsonl")) == {"b": [0.1, None, 1 / 3, 0.9]}
     assert shares_digest("") == ""
-    assert len(shares_digest(str(run))) == 64
+    digest = shares_digest(str(run))
+    assert len(digest) == 64
+    write(run, first, second | {"budget_shares": [0.5, 0.8, 0.9]})
+    assert shares_digest(str(run)) != digest, "a process may start several runs"
 
 
 @pytest.mark.parametrize(
