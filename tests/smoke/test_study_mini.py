@@ -79,7 +79,7 @@ def test_contenders_may_have_models_batches_and_ranks_of_their_own(
     tmp_path: Path, study: Callable[..., str]
 ) -> None:
     write_text(tmp_path / "text.txt", documents=60)
-    names = ("small-trainer", "fast", "modern-trainer")
+    names = ("fast", "modern-trainer")
     sizes = "--threads=2 --examples=4 --length=32 --vocabulary=300 --held-out=0.2"
     times = "--minutes=0.01 --calibrate=4 --rounds=1 --rates 1e-3"
     given = [f"--source={tmp_path}/text.txt", f"--folder={tmp_path}", *sizes.split(), *times.split()]
@@ -87,10 +87,10 @@ def test_contenders_may_have_models_batches_and_ranks_of_their_own(
     last = {
         name: load(tmp_path / "result.json")["measured"][f"{name}-0.001-1"]["points"][-1] for name in names
     }
-    assert [last[name]["examples"] / last[name]["step"] for name in names] == [4, 64, 4]
+    assert [last[name]["examples"] / last[name]["step"] for name in names] == [64, 4]
     assert len({found["mask_unigram_loss"] for found in last.values()}) == 1, "judged on the same examples"
     assert all(found["mask_loss"] < 6 for found in last.values())
-    assert ["nsp_accuracy" in last[name] for name in names] == [True, True, False]
+    assert ["nsp_accuracy" in last[name] for name in names] == [True, False]
     log = (tmp_path / "fast" / "run.log").read_text()
     assert "2 ranks" in log
 

@@ -1,4 +1,4 @@
-""".ci/run with a stand-in for make: what becomes of the tests on the cluster, which run beside the others."""
+""".ci/run with a stand-in for make: what becomes of the parts that run beside the tests."""
 
 import os
 import shutil
@@ -14,6 +14,9 @@ from tests.command_line import ROOT
 MAKE = """\
 #!/usr/bin/env bash
 case $1 in
+  lint)
+    exit "$LINT"
+    ;;
   test-cluster)
     echo "the cluster's log"
     sleep 60 & # a daemon that it has started
@@ -44,12 +47,18 @@ def run(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", ".ci/run"],
         cwd=folder,
-        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"} | variables,
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "LINT": "0"} | variables,
         capture_output=True,
         text=True,
         timeout=50,
         check=False,
     )
+
+
+def test_it_fails_where_lint_fails_after_all_else_is_done(tmp_path: Path) -> None:
+    done = run(tmp_path, TESTS="0", CLUSTER="0", TENTHS="1", LINT="2")
+    assert done.returncode == 2, done.stderr
+    assert all(f"== make {target}: " in done.stdout for target in ("lint", "docs", "test-cluster", "test-all"))
 
 
 @pytest.mark.parametrize("cluster", ["0", "3"])
