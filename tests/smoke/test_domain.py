@@ -56,6 +56,7 @@ def test_the_page(folder: Path, here: None, maskmill: Maskmill) -> None:
     assert bert(ids).prediction_logits.isfinite().all()
 
 
+@pytest.mark.slow
 def test_a_published_modernbert_comes_back(tmp_path: Path, here: None, maskmill: Maskmill) -> None:
     write_modernbert(tmp_path / "models", vocab_size=512, max_position_embeddings=512)
     write_text(tmp_path / "my_text.txt", documents=30)

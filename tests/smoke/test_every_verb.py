@@ -21,7 +21,12 @@ from tests.factories.teachers import teacher_settings
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+QUICK = {"bert", "roberta", "electra", "xlnet"}
+"""Members that `make test` has: pairs, byte-level BPE, two models, and memory with two streams."""
+MEMBERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OBJECTIVES]
+
+
+@pytest.mark.parametrize("objective", MEMBERS)
 def test_text_to_model(
     objective: str, here: None, tiny: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:

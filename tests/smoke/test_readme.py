@@ -63,6 +63,7 @@ def test_from_text_to_model(blocks_of_readme: list[str], folder: Path) -> None:
     assert (folder / "my" / "model" / "README.md").is_file()
 
 
+@pytest.mark.slow
 def test_the_quickstart(folder: Path, maskmill: Maskmill) -> None:
     commands = carry_out(ROOT / "docs" / "quickstart.md", folder, maskmill)
     assert {"plan", "train", "report", "export", "fill", "push"} <= set(commands)

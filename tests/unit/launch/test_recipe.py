@@ -24,6 +24,7 @@ def test_every_shipped_recipe_is_a_valid_run(name: str) -> None:
     assert all(phase.config.data.out for phase in phases_of(config))
 
 
+@pytest.mark.slow
 def test_recipes_of_the_same_shards_prepare_the_same_bytes() -> None:
     """What one recipe has prepared, another with the same folder takes as its own."""
     prepared: dict[str, set[str]] = {}

@@ -142,6 +142,7 @@ def test_export_imports_nothing_that_only_training_needs() -> None:
     assert modules & ours == set()
 
 
+@pytest.mark.slow
 def test_a_rank_trains_without_torch_compile(tiny: list[str], tmp_path: Path) -> None:
     """torch and DeepSpeed import it at many a call, whether or not anything is compiled."""
     rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

@@ -58,7 +58,9 @@ def run(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_it_fails_where_lint_fails_after_all_else_is_done(tmp_path: Path) -> None:
     done = run(tmp_path, TESTS="0", CLUSTER="0", TENTHS="1", LINT="2")
     assert done.returncode == 2, done.stderr
-    assert all(f"== make {target}: " in done.stdout for target in ("lint", "docs", "test-cluster", "test-all"))
+    assert all(
+        f"== make {target}: " in done.stdout for target in ("lint", "docs", "test-cluster", "test-all")
+    )
 
 
 @pytest.mark.parametrize("cluster", ["0", "3"])

@@ -33,6 +33,7 @@ def files(uri: str) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if name != "prepare.log.json"}
 
 
+@pytest.mark.slow
 def test_preparing_into_a_bucket_gives_the_bytes_of_a_folder(
     endpoint: str, maskmill: Maskmill, tiny: list[str], tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_what_is_read_is_what_is_mapped(
         assert np.array_equal(getattr(found, field.name), getattr(expected, field.name)), field.name
 
 
+@pytest.mark.slow
 def test_a_large_partition_takes_little_memory(tmp_path: Path) -> None:
     """In a process of its own, so that nothing else counts: as much as the whole corpus would be too much."""
     save_sorted(corpus_of(documents=400, sentences=4000, longest=120), tmp_path)

@@ -81,6 +81,7 @@ def test_an_error_in_a_task_is_that_error(scheduler_file: Path, tmp_path: Path) 
     assert str(caught.value) == "task -1: is wrong"
 
 
+@pytest.mark.slow
 def test_the_same_bytes_as_in_local_processes(
     scheduler_file: Path, maskmill: Maskmill, tiny: list[str], tmp_path: Path
 ) -> None:

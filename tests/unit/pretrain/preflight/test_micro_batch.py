@@ -67,7 +67,10 @@ def test_it_divides_what_a_rank_has_of_each_batch_of_a_ramp() -> None:
     assert rank_shares(load_config("bert_tiny", ["train.global_batch=100"]), 3) == [34]
 
 
-@pytest.mark.parametrize(("recipe", "found"), [("bert_base", [256]), ("bert_large", [512, 128])])
+@pytest.mark.parametrize(
+    ("recipe", "found"),
+    [("bert_base", [256]), pytest.param("bert_large", [512, 128], marks=pytest.mark.slow)],
+)
 def test_what_plan_shows_fits_beside_the_reserve(recipe: str, found: list[int]) -> None:
     cluster = Cluster(1, 1 if recipe == "bert_base" else 8, GPUS["h100"])
     config = load_config(recipe, [])

@@ -133,6 +133,7 @@ def compiled() -> Iterator[tuple[Model, str]]:
     torch.set_deterministic_debug_mode(before)
 
 
+@pytest.mark.slow
 def test_one_graph_for_all_lengths(compiled: tuple[Model, str]) -> None:
     module, said = compiled
     assert "compiling the model" in said
@@ -146,6 +147,7 @@ def test_one_graph_for_all_lengths(compiled: tuple[Model, str]) -> None:
     assert not counters["recompiles"]
 
 
+@pytest.mark.slow
 def test_evaluation_runs_a_compiled_model_eagerly(compiled: tuple[Model, str]) -> None:
     module, _ = compiled
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -154,11 +156,13 @@ def test_evaluation_runs_a_compiled_model_eagerly(compiled: tuple[Model, str]) -
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.slow
 def test_the_compiler_is_told_to_be_deterministic(compiled: tuple[Model, str]) -> None:
     assert torch._inductor.config.deterministic
     assert torch.get_deterministic_debug_mode() == 2  # an error, still
 
 
+@pytest.mark.slow
 def test_hooks_are_called_and_not_compiled(compiled: tuple[Model, str]) -> None:
     module, _ = compiled
     before = len(HOOKED)
@@ -166,6 +170,7 @@ def test_hooks_are_called_and_not_compiled(compiled: tuple[Model, str]) -> None:
     assert HOOKED[before:] == [module]
 
 
+@pytest.mark.slow
 def test_compiled_dropout_is_drawn_anew_everywhere(compiled: tuple[Model, str]) -> None:
     module, _ = compiled
     results = []
@@ -176,6 +181,7 @@ def test_compiled_dropout_is_drawn_anew_everywhere(compiled: tuple[Model, str]) 
     assert results[0] != results[2]
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     torch._dynamo.reset()
     module, plain = model(), model()

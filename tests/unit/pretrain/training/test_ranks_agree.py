@@ -106,7 +106,7 @@ def test_a_run_folder_that_has_gone_is_not_made_anew(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
-@pytest.mark.parametrize("ends", ["hang", "well"])
+@pytest.mark.parametrize("ends", ["hang", pytest.param("well", marks=pytest.mark.slow)])
 def test_a_hang_is_written_down_and_ended(tmp_path: Path, ends: str) -> None:
     """And nothing else: neither what is fed in time nor what comes behind it."""
     log, started = tmp_path / "logs" / "rank-0.log", time.monotonic()
