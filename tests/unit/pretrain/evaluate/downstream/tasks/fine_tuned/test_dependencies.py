@@ -103,7 +103,16 @@ def test_what_the_official_scorer_refuses_is_one_line(tmp_path: Path) -> None:
             TASK.read(write(tmp_path, {"x-train.conllu": TREES, "x-dev.conllu": lines}), EvaluationSettings())
 
 
-@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "causal"])
+QUICK = {"bert", "xlnet"}
+"""Encoders that `make test` has."""
+NAMES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in ENCODERS
+    if name != "causal"
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_encoder_learns_a_small_treebank(name: str, tmp_path: Path) -> None:
     wanted = EvaluationSettings(
         epochs=60, batch=2, lr=2e-3, head_lr=5e-3, dropout=0, max_length=64, weight_decay=0
