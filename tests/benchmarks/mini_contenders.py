@@ -52,6 +52,8 @@ MODERN = (
     *("encoder.norm_place=pre", "encoder.positions=rope", "encoder.gated=true", "encoder.intermediate=256"),
     *("encoder.biases=false", "encoder.norm_biases=false"),
 )
+ALL_MASKED = ("data.dynamic_masking=true", "data.mask_prob=1", "data.random_prob=0")
+"""New masks in each epoch, and [MASK] at each place to predict."""
 MODERN_MLM = (*MODERN, "objective.name=mlm", "encoder.segments=0", "encoder.layer_norm_eps=1e-5")
 """As ModernBertForMaskedLM has it: without segments and pairs."""
 CONTENDERS = {
@@ -64,8 +66,22 @@ CONTENDERS = {
     "modern": Contender(
         "Maskmill, Muon, modern body", True, **SMALL, per_thread=True, settings=MUON + MODERN
     ),
+    "larger-batch": Contender(
+        "Maskmill, Muon, modern body, 64 examples a step",
+        True,
+        **SMALL,
+        per_thread=True,
+        examples=64,
+        settings=MUON + MODERN,
+    ),
     "fast": Contender(
-        "Maskmill at its best", True, **SMALL, per_thread=True, examples=64, settings=MUON + MODERN
+        "Maskmill at its best",
+        True,
+        size=(3, 160),
+        initializer_range=0.05,
+        per_thread=True,
+        examples=64,
+        settings=(*MUON, *MODERN, "encoder.intermediate=320", *ALL_MASKED, "optim.weight_decay=0.1"),
     ),
     "modern-trainer": Contender("transformers' Trainer, ModernBERT", False, **SMALL, settings=MODERN_MLM),
 }
@@ -110,7 +126,7 @@ def run_settings(arguments: argparse.Namespace, one: Run, threads: int = 1) -> l
 
 
 def encoder_settings(arguments: argparse.Namespace, layers: int, hidden: int) -> list[str]:
-    """Settings of the encoder: heads of 64, or of 32 where it is no wider than 128, as in the demo."""
+    """Settings of the encoder: heads of 64, or of 32 where it is narrower than 256, as in the demo."""
     return [
         f"encoder.layers={layers}",
         f"encoder.hidden={hidden}",
@@ -122,7 +138,7 @@ def encoder_settings(arguments: argparse.Namespace, layers: int, hidden: int) ->
 
 def heads(hidden: int) -> int:
     """Number of attention heads for a width."""
-    return max(1, hidden // (64 if hidden > 128 else 32))
+    return max(1, hidden // (64 if hidden >= 256 else 32))
 
 
 def size(contender: Contender, arguments: argparse.Namespace) -> tuple[int, int]:
