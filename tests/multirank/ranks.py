@@ -32,8 +32,11 @@ class RankFailed(AssertionError):
     """A rank raised, died or did not finish in time."""
 
 
-def run(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 300) -> list[Any]:
-    """Calls `function(*args)` in `world_size` processes with torchrun's variables set; their results by rank.
+def run(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 300, spawn: bool = False
+) -> list[Any]:
+    """Calls `function(*args)` in `world_size` processes with torchrun's variables set; their results by rank. With
+    `spawn` each imports all for itself, for variables that are read as a module is imported.
 
     Results are pickled: keep them small. Raises RankFailed; no process is left behind in any case.
     """
@@ -42,8 +45,9 @@ def run(function: Callable[..., Any], world_size: int, *args: Any, timeout: floa
     store = TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )  # the ranks meet at a port we hold
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context: Any = multiprocessing.get_context("spawn" if spawn else "forkserver")
+    if not spawn:
+        context.set_forkserver_preload(PRELOADED)
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:

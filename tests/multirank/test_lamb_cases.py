@@ -162,8 +162,8 @@ Cases = list[dict[tuple[str, ...], dict[str, Any]]]  # by rank
 @pytest.fixture(scope="module")
 def cases() -> Cases:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")  # for the ranks
-        return run(all_cases, RANKS)
+        patch.setenv("TRITON_INTERPRET", "1")  # read as triton is imported
+        return run(all_cases, RANKS, spawn=True)
 
 
 def whole(cases: Cases, *key: str, part: str = "pieces") -> Tensors:
