@@ -52,8 +52,6 @@ MODERN = (
     *("encoder.norm_place=pre", "encoder.positions=rope", "encoder.gated=true", "encoder.intermediate=256"),
     *("encoder.biases=false", "encoder.norm_biases=false"),
 )
-ALL_MASKED = ("data.dynamic_masking=true", "data.mask_prob=1", "data.random_prob=0")
-"""New masks in each epoch, and [MASK] at each place to predict."""
 MODERN_MLM = (*MODERN, "objective.name=mlm", "encoder.segments=0", "encoder.layer_norm_eps=1e-5")
 """As ModernBertForMaskedLM has it: without segments and pairs."""
 CONTENDERS = {
@@ -81,7 +79,7 @@ CONTENDERS = {
         initializer_range=0.05,
         per_thread=True,
         examples=64,
-        settings=(*MUON, *MODERN, "encoder.intermediate=320", *ALL_MASKED, "optim.weight_decay=0.1"),
+        settings=(*MUON, *MODERN, "encoder.intermediate=320", "optim.weight_decay=0.1"),
     ),
     "modern-trainer": Contender("transformers' Trainer, ModernBERT", False, **SMALL, settings=MODERN_MLM),
 }
