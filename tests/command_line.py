@@ -48,6 +48,7 @@ TINY = [  # a model and a run that take seconds
     "train.checkpoint_every=2",
     "train.steps=4",
     "run.threads=1",
+    "monitor.peak_tflops=0.1",  # or each rank of each run measures it for a fifth of a second
     "optim.name=lamb",
     "optim.lr=1e-2",
 ]
