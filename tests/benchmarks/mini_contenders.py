@@ -64,22 +64,8 @@ CONTENDERS = {
     "modern": Contender(
         "Maskmill, Muon, modern body", True, **SMALL, per_thread=True, settings=MUON + MODERN
     ),
-    "larger-batch": Contender(
-        "Maskmill, Muon, modern body, 64 examples a step",
-        True,
-        **SMALL,
-        per_thread=True,
-        examples=64,
-        settings=MUON + MODERN,
-    ),
     "fast": Contender(
-        "Maskmill at its best",
-        True,
-        size=(3, 160),
-        initializer_range=0.05,
-        per_thread=True,
-        examples=64,
-        settings=(*MUON, *MODERN, "encoder.intermediate=320", "optim.weight_decay=0.1"),
+        "Maskmill at its best", True, **SMALL, per_thread=True, examples=64, settings=MUON + MODERN
     ),
     "modern-trainer": Contender("transformers' Trainer, ModernBERT", False, **SMALL, settings=MODERN_MLM),
 }
@@ -124,7 +110,7 @@ def run_settings(arguments: argparse.Namespace, one: Run, threads: int = 1) -> l
 
 
 def encoder_settings(arguments: argparse.Namespace, layers: int, hidden: int) -> list[str]:
-    """Settings of the encoder: heads of 64, or of 32 where it is narrower than 256, as in the demo."""
+    """Settings of the encoder: heads of 64, or of 32 where it is no wider than 128, as in the demo."""
     return [
         f"encoder.layers={layers}",
         f"encoder.hidden={hidden}",
@@ -136,7 +122,7 @@ def encoder_settings(arguments: argparse.Namespace, layers: int, hidden: int) ->
 
 def heads(hidden: int) -> int:
     """Number of attention heads for a width."""
-    return max(1, hidden // (64 if hidden >= 256 else 32))
+    return max(1, hidden // (64 if hidden > 128 else 32))
 
 
 def size(contender: Contender, arguments: argparse.Namespace) -> tuple[int, int]:
