@@ -33,16 +33,18 @@ def scheduler_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     environment = environ(PYTHONPATH=f"{ROOT}:{Path(__file__).parent}")
     with open(folder / "log.txt", "w") as log:
         processes = [
-            subprocess.Popen(command, stdout=log, stderr=log, env=environment) for command in commands
+            subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            for command in commands
         ]
         try:
             until(path.exists, process=processes[0])
             yield path
         finally:
-            for process in reversed(processes):
-                process.terminate()
-            for process in reversed(processes):
-                process.wait(timeout=30)
+            for process in reversed(
+                processes
+            ):  # with what it started: while a worker is replaced it hears no SIGTERM
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def note_attempt(number: int, folder: str) -> dict[str, Any]:
