@@ -4,13 +4,14 @@ its exports."""
 import json
 import random
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretrain.evaluate.downstream.probe import ProbeTask
-from tests.command_line import WORDS, Maskmill
+from tests.command_line import WORDS, Maskmill, as_only_rank
 from tests.run_ends import assert_bit_equal
 
 pytestmark = [
@@ -50,14 +51,16 @@ def learnt(run: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines(run, "train")]
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (1, 3), (2, 1), (2, 3)])
 def test_the_weights_are_bit_equal_with_and_without_it(
     ranks: int, stage: int, probe: list[str], blimp: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:
     plain, probed = tmp_path / "plain", tmp_path / "probed"
     settings = [*tiny, *DROPOUT, f"run.ranks={ranks}", f"zero.stage={stage}"]
-    maskmill("train", "demo", *settings, f"run.dir={plain}")
-    printed = maskmill("train", "demo", *settings, *probe, f"run.dir={probed}").stdout
+    # stage 3 changes torch in its process
+    with as_only_rank() if (ranks, stage) == (1, 1) else nullcontext():
+        maskmill("train", "demo", *settings, f"run.dir={plain}")
+        printed = maskmill("train", "demo", *settings, *probe, f"run.dir={probed}").stdout
     assert_bit_equal(plain, probed)
     assert learnt(plain) == learnt(probed)
     found = {line["step"]: line["probe/blimp_accuracy"] for line in lines(probed, "probe")}

@@ -15,6 +15,8 @@ MAKE = """\
 #!/usr/bin/env bash
 case $1 in
   lint)
+    touch linting
+    sleep "$LINTING"
     exit "$LINT"
     ;;
   test-cluster)
@@ -28,7 +30,7 @@ case $1 in
     ;;
   test-all)
     echo "options: $PYTEST_ADDOPTS"
-    until [[ -e daemon ]]; do sleep 0.05; done
+    until [[ -e $AFTER ]]; do sleep 0.05; done
     exit "$TESTS"
     ;;
   test-failed)
@@ -44,10 +46,11 @@ def run(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / ".ci/run", folder / ".ci/run")
     (folder / "make").write_text(MAKE)
     (folder / "make").chmod(0o755)
+    usual = {"PATH": f"{folder}:{os.environ['PATH']}", "LINT": "0", "LINTING": "0", "AFTER": "daemon"}
     return subprocess.run(
         ["bash", ".ci/run"],
         cwd=folder,
-        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "LINT": "0"} | variables,
+        env=os.environ | usual | variables,
         capture_output=True,
         text=True,
         timeout=50,
@@ -79,6 +82,14 @@ def test_a_failure_leaves_nothing_running_and_shows_the_log(tmp_path: Path) -> N
     assert "taken down" in done.stdout, "what it started was told to end"
     daemon = int((tmp_path / "daemon").read_text())
     assert not Path(f"/proc/{daemon}").exists()
+
+
+def test_after_a_failure_nothing_more_is_started_beside(tmp_path: Path) -> None:
+    done = run(tmp_path, TESTS="1", AGAIN="1", AFTER="linting", LINTING="40")
+    assert done.returncode != 0
+    assert "== make lint: " in done.stdout
+    assert "== make docs: " not in done.stdout
+    assert "the cluster's log" not in done.stdout
 
 
 def test_tests_that_failed_are_run_once_more_alone_and_that_decides(tmp_path: Path) -> None:

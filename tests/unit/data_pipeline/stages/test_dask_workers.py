@@ -40,9 +40,8 @@ def scheduler_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             until(path.exists, process=processes[0])
             yield path
         finally:
-            for process in reversed(
-                processes
-            ):  # with what it started: while a worker is replaced it hears no SIGTERM
+            # with what they started: while a worker is replaced it hears no SIGTERM
+            for process in reversed(processes):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
