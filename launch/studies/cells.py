@@ -87,6 +87,7 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
         curve, figures = measure_run(run_folder(place.folder, cell), tokens_per_step(run.config), finite)
     notes: list[str] = []
     by_epoch: dict[str, list[float]] = {}
+    trivial: dict[str, float] = {}
     if finite and design.evaluate:
         model = _model(design, cell, place)
         for number, scoring in enumerate(design.evaluate):
@@ -94,11 +95,23 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
                 scored = _scores(design, cell, place, model, scoring, number, data, notes)
                 figures |= scored.figures
                 by_epoch |= scored.by_epoch
+                trivial |= scored.trivial
     tuned = [list(pair) for pair in cell.tuned]
     seconds = time.monotonic() - started
     where = (machine_name(), datetime.now(UTC).strftime("%Y-%m-%d"))
     found = Measured(
-        cell.arm, cell.seed, tuned, figures, curve, seconds, finite, identity, notes, by_epoch, *where
+        cell.arm,
+        cell.seed,
+        tuned,
+        figures,
+        curve,
+        seconds,
+        finite,
+        identity,
+        notes,
+        by_epoch,
+        *where,
+        trivial,
     )
     write_measured(place.cells, found)
     shutil.rmtree(run_folder(place.folder, cell) / "checkpoints", ignore_errors=True)
@@ -198,6 +211,8 @@ class Scored(NamedTuple):
     figures: dict[str, float]
     by_epoch: dict[str, list[float]]
     """After each epoch of fine-tuning, where `by_epoch` asks for that."""
+    trivial: dict[str, float]
+    """Of the best answer that needs no input."""
 
 
 def _scores(
@@ -229,16 +244,18 @@ def _scores(
         note = evaluation.run(lambda name, total: nullcontext(lambda n: None))
     except UserError as error:
         notes.append(f"{design.label(cell.arm)} has no score of {scoring.task}: {error}")
-        return Scored({}, {})
+        return Scored({}, {}, {})
     split = next(iter(note["scores"]))
     found = note["scores"][split]
     names = {
         m: f"{scoring.name or note['task']}.{m}" for m in scoring.metrics or [note["headline"]] if m in found
     }
     curves = note["details"].get("by_epoch", {}).get(split, {})
+    trivial = note["trivial"].get(split, {})
     return Scored(
         {name: found[metric]["mean"] for metric, name in names.items()},
         {name: curves[metric] for metric, name in names.items() if metric in curves},
+        {name: trivial[metric] for metric, name in names.items() if metric in trivial},
     )
 
 

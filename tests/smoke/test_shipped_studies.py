@@ -15,6 +15,7 @@ pytestmark = [
     ),  # of what training imports
 ]
 ARMS = ("both_and_segments", "neither_gap", "period")
+WORDS = (("The", "O"), ("ship", "O"), ("Jonah", "B-PER"), ("sailed", "O"))
 Figures = dict[str, dict[str, float]]
 
 
@@ -93,19 +94,21 @@ def test_pairs(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
 
 
 def test_directions(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
-    folder = tmp_path / "tasks/CoNLL-2003"
+    folder = tmp_path / "tasks/UNER_English-EWT"
     folder.mkdir(parents=True)
-    for name in ("eng.train", "eng.testa"):
-        sentence = "The DT I-NP O\nship NN I-NP O\nJonah NNP I-NP I-PER\nsailed VBD I-VP O\n"
-        (folder / name).write_text("-DOCSTART- -X- O O\n\n" + f"{sentence}\n" * 12)
+    sentence = "".join(f"{n}\t{word}\t{tag}\t-\t-\n" for n, (word, tag) in enumerate(WORDS, 1))
+    for name in ("en_ewt-ud-train.iob2", "en_ewt-ud-dev.iob2"):
+        (folder / name).write_text(f"# text = a ship\n{sentence}\n" * 12)
     arms = ("left_to_right", "side_by_side_whole")
     small_study(maskmill, tmp_path, "elmo-gpt", arms, f"--data={tmp_path}/tasks")
     figures = figures_of(tmp_path)
     assert set(figures) == {"left_to_right", "right_to_left", "side_by_side_whole"}
-    assert all("conll2003_features.f1" in own for own in figures.values())
-    assert {arm: "conll2003.f1" in own for arm, own in figures.items()} == {
+    assert all("uner_features.f1" in own for own in figures.values())
+    assert {arm: "uner.f1" in own for arm, own in figures.items()} == {
         "left_to_right": True, "right_to_left": True, "side_by_side_whole": False
     }  # fmt: skip
+    result = json.loads((tmp_path / "out/result.json").read_text())
+    assert {one["trivial"]["uner_features.f1"] for one in result["measured"]} == {0.0}
 
 
 def test_languages(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:

@@ -24,6 +24,7 @@ from pretrain.objectives.metrics import said
 
 NO_CONTEXT = "has learnt no context"
 REFERENCE = "reference"
+TRIVIAL = "an answer without input"
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,9 @@ def verdict(found: Comparison, figure: str) -> str:
         if has_direction(figure):
             said = "better" if is_lower == lower_is_better(figure) else "worse"
         return f"{said} (p {_p(found.p)})"
-    if not found.difference and found.low == found.high:
-        return "equal in every seed"
+    if found.low == found.high:
+        how = "as far apart" if found.difference else "equal"
+        return f"{how} in every seed"
     more = (
         f"would take about {found.needed:,} seeds" if found.needed > 0 else "would take more than 1,000 seeds"
     )
@@ -164,6 +166,15 @@ def cells_of_row(design: Design, row: Row) -> list[str]:
         row.reading,
         "" if published is None else f"{published:g}",
     ]
+
+
+def cells_of_trivial(figure: str, found: Mapping[Cell, Measured]) -> list[str]:
+    """Return a last line for a figure's table, of the best answer that needs no input; nothing where runs have none, or
+    not the same."""
+    values = {one.trivial.get(figure) for one in found.values() if figure in one.figures} - {None}
+    if len(values) != 1:
+        return []
+    return [TRIVIAL, "", shown(figure, values.pop()), "", "", "", ""]
 
 
 def difference_of(found: Comparison | None, figure: str) -> str:

@@ -65,6 +65,8 @@ class Measured:
     """What it ran on."""
     date: str = ""
     """The day on which it ended, in UTC."""
+    trivial: dict[str, float] = field(default_factory=dict)
+    """What the best answer that needs no input has in the figures of tasks."""
 
     @property
     def cell(self) -> Cell:

@@ -18,6 +18,7 @@ from pretrain.evaluate.studies.charts import Line, Panel, Strip, strip_svg, svg
 from pretrain.evaluate.studies.compare import (
     Row,
     cells_of_row,
+    cells_of_trivial,
     figures_of,
     named,
     rows_of,
@@ -87,6 +88,7 @@ def tables_of(
     parts = [_grid(design, found)] if design.tune else []
     for figure in figures_of(design, found):
         lines = [cells_of_row(design, row) for row in rows if row.figure == figure]
+        lines += [trivial] if (trivial := cells_of_trivial(figure, found)) else []
         used = [n for n in range(len(HEAD)) if n < len(HEAD) - 1 or any(line[n] for line in lines)]
         table = markdown([HEAD[n] for n in used], [[line[n] for n in used] for line in lines])
         parts.append(f"**{_capital(named(figure))}**\n\n{table}")

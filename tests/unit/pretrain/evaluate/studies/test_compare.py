@@ -100,6 +100,34 @@ def test_scores_without_curves_are_drawn_by_arm(tmp_path: Path) -> None:
     assert "equal in every seed" in (tmp_path / "README.md").read_text()
 
 
+def test_a_table_ends_with_what_needs_no_input(tmp_path: Path) -> None:
+    """Accuracies of 69 % are nothing where the commoner label has 68.4 %. It is left out where runs differ in it."""
+    figures = ["mrpc.accuracy", "held_out.mask_loss"]
+    runs = [
+        Measured(
+            arm, seed, [], dict.fromkeys(figures, 69.0), trivial={figures[0]: 68.38, figures[1]: float(seed)}
+        )
+        for arm in "ab"
+        for seed in (1, 2)
+    ]
+    runs[0].trivial.clear()  # of a run that was measured before this was kept
+    write_study(tmp_path, design_of(figures=figures, arms={"a": {}, "b": {}}), [], found_of(*runs), FACTS)
+    first, second = (tmp_path / "table.md").read_text().split("**Held out")
+    assert first.splitlines()[-2].startswith("| an answer without input |  | 68.38 |")
+    assert "without input" not in second
+    assert first.count("| b | 2 | 69.00") == 1
+    assert "equal in every seed" in first
+
+
+def test_the_same_difference_in_every_seed_is_not_told() -> None:
+    runs = [
+        Measured(arm, seed, [], {"mrpc.accuracy": 68.0 + (arm == "b")}) for arm in "ab" for seed in (1, 2)
+    ]
+    design = design_of(figures=["mrpc.accuracy"], arms={"a": {}, "b": {}})
+    readings = {row.arm: row.reading for row in rows_of(design, found_of(*runs))}
+    assert readings == {"a": "reference", "b": "as far apart in every seed"}
+
+
 def test_a_page_names_the_days_and_machines_of_its_runs(tmp_path: Path) -> None:
     """Not those of drawing it, which may be years later and elsewhere."""
     places = [("H100, 16 cores", "2026-02-01"), ("2 cores", "2026-01-31"), ("", "")]
