@@ -120,6 +120,7 @@ def study(
     from launch.studies.budget import plan_lines
     from launch.studies.carry_out import Study
     from launch.studies.cells import Place, Stopped
+    from pretrain.evaluate.downstream import metrics
     from pretrain.evaluate.studies import statistics
     from pretrain.preflight.gpus import gpu_named
     from pretrain.preflight.step_time import Cluster
@@ -135,6 +136,8 @@ def study(
             say(line)
         return
     statistics.require()
+    if design.evaluate:
+        metrics.require()  # now, not when its models are trained
     work = Study(design, place, shlex.join(["maskmill", *sys.argv[1:]]), say)
     try:
         if not draw and share == "0/1":

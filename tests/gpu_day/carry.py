@@ -15,15 +15,15 @@ from pathlib import Path
 from tests.command_line import ROOT, command, environ
 from tests.gpu_day.members import prepare_members
 
-PURE = "deepspeed hjson antlr4-python3-runtime==4.9.3 py-cpuinfo wcwidth".split()  # noqa: SIM905
+PURE = "deepspeed hjson antlr4-python3-runtime==4.9.3 py-cpuinfo wcwidth seqeval udtools".split()  # noqa: SIM905
 """Packages whose wheel fits any machine; some are built here, since there is only source to be had. This one comes too,
 for its version."""
 COMPILED = """pydantic pydantic-core annotated-types typing-inspection webdataset braceexpand omegaconf zstandard xxhash
 typer annotated-doc rich shellingham einops msgpack psutil pytest pluggy iniconfig hypothesis sortedcontainers
-fsspec sentencex""".split()  # noqa: SIM905
+fsspec sentencex ufal.chu-liu-edmonds""".split()  # noqa: SIM905
 """Packages as they are published for the other Python. What training needs and a CUDA image of torch may lack."""
 IMAGE = """torch triton numpy numba llvmlite safetensors tokenizers packaging tqdm pyyaml sympy typing-extensions ninja
-huggingface-hub pyarrow markdown-it-py pygments attrs setuptools""".split()  # noqa: SIM905
+huggingface-hub pyarrow scikit-learn scipy markdown-it-py pygments attrs setuptools""".split()  # noqa: SIM905
 """What a CUDA image of torch has."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")
 LIMIT, SHARDS_LIMIT = 64 * 2**20, 45_000_000

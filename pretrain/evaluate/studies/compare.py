@@ -171,7 +171,7 @@ def cells_of_row(design: Design, row: Row) -> list[str]:
 def cells_of_trivial(figure: str, found: Mapping[Cell, Measured]) -> list[str]:
     """Return a last line for a figure's table, of the best answer that needs no input; nothing where runs have none, or
     not the same."""
-    values = {one.trivial.get(figure) for one in found.values() if figure in one.figures} - {None}
+    values = {one.trivial[figure] for one in found.values() if figure in one.trivial}
     if len(values) != 1:
         return []
     return [TRIVIAL, "", shown(figure, values.pop()), "", "", "", ""]

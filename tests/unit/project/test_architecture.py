@@ -35,7 +35,7 @@ PLACES = {
     "sklearn": {"pretrain/evaluate/downstream/metrics.py"},
     "scipy": {"pretrain/evaluate/downstream/metrics.py", "pretrain/evaluate/studies/statistics.py"},
     "udtools": {"pretrain/evaluate/downstream/metrics.py"},
-    "networkx": {"pretrain/evaluate/downstream/heads/parser.py"},
+    "ufal": {"pretrain/evaluate/downstream/heads/parser.py"},
     "seqeval": {"pretrain/evaluate/downstream/metrics.py"},
     "llvmlite": {"data_pipeline/compiled/intrinsics.py"},
     "sentencex": {"data_pipeline/tokenize/sentences.py"},

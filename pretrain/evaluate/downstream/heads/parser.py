@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import networkx
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -133,29 +132,22 @@ def best_tree(scores: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return the heads of the tree of the highest sum of scores whose root has one child: 0 for that child, else the
     head's number from 1. scores: (words, words + 1), of each word's heads, the root first.
 
-    Chu-Liu and Edmonds' algorithm, by networkx, where the best heads of all words are no such tree already."""
+    Chu-Liu and Edmonds' algorithm, by ufal.chu_liu_edmonds, where the best heads of all words are no such tree
+    already."""
+    from ufal.chu_liu_edmonds import chu_liu_edmonds  # an extra, as are the metrics of trees
+
     count = len(scores)
-    scores = scores.astype(np.float64).copy()
-    scores[np.arange(count), np.arange(1, count + 1)] = -np.inf
-    heads = scores.argmax(1)
+    known = np.full((count + 1, count + 1), -np.inf)
+    known[1:] = scores
+    np.fill_diagonal(known, -np.inf)
+    heads = known[1:].argmax(1)
     if (heads == 0).sum() == 1 and _is_tree(heads):
         return heads
-    finite = scores[np.isfinite(scores)]
-    scores[:, 0] -= (finite.max() - finite.min() + 1) * (
-        count + 1
-    )  # no two children of the root where one will do
-    graph = networkx.DiGraph()
-    graph.add_weighted_edges_from(
-        (head, word + 1, float(scores[word, head]))
-        for word in range(count)
-        for head in range(count + 1)
-        if head != word + 1
-    )
-    tree = networkx.maximum_spanning_arborescence(graph)
-    found = np.zeros(count, np.int64)
-    for head, word in tree.edges:
-        found[word - 1] = head
-    return found
+    finite = known[np.isfinite(known)]
+    # no two children of the root where one will do
+    known[1:, 0] -= (finite.max() - finite.min() + 1) * (count + 1)
+    known[~np.isfinite(known)] = np.nan  # no edge
+    return np.array(chu_liu_edmonds(known)[0][1:], np.int64)
 
 
 def _is_tree(heads: NDArray[Any]) -> bool:

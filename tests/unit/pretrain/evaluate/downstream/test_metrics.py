@@ -1,10 +1,15 @@
 """Metrics on fixed cases: those of the official scorers."""
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import to_bio2
+from tests.command_line import ROOT, Maskmill
 
 GOLD = np.array([1] * 279 + [0] * 129)  # MRPC's dev labels: 68.4 % are 1
 
@@ -68,3 +73,21 @@ def test_iob1_becomes_bio2() -> None:
     bio2 = ["B-PER", "I-PER", "B-PER", "O", "B-LOC", "B-ORG", "I-ORG"]
     assert list(to_bio2(iob1)) == bio2
     assert list(to_bio2(bio2)) == bio2
+
+
+def test_all_of_the_extra_is_asked_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["evaluate"]
+    assert [package.partition(">=")[0] for package in extra] == list(metrics.EXTRA)
+    metrics.require()
+
+
+def test_a_study_without_what_scores_its_tasks_starts_nothing(
+    maskmill: Maskmill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(metrics.EXTRA, "lost", "lost_package.part")
+    with pytest.raises(UserError, match="lost is not installed"):
+        metrics.require()
+    refused = maskmill("study", "formats", f"--out={tmp_path}/out", code=2)
+    assert "lost is not installed" in refused.stderr
+    assert not (tmp_path / "out").exists()
