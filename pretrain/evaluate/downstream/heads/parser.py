@@ -35,6 +35,11 @@ class Biaffine(nn.Module):
         left, right = (functional.pad(x, (0, 1), value=1.0) for x in (dependents, heads))
         return torch.einsum("bxi,oij,byj->boxy", left, self.weight, right)
 
+    def of_pairs(self, dependents: Tensor, heads: Tensor) -> Tensor:
+        """Return (pairs, outputs) scores of two (pairs, width) tensors, each vector with the one in its row."""
+        left, right = (functional.pad(x, (0, 1), value=1.0) for x in (dependents, heads))
+        return torch.einsum("ni,oij,nj->no", left, self.weight, right)
+
 
 class Parser(nn.Module):
     """An encoder with a tagger per column and, where there are relations, a parser."""
@@ -59,7 +64,7 @@ class Parser(nn.Module):
 
     def forward(self, owners: Tensor, root: Tensor, **batch: Tensor) -> Output:
         """Return the loss, if targets are given, and (examples, tokens, sum(tags) + 2 * tokens): the logits of all
-        columns side by side, then of the heads, then the best relation to each of them.
+        columns side by side, then of the heads, then the best relation to each of them, which training leaves out.
 
         owners: (examples, tokens), the place of the first token of each token's word, or IGNORED. root: (examples,),
         the place of the classification token. Targets, (examples, tokens) each, IGNORED where there is none: `heads`,
@@ -73,10 +78,21 @@ class Parser(nn.Module):
         places = torch.arange(owners.shape[1], device=owners.device)
         may_head = (owners == places) | (places == root[:, None])
         arcs = arcs.masked_fill(~may_head[:, None], torch.finfo(arcs.dtype).min)
-        labels = self.labels(vectors["label_dependent"], vectors["label_head"])
-        loss = self._loss(tags, arcs, labels, targets) if targets else None
-        best = labels.argmax(1).to(arcs.dtype)
-        return Output(loss, torch.cat([*tags.values(), arcs, best], -1))
+        pair = vectors["label_dependent"], vectors["label_head"]
+        loss = self._loss(tags, arcs, pair, targets) if targets else None
+        best = () if self.training else (self._best_labels(*pair, may_head).to(arcs.dtype),)
+        return Output(loss, torch.cat([*tags.values(), arcs, *best], -1))
+
+    def _best_labels(self, dependents: Tensor, heads: Tensor, may_head: Tensor) -> Tensor:
+        """Return (examples, tokens, tokens): the best label of each word's relation to each possible head, elsewhere 0.
+        Sentence by sentence, without the places between, which are most: a label's scores take half of a pass."""
+        examples, tokens, _ = dependents.shape
+        best = torch.zeros(examples, tokens, tokens, dtype=torch.long, device=dependents.device)
+        for row, allowed in enumerate(may_head):
+            at = allowed.nonzero()[:, 0]
+            scores = self.labels(dependents[row, at][None], heads[row, at][None])
+            best[row, at[:, None], at] = scores.argmax(1)[0]
+        return best
 
     def _words(self, states: Tensor, owners: Tensor, root: Tensor) -> Tensor:
         """Return the mean of each word's tokens at its first token, and the root's vector at its place."""
@@ -104,10 +120,10 @@ class Parser(nn.Module):
         return self
 
     def _loss(
-        self, tags: dict[str, Tensor], arcs: Tensor, labels: Tensor, targets: dict[str, Tensor]
+        self, tags: dict[str, Tensor], arcs: Tensor, pair: tuple[Tensor, Tensor], targets: dict[str, Tensor]
     ) -> Tensor:
-        """Return the sum of the mean cross-entropies of all columns, of the heads, and of the labels at the true
-        heads."""
+        """Return the sum of the mean cross-entropies of all columns, of the heads, and of the labels at the true heads.
+        pair: (examples, tokens, width), the labels' vectors of dependents and of heads."""
         losses = [
             functional.cross_entropy(
                 logits.float().flatten(0, 1), targets[name].flatten(), ignore_index=IGNORED
@@ -118,13 +134,10 @@ class Parser(nn.Module):
         losses.append(
             functional.cross_entropy(arcs.float().flatten(0, 1), heads.flatten(), ignore_index=IGNORED)
         )
-        chosen = heads.clamp(min=0)[:, None, :, None].expand(-1, labels.shape[1], -1, 1)
-        at_heads = labels.gather(3, chosen)[..., 0].transpose(1, 2)
-        losses.append(
-            functional.cross_entropy(
-                at_heads.float().flatten(0, 1), targets["relations"].flatten(), ignore_index=IGNORED
-            )
-        )
+        example, word = (targets["relations"] != IGNORED).nonzero(as_tuple=True)
+        dependents, of_heads = pair
+        at_heads = self.labels.of_pairs(dependents[example, word], of_heads[example, heads[example, word]])
+        losses.append(functional.cross_entropy(at_heads.float(), targets["relations"][example, word]))
         return torch.stack(losses).sum()
 
 

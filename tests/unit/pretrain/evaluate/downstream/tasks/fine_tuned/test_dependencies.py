@@ -14,7 +14,7 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tune import FineTuner
-from pretrain.evaluate.downstream.heads.parser import Parser, best_tree
+from pretrain.evaluate.downstream.heads.parser import Biaffine, Parser, best_tree
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
@@ -147,6 +147,28 @@ def test_only_words_and_the_root_can_be_heads() -> None:
     assert logits.shape == (1, 5, 3 + 2 * 5)
     heads = logits[0, 1, 3:8]
     assert (heads > torch.finfo(heads.dtype).min / 2).tolist() == [True, True, False, True, False]
+
+
+def test_scores_of_pairs_are_those_of_the_whole_table() -> None:
+    one = Biaffine(4, 3)
+    torch.nn.init.normal_(one.weight)
+    dependents, heads = torch.randn(2, 5, 4), torch.randn(2, 5, 4)
+    whole = one(dependents, heads)  # (examples, outputs, dependents, heads)
+    example, dependent, head = torch.tensor([[0, 1, 1], [2, 0, 4], [3, 3, 1]])
+    pairs = one.of_pairs(dependents[example, dependent], heads[example, head])
+    torch.testing.assert_close(pairs, whole[example, :, dependent, head])
+
+
+def test_the_best_labels_are_those_of_the_whole_table() -> None:
+    parser = Parser(torch.nn.Identity(), 4, {"upos": "ABC", "deprel": "vwxyz"}, "deprel").eval()
+    torch.nn.init.normal_(parser.labels.weight)
+    vectors, other = torch.randn(2, 6, 256), torch.randn(2, 6, 256)
+    may_head = torch.tensor([[True, True, False, True, False, False], [True, False, True, True, True, True]])
+    found = parser._best_labels(vectors, other, may_head)
+    both = may_head[:, :, None] & may_head[:, None]
+    assert torch.equal(found[both], parser.labels(vectors, other).argmax(1)[both])
+    assert not found[~both].any()
+    assert len(found[both].unique()) > 1
 
 
 class _Fixed(torch.nn.Module):
