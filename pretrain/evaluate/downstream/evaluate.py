@@ -230,9 +230,10 @@ class Evaluation:
                 tune_by = tune_score if tune.items else None
                 trained = tuner.train(features, advance, tune_by, after_epoch)
         splits, cut = {}, {"train": _cut(features)}
+        is_scored = bool(curves) and not tune.items  # after the last epoch, whose weights it has
         for split in data.scored:
             with progress(f"{self.name}: scoring {split.name}", len(scored[split.name])) as advance:
-                splits[split.name] = scores_of(split, advance)
+                splits[split.name] = curves[-1][split.name] if is_scored else scores_of(split, advance)
             cut[split.name] = _cut(scored[split.name])
         if self.save and encoder.pretrained:
             self._save(model, encoder, seed)
