@@ -118,8 +118,8 @@ def test_the_diagnostic_set_counts_three_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tune_share", [0.0, 0.5])
 def test_scores_by_epoch_change_nothing(tmp_path: Path, tune_share: float) -> None:
-    """The last is the score, unless an epoch is chosen (other than the last, here), and dropout and order are those of a training without them, to
-    the bit."""
+    """The last is the score, unless an epoch is chosen, here an earlier one. Dropout and order are those of a training
+    without them, to the bit."""
     both = [f"{n}\tA.\tB.\t{label}" for n in range(8) for label in ("entailment", "not_entailment")]
     files = {name: [lines[0], *both] for name, lines in FILES["rte"].items()}
     files["dev.tsv"] = FILES["rte"]["dev.tsv"]  # one label: all right or all wrong
