@@ -68,6 +68,8 @@ class Form:
     settings: Settings = field(default_factory=dict)
     scoring: tuple[str, ...] | None = None
     """Tasks of `evaluate`; None: all."""
+    evaluation: Settings = field(default_factory=dict)
+    """Settings of `maskmill evaluate` that it changes, in all tasks."""
 
 
 @dataclass(frozen=True)

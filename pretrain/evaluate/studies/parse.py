@@ -35,7 +35,8 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
     form = _form(values.get(changes.form), f"{where}, {changes.form}")
     arms = {key: _arm(value, f"{where}, arm {key}") for key, value in _mapping(values["arms"], where).items()}
     chosen = _chosen(arms, changes.arms or form.arms, where)
-    tasks = tuple(_scoring(item, where) for item in values.get("evaluate") or ())
+    tasks = [_scoring(item, where) for item in values.get("evaluate") or ()]
+    tasks = [replace(task, settings=task.settings | form.evaluation) for task in tasks]
     tune = {key: tuple(_list(grid, where)) for key, grid in flat(values.get("tune") or {}, where).items()}
     figures = tuple(_list(values.get("figures") or ["held_out_mask_loss"], where))
     design = Design(
@@ -185,7 +186,7 @@ def _form(value: Any, where: object) -> Form:
     for key in ("arms", "scoring"):
         if key in values:
             values[key] = tuple(_list(values[key], where))
-    values["settings"] = flat(values.get("settings") or {}, where)
+    values |= {key: flat(values.get(key) or {}, where) for key in ("settings", "evaluation")}
     return _made(Form, values, where)
 
 

@@ -19,7 +19,7 @@ STUDY: dict[str, Any] = {
         "three": {"model_of": "two"},
     },
     "evaluate": ["blimp", {"task": "mrpc", "seeds": 2}],
-    "hour": {"arms": ["one", "three"], "seeds": 2, "scoring": ["mrpc"]},
+    "hour": {"arms": ["one", "three"], "seeds": 2, "scoring": ["mrpc"], "evaluation": {"epochs": 1}},
     "long": {"settings": {"train.steps": 80}},
 }
 
@@ -37,6 +37,7 @@ def test_forms_differ_in_arms_seeds_settings_and_tasks() -> None:
     assert long.settings == {"train.steps": 80, "run.ranks": 1}
     assert [s.task for s in hour.evaluate] == ["mrpc"]
     assert [s.seeds for s in long.evaluate] == [1, 2]
+    assert [s.settings for s in (*hour.evaluate, *long.evaluate)] == [{"epochs": 1}, {}, {}]
     assert (hour.reference, hour.label("one"), hour.label("two")) == ("one", "first", "two")
     assert list(read(Changes(arms=("two",))).arms) == ["two"]
     assert read(Changes(arms=("two",))).reference == "two"
