@@ -107,8 +107,9 @@ class Shares:
         examples, epochs, numbers = self._windows.take(ranges)
         streams = np.repeat(ranges.streams, ranges.last - ranges.first)
         damage = tuple(self._reader.found())
-        if not examples.lengths.all():  # examples of damaged blocks have no tokens
-            there = np.flatnonzero(examples.lengths)
+        lengths = examples.lengths
+        if not lengths.all():  # examples of damaged blocks have no tokens
+            there = np.flatnonzero(lengths)
             examples, epochs, numbers = examples.take(there), epochs[there], numbers[there]
             streams = streams[there]
         if self.masking is not None and len(examples):

@@ -57,7 +57,7 @@ class Windows:
         """Return the items of all ranges, stream by stream, with their epochs and their numbers in the split."""
         slots, first, last = ranges.streams - self.first_stream, ranges.first, ranges.last
         places = offsets_of(last - first)[:-1]
-        parts, epochs, numbers, where = [], [], [], []
+        parts, epochs, numbers, runs = [], [], [], []
         while len(slots):  # one pass, unless a step is so large that it crosses a window's end
             self._open(slots, first)
             counts = np.minimum(last, self._stop[slots]) - first
@@ -65,12 +65,13 @@ class Windows:
             parts.append(self._collected(slots, rows, rows + counts))
             epochs.append(np.repeat(self._epoch[slots], counts))
             numbers.append(_expand(counts, rows, slots, self._numbers))
-            where.append(np.repeat(places, counts) + _counted(counts))
+            runs.append((places, counts))
             first, places = first + counts, places + counts
             more = first < last
             slots, first, last, places = slots[more], first[more], last[more], places[more]
         if len(parts) == 1:
             return parts[0], epochs[0], numbers[0]
+        where = [np.repeat(places, counts) + _counted(counts) for places, counts in runs]
         back = np.argsort(np.concatenate(where))
         return concatenate(parts).take(back), np.concatenate(epochs)[back], np.concatenate(numbers)[back]
 

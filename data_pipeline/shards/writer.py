@@ -100,6 +100,7 @@ class BlockReader:
         self._told: dict[tuple[int, int], str] = {}
         self._untold: list[str] = []
         self._tables: OrderedDict[int, BlockTable] = OrderedDict()
+        self._paths = [index.path(shard.file) for shard in split.shards]
 
     def read(self, wanted: Sequence[tuple[int, int]]) -> Iterator[Examples]:
         """Yield the blocks, in order. Raises UserError that names shard and block if bytes changed, are missing, or
@@ -136,8 +137,7 @@ class BlockReader:
         places = []
         for shard, block in wanted:
             table = self._table(shard)
-            path = self.index.path(self.split.shards[shard].file)
-            places.append((path, int(table.offsets[block]), int(table.sizes[block])))
+            places.append((self._paths[shard], int(table.offsets[block]), int(table.sizes[block])))
         for (shard, block), data in zip(wanted, read_ranges(places), strict=True):
             yield self._checked(shard, block, data)
 
@@ -156,7 +156,7 @@ class BlockReader:
 
     def _checked(self, shard: int, block: int, data: NDArray[np.uint8]) -> Examples:
         table, entry = self._table(shard), self.split.shards[shard]
-        where = f"{self.index.path(entry.file)}, block {block}"
+        where = f"{self._paths[shard]}, block {block}"
         if len(data) != table.sizes[block]:
             raise DamagedError(
                 f"the file ends {table.sizes[block] - len(data)} bytes too early", where=where, remedy=_REMEDY
