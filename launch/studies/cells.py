@@ -111,7 +111,7 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
         notes,
         by_epoch,
         *where,
-        trivial,
+        trivial=trivial,
     )
     write_measured(place.cells, found)
     shutil.rmtree(run_folder(place.folder, cell) / "checkpoints", ignore_errors=True)

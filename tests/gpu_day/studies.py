@@ -15,6 +15,8 @@ AT_ONCE, JOBS = 4, 4
 """Studies, and runs of each: as many runs as the machine of the first GPUs had cores."""
 NEEDED = {"segments": "tasks", "elmo-gpt": "tasks", "objectives": "tasks", "languages": "texts"}
 """What a study reads that is not shipped: a folder that has to be carried."""
+ALSO = {"bert-ablations": "tasks"}
+"""What a study reads where it was carried, and does without elsewhere."""
 GIVEN = {"tasks": "--data", "texts": "--source"}
 CONTROL = "nvidia-cuda-mps-control"
 
@@ -39,7 +41,8 @@ def is_possible(day: Day, name: str) -> bool:
 def studied(day: Day, name: str) -> tuple[str, int]:
     """Carry out a study; return how it ended and how many runs were measured. Its runs and shards stay here."""
     out = day.out / "studies" / Path(name).stem
-    files = [GIVEN[NEEDED[name]], str(day.carried / NEEDED[name])] if name in NEEDED else []
+    kind = NEEDED.get(name) or ALSO.get(name, "")
+    files = [GIVEN[kind], str(day.carried / kind)] if kind and (day.carried / kind).is_dir() else []
     few = ["--seeds", "1"] if day.tiny else []
     command = ["study", name, "--out", str(out), "--jobs", str(JOBS), *files, *few]
     status = "done"
