@@ -23,7 +23,7 @@ typer annotated-doc rich shellingham einops msgpack psutil pytest pluggy iniconf
 fsspec sentencex ufal.chu-liu-edmonds""".split()  # noqa: SIM905
 """Packages as they are published for the other Python. What training needs and a CUDA image of torch may lack."""
 IMAGE = """torch triton numpy numba llvmlite safetensors tokenizers packaging tqdm pyyaml sympy typing-extensions ninja
-huggingface-hub pyarrow scikit-learn scipy markdown-it-py pygments attrs setuptools""".split()  # noqa: SIM905
+huggingface-hub pyarrow markdown-it-py pygments attrs setuptools""".split()  # noqa: SIM905
 """What a CUDA image of torch has."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")
 LIMIT, SHARDS_LIMIT = 64 * 2**20, 45_000_000

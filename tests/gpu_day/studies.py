@@ -41,7 +41,7 @@ def is_possible(day: Day, name: str) -> bool:
 def studied(day: Day, name: str) -> tuple[str, int]:
     """Carry out a study; return how it ended and how many runs were measured. Its runs and shards stay here."""
     out = day.out / "studies" / Path(name).stem
-    kind = NEEDED.get(name) or ALSO.get(name, "")
+    kind = (NEEDED | ALSO).get(name, "")
     files = [GIVEN[kind], str(day.carried / kind)] if kind and (day.carried / kind).is_dir() else []
     few = ["--seeds", "1"] if day.tiny else []
     command = ["study", name, "--out", str(out), "--jobs", str(JOBS), *files, *few]

@@ -33,7 +33,7 @@ from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
 
 HEAD_SETTINGS = ("features", "crf", "bilstm")
 """Settings that are for some kinds of tasks; see Task.head_settings."""
-PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", "scikit-learn", "scipy", "seqeval", "udtools")
+PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", *metrics.EXTRA)
 """Whose versions a result states."""
 
 

@@ -5,7 +5,6 @@ All are in percent. Where a metric is not defined, as a correlation with constan
 import io
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +20,19 @@ except ImportError:  # the extra is for those who evaluate
     sklearn = scipy = None
 
 
-EXTRA = {
-    "scikit-learn": "sklearn",
-    "scipy": "scipy",
-    "seqeval": "seqeval",
-    "udtools": "udtools",
-    "ufal.chu-liu-edmonds": "ufal.chu_liu_edmonds",
-}
-"""Packages of the extra `evaluate` -> what is imported of them, here and in heads/parser.py."""
+EXTRA = ("scikit-learn", "scipy", "seqeval", "udtools", "ufal.chu-liu-edmonds")
+"""Packages of the extra `evaluate`; the last one is imported in heads/parser.py."""
 
 
 def require() -> None:
     """Raise UserError where a library of the extra is not installed, whichever the task needs: before hours of
     training, not after."""
-    missing = [package for package, module in EXTRA.items() if not _is_there(module)]
-    if missing:
-        are = "are" if len(missing) > 1 else "is"
+    if missing := [package for package in EXTRA if not is_installed(package)]:
         raise UserError(
-            f"{', '.join(missing)} {are} not installed",
+            f"not installed: {', '.join(missing)}",
             where="evaluate",
             remedy='pip install "maskmill[evaluate]"',
         )
-
-
-def _is_there(module: str) -> bool:
-    """Return whether a module can be imported, without importing it."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
-        return False
 
 
 def is_installed(package: str) -> bool:

@@ -81,7 +81,7 @@ def _comparison(differences: np.ndarray, p: float, alpha: float) -> Comparison:
     mean = float(differences.mean()) if count else math.nan
     if count < 2:
         return Comparison(count, mean, math.nan, math.nan, p, 0)
-    error = float(differences.std(ddof=1)) / math.sqrt(count)
+    error = float(differences.std(ddof=1)) / math.sqrt(count) if _spreads(differences) else 0.0
     half = float(scipy.stats.t.ppf(0.975, count - 1)) * error
     needed = 0 if p < ALPHA or not error else seeds_needed(mean, error * math.sqrt(count), alpha)
     return Comparison(count, mean, mean - half, mean + half, p, needed)
@@ -90,9 +90,12 @@ def _comparison(differences: np.ndarray, p: float, alpha: float) -> Comparison:
 def _p(differences: np.ndarray) -> float:
     """Return p of a paired t-test; 1 without any spread. Scores of few examples are as far apart in every seed by
     chance, two examples of 400, say, and seeds then tell nothing of how far they would spread."""
-    if not np.ptp(differences):
-        return 1.0
-    return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
+    return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue) if _spreads(differences) else 1.0
+
+
+def _spreads(differences: np.ndarray) -> bool:
+    """Return whether they differ by more than rounding does: percentages of equal counts differ in their last bits."""
+    return bool(np.ptp(differences) > 1e-9 * np.abs(differences).max())
 
 
 def holm(values: Sequence[float]) -> list[float]:

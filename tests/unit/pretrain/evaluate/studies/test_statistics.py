@@ -45,6 +45,9 @@ def test_runs_without_any_spread_tell_nothing() -> None:
     assert (found["same"].p, found["other"].p) == (1.0, 1.0)
     assert not found["other"].told
     assert found["other"].difference == 0.5
+    rounded = compare({1: 68.38, 2: 68.87, 3: 69.36}, {"a": {1: 68.87, 2: 69.36, 3: 69.85}})["a"]
+    assert len({68.87 - 68.38, 69.36 - 68.87, 69.85 - 69.36}) > 1  # but for rounding
+    assert (rounded.p, rounded.low, rounded.needed) == (1.0, rounded.high, 0)
 
 
 def test_p_is_corrected_for_the_number_of_arms() -> None:
