@@ -170,7 +170,7 @@ def here() -> Iterator[None]:
 def study_here(here: None, maskmill: Maskmill) -> Iterator[None]:
     """What a study starts as processes of its own, as `maskmill train`, is this process, which saves their imports; but
     `maskmill vocab`, the first of them, which is cheap."""
-    from launch.studies import carry_out, cells
+    from launch.studies import carry_out, cells, time_arms
 
     process = cells.maskmill
 
@@ -183,7 +183,7 @@ def study_here(here: None, maskmill: Maskmill) -> Iterator[None]:
         return result.returncode, result.stdout + result.stderr
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (carry_out, cells):
+        for module in (carry_out, cells, time_arms):
             patch.setattr(module, "maskmill", run)
         yield
 

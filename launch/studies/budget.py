@@ -8,6 +8,7 @@ import torch
 
 from launch.studies.cells import Place, trains
 from launch.studies.read import run_of
+from pretrain.config.settings import RunConfig
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured
 from pretrain.objectives.registry import load
@@ -85,11 +86,8 @@ def budget_of(design: Design, place: Place, found: Mapping[Cell, Measured]) -> B
             seconds += took[cell.arm]
             continue
         peak = peak or _peak(place.threads)
-        sizes = (round(batch * n) for n in (text.length, text.square, text.masked))
-        flops = load(config).flops(
-            text.vocabulary, **dict(zip(("tokens", "squares", "masked"), sizes, strict=True))
-        )
-        seconds += config.train.steps * flops / (peak * CPU_SHARE)
+        timed = run_of(design, _timed_by(design, cell), place.folder, place.threads).config
+        seconds += timed.train.steps * _step_flops(timed) / (peak * CPU_SHARE)
     source = (
         "as long as the runs before"
         if took
@@ -98,6 +96,17 @@ def budget_of(design: Design, place: Place, found: Mapping[Cell, Measured]) -> B
     scorings = len(left) * sum(scoring.seeds for scoring in design.evaluate)
     at_once = min(max(1, len(os.sched_getaffinity(0)) // place.threads), max(1, len(training)))
     return Budget(len(training), steps, tokens, seconds / at_once, at_once, source, scorings)
+
+
+def _timed_by(design: Design, cell: Cell) -> Cell:
+    """Return the run that decides how long one takes: at equal time the reference's."""
+    return cell._replace(arm=design.reference) if design.equal_time else cell
+
+
+def _step_flops(config: RunConfig) -> float:
+    text, batch = text_of(config), config.train.global_batch
+    tokens, squares, masked = (round(batch * n) for n in (text.length, text.square, text.masked))
+    return load(config).flops(text.vocabulary, tokens=tokens, squares=squares, masked=masked)
 
 
 def _peak(threads: int) -> float:
@@ -121,13 +130,13 @@ def plan_lines(design: Design, place: Place, cluster: Cluster, price_per_hour: f
                 f"{design.label(name)}: takes the model of {design.label(arm.model_of) if arm.model_of else '--model'}"
             )
             continue
-        config = run_of(design, own[0], place.folder, place.threads).config
+        config = run_of(design, _timed_by(design, own[0]), place.folder, place.threads).config
         one = forecast_phases(config, cluster)[0][1]  # studies have no recipes of several phases
         hours = one.seconds * len(own) / 3600
         total += hours
-        lines.append(
-            f"{design.label(name)}: {len(own)} runs of {duration(one.seconds)}, {one.tokens:,.0f} tokens each"
-        )
+        as_long = design.equal_time and name != design.reference
+        what = f"as {design.label(design.reference)}" if as_long else f"{one.tokens:,.0f} tokens each"
+        lines.append(f"{design.label(name)}: {len(own)} runs of {duration(one.seconds)}, {what}")
     gpus = f"{cluster.ranks} x {cluster.gpu.name}"
     cost = (
         f", {total * cluster.ranks * price_per_hour:,.2f} at {price_per_hour:g} an hour and GPU"

@@ -16,6 +16,7 @@ from data_pipeline.stages.executors import ALL, LocalProcesses, Share, processes
 from launch.studies.budget import all_cells, budget_of, first_cells
 from launch.studies.cells import Place, Stopped, data_of, last_line, maskmill, measure, trains
 from launch.studies.read import run_of
+from launch.studies.time_arms import steps_by_arm, time_arms
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.equality import check_equal, hashes_of
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values, read_measured
@@ -34,8 +35,8 @@ class Study:
         self._failed: dict[str, str] = {}
 
     def prepare(self) -> None:
-        """Say what the study takes, make vocabularies and shards of all arms, and check what must be equal. Raises
-        UserError."""
+        """Say what the study takes, make vocabularies and shards of all arms, check what must be equal, and time the
+        steps of arms that are compared at equal time. Raises UserError; Stopped if a signal ended a short run."""
         self._say(str(budget_of(self.design, self.place, self.found())))
         done: set[str] = set()
         training = [cell for cell in first_cells(self.design) if trains(self.design, cell, self.place)]
@@ -56,6 +57,9 @@ class Study:
                         f"maskmill {verb} failed: {last_line(output)}", where=f"{cell.arm} ({log})"
                     )
         self._check_equal()
+        time_arms(self.design, self.place, self._say)
+        if steps := steps_by_arm(self.design, self.place):
+            self._say(steps)
 
     def _check_equal(self) -> None:
         arms = [name for name in self.design.arms if trains(self.design, Cell(name, 1), self.place)]
@@ -189,6 +193,7 @@ class Study:
             equal=self._equal,
             failed=self._failed,
             unscored=self._unscored(),
+            steps=steps_by_arm(self.design, self.place),
         )
         write_study(self.place.folder, self.design, expected, found, facts)
 

@@ -17,6 +17,7 @@ from launch.settings.named_file import find_named
 from launch.settings.overrides import parse_override
 from launch.settings.recipe import load_config
 from launch.studies import STUDIES, study_names
+from launch.studies.step_times import equal_steps
 from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.settings import RunConfig
 from pretrain.evaluate.studies.design import Changes, Design, Settings
@@ -89,21 +90,24 @@ class Run(NamedTuple):
 
 def run_of(design: Design, cell: Cell, folder: Path, threads: int) -> Run:
     """Return the run of a cell whose files are in the study's folder, on so many threads. Its preparation has a folder
-    named after the settings that decide its bytes, so that arms with the same data share it. Raises UserError for
-    settings that do not fit."""
+    named after the settings that decide its bytes, so that arms with the same data share it. Where a study compares at
+    equal time it has the steps that were found for its arm. Raises UserError for settings that do not fit."""
     arm = design.arms[cell.arm]
     recipe = arm.recipe or design.recipe
     given = {**_DEFAULTS, **design.settings, **arm.settings, **dict(cell.tuned)}
     given |= {"run.seed": cell.seed, "run.dir": str(run_folder(folder, cell)), "run.live": False}
     first = load_config(recipe, overrides_of(given))
+    steps = equal_steps(design, cell.arm, folder, first.train.steps)
+    if steps != first.train.steps:
+        given["train.steps"] = steps
     given.setdefault("run.threads", max(1, threads // first.run.ranks))
     vocabulary, shards = _data_keys(first, given)
     given.setdefault("data.vocab", str(folder / "data" / f"vocabulary-{vocabulary}"))
     given |= {"data.out": str(folder / "data" / f"shards-{shards}")}
     if "train.eval_every" not in given:
-        given["train.eval_every"] = max(1, first.train.steps // design.evaluations)
+        given["train.eval_every"] = max(1, steps // design.evaluations)
     if "train.checkpoint_every" not in given:
-        given["train.checkpoint_every"] = max(1, first.train.steps // 4)
+        given["train.checkpoint_every"] = max(1, steps // 4)
     overrides = overrides_of(given)
     return Run(recipe, overrides, load_config(recipe, overrides))
 

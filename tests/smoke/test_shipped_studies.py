@@ -93,6 +93,26 @@ def test_pairs(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
     assert sum(count > 0 for count in labels["sentence_order"].values()) == 1  # no pair is swapped
 
 
+def test_objectives(
+    tmp_path: Path, maskmill: Maskmill, study_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.studies.time_arms.EVERY", 1)
+    said = small_study(maskmill, tmp_path, "objectives", ("bert", "electra"))
+    assert "timing a step of 2 arms" in said
+    times = json.loads((tmp_path / "out/step_times.json").read_text())
+    [electra] = times.values()
+    steps = round(3 * electra["reference_ms"] / electra["step_ms"])
+    assert (
+        f"Steps at equal time: masked tokens and next sentences 3; replaced tokens (ELECTRA) {steps}" in said
+    )
+    result = json.loads((tmp_path / "out/result.json").read_text())
+    assert {one["arm"]: one["curve"][-1]["step"] for one in result["measured"]} == {
+        "bert": 3,
+        "electra": steps,
+    }
+    assert "Steps at equal time" in (tmp_path / "out/README.md").read_text()
+
+
 def test_directions(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
     folder = tmp_path / "tasks/UNER_English-EWT"
     folder.mkdir(parents=True)

@@ -91,6 +91,8 @@ class Design:
     """Name -> arm -> its weight in a sum that is compared with 0: main effects and interactions, where the arms are the
     cells of a table."""
     equal: tuple[str, ...]
+    equal_time: bool
+    """Whether arms have as many steps as take the time of the reference's, in place of as many as it."""
     evaluate: tuple[Scoring, ...]
     tune: dict[str, tuple[Any, ...]]
     """Setting -> its grid: each arm is shown at its own best value, by the first seed."""

@@ -48,6 +48,8 @@ class Facts:
     """Run -> why it has no result."""
     unscored: list[str]
     """Tasks that were left out, with why."""
+    steps: str = ""
+    """How many steps each arm has, where arms are compared at equal time."""
 
 
 def write_study(
@@ -131,6 +133,8 @@ def page_of(
     """Return the page of a study. `pictures`: what each shows -> its file, if there is one."""
     parts = [f"# {design.title}", design.question, f"Form: {design.form}. {facts.budget}"]
     parts.append("## Set-up\n\n" + _setup(design))
+    if facts.steps:
+        parts.append(facts.steps)
     if facts.equal:
         equal = "; ".join(f"seed {seed}: {_pairs(kinds)}" for seed, kinds in facts.equal.items())
         parts.append(f"Checked by hash to be equal in all arms: {equal}.")

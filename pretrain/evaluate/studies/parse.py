@@ -2,14 +2,13 @@
 
 import difflib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from data_pipeline.errors import UserError
+from pretrain.evaluate.studies.check_design import check_design
 from pretrain.evaluate.studies.design import (
-    EQUALITIES,
     FORMS,
     Arm,
     Changes,
@@ -18,8 +17,6 @@ from pretrain.evaluate.studies.design import (
     Scoring,
     Settings,
 )
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 
 
 def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: object) -> Design:
@@ -51,6 +48,7 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
         figures=figures,
         contrasts=_contrasts(values.get("contrasts") or {}, arms, chosen, where),
         equal=tuple(_list(values.get("equal") or [], where)),
+        equal_time=bool(values.get("equal_time", False)),
         evaluate=tuple(s for s in tasks if form.scoring is None or s.task in form.scoring),
         tune=tune,
         needs_context=bool(values.get("needs_context", True)),
@@ -60,12 +58,12 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
         form=changes.form,
         seeds=tuple(range(1, 1 + (changes.seeds or form.seeds))),
     )
-    _check(design, where)
+    check_design(design, where)
     return _with_settings(design, changes.settings)
 
 
-_TOP = ("title", "question", "recipe", "arms", "settings", "reference", "figures", "contrasts", "equal", "evaluate",
-        "tune", "needs_context", "evaluations", "reading", "requires")  # fmt: skip
+_TOP = ("title", "question", "recipe", "arms", "settings", "reference", "figures", "contrasts", "equal", "equal_time",
+        "evaluate", "tune", "needs_context", "evaluations", "reading", "requires")  # fmt: skip
 
 
 def _with_settings(design: Design, settings: Settings) -> Design:
@@ -86,39 +84,6 @@ def _with_settings(design: Design, settings: Settings) -> Design:
         )
     common = {key: value for key, value in settings.items() if key not in tune}
     return replace(design, settings=design.settings | common, tune=tune)
-
-
-def _check(design: Design, where: object) -> None:
-    for name, arm in design.arms.items():
-        if not _NAME.fullmatch(name):
-            raise UserError(
-                f"cannot name an arm {name!r}", where=where, expected="small letters, digits and _"
-            )
-        if (arm.segments or arm.beside) and not arm.model_of:
-            key = "segments" if arm.segments else "beside"
-            raise UserError(f"{key} needs model_of", where=f"{where}, arm {name}", expected="model_of: ARM")
-        for source in arm.sources:
-            if source not in design.arms or design.arms[source].model_of:
-                raise UserError(
-                    f"no such arm that trains: {source}",
-                    where=f"{where}, arm {name}",
-                    expected="model_of: ARM",
-                )
-        if arm.model_of and (arm.settings or arm.recipe):
-            raise UserError("trains nothing, and has settings of a run", where=f"{where}, arm {name}")
-    for scoring in design.evaluate:
-        named = scoring.data.partition("shards of ")[2]
-        if named and named not in design.arms:
-            raise UserError(
-                f"{scoring.task} is scored on the shards of {named}, which is no arm here", where=where
-            )
-    for equal in design.equal:
-        if equal not in EQUALITIES:
-            raise UserError(f"unknown {equal!r}", where=f"{where}, equal", expected=", ".join(EQUALITIES))
-    if design.tune and any(arm.model_of for arm in design.arms.values()):
-        raise UserError("cannot be tuned where arms take the model of another", where=f"{where}, tune")
-    if not all(design.tune.values()):
-        raise UserError("an empty grid", where=f"{where}, tune", expected="SETTING: [a, b]")
 
 
 def _reference(
