@@ -78,16 +78,15 @@ def budget_of(design: Design, place: Place, found: Mapping[Cell, Measured]) -> B
     peak, steps, tokens, seconds = 0.0, 0, 0.0, 0.0
     took = {one.arm: one.seconds for one in found.values()}
     for cell in training:
-        config = run_of(design, cell, place.folder, place.threads).config
-        steps += config.train.steps
-        text, batch = text_of(config), config.train.global_batch
-        tokens += config.train.steps * batch * text.length
+        for phase in run_of(design, cell, place.folder, place.threads).phases:
+            steps += phase.train.steps
+            tokens += phase.train.steps * phase.train.global_batch * text_of(phase).length
         if cell.arm in took:
             seconds += took[cell.arm]
             continue
         peak = peak or _peak(place.threads)
-        timed = run_of(design, _timed_by(design, cell), place.folder, place.threads).config
-        seconds += timed.train.steps * _step_flops(timed) / (peak * CPU_SHARE)
+        timed = run_of(design, _timed_by(design, cell), place.folder, place.threads).phases
+        seconds += sum(phase.train.steps * _step_flops(phase) for phase in timed) / (peak * CPU_SHARE)
     source = (
         "as long as the runs before"
         if took
@@ -131,12 +130,13 @@ def plan_lines(design: Design, place: Place, cluster: Cluster, price_per_hour: f
             )
             continue
         config = run_of(design, _timed_by(design, own[0]), place.folder, place.threads).config
-        one = forecast_phases(config, cluster)[0][1]  # studies have no recipes of several phases
-        hours = one.seconds * len(own) / 3600
+        phases = [forecast for _, forecast in forecast_phases(config, cluster)]
+        seconds, tokens = sum(one.seconds for one in phases), sum(one.tokens for one in phases)
+        hours = seconds * len(own) / 3600
         total += hours
         as_long = design.equal_time and name != design.reference
-        what = f"as {design.label(design.reference)}" if as_long else f"{one.tokens:,.0f} tokens each"
-        lines.append(f"{design.label(name)}: {len(own)} runs of {duration(one.seconds)}, {what}")
+        what = f"as {design.label(design.reference)}" if as_long else f"{tokens:,.0f} tokens each"
+        lines.append(f"{design.label(name)}: {len(own)} runs of {duration(seconds)}, {what}")
     gpus = f"{cluster.ranks} x {cluster.gpu.name}"
     cost = (
         f", {total * cluster.ranks * price_per_hour:,.2f} at {price_per_hour:g} an hour and GPU"

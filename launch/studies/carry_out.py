@@ -42,12 +42,11 @@ class Study:
         training = [cell for cell in first_cells(self.design) if trains(self.design, cell, self.place)]
         for cell in training:
             run = run_of(self.design, cell, self.place.folder, self.place.threads)
-            if run.config.phases:
-                raise UserError("has phases", where=f"recipe {run.recipe}", expected="a recipe of one phase")
-            if run.config.data.out in done:
+            folders = {phase.data.out for phase in run.phases}
+            if folders <= done:
                 continue
-            done.add(run.config.data.out)
-            self._say(f"preparing {run.config.data.out} for {self.design.label(cell.arm)}")
+            done |= folders
+            self._say(f"preparing {', '.join(sorted(folders))} for {self.design.label(cell.arm)}")
             verbs = ["prepare"] if Path(run.config.data.vocab).exists() else ["vocab", "prepare"]
             for verb in verbs:
                 log = self.place.folder / "logs" / f"{verb}.log"

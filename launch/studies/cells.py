@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import launch
 from data_pipeline.errors import UserError
@@ -84,7 +86,7 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
     if trains(design, cell, place):
         run = run_of(design, cell, place.folder, place.threads)
         finite = _train(run, cell, place)
-        curve, figures = measure_run(run_folder(place.folder, cell), tokens_per_step(run.config), finite)
+        curve, figures = measure_run(run_folder(place.folder, cell), tokens_by_step(run.phases), finite)
     notes: list[str] = []
     by_epoch: dict[str, list[float]] = {}
     trivial: dict[str, float] = {}
@@ -132,18 +134,24 @@ def identity_of(design: Design, cell: Cell, place: Place) -> str:
         parts.append([Encoder(folder).identity for folder in find_encoders(place.model)])
     else:
         for source in sources:
-            config = run_of(design, source, place.folder, place.threads).config
-            values = asdict(config)
-            values["run"] = {key: value for key, value in values["run"].items() if key not in RUNTIME}
-            values["data"] = {key: values["data"][key] for key in READ_SETTINGS}
-            parts += [values, Index.load(config.data.out).identity]
+            run = run_of(design, source, place.folder, place.threads)
+            for phase in run.phases:
+                values = asdict(phase)
+                values["run"] = {key: value for key, value in values["run"].items() if key not in RUNTIME}
+                values["data"] = {key: values["data"][key] for key in READ_SETTINGS}
+                parts += [values, Index.load(phase.data.out).identity]
     return sha256(canonical_json(parts)).hexdigest()
 
 
-def tokens_per_step(config: RunConfig) -> float:
-    """Return the tokens of a global batch, for training examples of mean length."""
-    train = Index.load(config.data.out).train
-    return config.train.global_batch * train.tokens / max(1, train.examples)
+def tokens_by_step(phases: Sequence[RunConfig]) -> Callable[[float], float]:
+    """Return how many tokens a run has read after so many steps, for training examples of mean length."""
+    ends, tokens = [0.0], [0.0]
+    for phase in phases:
+        train = Index.load(phase.data.out).train
+        ends.append(ends[-1] + phase.train.steps)
+        of_a_step = phase.train.global_batch * train.tokens / max(1, train.examples)
+        tokens.append(tokens[-1] + phase.train.steps * of_a_step)
+    return lambda step: float(np.interp(step, ends, tokens))
 
 
 def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:
@@ -266,7 +274,7 @@ def data_of(design: Design, cell: Cell, place: Place, scoring: Scoring) -> list[
         source = Cell(
             named or design.arms[cell.arm].model_of or cell.arm, cell.seed, () if named else cell.tuned
         )
-        return [Path(run_of(design, source, place.folder, place.threads).config.data.out)]
+        return [Path(run_of(design, source, place.folder, place.threads).phases[-1].data.out)]
     if scoring.data:
         return [folder_of(scoring.task, Path(os.path.expanduser(scoring.data)))]
     if place.data is None:

@@ -18,6 +18,7 @@ from launch.settings.overrides import parse_override
 from launch.settings.recipe import load_config
 from launch.studies import STUDIES, study_names
 from launch.studies.step_times import equal_steps
+from pretrain.config.phases import phases_of
 from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.settings import RunConfig
 from pretrain.evaluate.studies.design import Changes, Design, Settings
@@ -87,23 +88,44 @@ class Run(NamedTuple):
     config: RunConfig
     """What they come to."""
 
+    @property
+    def phases(self) -> list[RunConfig]:
+        """The settings of each phase; one where the run has no phases."""
+        return [phase.config for phase in phases_of(self.config)]
+
 
 def run_of(design: Design, cell: Cell, folder: Path, threads: int) -> Run:
-    """Return the run of a cell whose files are in the study's folder, on so many threads. Its preparation has a folder
-    named after the settings that decide its bytes, so that arms with the same data share it. Where a study compares at
-    equal time it has the steps that were found for its arm. Raises UserError for settings that do not fit."""
+    """Return the run of a cell whose files are in the study's folder, on so many threads. What is prepared for it has a
+    folder named after the settings that decide its bytes, for each phase, so that arms with the same data share it.
+    Where a study compares at equal time it has the steps that were found for its arm. Raises UserError for settings
+    that do not fit."""
     arm = design.arms[cell.arm]
     recipe = arm.recipe or design.recipe
     given = {**_DEFAULTS, **design.settings, **arm.settings, **dict(cell.tuned)}
     given |= {"run.seed": cell.seed, "run.dir": str(run_folder(folder, cell)), "run.live": False}
     first = load_config(recipe, overrides_of(given))
-    steps = equal_steps(design, cell.arm, folder, first.train.steps)
-    if steps != first.train.steps:
-        given["train.steps"] = steps
+    steps = first.train.steps
+    if first.phases:
+        if design.equal_time:
+            raise UserError(
+                "has phases",
+                where=f"study {design.name}, arm {cell.arm}",
+                expected="one phase, with equal_time",
+            )
+        steps = phases_of(first)[-1].last or 0
+        given = {key: value for key, value in given.items() if not key.startswith("phases.")}
+    elif (own := equal_steps(design, cell.arm, folder, steps)) != steps:
+        given["train.steps"] = steps = own
     given.setdefault("run.threads", max(1, threads // first.run.ranks))
-    vocabulary, shards = _data_keys(first, given)
-    given.setdefault("data.vocab", str(folder / "data" / f"vocabulary-{vocabulary}"))
-    given |= {"data.out": str(folder / "data" / f"shards-{shards}")}
+    vocabulary = _vocabulary_key(first, given)
+    given.setdefault("data.vocab", str(folder / "data" / f"vocabulary-{_short(vocabulary)}"))
+    if first.phases:
+        given["phases"] = [
+            changes | {"data": {**changes.get("data", {}), "out": _shards(folder, vocabulary, phase.config)}}
+            for changes, phase in zip(first.phases, phases_of(first), strict=True)
+        ]
+    else:
+        given["data.out"] = _shards(folder, vocabulary, first)
     if "train.eval_every" not in given:
         given["train.eval_every"] = max(1, steps // design.evaluations)
     if "train.checkpoint_every" not in given:
@@ -120,13 +142,19 @@ def run_folder(folder: Path, cell: Cell) -> Path:
     return folder / "runs" / cell.name
 
 
-def _data_keys(config: RunConfig, given: Settings) -> tuple[str, str]:
-    """Return short hashes of what decides the vocabulary and the shards."""
+def _vocabulary_key(config: RunConfig, given: Settings) -> list[Any]:
+    """Return what decides the vocabulary."""
     sources = [config.data.sources, config.data.weights, config.data.languages, config.data.smoothing]
-    vocabulary = [sources, vars(config.vocabulary), config.data.text_field, given.get("data.vocab", "")]
-    shards = [vocabulary, settings_affecting_bytes(config.data)]
-    first, second = (sha256(canonical_json(value)).hexdigest()[:8] for value in (vocabulary, shards))
-    return first, second
+    return [sources, vars(config.vocabulary), config.data.text_field, given.get("data.vocab", "")]
+
+
+def _shards(folder: Path, vocabulary: list[Any], config: RunConfig) -> str:
+    """Return the folder of the shards of a phase."""
+    return str(folder / "data" / f"shards-{_short([vocabulary, settings_affecting_bytes(config.data)])}")
+
+
+def _short(value: list[Any]) -> str:
+    return sha256(canonical_json(value)).hexdigest()[:8]
 
 
 def overrides_of(settings: Settings) -> list[str]:

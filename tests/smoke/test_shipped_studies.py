@@ -93,6 +93,24 @@ def test_pairs(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
     assert sum(count > 0 for count in labels["sentence_order"].values()) == 1  # no pair is swapped
 
 
+def test_a_ramp_of_lengths(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
+    (tmp_path / "ramp.yaml").write_text(
+        "title: T\nquestion: Q?\nrecipe: demo\nevaluate: [{task: held_out, data: shards}]\n"
+        "arms: {ramp: {settings: {phases: ["
+        "{name: short, data: {sequence_length: 16}, train: {steps: 2}}, {name: long, train: {steps: 3}}]}}}"
+    )
+    small_study(maskmill, tmp_path, str(tmp_path / "ramp.yaml"), ("ramp",))
+    [folder] = (tmp_path / "out/runs").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["step"] == 5
+    lengths = {
+        json.loads(path.read_text())["settings"]["sequence_length"]: path.parent.name
+        for path in (tmp_path / "out/data").glob("shards-*/index.json")
+    }
+    assert sorted(lengths) == [16, 32]
+    own = figures_of(tmp_path)["ramp"]  # scored on the examples of its last phase
+    assert own["held_out.mask_loss"] == pytest.approx(own["held_out_mask_loss"], abs=1e-3)
+
+
 def test_objectives(
     tmp_path: Path, maskmill: Maskmill, study_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

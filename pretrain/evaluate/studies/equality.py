@@ -29,12 +29,12 @@ Hashes = dict[str, Any]
 
 def hashes_of(config: RunConfig, wanted: tuple[str, ...]) -> Hashes:
     """Return the hashes of the wanted kinds for the run that `config` describes, whose shards are prepared."""
-    plan = check_run(config, 1)[0]
+    plans = check_run(config, 1)
     found: Hashes = {}
     if {"weights", "shared_weights"} & set(wanted):
-        found["weights"] = _weights(plan)
+        found["weights"] = _weights(plans[0])
     if set(wanted) - {"weights", "shared_weights"}:
-        found |= _batches(plan, plan.phase.config)
+        found |= _batches(plans)
     return found
 
 
@@ -46,11 +46,18 @@ def _weights(plan: Plan) -> dict[str, str]:
     }
 
 
-def _batches(plan: Plan, config: RunConfig) -> dict[str, str]:
-    """Hash examples in the order in which they are read; within a batch by the keys of their draws."""
+def _batches(plans: list[Plan]) -> dict[str, str]:
+    """Hash the examples of all phases in the order in which they are read; within a batch by the keys of their
+    draws."""
+    sums = {name: hashlib.sha256() for name in ("examples", "masks", "content", "content_masks")}
+    for plan in plans:
+        _add_batches(plan, plan.phase.config, sums)
+    return {name: found.hexdigest() for name, found in sums.items()}
+
+
+def _add_batches(plan: Plan, config: RunConfig, sums: dict[str, Any]) -> None:
     caps = plan.caps(plan.index.train, config)
     shares = Shares(plan.index, plan.order(config), caps, masking=plan.masking, separators=plan.separators)
-    sums = {name: hashlib.sha256() for name in ("examples", "masks", "content", "content_masks")}
     special = np.array([plan.index.vocabulary.cls, plan.index.vocabulary.sep])
     framed = config.data.separators == "period"  # as [SEP] would frame the segments
     steps = config.train.steps
@@ -61,7 +68,6 @@ def _batches(plan: Plan, config: RunConfig) -> dict[str, str]:
         for _, parts in sorted(rows, key=lambda row: row[0]):
             for name, part in parts.items():
                 sums[name].update(part)
-    return {name: found.hexdigest() for name, found in sums.items()}
 
 
 def _examples(packed: "PackedMicroBatch", special: NDArray[np.int64], framed: bool) -> list[dict[str, bytes]]:

@@ -6,7 +6,7 @@ study that was interrupted continues with the others.
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,11 +90,11 @@ def word_losses(figures: dict[str, Any]) -> tuple[float | None, float | None]:
 
 
 def measure_run(
-    run: Path, tokens_per_step: float, finite: bool
+    run: Path, tokens_by_step: Callable[[float], float], finite: bool
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Return the curve and the last figures of a trained run folder, those that follow from them included."""
     lines = [line for line in read_metrics(run) if line.get("kind") == "eval"]
-    curve = [{"step": n["step"], "tokens": n["step"] * tokens_per_step, **_figures(n)} for n in lines]
+    curve = [{"step": n["step"], "tokens": tokens_by_step(n["step"]), **_figures(n)} for n in lines]
     figures = (
         {name: value for name, value in curve[-1].items() if name not in ("step", "tokens")} if curve else {}
     )

@@ -1,13 +1,15 @@
 """Every shipped study is whole: its arms are runs that can start, in both forms; names and settings are checked."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from data_pipeline.errors import UserError
+from data_pipeline.shards.index import Index
 from launch.studies import study_names
 from launch.studies.budget import all_cells, budget_of, first_cells, plan_lines
-from launch.studies.cells import Place, trains
+from launch.studies.cells import Place, tokens_by_step, trains
 from launch.studies.read import find_study, overrides_of, read_design, read_settings, run_of
 from pretrain.evaluate.downstream.settings import settings_for
 from pretrain.evaluate.downstream.tasks.registry import check_name
@@ -63,6 +65,59 @@ def test_arms_with_the_same_data_share_a_preparation(tmp_path: Path) -> None:
     assert a.config.run.dir != b.config.run.dir
     assert len(first_cells(design)) == 6
     assert len(all_cells(design)) == 6 + 3 * (len(design.seeds) - 1)
+
+
+RAMP = """title: T
+question: Q?
+recipe: demo
+settings: {run.ranks: 1, schedule.span: run}
+arms:
+  a: {settings: {data.sequence_length: 32}}
+  b:
+    settings:
+      phases:
+        - {name: short, data: {sequence_length: 32}, train: {steps: 60, global_batch: 64}}
+        - {name: long, data: {sequence_length: 64}, train: {steps: 20}}
+"""
+
+
+def test_an_arm_may_have_phases(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(RAMP)
+    design = read_design(str(tmp_path / "own.yaml"), Changes(seeds=1))
+    place = Place(tmp_path, None, None, threads=1)
+    a, b = (run_of(design, Cell(arm, 1), tmp_path, 1) for arm in "ab")
+    short, long = b.phases
+    assert [phase.data.out for phase in a.phases] == [short.data.out], "the same data as its first phase"
+    assert short.data.out != long.data.out
+    assert str(tmp_path / "data/shards-") in long.data.out
+    assert (b.config.train.eval_every, b.config.train.checkpoint_every) == (10, 20)  # of 80 steps
+    budget = budget_of(design, place, {})
+    assert budget.steps == a.config.train.steps + 80
+    assert budget.tokens == a.config.train.steps * 32 * 32 + 60 * 64 * 32 + 20 * 32 * 64
+    lines = plan_lines(design, place, Cluster(1, 1, gpu_named("h100")), 0)
+    assert f"{60 * 64 * 32 + 20 * 32 * 64:,} tokens each" in lines[1]
+    changed = read_design(
+        str(tmp_path / "own.yaml"), Changes(arms=("b",), settings=read_settings(["data.short_seq_prob=0.5"]))
+    )
+    assert run_of(changed, Cell("b", 1), tmp_path, 1).phases[1].data.out != long.data.out
+    (tmp_path / "own.yaml").write_text(RAMP.replace("question", "equal_time: true\nquestion").replace(
+        "run.ranks: 1", "run.ranks: 1, train.steps: 9"))  # fmt: skip
+    timed = read_design(str(tmp_path / "own.yaml"), Changes())
+    with pytest.raises(UserError, match="arm b: has phases"):
+        run_of(timed, Cell("b", 1), tmp_path, 1)
+
+
+def test_tokens_of_a_run_with_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.yaml").write_text(RAMP)
+    design = read_design(str(tmp_path / "own.yaml"), Changes(seeds=1))
+    phases = run_of(design, Cell("b", 1), tmp_path, 1).phases
+    lengths = {phases[0].data.out: 30, phases[1].data.out: 50}
+    train = {folder: SimpleNamespace(tokens=7 * length, examples=7) for folder, length in lengths.items()}
+    monkeypatch.setattr(Index, "load", lambda folder: SimpleNamespace(train=train[folder]))
+    tokens = tokens_by_step(phases)
+    assert [tokens(step) for step in (0, 30, 60, 80)] == [
+        0, 30 * 64 * 30, 60 * 64 * 30, 60 * 64 * 30 + 20 * 32 * 50
+    ]  # fmt: skip
 
 
 def test_the_budget_counts_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

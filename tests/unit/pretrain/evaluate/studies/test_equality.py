@@ -30,6 +30,18 @@ def test_what_settings_change(tiny: list[str]) -> None:
     assert equal_kinds(first, hashed(tiny, "encoder.intermediate=32")) == set(KINDS) - {"weights"}
 
 
+def test_all_phases_count(tiny: list[str]) -> None:
+    def of(*phases: str) -> dict[str, Any]:
+        return hashed(tiny, f"phases=[{', '.join(phases)}]")
+
+    first, short, long = (
+        f"{{name: {name}, train: {{steps: {steps}}}}}" for name, steps in (("a", 3), ("b", 3), ("b", 4))
+    )
+    assert equal_kinds(of(first, short), of(first, short)) == set(KINDS)
+    assert equal_kinds(of(first, short), of(first, long)) == {"weights"}
+    assert equal_kinds(of(first, short), of(short, first.replace("3", "4"))) == {"weights"}
+
+
 def test_arms_that_differ_are_refused(tiny: list[str]) -> None:
     first, second = hashed(tiny), hashed(tiny, "encoder.layers=1", "data.dynamic_masking=true")
     said = check_equal({"a": first, "b": second}, ("examples", "shared_weights"), 1, "study x")

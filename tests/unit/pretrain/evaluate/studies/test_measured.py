@@ -31,7 +31,7 @@ def test_tokens_to_context_are_between_evaluations(tmp_path: Path) -> None:
     run = run_with(
         tmp_path, {"kind": "train", "step": 1, "loss": 9.0}, line(10, 6.5), line(20, 5.5), line(30, 5.0)
     )
-    curve, figures = measure_run(run, tokens_per_step=100.0, finite=True)
+    curve, figures = measure_run(run, lambda step: 100.0 * step, finite=True)
     assert [point["tokens"] for point in curve] == [1000, 2000, 3000]
     assert figures["tokens_to_context"] == 2000  # 5.5 is half a nat below 6
     assert figures["context_gain"] == pytest.approx(1.0)
@@ -40,7 +40,7 @@ def test_tokens_to_context_are_between_evaluations(tmp_path: Path) -> None:
 
 
 def test_a_run_that_did_not_stay_finite_is_the_worst(tmp_path: Path) -> None:
-    _, figures = measure_run(run_with(tmp_path, line(10, 5.0)), 1.0, finite=False)
+    _, figures = measure_run(run_with(tmp_path, line(10, 5.0)), lambda step: step, finite=False)
     assert figures["held_out_mask_loss"] == math.inf
     assert figures["held_out_mask_unigram_loss"] == 6.0
     runs = [
