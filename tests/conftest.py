@@ -170,9 +170,9 @@ def here() -> Iterator[None]:
 def study_here(here: None, maskmill: Maskmill) -> Iterator[None]:
     """What a study starts as processes of its own, as `maskmill train`, is this process, which saves their imports; but
     `maskmill vocab`, the first of them, which is cheap."""
-    from launch.studies import carry_out, cells, time_arms
+    from launch.studies import carry_out, cells, place, score, time_arms
 
-    process = cells.maskmill
+    process = place.maskmill
 
     def run(arguments: Sequence[str], log: Path) -> tuple[int, str]:
         if arguments[0] == "vocab":
@@ -183,7 +183,7 @@ def study_here(here: None, maskmill: Maskmill) -> Iterator[None]:
         return result.returncode, result.stdout + result.stderr
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (carry_out, cells, time_arms):
+        for module in (carry_out, cells, score, time_arms):
             patch.setattr(module, "maskmill", run)
         yield
 

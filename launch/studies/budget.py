@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from launch.studies.cells import Place, trains
+from launch.studies.place import Place, trains
 from launch.studies.read import run_of
 from pretrain.config.settings import RunConfig
 from pretrain.evaluate.studies.design import Design

@@ -14,8 +14,10 @@ from typing import Any
 from data_pipeline.errors import UserError, first_line
 from data_pipeline.stages.executors import ALL, LocalProcesses, Share, processes_for_jobs
 from launch.studies.budget import all_cells, budget_of, first_cells
-from launch.studies.cells import Place, Stopped, data_of, last_line, maskmill, measure, trains
+from launch.studies.cells import measure
+from launch.studies.place import Place, Stopped, last_line, maskmill, trains
 from launch.studies.read import run_of
+from launch.studies.score import data_of
 from launch.studies.time_arms import steps_by_arm, time_arms
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.equality import check_equal, hashes_of

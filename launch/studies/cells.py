@@ -1,38 +1,29 @@
 """Run one cell of a study: train an arm with a seed, export it, score it on tasks, and keep what was measured.
 
-Training is a process of its own, `maskmill train`; scoring is done here.
+Training is a process of its own, `maskmill train`; scoring is done in this one.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-import launch
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.shards.index import Index
-from launch.ranks import STOPPED, tuning
+from launch.ranks import STOPPED
+from launch.studies.place import Place, Stopped, last_line, maskmill, trains
 from launch.studies.read import Run, run_folder, run_of
+from launch.studies.score import data_of, model_of, scores
 from pretrain.config.settings import RunConfig
 from pretrain.evaluate.downstream.encoders import Encoder, find_encoders
-from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.parts import beside, pick_encoder
-from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.registry import OWN, folder_of, folders_of
-from pretrain.evaluate.studies.design import Design, Scoring
+from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, measure_run, read_measured, write_measured
-from pretrain.evaluate.studies.segment_edits import edited_folder
 from pretrain.run.machine import machine_name
 
 DIVERGED = "batch in a row that was skipped"
@@ -42,28 +33,6 @@ RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "step_limit", 
 
 READ_SETTINGS = ("dynamic_masking", "mask_stages", "order", "streams", "separators", "separator_gap")
 """Settings of data.* that a result depends on beside the shards."""
-
-
-class Stopped(RuntimeError):
-    """A signal ended a run, which has saved."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a study is run."""
-
-    folder: Path
-    data: Path | None
-    """The files of tasks."""
-    model: Path | None
-    """Score this model in place of those of the arms that train."""
-    threads: int
-    """Of one cell."""
-
-    @property
-    def cells(self) -> Path:
-        """The folder with what was measured."""
-        return self.folder / "cells"
 
 
 def measure(design: Design, cell: Cell, place: Place) -> Measured:
@@ -91,10 +60,10 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
     by_epoch: dict[str, list[float]] = {}
     trivial: dict[str, float] = {}
     if finite and design.evaluate:
-        model = _model(design, cell, place)
+        model = model_of(design, cell, place)
         for number, scoring in enumerate(design.evaluate):
             for data in data_of(design, cell, place, scoring):
-                scored = _scores(design, cell, place, model, scoring, number, data, notes)
+                scored = scores(design, cell, place, model, scoring, number, data, notes)
                 figures |= scored.figures
                 by_epoch |= scored.by_epoch
                 trivial |= scored.trivial
@@ -118,11 +87,6 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
     write_measured(place.cells, found)
     shutil.rmtree(run_folder(place.folder, cell) / "checkpoints", ignore_errors=True)
     return found
-
-
-def trains(design: Design, cell: Cell, place: Place) -> bool:
-    """Return whether a cell trains a model."""
-    return place.model is None and not design.arms[cell.arm].model_of
 
 
 def identity_of(design: Design, cell: Cell, place: Place) -> str:
@@ -154,33 +118,6 @@ def tokens_by_step(phases: Sequence[RunConfig]) -> Callable[[float], float]:
     return lambda step: float(np.interp(step, ends, tokens))
 
 
-def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:
-    """Run `maskmill ARGUMENTS` with its output in a file; return its exit code and what it wrote."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    package = str(Path(launch.__file__).parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([package, *([inherited] if inherited else [])])
-    with log.open("ab") as file:
-        start = file.tell()
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "launch.cli", *arguments],
-            stdout=file,
-            stderr=file,
-            stdin=subprocess.DEVNULL,
-            env={**tuning(), **os.environ, "PYTHONPATH": path},
-            check=False,
-        )
-    with log.open("rb") as file:
-        file.seek(start)
-        return done.returncode, file.read().decode(errors="replace")
-
-
-def last_line(output: str) -> str:
-    """Return the last line of an output, without the command's name."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1].removeprefix("maskmill: ") if lines else "it wrote nothing"
-
-
 def _train(run: Run, cell: Cell, place: Place) -> bool:
     """Train; return whether the run stayed finite."""
     log = place.folder / "logs" / f"{cell.name}.log"
@@ -192,91 +129,3 @@ def _train(run: Run, cell: Cell, place: Place) -> bool:
     if code:
         raise UserError(f"training failed: {last_line(output)}", where=f"{cell.name} ({log})")
     return True
-
-
-def _model(design: Design, cell: Cell, place: Place) -> Path:
-    """Return the folder of the model to score: exported, given, or taken from another arm and changed."""
-    arm = design.arms[cell.arm]
-    source = place.model or _exported(Cell(arm.model_of or cell.arm, cell.seed, cell.tuned), place)
-    if not arm.segments:
-        return source
-    return edited_folder(source, arm.segments, run_folder(place.folder, cell) / "model")
-
-
-def _exported(cell: Cell, place: Place) -> Path:
-    folder = run_folder(place.folder, cell)
-    if not (folder / "export").is_dir():
-        log = place.folder / "logs" / f"{cell.name}.log"
-        code, output = maskmill(["export", str(folder)], log)
-        if code:
-            raise UserError(f"the export failed: {last_line(output)}", where=f"{cell.name} ({log})")
-    return folder / "export"
-
-
-class Scored(NamedTuple):
-    """Scores of a task by `TASK.METRIC`, means over the seeds of fine-tuning."""
-
-    figures: dict[str, float]
-    by_epoch: dict[str, list[float]]
-    """After each epoch of fine-tuning, where `by_epoch` asks for that."""
-    trivial: dict[str, float]
-    """Of the best answer that needs no input."""
-
-
-def _scores(
-    design: Design,
-    cell: Cell,
-    place: Place,
-    model: Path,
-    scoring: Scoring,
-    number: int,
-    data: Path,
-    notes: list[str],
-) -> Scored:
-    """Score the model on a task with the files in `data`; nothing, and a note, where it cannot be scored on it. A
-    metric that a model does not have is absent."""
-    first = (cell.seed - 1) * scoring.seeds + 1 if place.model else 1
-    settings = {"threads": place.threads, **scoring.settings, **design.arms[cell.arm].evaluation}
-    try:
-        other = design.arms[cell.arm].beside
-        second = _exported(Cell(other, cell.seed), place) if other and not place.model else None
-        evaluation = Evaluation(
-            scoring.task,
-            beside(pick_encoder(scoring.task, find_encoders(model)), second),
-            data,
-            run_folder(place.folder, cell) / "evaluation" / str(number),
-            settings_for(scoring.task, settings),
-            range(first, first + scoring.seeds),
-            has_floor=False,
-        )
-        note = evaluation.run(lambda name, total: nullcontext(lambda n: None))
-    except UserError as error:
-        notes.append(f"{design.label(cell.arm)} has no score of {scoring.task}: {error}")
-        return Scored({}, {}, {})
-    split = next(iter(note["scores"]))
-    found = note["scores"][split]
-    names = {
-        m: f"{scoring.name or note['task']}.{m}" for m in scoring.metrics or [note["headline"]] if m in found
-    }
-    curves = note["details"].get("by_epoch", {}).get(split, {})
-    trivial = note["trivial"].get(split, {})
-    return Scored(
-        {name: found[metric]["mean"] for metric, name in names.items()},
-        {name: curves[metric] for metric, name in names.items() if metric in curves},
-        {name: trivial[metric] for metric, name in names.items() if metric in trivial},
-    )
-
-
-def data_of(design: Design, cell: Cell, place: Place, scoring: Scoring) -> list[Path]:
-    """Return the folders of a task's files for a cell: several treebanks, one of other tasks, or none."""
-    own, _, named = scoring.data.partition(" of ")
-    if own == "shards":
-        source = Cell(
-            named or design.arms[cell.arm].model_of or cell.arm, cell.seed, () if named else cell.tuned
-        )
-        return [Path(run_of(design, source, place.folder, place.threads).phases[-1].data.out)]
-    if scoring.data:
-        return [folder_of(scoring.task, Path(os.path.expanduser(scoring.data)))]
-    if place.data is None:
-        return []
-    return [place.data] if scoring.task in OWN else folders_of(scoring.task, place.data)

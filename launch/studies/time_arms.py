@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_pipeline.errors import UserError
 from launch.ranks import STOPPED
-from launch.studies.cells import Place, Stopped, last_line, maskmill, trains
+from launch.studies.place import Place, Stopped, last_line, maskmill, trains
 from launch.studies.read import overrides_of, run_of
 from launch.studies.step_times import (
     StepTime,

@@ -119,7 +119,7 @@ def study(
     from data_pipeline.stages.executors import Share
     from launch.studies.budget import plan_lines
     from launch.studies.carry_out import Study
-    from launch.studies.cells import Place, Stopped
+    from launch.studies.place import Place, Stopped
     from pretrain.evaluate.downstream import metrics
     from pretrain.evaluate.studies import statistics
     from pretrain.preflight.gpus import gpu_named

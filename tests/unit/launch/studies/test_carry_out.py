@@ -11,7 +11,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.stages.executors import ALL, Share
 from launch.studies import carry_out
 from launch.studies.carry_out import Study
-from launch.studies.cells import Place, Stopped
+from launch.studies.place import Place, Stopped
 from launch.studies.read import read_design, read_settings
 from pretrain.evaluate.studies.design import Changes, Design
 from pretrain.evaluate.studies.measured import Cell, Measured, read_measured, write_measured

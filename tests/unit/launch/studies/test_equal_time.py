@@ -9,7 +9,7 @@ from data_pipeline.errors import UserError
 from launch.ranks import STOPPED
 from launch.studies import time_arms as module
 from launch.studies.budget import budget_of, plan_lines
-from launch.studies.cells import Place, Stopped
+from launch.studies.place import Place, Stopped
 from launch.studies.read import read_design, read_settings, run_of
 from launch.studies.step_times import STEP_TIMES, read_step_times
 from launch.studies.time_arms import EVERY, ROUNDS, quiet_step, steps_by_arm, time_arms

@@ -9,7 +9,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.index import Index
 from launch.studies import study_names
 from launch.studies.budget import all_cells, budget_of, first_cells, plan_lines
-from launch.studies.cells import Place, tokens_by_step, trains
+from launch.studies.cells import tokens_by_step
+from launch.studies.place import Place, trains
 from launch.studies.read import find_study, overrides_of, read_design, read_settings, run_of
 from pretrain.evaluate.downstream.settings import settings_for
 from pretrain.evaluate.downstream.tasks.registry import check_name
