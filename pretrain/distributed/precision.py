@@ -3,8 +3,12 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pretrain.config.settings import FP8, RunConfig
+
+if TYPE_CHECKING:
+    import torch
 
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 """What CUDA and ROCm open first: NVIDIA's driver, Tegra's, Windows' under WSL, AMD's."""
@@ -18,6 +22,13 @@ def resolve_precision(config: RunConfig, device: str) -> str:
     if config.train.precision != "auto":
         return config.train.precision
     return "bf16" if device == "cuda" else "fp32"
+
+
+def dtype_of(precision: str) -> "torch.dtype":
+    """Return torch's type of a resolved precision."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
 def sees_gpus(device_files: Sequence[str] = DEVICE_FILES) -> bool:

@@ -24,11 +24,11 @@ from data_pipeline.io.caches import hash_sources, package_folder, user_caches
 from data_pipeline.io.files import write_whole
 from data_pipeline.masking.mask_budget import MaskBudget
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.precision import dtype_of
 from pretrain.model.batch import MicroBatch
 
 MEASURED_EXAMPLES = (8, 16)
 """Examples in the two passes from which memory is extrapolated."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "attn", "attention")
 """Parts of the names of operations that keep their own kernel in a compiled model."""
 
@@ -93,7 +93,7 @@ def pass_costs(model: nn.Module, config: RunConfig, precision: str) -> list[Pass
 def pass_cost(model: nn.Module, precision: str, examples: int, length: int, masked: int) -> PassCost:
     """Count one forward and backward pass over `examples` examples of `length` tokens with `masked` predictions each
     of a model on the meta device."""
-    model.to(DTYPES[precision])
+    model.to(dtype_of(precision))
     batch = MicroBatch.from_arrays(
         tokens=np.ones(examples * length, np.int64),
         lengths=[length] * examples,

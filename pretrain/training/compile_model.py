@@ -14,12 +14,12 @@ from torch import nn
 
 from data_pipeline.errors import UserError
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.precision import dtype_of
 from pretrain.model.attention.attend import choose_backend
 from pretrain.model.batch import MicroBatch
 from pretrain.objectives.registry import load
 from pretrain.preflight.check_run import Plan
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CPU_FLOPS = 1e11
 """Operations per second assumed for a CPU when estimating the length of a run."""
 LONG = 1800.0
@@ -64,7 +64,7 @@ def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
         return "ZeRO stage 3 fetches parameters in the middle of the graph"
     if device.type == "cuda":
         head = config.encoder.hidden // config.encoder.heads
-        if choose_backend(device, DTYPES[precision], head, config.encoder.attention_dropout) != "tiles":
+        if choose_backend(device, dtype_of(precision), head, config.encoder.attention_dropout) != "tiles":
             return ""
         return "attention needs bf16 or fp16, heads of a multiple of 8 up to 256, and an Ampere GPU or newer"
     if config.train.activation_checkpointing:
