@@ -28,11 +28,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.determinism import set_arithmetic, settle_products
+from pretrain.distributed.precision import dtype_of
 from pretrain.model.attention.attend import choose_backend
 from pretrain.objectives.registry import load
 from pretrain.preflight.flops import peak_flops
 from pretrain.preflight.memory import meta_model, states
-from pretrain.preflight.passes import DTYPES, pass_cost
+from pretrain.preflight.passes import pass_cost
 from pretrain.training import compile_model
 from pretrain.training.device_feed import Feed, HostShare
 from tests.benchmarks.gpu_engines import engine_of
@@ -126,7 +127,7 @@ def measure(case: Case, row: Row, arguments: argparse.Namespace, device: torch.d
     )
     peak, rate = peak_flops(device, 0.0), share.examples / seconds
     head = row.encoder.hidden // row.encoder.heads
-    backend = choose_backend(device, DTYPES[precision], head, arguments.dropout)
+    backend = choose_backend(device, dtype_of(precision), head, arguments.dropout)
     print(
         f"\n{case.row}: {rate:,.0f} examples/s (must {row.target:,.0f}, aim {row.aim:,.0f} on an H100), "
         f"{flops / seconds / peak:.1%} of {peak / 1e12:,.1f} TFLOP/s\n"

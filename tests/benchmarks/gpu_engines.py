@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.settings import FP8, RunConfig
+from pretrain.distributed.precision import dtype_of
 from pretrain.distributed.world import World
 from pretrain.model.fp8 import use_fp8
 from pretrain.optim.param_groups import build_optimizer
-from pretrain.preflight.passes import DTYPES
 
 
 class PlainEngine:
@@ -20,7 +20,7 @@ class PlainEngine:
         self.module = model.to(device)
         parameters = list(model.parameters())
         self._masters = [p.detach().clone().requires_grad_() for p in parameters]
-        self.module.to(DTYPES[precision])
+        self.module.to(dtype_of(precision))
         self._weights, self._clip = list(self.module.parameters()), config.train.clip
         by_weight = dict(zip(map(id, self._weights), self._masters, strict=True))
         self._optimizer = build_optimizer(self.module, config.optim)
