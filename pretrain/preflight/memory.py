@@ -40,10 +40,12 @@ class States:
     """fp32 copies that the optimizer updates; 0 if it updates the weights themselves, or on the CPU."""
     moments: int
     """0 if they are on the CPU."""
+    streams: int = 0
+    """What the objective remembers of this rank's streams, fp32 (training/stream_memory.py)."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.masters + self.moments
+        return self.weights + self.gradients + self.masters + self.moments + self.streams
 
 
 class Memory(NamedTuple):
@@ -70,8 +72,19 @@ def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> S
     wrappers)."""
     found = _states(model, config, precision, ranks)
     frozen = sum(p.numel() for other in getattr(model, "frozen", ()) for p in other.parameters())
-    found = replace(found, weights=found.weights + (4 if precision == "fp32" else 2) * frozen)
+    found = replace(
+        found,
+        weights=found.weights + (4 if precision == "fp32" else 2) * frozen,
+        streams=_stream_memory(config, ranks),
+    )
     return replace(found, masters=0, moments=0) if config.zero.offload == "cpu" else found
+
+
+def _stream_memory(config: RunConfig, ranks: int) -> int:
+    """Count the bytes that are remembered between steps of as many streams as a rank has examples of the batch, and of
+    a spare one."""
+    of_a_stream = sum(math.prod(shape) for shape in load(config).memory.values())
+    return 4 * of_a_stream * (-(-config.train.global_batch // ranks) + 1) if of_a_stream else 0
 
 
 def _states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:

@@ -102,6 +102,7 @@ def _memory_table(memory: tuple[Memory, ...], stage: int, capacity: float) -> Ta
         "gradients": [row.states.gradients for row in memory],
         "master weights": [row.states.masters for row in memory],
         "moments": [row.states.moments for row in memory],
+        **({"memory of streams": streams} if any(streams := [row.states.streams for row in memory]) else {}),
         "one forward and backward pass": [row.activations for row in memory],
         "in all": [row.total for row in memory],
     }

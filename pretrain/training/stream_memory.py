@@ -3,6 +3,9 @@
 A stream is a row of the global batch that walks its documents in order (data.order=sequential), and each rank reads
 some of them: their memory is on that rank, in the order of the streams' numbers. A checkpoint holds it as fragments
 of one tensor per name, (streams, ...), so that a resume at any world size finds each stream's memory.
+
+It is float32 whatever the training precision: that holds bf16 and fp16 exactly, so that a checkpoint has one type and a
+run can go on in another precision. `maskmill plan` counts it.
 """
 
 import math
