@@ -34,7 +34,7 @@ class Decoder(Family):
         each."""
         found = super().differences(config, run, vocabulary_size)
         here, there = run.objective.causal.direction, config.get("direction", CausalSettings().direction)
-        if run.objective.name == "causal" and here != there:
+        if run.objective.name == self.objective and here != there:
             found.append(f"objective.causal.direction is {here}, direction {there}")
         return found
 
