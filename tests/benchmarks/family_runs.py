@@ -39,6 +39,9 @@ class Curve(NamedTuple):
     seed: int
     headline: str
     evaluations: list[dict[str, Any]]
+    minutes: float
+    """Of training on a quiet machine: its steps, at the shortest time of one that its log has, since other
+    work can only add to it."""
 
     @property
     def kind(self) -> str:
@@ -87,9 +90,17 @@ def read(folder: Path) -> list[Curve]:
         for there in sorted(folder.glob(f"{recipe}-[0-9]*/summary.json")):
             summary = json.loads(there.read_text(encoding="utf-8"))
             if summary["status"] == "finished":
-                lines = [line for line in read_metrics(there.parent) if line["kind"] == EVAL]
-                seed = int(there.parent.name.rpartition("-")[2])
-                curves.append(Curve(recipe, seed, summary["headline"], lines))
+                lines = read_metrics(there.parent)
+                step = min(line["step_ms"] for line in lines if "step_ms" in line)
+                curves.append(
+                    Curve(
+                        recipe,
+                        seed=int(there.parent.name.rpartition("-")[2]),
+                        headline=summary["headline"],
+                        evaluations=[line for line in lines if line["kind"] == EVAL],
+                        minutes=summary["step"] * step / 60e3,
+                    )
+                )
     return curves
 
 
@@ -107,6 +118,7 @@ def table(curves: list[Curve], losses: bool) -> str:
             f"`{recipe}`",
             str(len(of)),
             f"{ends[0]['step']:,}",
+            f"{min(curve.minutes for curve in of):.1f}",
             KINDS[kind].said(names[0].rpartition("_")[2]),
         ]
         for name, baseline in zip(names, baselines, strict=True):
@@ -119,6 +131,7 @@ def table(curves: list[Curve], losses: bool) -> str:
         "recipe",
         "seeds",
         "steps",
+        "minutes",
         "figure",
         "held out",
         "unigram" if losses else "chance",
