@@ -118,14 +118,16 @@ def test_blimp_needs_no_training(tmp_path: Path) -> None:
 
 def test_a_task_starts_from_the_models_of_another(glue: Path, tmp_path: Path) -> None:
     write(tmp_path / "glue" / "AX", FILES["ax"])
+    write(tmp_path / "glue" / "STS-B", FILES["stsb"])
     both = ["--data", glue, "--out", tmp_path / "out", "--seeds", 2, *QUICK[1:]]
     assert "evaluate mnli first, with --save" in error(
         encoder_folder("bert"), "rte", *both, "--start-from", "mnli"
     )
     assert "lacks weights of BertForSequenceClassification" in error(encoder_folder("bert"), "ax", *both)
     call(encoder_folder("bert"), "mnli", *both, "--save", "--no-floor", "epochs=20", "lr=1e-3")
-    shown = call(encoder_folder("bert"), "rte", "ax", *both, "--start-from", "mnli")
+    shown = call(encoder_folder("bert"), "rte", "stsb", "ax", *both, "--start-from", "mnli")
     assert "rte-from-mnli: started from mnli" in shown
+    assert "pearson" in result(tmp_path / "out", "stsb-from-mnli")["scores"]["dev"], "one number, not classes"
     started = result(tmp_path / "out", "rte-from-mnli")
     assert started["not_pretrained"], "what the task alone gives"
     scored = result(tmp_path / "out", "ax-from-mnli")

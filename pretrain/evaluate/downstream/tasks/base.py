@@ -105,6 +105,7 @@ class Task(ABC):
             "num_labels": len(names),
             "id2label": dict(enumerate(names)),
             "label2id": {name: i for i, name in enumerate(names)},
+            "problem_type": None,  # what another task left would choose its loss; None: these labels do
         }
         return encoder.load(f"For{self.kind}", seed, config | with_dropout(encoder, settings.dropout))
 

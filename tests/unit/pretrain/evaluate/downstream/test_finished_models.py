@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn import functional as F
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.fine_tune import FineTuner
+from pretrain.evaluate.downstream.inputs.batches import collate
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
@@ -36,12 +38,13 @@ ORDER = ["entailment", "neutral", "contradiction"]
 def task_model(tmp_path: Path) -> Callable[..., Path]:
     """Writes a classifier with these names of its classes."""
 
-    def write_model(names: list[str] | None, count: int = 3) -> Path:
+    def write_model(names: list[str] | None, count: int = 3, problem_type: str | None = None) -> Path:
         torch.manual_seed(1)
         fields: dict[str, Any] = {"num_labels": count, "initializer_range": 1.0}
         if names:
             fields = {"id2label": dict(enumerate(names)), "initializer_range": 1.0}
         source = encoder_folder("bert")
+        fields["problem_type"] = problem_type
         model = transformers.BertForSequenceClassification.from_pretrained(source, **fields)
         model.classifier.weight.data.normal_()
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
@@ -87,6 +90,34 @@ def test_classes_without_names_are_in_the_order_of_the_task(
 ) -> None:
     data = FINE_TUNED["ax"].read(write(tmp_path / "AX", FILES["ax"]), settings_for("ax", {}))
     assert answers(task_model(None), data)[1].labels == data.labels
+
+
+@pytest.mark.parametrize(
+    ("left", "task"),
+    [
+        ("single_label_classification", "stsb"),
+        ("single_label_classification", "swag"),
+        ("multi_label_classification", "rte"),
+        ("regression", "mnli"),
+    ],
+)
+def test_the_loss_is_that_of_the_task_whatever_loss_the_config_states(
+    left: str, task: str, task_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A training on MNLI leaves problem_type in config.json, and published classifiers state it."""
+    kind, settings = FINE_TUNED[task], EvaluationSettings(max_length=32, dropout=0.0)
+    data = kind.read(write(tmp_path / "task", FILES[task]), settings)
+    encoder = Encoder(task_model(ORDER, problem_type=left))
+    model = kind.model(encoder, data, 1, settings)
+    features = kind.features(data.train.items[:1], encoder.builder(32), data)
+    batch = collate(features, encoder.builder(32), torch.device("cpu"), choices=task == "swag")
+    output = model(**batch)
+    target = batch["labels"]
+    is_number = task == "stsb"
+    expected = (
+        F.mse_loss(output.logits[:, 0], target) if is_number else F.cross_entropy(output.logits, target)
+    )
+    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_model_of_other_classes_or_without_a_head_is_refused(
