@@ -43,8 +43,9 @@ TOKENS = 8192
 
 
 def probe_names() -> list[str]:
-    """Return the tasks that a probe can be."""
-    return [BLIMP, *(n for n, t in FINE_TUNED.items() if isinstance(t, Classification | Tagging))]
+    """Return the tasks that a probe can be: not one without training examples, which a linear model needs (ax)."""
+    trained = [name for name in FINE_TUNED if settings_for(name, {}).epochs]
+    return [BLIMP, *(name for name in trained if isinstance(FINE_TUNED[name], Classification | Tagging))]
 
 
 @dataclass(frozen=True)

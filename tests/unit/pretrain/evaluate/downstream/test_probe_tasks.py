@@ -110,7 +110,10 @@ def test_many_examples_are_drawn_once(tmp_path: Path) -> None:
 
 def test_tasks_that_cannot_be_a_probe_are_refused(tmp_path: Path) -> None:
     assert {"blimp", "own", "tagging", "mrpc", "uner"} <= set(probe_names())
-    assert not {"squad1", "swag", "ud", "held_out"} & set(probe_names())
+    assert not {"squad1", "swag", "ud", "held_out", "ax"} & set(probe_names())
     assert set(probe_names()) - {"blimp"} <= set(FINE_TUNED)
-    with pytest.raises(UserError, match="no such probe: swag"):
-        ProbeTask.read("swag", write(tmp_path / "swag", FILES["swag"]))
+    for task in ("swag", "ax"):  # AX has no training examples
+        with pytest.raises(
+            UserError, match=f"train.probe: no such probe: {task} .expected one of blimp, cola, "
+        ):
+            ProbeTask.read(task, write(tmp_path / task, FILES[task]))
