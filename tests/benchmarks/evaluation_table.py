@@ -14,17 +14,22 @@ from tests.benchmarks.studies import markdown
 
 Found = dict[tuple[str, str, str], dict[str, TaskScore]]
 """(task, split, metric) -> encoder -> score."""
+FURTHER = {"blimp": ("group_accuracy",)}
+"""Metrics that have rows of their own beside the one that a task is known by: papers differ in which they print."""
 
 
 def read(folders: dict[str, Path]) -> Found:
-    """Return the headline scores of every folder of results. Raises UserError for one without any."""
+    """Return the scores of every folder of results: of each task the metric that it is known by, and FURTHER ones.
+    Raises UserError for a folder without any."""
     found: Found = {}
     for name, folder in folders.items():
         paths = sorted(folder.glob(f"*/{RESULT}"))
         if not paths:
             raise UserError(f"has no */{RESULT}", where=folder, expected="what maskmill evaluate --out wrote")
         for path in paths:
-            for score in task_scores(table(path)):
+            note = table(path)
+            metrics = [note.get("headline"), *FURTHER.get(str(note.get("task")), ())]
+            for score in (one for metric in metrics for one in task_scores({**note, "headline": metric})):
                 found.setdefault((score.task, score.split, score.metric), {})[name] = score
     return found
 
@@ -58,13 +63,20 @@ def verdicts(found: Found, name: str) -> list[str]:
     compared = {key: score for key, of in found.items() if (score := of.get(name)) and score.floor}
     above = {key for key, score in compared.items() if score.floor and is_above(score, score.floor)}
     return [
-        f"{name}, {word}: {', '.join(sorted(' '.join(key[:2]).strip() for key in keys))}."
+        f"{name}, {word}: {', '.join(sorted(map(_named, keys)))}."
         for word, keys in (
             ("above its floor in every seed", above),
             ("not above its floor in every seed", compared.keys() - above),
         )
         if keys
     ]
+
+
+def _named(key: tuple[str, str, str]) -> str:
+    """Name a task and split, and its metric where it has several."""
+    task, split, metric = key
+    further = FURTHER.get(task, ())
+    return f"{task} {split}".strip() + (f" by {metric}" if metric in further else "")
 
 
 def is_above(score: TaskScore, floor: TaskScore) -> bool:

@@ -113,7 +113,10 @@ def test_blimp_needs_no_training(tmp_path: Path) -> None:
     assert "ellipsis" in shown
     note = result(out, "blimp")
     assert note["details"]["paradigms"].keys() == {"one", "two", "three"}
-    assert set(note["not_pretrained"]["dev"]) == {"accuracy"}
+    mean = sum(note["details"]["groups"].values()) / 2
+    assert note["scores"]["dev"]["group_accuracy"]["median"] == pytest.approx(mean)
+    assert set(note["not_pretrained"]["dev"]) == set(note["trivial"]["dev"]) == {"accuracy", "group_accuracy"}
+    assert f"blimp dev: group_accuracy {mean:.1f}\n" in shown
 
 
 def test_a_task_starts_from_the_models_of_another(glue: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pretrain.evaluate.downstream.tasks.base import Scores
 from pretrain.run.task_scores import RESULT
 from pretrain.run.tolerant_json import table
 
-FORMAT = 1
+FORMAT = 2
 """Version of these files: results of another one are not continued."""
 
 

@@ -61,14 +61,15 @@ class Blimp(Untrained):
         seed: int,
         advance: Callable[[int], None],
     ) -> dict[str, Any]:
-        """Return {"scores": {"accuracy": mean over the sets}, "groups", "paradigms", "unknown_share"}, in percent.
-        Pairs of equal scores do not count as right."""
+        """Return {"scores": {"accuracy": mean over the sets, "group_accuracy": mean over the groups of sets, as BabyLM
+        has it (Warstadt et al. 2023)}, "groups", "paradigms", "unknown_share"}, in percent. Pairs of equal scores do
+        not count as right."""
         sentences = [text for one in material.items for text in (*one.good, *one.bad)]
         found = score_sentences(encoder, sentences, settings, seed, advance)
         return {
             **summary(material.items, found.log_likelihoods),
             "unknown_share": 100 * found.unknown_share,
-            "trivial": {self.headline: 50.0},
+            "trivial": dict.fromkeys(("accuracy", "group_accuracy"), 50.0),
             "notes": [f"{found.cut} sentences were cut to the encoder's positions"] if found.cut else [],
         }
 
@@ -112,5 +113,8 @@ def summary(paradigms: list[Paradigm], found: NDArray[np.float64]) -> dict[str, 
     for one in paradigms:
         members.setdefault(one.group, []).append(accuracies[one.name])
     groups = {group: float(np.mean(values)) for group, values in sorted(members.items())}
-    scores: Scores = {"accuracy": float(np.mean(list(accuracies.values())))}
+    scores: Scores = {
+        name: float(np.mean(list(values.values())))
+        for name, values in (("accuracy", accuracies), ("group_accuracy", groups))
+    }
     return {"scores": scores, "groups": groups, "paradigms": accuracies}

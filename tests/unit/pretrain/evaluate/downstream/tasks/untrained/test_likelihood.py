@@ -116,7 +116,7 @@ def test_unknown_tokens_are_counted() -> None:
     assert found.tokens.tolist() == [4]
 
 
-def test_equal_scores_are_not_right_and_sets_weigh_alike() -> None:
+def test_equal_scores_are_not_right_and_sets_weigh_alike_or_groups_do() -> None:
     paradigms = [
         Paradigm("a", "x", ["1", "2"], ["3", "4"]),
         Paradigm("b", "x", ["5"] * 4, ["6"] * 4),
@@ -124,7 +124,7 @@ def test_equal_scores_are_not_right_and_sets_weigh_alike() -> None:
     ]
     found = np.array([-1, -2, -1, -3, *[-1] * 4, *[-2, -2, -2, -0.5], -2, -1], float)
     assert summary(paradigms, found) == {
-        "scores": {"accuracy": pytest.approx((50 + 75 + 0) / 3)},
+        "scores": {"accuracy": pytest.approx((50 + 75 + 0) / 3), "group_accuracy": (62.5 + 0) / 2},
         "groups": {"x": 62.5, "y": 0},
         "paradigms": {"a": 50, "b": 75, "c": 0},
     }
