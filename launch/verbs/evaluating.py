@@ -44,7 +44,12 @@ def evaluate(
         ),
     ] = "",
     seeds: Annotated[
-        int, typer.Option(min=1, help="Fine-tune with the seeds 1 to this number; medians are shown.")
+        int,
+        typer.Option(
+            min=1,
+            help="Fine-tune with the seeds 1 to this number; medians are shown. Tasks without training have one score,"
+            " and so many encoders of random weights beside it.",
+        ),
     ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results; default: `evaluation` in MODEL.")

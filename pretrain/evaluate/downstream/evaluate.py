@@ -91,13 +91,15 @@ class Evaluation:
 
     @property
     def parts(self) -> list[Part]:
-        """The work: a part for each seed, where something is trained, and as many again for the floor."""
+        """The work: a part for each seed, where something is trained, and as many for the floor. A task without
+        training has one score of the encoder, which no seed changes, and a floor for each seed, of other random
+        weights: one by default, since each takes as long as the encoder itself, and more for an interval."""
         seeds = self.seeds[:1] if self.task in UNTRAINED else self.seeds
         # nothing can be fine-tuned of a floor where nothing is fine-tuned
         has_floor = self.has_floor and (self.task in UNTRAINED or self.settings.epochs > 0)
         floor = replace(self.encoder, pretrained=False)
         return [Part(self._start(seed), seed) for seed in seeds] + [
-            Part(floor, seed) for seed in seeds if has_floor
+            Part(floor, seed) for seed in self.seeds if has_floor
         ]
 
     def score(self, part: Part, progress: ShowProgress) -> SeedResult:
@@ -172,7 +174,9 @@ class Evaluation:
 
     def _score_as_is(self, part: Part, progress: ShowProgress) -> SeedResult:
         started = time.monotonic()
-        with progress(self._doing(part, 0), self._data.size) as advance:
+        with progress(
+            self._doing(part, 0 if part.encoder.pretrained else part.seed), self._data.size
+        ) as advance:
             details = UNTRAINED[self.task].score(part.encoder, self._data, self.settings, part.seed, advance)
         return SeedResult(part.seed, {"dev": details.pop("scores")}, time.monotonic() - started, details)
 
