@@ -88,10 +88,11 @@ HEADS: dict[str, dict[str, Any]] = {
     "ax": {"epochs": 0.0},
     "ud": {"max_length": 256, "epochs": 20.0, "lr": 3.8e-5, "head_lr": 1e-3},
 }
-"""Devlin et al. 2019, sections 4.2 to 4.4. Treebanks: van der Goot et al. 2021 (MaChAmp), whose heads learn at 1e-4
-but whose schedule starts with an epoch of the heads alone; here they have ten times that rate instead."""
+"""What every recipe changes for a task (Devlin et al. 2019, sections 4.2 to 4.4). Treebanks: van der Goot et al. 2021
+(MaChAmp), whose heads learn at 1e-4 but whose schedule starts with an epoch of the heads alone; here they have ten
+times that rate instead."""
 OF_TASKS: dict[str, dict[str, dict[str, Any]]] = {
-    "bert": HEADS,
+    "bert": HEADS | {"swag": {**HEADS["swag"], "lr": 2e-5}},
     "small": HEADS | {"ud": {**HEADS["ud"], "lr": 1e-4}},
     "electra": HEADS
     | {

@@ -206,6 +206,61 @@ def test_recipes_and_their_exceptions() -> None:
 
 
 @pytest.mark.parametrize(
+    ("recipe", "task", "rate", "batch", "epochs", "length"),
+    [
+        ("bert", "mrpc", 5e-5, 32, 3, 128),
+        ("bert", "squad1", 5e-5, 32, 3, 384),
+        ("bert", "squad2", 5e-5, 48, 2, 384),
+        ("bert", "questions", 5e-5, 32, 3, 384),
+        ("bert", "swag", 2e-5, 16, 3, 128),
+        ("bert", "ax", 5e-5, 32, 0, 128),
+        ("bert", "ud", 3.8e-5, 32, 20, 256),
+        ("small", "mrpc", 1e-4, 32, 4, 128),
+        ("small", "swag", 1e-4, 16, 4, 128),
+        ("small", "squad2", 1e-4, 48, 2, 384),
+        ("small", "ax", 1e-4, 32, 0, 128),
+        ("small", "ud", 1e-4, 32, 20, 256),
+        ("electra", "mrpc", 1e-4, 32, 3, 128),
+        ("electra", "rte", 1e-4, 32, 10, 128),
+        ("electra", "stsb", 1e-4, 32, 10, 128),
+        ("electra", "squad1", 1e-4, 32, 2, 512),
+        ("electra", "squad2", 1e-4, 32, 2, 512),
+        ("electra", "swag", 1e-4, 16, 3, 128),
+        ("electra", "ax", 1e-4, 32, 0, 128),
+        ("electra", "ud", 3.8e-5, 32, 20, 256),
+    ],
+)
+def test_recipes_are_as_published(
+    recipe: str, task: str, rate: float, batch: int, epochs: float, length: int
+) -> None:
+    found = settings_for(task, {"recipe": recipe})
+    assert (found.lr, found.batch, found.epochs, found.max_length) == (rate, batch, epochs, length)
+    assert found.head_lr == (1e-3 if task == "ud" else 0)
+    assert found.layer_decay == (0.8 if recipe == "electra" else 1)
+    assert (found.warmup, found.weight_decay, found.clip, found.dropout) == (0.1, 0.01, 1, 0.1)
+    assert (found.betas, found.eps, found.schedule, found.tune_share) == ([0.9, 0.999], 1e-6, "linear", 0)
+
+
+def test_what_no_recipe_names_is_as_the_recipe() -> None:
+    named = {"squad1", "squad2", "questions", "swag", "ax", "ud"}
+    for recipe, own in (("bert", set()), ("small", set()), ("electra", {"rte", "stsb"})):
+        others = [settings_for(task, {"recipe": recipe}) for task in FINE_TUNED.keys() - named - own]
+        assert all(one == others[0] for one in others)
+
+
+def test_a_frozen_encoder_is_read_at_its_own_rate() -> None:
+    found = settings_for("conll2003", {"recipe": "electra", "features": "last"})
+    assert (found.lr, found.epochs, found.schedule, found.warmup, found.weight_decay) == (
+        1e-3,
+        20,
+        "constant",
+        0,
+        0,
+    )
+    assert (found.dropout, found.tune_share, found.patience) == (0.5, 0.1, 3)
+
+
+@pytest.mark.parametrize(
     "name", ["bert", "roberta", "albert", "discriminator", "ernie", "distilbert", "xlnet", "modernbert"]
 )
 @pytest.mark.parametrize("task", ["rte", "stsb", "codah", "tagging", "squad2"])
