@@ -123,10 +123,13 @@ class Questions(Task):
         """Return exact match and F1, and where questions may have no answer their best over all thresholds as well; see
         Task.score."""
         candidates = self.candidates(items, features, answers)
-        may_be_none = any(not item.answers for item in items)
+        may_be_none = _may_be_none(items)
         found = _means(items, ["" if may_be_none and one.no_answer > 0 else one.text for one in candidates])
         if may_be_none:
-            pairs = [best_over(_texts(item), one.text) for item, one in zip(items, candidates, strict=True)]
+            pairs = [
+                best_over(_texts(item), one.text, may_be_none)
+                for item, one in zip(items, candidates, strict=True)
+            ]
             odds, has = [one.no_answer for one in candidates], [bool(item.answers) for item in items]
             for i, name in enumerate(("exact", "f1")):
                 found[f"best_{name}"] = best_threshold([pair[i] for pair in pairs], odds, has)
@@ -147,8 +150,16 @@ class Questions(Task):
         return _means(split.items, [""] * len(split.items))
 
 
+def _may_be_none(items: Sequence[Question]) -> bool:
+    """Return whether a question has no answer: the file is scored as SQuAD 2.0 then, else as 1.1."""
+    return any(not item.answers for item in items)
+
+
 def _means(items: Sequence[Question], said: Sequence[str]) -> Scores:
-    pairs = np.array([best_over(_texts(item), text) for item, text in zip(items, said, strict=True)])
+    may_be_none = _may_be_none(items)
+    pairs = np.array(
+        [best_over(_texts(item), text, may_be_none) for item, text in zip(items, said, strict=True)]
+    )
     return {"f1": 100 * float(pairs[:, 1].mean()), "exact": 100 * float(pairs[:, 0].mean())}
 
 

@@ -1,4 +1,7 @@
-"""Score answers to questions as the official scripts of SQuAD do (Rajpurkar et al. 2016, 2018)."""
+"""Score answers to questions as the official scripts of SQuAD do (Rajpurkar et al. 2016, 2018).
+
+They differ in answers of which normalizing leaves nothing, as of "the": in 1.1's such an answer is one like any other,
+and has an F1 of 0 with another of the kind; in 2.0's it is none, and two that are none have an F1 of 1."""
 
 import re
 import string
@@ -23,19 +26,26 @@ def exact(gold: str, predicted: str) -> float:
     return float(normalized(gold) == normalized(predicted))
 
 
-def overlap(gold: str, predicted: str) -> float:
-    """Return F1 of the words that both have, each as often as it occurs; where one has none, 1 if neither has."""
+def overlap(gold: str, predicted: str, may_be_none: bool) -> float:
+    """Return F1 of the words that both have, each as often as it occurs; where neither has one, 1 with `may_be_none`
+    (2.0) and 0 without (1.1)."""
     ours, theirs = normalized(predicted).split(), normalized(gold).split()
     if not ours or not theirs:
-        return float(ours == theirs)
+        return float(may_be_none and ours == theirs)
     common = sum((Counter(ours) & Counter(theirs)).values())
     return 2 * common / (len(ours) + len(theirs))
 
 
-def best_over(golds: Sequence[str], predicted: str) -> tuple[float, float]:
-    """Return exact match and F1 with the answer of `golds` that each is best with; without one, with no answer."""
-    golds = [gold for gold in golds if normalized(gold)] or [""]
-    return max(exact(gold, predicted) for gold in golds), max(overlap(gold, predicted) for gold in golds)
+def best_over(golds: Sequence[str], predicted: str, may_be_none: bool) -> tuple[float, float]:
+    """Return exact match and F1 with the answer of `golds` that each is best with; without one, with no answer.
+    `may_be_none`: whether a question of the file may have none, so that 2.0's script is the one to go by."""
+    if may_be_none:
+        golds = [gold for gold in golds if normalized(gold)]
+    golds = golds or [""]
+    return (
+        max(exact(gold, predicted) for gold in golds),
+        max(overlap(gold, predicted, may_be_none) for gold in golds),
+    )
 
 
 def best_threshold(scores: Sequence[float], no_answer: Sequence[float], answerable: Sequence[bool]) -> float:

@@ -12,6 +12,7 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.inputs.windows import windows
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
+from pretrain.evaluate.downstream.tasks.base import Split, TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.questions import Answer, Question
 from pretrain.evaluate.downstream.tasks.fine_tuned.squad import (
     best_over,
@@ -46,6 +47,7 @@ def question(text: str, context: str = TEXT, occurrence: int = 0) -> Question:
         ("dogs dogs", "dogs", 0, 2 / 3),
         ("lazy dogs", "cats", 0, 0),
         ("", "", 1, 1),
+        ("The", "a", 1, 1),
         ("dogs", "", 0, 0),
         ("“dogs”", "dogs", 0, 0),  # only ASCII punctuation is dropped
     ],
@@ -53,15 +55,44 @@ def question(text: str, context: str = TEXT, occurrence: int = 0) -> Question:
 def test_answers_are_compared_as_in_the_official_script(
     gold: str, predicted: str, em: float, f1: float
 ) -> None:
+    """Both scripts alike, but where nothing is left of both: 1.1's has no word in common then."""
     assert exact(gold, predicted) == em
-    assert overlap(gold, predicted) == pytest.approx(f1)
+    assert overlap(gold, predicted, may_be_none=True) == pytest.approx(f1)
+    expected = f1 if normalized(gold) else 0
+    assert overlap(gold, predicted, may_be_none=False) == pytest.approx(expected)
 
 
 def test_the_best_of_several_answers_counts_each_metric_apart() -> None:
-    assert best_over(["lazy dogs", "dogs"], "dogs") == (1, 1)
-    assert best_over(["the", "dogs"], "cats") == (0, 0)  # an answer of which nothing is left is none
-    assert best_over([], "") == (1, 1)
+    for may_be_none in (False, True):
+        assert best_over(["lazy dogs", "dogs"], "dogs", may_be_none) == (1, 1)
+    assert best_over([], "", True) == (1, 1)
     assert normalized("A an THE  then") == "then"
+
+
+@pytest.mark.parametrize(
+    ("golds", "said", "first", "second"),
+    [
+        (["the"], "a", (1, 0), (1, 1)),  # nothing is left of both
+        (["the"], "", (1, 0), (1, 1)),
+        (["the", "dogs"], "a", (1, 0), (0, 0)),  # 2.0 leaves out an answer of which nothing is left
+        (["the", "dogs"], "cats", (0, 0), (0, 0)),
+        (["the", "lazy dogs"], "dogs", (0, 2 / 3), (0, 2 / 3)),
+    ],
+)
+def test_answers_of_which_nothing_is_left_are_scored_as_each_script_does(
+    golds: list[str], said: str, first: tuple[float, float], second: tuple[float, float]
+) -> None:
+    """By hand from evaluate-v1.1.py and evaluate-v2.0.py."""
+    assert best_over(golds, said, may_be_none=False) == pytest.approx(first)
+    assert best_over(golds, said, may_be_none=True) == pytest.approx(second)
+
+
+def test_a_file_is_scored_as_2_0_where_a_question_has_no_answer() -> None:
+    empty = Question("1", "?", "the dogs", (Answer("the", 0),))
+    none = Question("2", "?", "the dogs", ())
+    for items, f1 in (([empty], 0), ([empty, none], 100)):
+        split = Split("dev", items)
+        assert TASK.trivial(split, TaskData(split, (split,))) == {"exact": 100, "f1": f1}
 
 
 @given(
