@@ -22,7 +22,7 @@ from launch.studies.time_arms import steps_by_arm, time_arms
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.equality import check_equal, hashes_of
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values, read_measured
-from pretrain.evaluate.studies.page import Facts, write_study
+from pretrain.evaluate.studies.page import Facts, read_facts, write_study
 
 Say = Callable[[str], None]
 
@@ -182,13 +182,21 @@ class Study:
         grid = first_cells(self.design)
         return [cell._replace(seed=seed) for cell in grid for seed in self.design.seeds]
 
-    def write(self) -> None:
-        """Write result.json, table, picture and page from what has been measured."""
+    def redraw(self) -> None:
+        """Write table, picture and page again, with what the command that measured said of itself: its budget, what
+        was equal, and why runs failed."""
+        self.write(read_facts(self.place.folder, self.design.form))
+
+    def write(self, facts: Facts | None = None) -> None:
+        """Write result.json, table, picture and page from what has been measured. `facts`: of an earlier command."""
         found = self.found()
         expected = [*first_cells(self.design), *filter(None, self._further())]
         known = {(cell.arm, cell.seed) for cell in expected}
         expected += [c for c in all_cells(self.design) if (c.arm, c.seed) not in known]
-        facts = Facts(
+        write_study(self.place.folder, self.design, expected, found, facts or self._facts())
+
+    def _facts(self) -> Facts:
+        return Facts(
             command=self._command,
             budget=str(budget_of(self.design, self.place, {})),
             equal=self._equal,
@@ -196,7 +204,6 @@ class Study:
             unscored=self._unscored(),
             steps=steps_by_arm(self.design, self.place),
         )
-        write_study(self.place.folder, self.design, expected, found, facts)
 
     def _unscored(self) -> list[str]:
         cell = first_cells(self.design)[0]

@@ -145,7 +145,7 @@ def study(
         if not draw and not prepare:
             work.run(jobs, part)
         if draw:
-            work.write()
+            work.redraw()
     except Stopped as stopped:
         say(f"{stopped} stopped; the same command continues")
         raise SystemExit(STOPPED) from None

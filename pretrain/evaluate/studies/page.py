@@ -30,6 +30,7 @@ from pretrain.evaluate.studies.contrasts import Contrast, contrasts_of
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 from pretrain.run.human import duration
+from pretrain.run.tolerant_json import table as read_table
 
 RESULT, TABLE, PICTURE, EPOCHS, PAGE = "result.json", "table.md", "picture.svg", "epochs.svg", "README.md"
 CONTRAST_HEAD = ["contrast", "seeds", "difference (95 %)", "reading"]
@@ -50,6 +51,15 @@ class Facts:
     """Tasks that were left out, with why."""
     steps: str = ""
     """How many steps each arm has, where arms are compared at equal time."""
+
+
+def read_facts(folder: Path, form: str) -> Facts | None:
+    """Return the facts of the page that is in the folder; None where it has none of this form."""
+    result = read_table(folder / RESULT)
+    try:
+        return Facts(**result["facts"]) if result["form"] == form else None
+    except (KeyError, TypeError):
+        return None
 
 
 def write_study(

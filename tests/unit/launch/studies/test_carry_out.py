@@ -15,6 +15,8 @@ from launch.studies.place import Place, Stopped
 from launch.studies.read import read_design, read_settings
 from pretrain.evaluate.studies.design import Changes, Design
 from pretrain.evaluate.studies.measured import Cell, Measured, read_measured, write_measured
+from pretrain.evaluate.studies.page import read_facts, write_study
+from tests.factories.studies import FACTS
 
 TUNED = """title: T
 question: Q?
@@ -144,3 +146,21 @@ def test_a_signal_ends_a_study_and_leaves_what_there_is(
         study(tmp_path, TAKEN, seeds=3).run(1)
     assert names(measured) == ["a-1"]
     assert "- not measured: a-2" in (tmp_path / "out/README.md").read_text()
+
+
+def test_a_page_that_is_drawn_again_says_what_it_said(tmp_path: Path, measured: list[Cell]) -> None:
+    """What the command that measured knew, and one that only draws does not."""
+    again = study(tmp_path, TAKEN, seeds=2)
+    (tmp_path / "out").mkdir()
+    write_study(tmp_path / "out", again.design, [], {}, FACTS)
+    write_measured(tmp_path / "out/cells", Measured("a", 1, [], {"held_out_mask_loss": 4.5}))
+    again.redraw()
+    page = (tmp_path / "out/README.md").read_text()
+    for said in ("`maskmill study x`", "4 runs.", "seed 1: masks abc", "- not measured: b-2 (no room)"):
+        assert said in page
+    assert "| a | 1 of 2 | 4.500 |" in page, "what was measured since"
+    assert read_facts(tmp_path / "out", "hour") == FACTS
+    assert read_facts(tmp_path / "out", "long") is None, "of other runs"
+    (tmp_path / "out/result.json").write_text("{")
+    again.redraw()
+    assert "`maskmill study own.yaml`" in (tmp_path / "out/README.md").read_text()
