@@ -38,7 +38,7 @@ class Row:
     missing: list[int]
     """Seeds that have not been measured, or that did not reach what the figure is of."""
     no_context: list[int]
-    """Seeds whose run predicts no better than word frequencies."""
+    """Seeds in which a model of the arm predicts no better than word frequencies."""
     comparison: Comparison | None
     reading: str
 
@@ -78,9 +78,9 @@ def _of_figure(design: Design, figure: str, runs: Mapping[str, Mapping[int, Meas
     }
     stuck = {}
     for arm in runs:
-        trained = runs.get(design.arms[arm].model_of or arm, {})
-        found = [seed for seed, one in trained.items() if one.has_learnt_context is False]
-        stuck[arm] = found if design.needs_context else []
+        trained = [runs.get(source, {}) for source in design.arms[arm].sources or [arm]]
+        found = {seed for seeds in trained for seed, one in seeds.items() if one.has_learnt_context is False}
+        stuck[arm] = sorted(found) if design.needs_context else []
     able = {
         arm: values[arm]
         for arm in design.arms

@@ -56,6 +56,17 @@ def test_an_arm_that_takes_a_model_without_context_is_not_compared_either() -> N
     assert readings["c"].startswith("has learnt no context")
 
 
+def test_an_arm_of_two_models_is_judged_by_both() -> None:
+    arms = {"a": {}, "b": {}, "both": {"model_of": "a", "beside": "b"}}
+    design = design_of(arms=arms, figures=["mrpc.accuracy"])
+    losses = {("a", 1): 7.0, ("b", 1): 7.0, ("b", 2): 7.0}  # a has learnt context with the second seed alone
+    runs = [measured(arm, seed, losses.get((arm, seed), 5.0)) for arm in "ab" for seed in (1, 2)]
+    runs += [Measured("both", seed, [], {"mrpc.accuracy": 70.0 + seed}) for seed in (1, 2)]
+    row = next(row for row in rows_of(design, found_of(*runs)) if row.arm == "both")
+    assert row.no_context == [1, 2]
+    assert row.reading == "has learnt no context (2 of 2 seeds): not compared"
+
+
 def test_arms_are_shown_at_their_own_best_value(tmp_path: Path) -> None:
     design = design_of(tune={"optim.lr": [0.1, 0.2, 0.4]}, arms={"a": {}, "b": {}})
     losses = {"a": (4.0, 3.0, 5.0), "b": (4.5, 4.0, 3.5)}
