@@ -6,7 +6,6 @@ missing.
 
 import json
 import math
-import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 from data_pipeline.io.files import write_whole
 from pretrain.evaluate.studies.by_epoch import epoch_figures, epoch_picture, epoch_rows
-from pretrain.evaluate.studies.charts import Line, Panel, Strip, strip_svg, svg
 from pretrain.evaluate.studies.compare import (
     Row,
     cells_of_row,
@@ -22,13 +20,12 @@ from pretrain.evaluate.studies.compare import (
     figures_of,
     named,
     rows_of,
-    runs_of,
     shown,
-    unigram_of,
 )
 from pretrain.evaluate.studies.contrasts import Contrast, contrasts_of
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
+from pretrain.evaluate.studies.picture import figure_to_draw, picture_of
 from pretrain.run.human import duration
 from pretrain.run.tolerant_json import table as read_table
 
@@ -65,8 +62,8 @@ def read_facts(folder: Path, form: str) -> Facts | None:
 def write_study(
     folder: Path, design: Design, cells: Sequence[Cell], found: Mapping[Cell, Measured], facts: Facts
 ) -> None:
-    """Write result.json, table.md, picture.svg, README.md and, of tasks that are scored by epoch, epochs.svg into the
-    folder."""
+    """Write result.json, table.md, README.md, picture.svg where something has been measured and, of tasks that are
+    scored by epoch, epochs.svg into the folder."""
     rows = rows_of(design, found)
     missing = [cell.name for cell in cells if cell not in found]
     result = {
@@ -83,11 +80,12 @@ def write_study(
     tables = tables_of(design, rows, contrasts, found)
     write_whole(folder / RESULT, json.dumps(result, indent=1, default=str).encode())
     write_whole(folder / TABLE, f"{tables}\n".encode())
-    if picture := picture_of(design, rows, found):
+    shows = figure_to_draw(rows)
+    if picture := picture_of(design, shows, rows, found) if shows else "":
         write_whole(folder / PICTURE, picture.encode())
     if epochs := epoch_picture(design, found):
         write_whole(folder / EPOCHS, epochs.encode())
-    pictures = {named(design.figure): PICTURE if picture else "", "By epoch": EPOCHS if epochs else ""}
+    pictures = {named(shows): PICTURE if picture else "", "By epoch": EPOCHS if epochs else ""}
     page = page_of(design, tables, missing, found, facts, pictures)
     write_whole(folder / PAGE, page.encode())
 
@@ -206,56 +204,6 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 def _pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items())
-
-
-def picture_of(design: Design, rows: Sequence[Row], found: Mapping[Cell, Measured]) -> str:
-    """Return a picture: curves over tokens where the runs have them, else the values of each arm; empty without any."""
-    own = [row for row in rows if row.figure == design.figure]
-    words = "; ".join(
-        f"{design.label(r.arm)}: {shown(r.figure, statistics.fmean(r.values.values()))}"
-        for r in own
-        if r.values
-    )
-    lines = list(_lines(design, found))
-    if lines:
-        level, curves = unigram_of(found), _curve_figure(design, found)
-        levels = {} if level is None else {"word frequencies alone": level}
-        panel = Panel(design.title, "tokens", named(curves), lines, levels, ceiling=(level or math.inf) + 1.0)
-        return svg([panel], f"{named(curves)} over tokens. {words}.")
-    strips = {design.label(row.arm): list(row.values.values()) for row in own if row.values}
-    return strip_svg(Strip(design.title, named(design.figure), strips), words) if strips else ""
-
-
-def _curve_figure(design: Design, found: Mapping[Cell, Measured]) -> str:
-    """Return the figure that the curves show: the one that leads, or what it follows from; empty for tasks."""
-    if "." in design.figure:
-        return ""
-    in_curves = {name for one in found.values() for point in one.curve for name in point}
-    return next(
-        (name for name in (design.figure, *design.figures) if name in in_curves), "held_out_mask_loss"
-    )
-
-
-def _lines(design: Design, found: Mapping[Cell, Measured]) -> Iterable[Line]:
-    """Yield for each arm the mean of its curves with a name, and each seed's, faint."""
-    figure, best = _curve_figure(design, found), best_values(found.values(), design.figure)
-    for colour, (arm, seeds) in enumerate(runs_of(design, found).items()):
-        curves = [
-            [(p["tokens"], p[figure]) for p in one.curve if figure in p and p["tokens"]]
-            for one in seeds.values()
-        ]
-        curves = [curve for curve in curves if curve]
-        if not curves:
-            continue
-        if len({len(curve) for curve in curves}) == 1:
-            ys = zip(*([y for _, y in curve] for curve in curves), strict=True)
-            mean = list(zip([x for x, _ in curves[0]], map(statistics.fmean, ys), strict=True))
-        else:
-            mean = curves[0]
-        values = "".join(f", {key.rpartition('.')[2]} {value:g}" for key, value in best.get(arm, ()))
-        yield Line(f"{design.label(arm)}{values}", mean, colour)
-        if len(curves) > 1:
-            yield from (Line(arm, curve, colour, faint=True) for curve in curves)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

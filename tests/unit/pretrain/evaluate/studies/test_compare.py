@@ -111,6 +111,25 @@ def test_scores_without_curves_are_drawn_by_arm(tmp_path: Path) -> None:
     assert "equal in every seed" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("there", "shows", "curves"), [("mrpc.accuracy", "mrpc, accuracy", 0), ("context_gain", "nats below", 2)]
+)
+def test_the_picture_is_of_the_first_figure_that_was_measured(
+    tmp_path: Path, there: str, shows: str, curves: int
+) -> None:
+    """As where a treebank or a task of a study is not at hand."""
+    runs = [measured(arm, seed, 5.0) for arm in "ab" for seed in (1, 2)]
+    for one in runs:
+        one.figures[there] = 1.25
+    design = design_of(figures=["blimp.accuracy", there], arms={"a": {}, "b": {}})
+    write_study(tmp_path, design, [], found_of(*runs), FACTS)
+    assert f"![{shows}" in (tmp_path / "README.md").read_text()
+    picture = ET.parse(tmp_path / "picture.svg").getroot()
+    assert "a: 1.25" in picture.find(f"{SVG}desc").text
+    lines = [path for path in picture.iter(f"{SVG}path") if path.get("class") == "line faint"]
+    assert len(lines) == 2 * curves
+
+
 def test_a_table_ends_with_what_needs_no_input(tmp_path: Path) -> None:
     """Accuracies of 69 % are nothing where the commoner label has 68.4 %. It is left out where runs differ in it."""
     figures = ["mrpc.accuracy", "held_out.mask_loss"]
