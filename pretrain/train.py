@@ -254,6 +254,7 @@ def consumed(run: Run, applied: bool, counts: BatchCounts) -> None:
     action, why = guard.refused(position, empty=not counts.examples)
     run_log.event(action, position, why)
     if action == ROLLBACK:
+        run.budget.stop()
         run.saver.wait()
         roll_back(
             run.plan,

@@ -1,9 +1,9 @@
 """Measure the share of a time budget that training has used, on the first rank, or replay the shares of a finished run.
 
-The clock runs during steps, including waits for data; it stands still while the run starts, compiles, evaluates, and
-waits for checkpoints. Ranks have clocks of their own, so the first rank's share travels to all ranks with the counts of
-the next batch (training/batch_counts.py). That message leaves one step ahead: it holds what the clock is expected to
-show when the batch begins, one recent step from now.
+The clock runs during steps, including waits for data; it stands still while the run starts, compiles, evaluates, rolls
+back, and waits for checkpoints. Ranks have clocks of their own, so the first rank's share travels to all ranks with the
+counts of the next batch (training/batch_counts.py). That message leaves one step ahead: it holds what the clock is
+expected to show when the batch begins, one recent step from now.
 """
 
 import hashlib
