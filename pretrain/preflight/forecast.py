@@ -1,12 +1,14 @@
 """Forecast the memory and time of a run on a cluster, and collect its warnings."""
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import is_uri
+from data_pipeline.loader.batch_sizes import BatchSizes
 from data_pipeline.masking.mask_budget import MaskBudget, measured_note
 from data_pipeline.shards.index import INDEX, Index
 from pretrain.config.batch_sizes import batch_sizes
@@ -140,7 +142,7 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
         collectives=collectives_per_step(stage, parameters, micro_batches, config.encoder.layers),
     )
     step = step_time(work, cluster)
-    steps = config.train.steps or math.ceil(60 * config.train.minutes / step.total)
+    steps = config.train.steps or steps_in(60 * config.train.minutes, step.total, sizes)
     examples = sizes.before(steps)
     found = Forecast(
         cluster=cluster,
@@ -164,6 +166,12 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     )
     doubts = warnings_of(phase, found) + export_warnings(config, objective.families)
     return replace(found, warnings=tuple(doubts))
+
+
+def steps_in(seconds: float, a_full_step: float, sizes: BatchSizes) -> int:
+    """Return how many steps fill so many seconds; a smaller batch of a ramp takes time by its examples."""
+    full = seconds / a_full_step
+    return bisect_left(range(math.ceil(full) + sizes.ramp), full * sizes.full, key=sizes.before)
 
 
 def fitting(config: RunConfig, ranks: int, room: float) -> Memory:
