@@ -65,7 +65,12 @@ class FineTuner:
             betas=(settings.betas[0], settings.betas[1]),
             eps=settings.eps,
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, total, settings))
+        alone = min(total - 1, round(settings.head_epochs * per_epoch))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: rate(step, total, settings, alone)
+        )
+        others = [p for group in optimizer.param_groups if not group["of_head"] for p in group["params"]]
+        _set_trained(others, trained=not alone)
         torch.manual_seed(self.seed)  # dropout
         found, best, kept = Trained(), -np.inf, {}
         for epoch in range(-(-total // per_epoch)):
@@ -73,6 +78,8 @@ class FineTuner:
             for chosen in training_batches(lengths, settings.batch, self.seed, epoch):
                 if found.updates == total:
                     break
+                if found.updates == alone:
+                    _set_trained(others, trained=True)
                 with self._precision():
                     loss = self.model(**self._batch([features[i] for i in chosen])).loss
                 loss.backward()
@@ -129,17 +136,28 @@ class FineTuner:
         return precision(self.settings.precision, self.device)
 
 
-def rate(step: int, total: int, settings: EvaluationSettings) -> float:
+def _set_trained(parameters: Sequence[nn.Parameter], *, trained: bool) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(trained)
+
+
+def rate(step: int, total: int, settings: EvaluationSettings, alone: int = 0) -> float:
     """Return the share of the peak rate for update `step`, counted from 0: up over the warm-up from 0, then as the
-    schedule says. As transformers' get_linear_schedule_with_warmup."""
+    schedule says. As transformers' get_linear_schedule_with_warmup. The first `alone` updates, which train the head
+    alone, have a schedule of their own, and the others another one."""
+    step, total = (step, alone) if step < alone else (step - alone, total - alone)
     warmup = round(settings.warmup * total)
     if step < warmup:
-        return step / warmup
-    if settings.schedule == "constant":
+        share = step / warmup
+    elif settings.schedule == "constant":
         return 1.0
-    return max(0.0, (total - step) / max(1, total - warmup))
+    else:
+        share = max(0.0, (total - step) / max(1, total - warmup))
+    return (1 + share * (SLANT - 1)) / SLANT if settings.schedule == "slanted" else share
 
 
+SLANT = 32
+"""How many times its lowest the highest rate of a slanted triangle is (Howard and Ruder 2018, section 3.2)."""
 LAYER = re.compile(r"\.(?:layer|layers|h)\.(\d+)\.")
 
 
@@ -166,6 +184,7 @@ def param_groups(model: nn.Module, settings: EvaluationSettings) -> Iterator[dic
             "params": parameters,
             "lr": peak * settings.layer_decay ** (layers + 2 - depth),
             "weight_decay": settings.weight_decay if decays else 0.0,
+            "of_head": depth == layers + 2,
         }
 
 

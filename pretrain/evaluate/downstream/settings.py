@@ -10,7 +10,8 @@ from data_pipeline.errors import UserError
 class EvaluationSettings:
     recipe: str = "bert"
     """Published fine-tuning settings to start from: bert (Devlin et al. 2019, section 4.1), small (for encoders as
-    small as BERT-Mini: Turc et al. 2019) or electra (Clark et al. 2020, appendix B: layer-wise decay)."""
+    small as BERT-Mini: Turc et al. 2019), electra (Clark et al. 2020, appendix B: layer-wise decay) or machamp (van der
+    Goot et al. 2021: the head alone first, slanted triangles)."""
     epochs: float = 3.0
     """Passes over the training examples; 0: the model's own head of an earlier fine-tuning is scored."""
     batch: int = 32
@@ -19,8 +20,11 @@ class EvaluationSettings:
     """Peak learning rate of the head and, without layer_decay, of all weights."""
     head_lr: float = 0.0
     """Peak learning rate of the head; 0: lr."""
+    head_epochs: float = 0.0
+    """Of the epochs, how many at the beginning train the head alone, under a schedule of their own."""
     schedule: str = "linear"
-    """After the warm-up: linear (straight down to 0) or constant."""
+    """After the warm-up: linear (straight down to 0), constant, or slanted: down to a 32nd of the rate, from which the
+    warm-up rises too (Howard and Ruder 2018, section 3.2)."""
     warmup: float = 0.1
     """Share of the updates over which the rate rises from 0."""
     weight_decay: float = 0.01
@@ -77,9 +81,20 @@ RECIPES: dict[str, dict[str, Any]] = {
     "bert": {},
     "small": {"lr": 1e-4, "epochs": 4.0},
     "electra": {"lr": 1e-4, "layer_decay": 0.8},
+    "machamp": {
+        "lr": 3.8e-5,
+        "head_lr": 1e-4,
+        "epochs": 20.0,
+        "head_epochs": 1.0,
+        "schedule": "slanted",
+        "warmup": 0.2,
+        "betas": [0.9, 0.99],
+        "tune_share": 0.1,
+    },
 }
 """What each recipe changes. BERT's learning rate is the best on dev of 5e-5, 4e-5, 3e-5 and 2e-5; that of small
-encoders of 3e-4, 1e-4, 5e-5 and 3e-5."""
+encoders of 3e-4, 1e-4, 5e-5 and 3e-5. MaChAmp's encoder has 0.38 of its heads' rate. Its AdamW does not correct the
+bias of the moments, its dropout is 0.3 on the encoder's output alone, its tuning examples are a file's: not so here."""
 HEADS: dict[str, dict[str, Any]] = {
     "squad1": {"max_length": 384},
     "squad2": {"max_length": 384, "epochs": 2.0, "batch": 48},
@@ -118,6 +133,8 @@ FROZEN = {
 """What every recipe changes where features of a frozen encoder are read: Adam at 1e-3 with dropout of the BiLSTM's
 input, until three epochs bring nothing on a tenth of the training examples."""
 
+SCHEDULES = ("linear", "constant", "slanted")
+"""Values of schedule."""
 RUNTIME = {"precision", "threads"}
 """Settings that a result is not known by: they change it by no more than rounding."""
 
@@ -143,7 +160,8 @@ RANGES = {
     "epochs": ("at least 0", lambda value: value >= 0),
     "batch": ("at least 1", lambda value: value >= 1),
     "lr": ("in (0, 1)", lambda value: 0 < value < 1),
-    "schedule": ("linear or constant", lambda value: value in ("linear", "constant")),
+    "head_epochs": ("at least 0", lambda value: value >= 0),
+    "schedule": (" or ".join(SCHEDULES), lambda value: value in SCHEDULES),
     "warmup": ("in [0, 1)", lambda value: 0 <= value < 1),
     "weight_decay": ("at least 0", lambda value: value >= 0),
     "betas": ("two numbers in [0, 1)", lambda value: len(value) == 2 and all(0 <= b < 1 for b in value)),
@@ -169,6 +187,10 @@ def _checked(settings: EvaluationSettings) -> EvaluationSettings:
         value = getattr(settings, name)
         if not fits(value):
             raise UserError(f"must be {expected}, got {value}", where=name)
+    if 0 < settings.epochs <= settings.head_epochs:
+        raise UserError(
+            f"must be below epochs={settings.epochs:g}, got {settings.head_epochs:g}", where="head_epochs"
+        )
     if settings.patience and not settings.tune_share:
         raise UserError("needs tune_share", where="patience", expected="a share of the training examples")
     return settings

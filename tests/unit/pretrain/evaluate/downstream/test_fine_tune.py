@@ -170,6 +170,31 @@ def test_the_rate_rises_and_falls() -> None:
     assert rate(0, 100, EvaluationSettings(warmup=0)) == 1
 
 
+def test_a_slanted_triangle_ends_where_it_began() -> None:
+    settings = EvaluationSettings(schedule="slanted", warmup=0.2)
+    shape = [rate(step, 100, settings) for step in range(101)]
+    assert shape[0] == shape[100] == 1 / 32
+    assert shape[20] == max(shape) == 1
+    assert shape[60] == pytest.approx((1 + 31 / 2) / 32)
+
+
+def test_the_head_learns_alone_at_first_under_a_schedule_of_its_own() -> None:
+    settings = EvaluationSettings(schedule="slanted", warmup=0.2)
+    shape = [rate(step, 60, settings, alone=10) for step in range(60)]
+    assert (shape[0], shape[2], shape[10], shape[20]) == (1 / 32, 1, 1 / 32, 1)
+    one = tuner(settings=replace(SETTINGS, epochs=2.0, head_epochs=1.0, lr=1e-2, head_lr=1e-2, warmup=0.0))
+    before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
+    seen: list[set[str]] = []
+
+    def after_epoch() -> None:
+        moved = {n for n, p in one.model.named_parameters() if not torch.equal(p, before[n])}
+        seen.append({"head" if n.startswith(("classifier", "bert.pooler")) else "encoder" for n in moved})
+
+    one.train(features(one), lambda n: None, after_epoch=after_epoch)
+    assert seen == [{"head"}, {"head", "encoder"}]
+    assert all(p.requires_grad for p in one.model.parameters())
+
+
 def test_layers_have_rates_as_in_electra() -> None:
     model = tuner(name="discriminator").model
     settings = replace(SETTINGS, lr=1.0, layer_decay=0.8, weight_decay=0.01)
@@ -192,6 +217,14 @@ def test_layer_decay_is_refused_where_layers_share_parameters() -> None:
         list(param_groups(tuner(name="albert").model, replace(SETTINGS, layer_decay=0.9)))
 
 
+def test_machamps_recipe() -> None:
+    for task in ("ud", "cola"):
+        found = settings_for(task, {"recipe": "machamp"})
+        assert (found.lr, found.head_lr, found.epochs, found.head_epochs) == (3.8e-5, 1e-4, 20, 1)
+        assert (found.schedule, found.warmup, found.betas) == ("slanted", 0.2, [0.9, 0.99])
+        assert (found.batch, found.max_length, found.tune_share) == (32, 128, 0.1)
+
+
 def test_recipes_and_their_exceptions() -> None:
     assert settings_for("rte", {"recipe": "electra"}).epochs == 10
     assert settings_for("rte", {"recipe": "electra", "epochs": 2.0}).epochs == 2
@@ -201,6 +234,8 @@ def test_recipes_and_their_exceptions() -> None:
         settings_for("mrpc", {"recipe": "large"})
     with pytest.raises(UserError, match=r"lr: must be in \(0, 1\), got 5"):
         settings_for("mrpc", {"lr": 5.0})
+    with pytest.raises(UserError, match=r"head_epochs: must be below epochs=3, got 3"):
+        settings_for("mrpc", {"head_epochs": 3.0})
     with pytest.raises(UserError, match="needs tune_share"):
         settings_for("mrpc", {"patience": 2})
 
