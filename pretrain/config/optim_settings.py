@@ -52,6 +52,8 @@ class ScheduleSettings:
     """wsd: the fall at the end. Below 1: share of the steps; from 1 on: steps; 0: none."""
     decay_shape: str = "one_minus_sqrt"
     """wsd: linear, or one_minus_sqrt, which falls faster at first."""
+    decay_to: float = 0.0
+    """wsd: the share of the peak rate that the fall ends at."""
     span: str = "phase"
     """What the schedule and the optimizer's count of updates (bias correction) are counted over: each `phase`, or the
     whole `run`, whose phases then differ in optim.lr alone."""

@@ -124,7 +124,8 @@ def _batch(train: TrainSettings) -> object:
 
 
 def _schedule(schedule: ScheduleSettings) -> str:
-    decay = f", decay {schedule.decay:g} ({schedule.decay_shape})" if schedule.name == "wsd" else ""
+    end = f" to {schedule.decay_to:g} of the peak" if schedule.decay_to else ""
+    decay = f", decay {schedule.decay:g} ({schedule.decay_shape}){end}" if schedule.name == "wsd" else ""
     return f"{schedule.name}, warm-up {schedule.warmup:g}{decay}, over each {schedule.span}"
 
 

@@ -1,8 +1,8 @@
 """Compute the learning rate from the progress of training. Pure functions, one per schedule.
 
 t: progress before this update, 0 to T; T: its end; W: the end of the warm-up; w = W / T; D: the length of the decay;
-y = (t - (T - D)) / D, 0 to 1 in the decay. With `train.steps`, t counts updates of a phase or of the run
-(`schedule.span`), up to T - 1; with a budget of time, t is the share of it that is used, and T is 1.
+y = (t - (T - D)) / D, 0 to 1 in the decay; e: `schedule.decay_to`. With `train.steps`, t counts updates of a phase or
+of the run (`schedule.span`), up to T - 1; with a budget of time, t is the share of it that is used, and T is 1.
 
 | name       | during warm-up | after it                      | known as                                           |
 |------------|----------------|-------------------------------|----------------------------------------------------|
@@ -11,7 +11,7 @@ y = (t - (T - D)) / D, 0 to 1 in the decay. With `train.steps`, t counts updates
 | nvidia     | x / w          | (1 - x) ** p, x = (t + 1) / T | DeepLearningExamples' PolyWarmUp, p = 0.5          |
 | cosine     | t / W          | (1 + cos(pi (t - W)/(T - W))) / 2 | Hugging Face's cosine                          |
 | constant   | t / W          | 1                             |                                                    |
-| wsd        | t / W          | 1 up to T - D, then 1 - y or 1 - sqrt(y) | warm-up, stable, decay                  |
+| wsd        | t / W          | 1 up to T - D, then e + (1 - e) f, f = 1 - y or 1 - sqrt(y) | warm-up, stable, decay |
 
 `nvidia` decays from step 0, so it drops at the end of warm-up by a factor of sqrt(1 - w) for p = 0.5, and it uses t
 + 1, as DeepLearningExamples does (t, with a budget of time). With p = 1 it is the curve of google-research/bert, which
@@ -75,12 +75,14 @@ def constant(at: Progress, settings: ScheduleSettings) -> float:
 
 
 def wsd(at: Progress, settings: ScheduleSettings) -> float:
-    """Rise linearly to 1 at W, stay there until T - D, then fall to 0 at T in the shape of `schedule.decay_shape`."""
+    """Rise linearly to 1 at W, stay there until T - D, then fall to `schedule.decay_to` at T in the shape of
+    `schedule.decay_shape`."""
     decay = at.part(settings.decay)
     left = at.total - at.done
     if left >= decay:
         return constant(at, settings)
-    return DECAYS[settings.decay_shape](min((decay - left) / decay, 1.0))
+    fallen = DECAYS[settings.decay_shape](min((decay - left) / decay, 1.0))
+    return settings.decay_to + (1 - settings.decay_to) * fallen
 
 
 def _after_warmup(at: Progress, settings: ScheduleSettings, decay: Callable[[float], float]) -> float:

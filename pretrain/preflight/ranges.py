@@ -109,6 +109,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "schedule.warmup": (0, math.inf),
     "schedule.power": (0, math.inf),
     "schedule.decay": (0, math.inf),
+    "schedule.decay_to": (0, 1),
     "encoder.layers": (1, 10_000),
     "encoder.hidden": (1, 1_000_000),
     "encoder.embedding_size": (0, 1_000_000),

@@ -8,7 +8,8 @@ import pytest
 from launch.settings.recipe import load_config
 from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import phases_of
-from pretrain.preflight.forecast import forecast
+from pretrain.config.settings import RunConfig
+from pretrain.preflight.forecast import forecast, rate_of, text_of
 from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.memory import meta_model
 from pretrain.preflight.step_time import Cluster
@@ -55,10 +56,57 @@ def test_modern_encoders_have_the_published_sizes(name: str) -> None:
     assert (encoder.layers, encoder.hidden, encoder.head_size) == (layers, hidden, 64)
     parameters = sum(p.numel() for p in meta_model(config, 50_368).parameters())
     assert parameters / 1e6 == pytest.approx(millions, rel=0.02)
-    phases = [phase.config for phase in phases_of(config)]
+
+
+def billions(config: RunConfig, updates: float) -> float:
+    """Tokens of so many updates of full examples."""
+    return batch_sizes(config).before(int(updates)) * config.data.sequence_length / 1e9
+
+
+@pytest.mark.parametrize("name", ["modernbert_base", "modernbert_large"])
+def test_modernbert_has_two_trillion_tokens_in_three_phases(name: str) -> None:
+    phases = [phase.config for phase in phases_of(load_config(name, []))]
     assert [phase.data.sequence_length for phase in phases] == [1024, 8192, 8192]
-    tokens = sum(batch_sizes(p).before(p.train.steps) * p.data.sequence_length for p in phases)
-    assert tokens == pytest.approx(2e12, rel=0.01)
+    assert [billions(p, p.train.steps) for p in phases] == pytest.approx([1700, 250, 50], rel=0.01)
+
+
+ETTIN = {  # rates of the phases, weight decay, billions of tokens: warm-ups of batch and rate, phases
+    "ettin_17m": ([3e-3, 3e-3, 1.5e-3], 3e-4, 125, 4, [1700, 250, 50]),
+    "ettin_32m": ([3e-3, 3e-3, 1.5e-3], 3e-4, 100, 4, [1700, 250, 50]),
+    "ettin_68m": ([3e-3, 3e-3, 1.5e-3], 3e-4, 75, 3, [1700, 250, 50]),
+    "ettin_150m": ([8e-4, 8e-4, 4e-4], 1e-5, 50, 3, [1700, 250, 50]),
+    "ettin_400m": ([5e-4, 5e-4, 2.5e-4], 1e-5, 10, 2, [1700, 250, 50]),
+    "ettin_1b": ([5e-4, 5e-4, 2.5e-4], 5e-5, 3, 2, [1700, 83.333, 16.667]),
+}
+"""Of encoder_*.yaml, and those in de_decay and prolong_decay, for each size in pretraining/configs/standard of
+JHU-CLSP/ettin-encoder-vs-decoder."""
+
+
+@pytest.mark.parametrize("name", ETTIN)
+def test_ettins_phases_are_the_published_ones(name: str) -> None:
+    rates, weight_decay, batch_warmup, rate_warmup, tokens = ETTIN[name]
+    phases = phases_of(load_config(name, []))
+    configs = [phase.config for phase in phases]
+    assert [c.data.sequence_length for c in configs] == [1024, 7999, 7999]
+    assert [c.train.global_batch for c in configs] == [4608] * 3
+    assert [billions(c, c.train.steps) for c in configs] == pytest.approx(tokens, rel=1e-3)
+    main, long = configs[:2]
+    assert billions(main, main.train.batch_ramp) == pytest.approx(batch_warmup, rel=0.01)
+    assert billions(main, main.schedule.warmup) == pytest.approx(rate_warmup, rel=0.01)
+    warm = rate_of(phases[0], int(main.schedule.warmup))
+    assert [warm, *(rate_of(phase, 0) for phase in phases[1:])] == rates
+    ends = [rate_of(phase, phase.config.train.steps) for phase in phases]
+    assert ends == pytest.approx([rates[0], 0.5 * rates[1], 0.04 * rates[2]])
+    quarter = rate_of(phases[1], long.train.steps // 4)
+    assert quarter == pytest.approx(0.75 * rates[1], rel=1e-3), "1 - sqrt is half done"
+    assert {(c.optim.name, c.optim.weight_decay, c.optim.decoupled_decay) for c in configs} == {
+        ("stable_adamw", weight_decay, True)
+    }
+    assert [c.data.masked_lm_prob for c in configs] == [0.3, 0.3, 0.15]
+    assert not any(text_of(c).capped for c in configs), "data.max_predictions cuts no mask off"
+    local = 10_000 if name == "ettin_17m" else 160_000
+    thetas = [(c.encoder.rope_theta, c.encoder.local_rope_theta) for c in configs]
+    assert thetas == [(10_000, 10_000), (160_000, local), (160_000, 160_000)]
 
 
 def test_three_billion_parameters_are_planned() -> None:

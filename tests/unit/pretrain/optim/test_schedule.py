@@ -55,6 +55,13 @@ def test_wsd_is_flat_until_its_decay() -> None:
             assert values[T] == 0 < values[T - 1]
 
 
+def test_wsd_falls_to_a_share_of_the_peak() -> None:
+    """OneMinusSqrtScheduler of Ettin's training code: a + (1 - a) (1 - sqrt((n - (N - N_decay)) / N_decay))."""
+    values = [rate(t, "wsd", warmup=0, decay=T, decay_to=0.5) for t in range(T + 1)]
+    assert values == pytest.approx([PEAK * (0.5 + 0.5 * (1 - (n / T) ** 0.5)) for n in range(T + 1)])
+    assert (values[0], values[-1]) == (PEAK, 0.5 * PEAK)
+
+
 def test_wsd_without_a_decay_is_constant_and_longer_plans_share_their_stable_part() -> None:
     none = [rate(t, "wsd", decay=0) for t in range(T + 1)]
     assert none == [rate(t, "constant") for t in range(T + 1)]
