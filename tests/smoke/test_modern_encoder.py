@@ -1,4 +1,4 @@
-"""A model with the encoder of ModernBERT: trained, exported, and the weights of another one's start.
+"""A model with the encoder of ModernBERT: trained in two phases, exported, and the weights of another one's start.
 
 That it resumes bit-equal: tests/multirank/test_every_objective.py.
 """
@@ -8,12 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from tests.command_line import Maskmill
 from tests.factories.members import MODERN, prepared_member
 from tests.run_ends import metrics_at
 
 # what DeepSpeed's imports give rise to in a process of pytest's
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+THETAS = [(500.0, 90.0), (30.0, 7.0)]
+"""RoPE's bases in both phases, of global and of local layers."""
+PHASES = ", ".join(
+    f"{{name: p{number}, train: {{steps: 2}}, encoder: {{rope_theta: {far}, local_rope_theta: {near}}}}}"
+    for number, (far, near) in enumerate(THETAS)
+)
+
+
+def exported_thetas(model: Path) -> tuple[float, float]:
+    read = MODERNBERT_FOR_MASKED_LM.settings(json.loads((model / "config.json").read_text()))
+    return read["rope_theta"], read["local_rope_theta"]
 
 
 @pytest.mark.slow
@@ -22,9 +35,12 @@ def test_a_modern_encoder_is_exported_and_goes_on(
 ) -> None:
     settings = prepared_member(MODERN, tiny, maskmill, tmp_path)
     first, model = tmp_path / "first", tmp_path / "model"
-    maskmill("train", "demo", *settings, "zero.stage=3", f"run.dir={first}")
+    maskmill("train", "demo", *settings, "zero.stage=3", f"run.dir={first}", f"phases=[{PHASES}]")
     assert "in float64: mlm" in maskmill("export", str(first), "--out", str(model)).stdout
     assert json.loads((model / "config.json").read_text())["architectures"] == ["ModernBertForMaskedLM"]
+    assert exported_thetas(model) == THETAS[-1], "those of the phase in which the weights ended"
+    maskmill("export", str(first / "checkpoints" / "step-00000002"), "--out", str(tmp_path / "before"))
+    assert exported_thetas(tmp_path / "before") == THETAS[0]
     maskmill("train", "demo", *settings, f"run.dir={tmp_path}/next", f"init_from={model}")
     ends, starts = (
         metrics_at(run, "eval", step)["held_out_loss"] for run, step in ((first, 4), (tmp_path / "next", 0))
