@@ -19,6 +19,7 @@ from pretrain.model.initialize import initialize, load_parameters, padded, vocab
 from pretrain.model.layers import ACTIVATIONS
 from pretrain.training.progress import Position
 from pretrain.training.resume import enter
+from tests.factories.models import fresh_model
 
 VOCABULARY = 100
 TINY = EncoderSettings(
@@ -310,6 +311,17 @@ def test_projections_back_into_the_residual_stream_start_smaller() -> None:
     for (name, one), other in zip(plain.named_parameters(), scaled.parameters(), strict=True):
         factor = 0.25 if "output" in name else 1.0
         torch.testing.assert_close(other, one * factor, msg=name)
+
+
+@pytest.mark.parametrize("objective", ["bert", "causal"])
+def test_the_head_for_words_starts_smaller_too(objective: str) -> None:
+    """As ModernBertPredictionHead's dense in transformers; not the pooler, which no residual stream takes up."""
+    sizes = [dataclasses.replace(TINY, layers=8, scale_residual_init=on) for on in (False, True)]
+    plain, scaled = (dict(fresh_model(objective, one, 50).named_parameters()) for one in sizes)
+    smaller = {name for name, tensor in scaled.items() if not torch.equal(tensor, plain[name])}
+    head = "mlm_head.dense.weight"
+    assert smaller == {head, *(name for name in plain if name.endswith("output.weight"))}
+    torch.testing.assert_close(scaled[head], plain[head] / 4)
 
 
 def test_operations_of_gates_key_heads_and_windows_are_counted() -> None:
