@@ -21,6 +21,7 @@ from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned import dependencies
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
 from tests.factories.encoders import encoder_folder
+from tests.factories.tasks import check_facts
 
 pytestmark = pytest.mark.data
 
@@ -146,6 +147,33 @@ def test_the_official_scorer_on_a_treebank(name: str) -> None:
     assert scored(subtype)["LAS"] == 100.0
     found = scored(one_head)
     assert found["LAS"] == found["UAS"] == pytest.approx(100 * (1 - 1 / words))
+
+
+@pytest.mark.parametrize(
+    ("task", "folder", "sizes", "labels"),
+    [
+        ("mrpc", "MRPC", {"train": 3668, "dev": 408}, {"0": 0, "1": 1}),
+        ("rte", "RTE", {"train": 2490, "dev": 277}, {"entailment": 0, "not_entailment": 1}),
+        ("codah", "CODAH", {"train": 1665, "dev": 556}, {}),
+        ("wnut17", "WNUT17", {"train": 3394, "dev": 1009}, None),
+    ],
+)
+def test_a_result_says_what_makes_its_scores_comparable(
+    task: str, folder: str, sizes: dict[str, int], labels: dict[str, int] | None, tmp_path: Path
+) -> None:
+    """Version or source, sizes, labels, metric, seeds, rate, what was chosen on what, rows skipped, segments, and how
+    means are formed."""
+    settings = settings_for(task, {"epochs": 1, "max_length": 24, "train_examples": 64})
+    one = Evaluation(
+        task, Encoder(encoder_folder("bert")), folder_of(folder), tmp_path, settings, [1, 2], True
+    )
+    note = one.run(lambda name, total: nullcontext(lambda n: None))
+    check_facts(note, task)
+    assert note["details"]["examples"] == sizes
+    assert note["details"]["skipped"] == {"train": 0, "dev": 0}
+    assert labels is None or note["details"]["labels"] == labels
+    assert (note["seeds"], note["floor_seeds"]) == ([1, 2], [1, 2])
+    assert note["segments"] == {"single": [0], "pair": [0, 1]}
 
 
 @pytest.mark.parametrize(

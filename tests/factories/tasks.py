@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 PARSES = "sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
 NLI_TRAIN = f"index promptID pairID genre {PARSES} sentence1 sentence2 label1 gold_label".replace(" ", "\t")
@@ -166,3 +167,30 @@ def write_pairs(folder: Path, count: int = 20) -> Path:
         ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def check_facts(note: dict[str, Any], task: str) -> None:
+    """Check that a result.json says all that makes its scores comparable with others."""
+    details = note["details"]
+    assert note["source"], "where the task is from"
+    assert isinstance(details["version"], str)
+    assert all(len(digest) == 64 for digest in note["files"].values())
+    splits = set(note["scores"])
+    assert splits <= details["examples"].keys() == details["skipped"].keys()
+    assert all(count >= 0 for count in details["skipped"].values())
+    assert all(note["headline"] in scores for scores in note["scores"].values())
+    assert len(note["seeds"]) == len(note["scores"][min(splits)][note["headline"]]["values"])
+    floors = note["not_pretrained"]
+    assert len(note["floor_seeds"]) == (len(floors[min(splits)][note["headline"]]["values"]) if floors else 0)
+    assert {"lr", "head_lr", "epochs", "batch", "max_length", "tune_share", "recipe"} <= note[
+        "settings"
+    ].keys()
+    assert details["selection"].keys() >= {"set", "chooses"}
+    assert details["selection"]["set"] not in splits, "what is scored chooses nothing"
+    ids = details["labels"]
+    for labels in ids.values() if task == "ud" else [ids]:
+        assert sorted(labels.values()) == list(range(len(labels)))
+    assert note["segments"] is None or note["segments"].keys() == {"single", "pair"}
+    assert "no mean over tasks" in note["mean"]
+    assert "WNLI" in note["mean"]
+    assert {"maskmill", "torch", "transformers"} <= note["versions"].keys()

@@ -18,9 +18,9 @@ from pretrain.evaluate.downstream.device import chosen_device, use_threads
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained
 from pretrain.evaluate.downstream.heads.frozen import frozen_tagger, with_states
+from pretrain.evaluate.downstream.results.facts import common_facts, trained_facts, untrained_facts
 from pretrain.evaluate.downstream.results.files import (
     SeedResult,
-    means_by_epoch,
     over_seeds,
     read_seed,
     seed_file,
@@ -245,6 +245,8 @@ class Evaluation:
             "updates": trained.updates,
             "epochs": trained.epochs,
             "tuned": trained.tuned,
+            "tune_examples": len(tune.items),
+            "labels": data.label_ids,
             "by_epoch": curves,
             "last_losses": trained.losses[-10:],
             "trained_examples": len(features) if settings.epochs else 0,
@@ -265,15 +267,12 @@ class Evaluation:
         """Return what result.json holds."""
         data, task = self._data, UNTRAINED.get(self.task) or FINE_TUNED[self.task]
         if self.task in UNTRAINED:
-            details = dict(scores[0].details)
+            details = untrained_facts(data, scores[0].details)
             trivial = {"dev": details.pop("trivial")}
             notes = [*data.notes, *details.pop("notes", [])]
         else:
             trivial = {split.name: FINE_TUNED[self.task].trivial(split, data) for split in data.scored}
-            sizes = {split.name: len(split.items) for split in (data.train, *data.scored)}
-            details = {"labels": list(data.labels), "examples": sizes}
-            if self.settings.by_epoch:
-                details["by_epoch"] = means_by_epoch([one.details["by_epoch"] for one in scores])
+            details = trained_facts(data, self.settings, scores)
             cut = {**scores[0].details["cut_inputs"]}
             notes = [
                 *data.notes,
@@ -291,9 +290,10 @@ class Evaluation:
             "details": details,
             "settings": identity(self.settings),
             "seeds": [one.seed for one in scores],
+            "floor_seeds": [one.seed for one in floor],
             "seconds": sum(one.seconds for one in (*scores, *floor)),
             "files": data.files,
-            "has_segments": self.encoder.builder(self.settings.max_length).has_segments,
+            **common_facts(self.task, self.encoder, self.settings),
             "versions": {name: version(name) for name in PACKAGES if metrics.is_installed(name)},
         }
 

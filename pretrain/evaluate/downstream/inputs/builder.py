@@ -124,6 +124,11 @@ class InputBuilder:
         )
         return first, second
 
+    @property
+    def segment_ids(self) -> dict[str, list[int]] | None:
+        """The segments of a single text and of two texts; None for an encoder without segments."""
+        return {"single": [self._segment], "pair": list(self.pair_segments)} if self.has_segments else None
+
     @cached_property
     def _frame(self) -> tuple[Input, Input]:
         """The special tokens before and after a single text."""

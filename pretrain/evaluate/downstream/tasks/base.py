@@ -44,6 +44,19 @@ class TaskData:
     """What a reader of the scores must know: a dev file that was divided, rows that were skipped."""
     label_sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The classes of each column, where a task predicts several."""
+    version: str = ""
+    """What the files themselves say of their version."""
+
+    @property
+    def label_ids(self) -> dict[str, Any]:
+        """Class -> its id; of each column, where a task predicts several. Empty where there are no classes."""
+        if self.label_sets:
+            return {name: _ids(labels) for name, labels in self.label_sets.items()}
+        return _ids(self.labels)
+
+
+def _ids(labels: tuple[str, ...]) -> dict[str, int]:
+    return {label: i for i, label in enumerate(labels)}
 
 
 @dataclass(frozen=True)
@@ -148,6 +161,8 @@ class Material:
     """File -> SHA-256."""
     notes: tuple[str, ...] = ()
     """What a reader of the scores must know."""
+    skipped: int = 0
+    """Parts of the files that are left out."""
 
 
 class Untrained(ABC):

@@ -53,12 +53,14 @@ class Choice(Task):
         gold = _gold(split.items)
         return {"accuracy": metrics.accuracy(gold, np.full_like(gold, np.bincount(gold).argmax()))}
 
-    def _data(self, paths: list[Path], splits: list[list[Item]]) -> TaskData:
+    def _data(self, paths: list[Path], found: list[tuple[list[Item], int]]) -> TaskData:
+        """Return what the files hold, from the items and the number of empty rows of each."""
         train, dev = (
-            not_empty(Split(name, items), path)
-            for name, items, path in zip(("train", "dev"), splits, paths, strict=True)
+            not_empty(Split(name, items, skipped), path)
+            for name, (items, skipped), path in zip(("train", "dev"), found, paths, strict=True)
         )
-        return TaskData(train, (dev,), (), hashes(paths))
+        notes = [f"{one.name}: {one.skipped} empty rows skipped" for one in (train, dev) if one.skipped]
+        return TaskData(train, (dev,), (), hashes(paths), tuple(notes))
 
 
 class Swag(Choice):
@@ -84,10 +86,10 @@ class Codah(Choice):
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read both files; see Task.read."""
         first = folder / "cv_split" / "fold_0"
-        notes = ["fold_0 of five folds"] if first.is_dir() else []
-        paths = [(first if notes else folder) / name for name in ("train.tsv", "dev.tsv")]
+        has_folds = first.is_dir()
+        paths = [(first if has_folds else folder) / name for name in ("train.tsv", "dev.tsv")]
         names = ["category", "prompt", *(f"ending{i}" for i in range(ENDINGS)), "label"]
-        splits = []
+        found = []
         for path in paths:
             table = read_tsv(path, names)
             items = [
@@ -98,29 +100,35 @@ class Codah(Choice):
                 )
                 for line, row in zip(table.lines, table.rows, strict=True)
             ]
-            splits.append(items)
-            notes += [f"{path.stem}: {table.skipped} empty rows skipped"] if table.skipped else []
-        return replace(self._data(paths, splits), notes=tuple(notes))
+            found.append((items, table.skipped))
+        data = self._data(paths, found)
+        return replace(data, notes=("fold_0 of five folds", *data.notes)) if has_folds else data
 
 
-def _swag_items(path: Path) -> list[Item]:
+def _swag_items(path: Path) -> tuple[list[Item], int]:
+    """Return the items, and how many rows are empty."""
     needed = ["sent1", "sent2", *(f"ending{i}" for i in range(ENDINGS)), "label"]
-    reader = csv.DictReader(io.StringIO("\n".join(read_lines(path)), newline=""))
-    if lacking := [name for name in needed if name not in (reader.fieldnames or [])]:
+    reader = csv.reader(io.StringIO("\n".join(read_lines(path)), newline=""))
+    names = next(reader, [])
+    if lacking := [name for name in needed if name not in names]:
         raise UserError(
             f"has no column {', '.join(lacking)}", where=at_line(path, 1), expected="SWAG's line of names"
         )
-    items = []
-    for row in reader:
-        if None in row or None in row.values():
+    items, empty = [], 0
+    for cells in reader:
+        if not cells:
+            empty += 1
+            continue
+        if len(cells) != len(names):
             raise UserError(
                 "has another number of columns than the first line",
                 where=at_line(path, reader.line_num),
-                expected=f"{len(reader.fieldnames or [])}, separated by commas",
+                expected=f"{len(names)}, separated by commas",
             )
+        row = dict(zip(names, cells, strict=True))
         endings = tuple(f"{row['sent2']} {row[f'ending{i}']}".strip() for i in range(ENDINGS))
         items.append(Item(row["sent1"], endings, _label(row["label"], path, reader.line_num)))
-    return items
+    return items, empty
 
 
 def _label(text: str, path: Path, line: int) -> int:

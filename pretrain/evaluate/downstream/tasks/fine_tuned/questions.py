@@ -5,7 +5,7 @@ Texts longer than an input are read in windows that overlap; a window without th
 their tokens."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,11 +85,12 @@ class Questions(Task):
         train_pattern, dev_pattern = self.files
         dev_path = one_file(folder, dev_pattern)
         train_paths = sorted(folder.glob(train_pattern))
-        dev = not_empty(Split("dev", list(_questions(dev_path))), dev_path)
+        version, questions = _questions(dev_path)
+        dev = not_empty(Split("dev", questions), dev_path)
         train = None
         if train_paths:
             train_path = one_file(folder, train_pattern)
-            train = not_empty(Split("train", list(_questions(train_path))), train_path)
+            train = not_empty(Split("train", _questions(train_path)[1]), train_path)
         texts = [item.context for item in dev.items]
         train, dev, notes = with_training(train, dev, folder / train_pattern, settings, texts)
         train = _sound(train)
@@ -97,7 +98,8 @@ class Questions(Task):
             notes.append(f"train: {train.skipped} questions skipped {MISPLACED}")
         if misplaced := _sound(dev).skipped:
             notes.append(f"dev: {misplaced} questions, scored by the words of their answers, {MISPLACED}")
-        return TaskData(train, (dev,), (), hashes([*train_paths, dev_path]), tuple(notes))
+        files = hashes([*train_paths, dev_path])
+        return TaskData(train, (dev,), (), files, tuple(notes), version=version)
 
     def features(self, items: Sequence[Question], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return a feature per window; see Task.features."""
@@ -202,22 +204,22 @@ def _target(window: Window, answer: Answer | None) -> tuple[int, int]:
     return (inside[0], inside[-1]) if whole else (window.cls, window.cls)
 
 
-def _questions(path: Path) -> Iterator[Question]:
-    """Yield the questions of a file in SQuAD's format. Raises UserError for another."""
-    done = 0
+def _questions(path: Path) -> tuple[str, list[Question]]:
+    """Return the version that a file in SQuAD's format states, and its questions. Raises UserError for another."""
+    found: list[Question] = []
     try:
-        articles = json.loads(path.read_bytes())["data"]
-        for article in articles:
+        content = json.loads(path.read_bytes())
+        for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 context = str(paragraph["context"])
                 for one in paragraph["qas"]:
                     answers = tuple(Answer(str(a["text"]), int(a["answer_start"])) for a in one["answers"])
                     answers = () if one.get("is_impossible") else answers
-                    yield Question(str(one["id"]), str(one["question"]), context, answers)
-                    done += 1
+                    found.append(Question(str(one["id"]), str(one["question"]), context, answers))
+        return str(content.get("version", "")), found
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"is not in SQuAD's format behind {done} questions: {type(error).__name__} {first_line(error)}",
+            f"is not in SQuAD's format behind {len(found)} questions: {type(error).__name__} {first_line(error)}",
             where=path,
             expected="data, paragraphs, context and qas, id, question and answers, text and answer_start",
         ) from None

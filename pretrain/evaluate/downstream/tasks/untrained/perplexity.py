@@ -53,7 +53,8 @@ class Perplexity(Untrained):
         ]
         if settings.part < 1:
             notes.append(f"{settings.part:.0%} of the sentences")
-        return Material(kept, len(kept), {name: file_sha256(folder / name) for name in names}, tuple(notes))
+        files = {name: file_sha256(folder / name) for name in names}
+        return Material(kept, len(kept), files, tuple(notes), counts.pages_passed_over)
 
     def score(
         self,

@@ -1,6 +1,8 @@
 """One task of one encoder, from its files to result.json: which parts it has, what they are told and what is kept."""
 
+import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.downstream.tasks.registry import NAMES, OWN
+from pretrain.evaluate.downstream.tasks.sources import SOURCES
 from tests.factories.encoders import encoder_folder
-from tests.factories.tasks import FILES, write, write_pairs
+from tests.factories.tasks import ARTICLES, FILES, check_facts, write, write_pairs
 
 SILENT: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
 
@@ -51,3 +55,89 @@ def test_with_training_each_seed_has_a_floor_of_its_own(tmp_path: Path) -> None:
     parts = evaluation("rte", write(tmp_path / "task", FILES["rte"]), 2).parts
     found = [(part.encoder.pretrained, part.seed) for part in parts]
     assert found == [(True, 1), (True, 2), (False, 1), (False, 2)]
+
+
+RTE = {"entailment": 0, "not_entailment": 1}
+
+
+@pytest.mark.parametrize(
+    ("task", "examples", "skipped", "labels"),
+    [
+        ("rte", {"train": 1, "dev": 1}, {"train": 0, "dev": 0}, RTE),
+        ("qqp", {"train": 1, "dev": 1}, {"train": 1, "dev": 0}, {"0": 0, "1": 1}),
+        ("stsb", {"train": 1, "dev": 1}, {"train": 0, "dev": 0}, {}),
+        ("swag", {"train": 1, "dev": 1}, {"train": 0, "dev": 0}, {}),
+        ("squad1", {"train": 1, "dev": 1}, {"train": 0, "dev": 0}, {}),
+        ("tagging", {"train": 1, "dev": 1}, {"train": 0, "dev": 0}, {"B-A": 0, "O": 1}),
+        ("blimp", {"dev": 24}, {"dev": 0}, {}),
+        ("ud", {"train": 2, "dev": 2}, {"train": 0, "dev": 0}, None),
+    ],
+)
+def test_a_result_says_what_makes_its_scores_comparable(
+    task: str,
+    examples: dict[str, int],
+    skipped: dict[str, int],
+    labels: dict[str, int] | None,
+    tmp_path: Path,
+) -> None:
+    folder = write_pairs(tmp_path / "task", 4) if task == "blimp" else write(tmp_path / "task", FILES[task])
+    evaluation(task, folder, epochs=1.0).run(SILENT)
+    note = json.loads((tmp_path / "out" / task / "result.json").read_text())
+    check_facts(note, task)
+    details = note["details"]
+    assert (details["examples"], details["skipped"]) == (examples, skipped)
+    assert details["selection"] == {"set": None, "chooses": []}
+    assert note["segments"] == {"single": [0], "pair": [0, 1]}
+    assert (note["seeds"], note["floor_seeds"]) == ([1], [1])
+    if labels is not None:
+        assert details["labels"] == labels
+    else:
+        assert details["labels"]["upos"] == {
+            "ADP": 0,
+            "AUX": 1,
+            "DET": 2,
+            "NOUN": 3,
+            "PART": 4,
+            "PRON": 5,
+            "VERB": 6,
+        }
+
+
+def test_a_result_says_on_what_an_epoch_was_chosen(tmp_path: Path) -> None:
+    rows = [f"{n}\tA fox {n}.\tIt slept.\t{label}" for n in range(5) for label in RTE]
+    folder = write(tmp_path / "task", {**FILES["rte"], "train.tsv": [FILES["rte"]["train.tsv"][0], *rows]})
+    note = evaluation("rte", folder, 2, epochs=3.0, tune_share=0.2).run(SILENT)
+    check_facts(note, "rte")
+    selection = note["details"]["selection"]
+    assert (selection["set"], selection["chooses"], selection["examples"]) == ("tune", ["epoch"], 2)
+    for seed, epoch in zip((1, 2), selection["epochs"], strict=True):
+        kept = json.loads((tmp_path / "out" / "rte" / f"seed-{seed}.json").read_text())["result"]["details"]
+        assert kept["tuned"][epoch - 1] == max(kept["tuned"])
+
+
+def test_a_result_names_the_order_of_the_classes_that_it_was_scored_with(tmp_path: Path) -> None:
+    """That of the head in config.json, where the model was fine-tuned before."""
+    folder = write(tmp_path / "task", FILES["rte"])
+    one = evaluation("rte", folder, epochs=1.0)
+    replace(one, save=True).run(SILENT)
+    saved = tmp_path / "out" / "rte" / "seed-1"
+    config = json.loads((saved / "config.json").read_text())
+    names = {
+        "id2label": {"0": "not_entailment", "1": "entailment"},
+        "label2id": {v: 1 - k for v, k in RTE.items()},
+    }
+    (saved / "config.json").write_text(json.dumps({**config, **names}))
+    again = replace(
+        one, encoder=Encoder(saved), out=tmp_path / "again", settings=replace(one.settings, epochs=0.0)
+    )
+    assert again.run(SILENT)["details"]["labels"] == {"not_entailment": 0, "entailment": 1}
+
+
+def test_a_file_says_its_version_and_a_result_repeats_it(tmp_path: Path) -> None:
+    files = {name: [json.dumps({**ARTICLES, "version": "1.1"})] for name in FILES["squad1"]}
+    note = evaluation("squad1", write(tmp_path / "task", files), epochs=1.0, max_length=48).run(SILENT)
+    assert note["details"]["version"] == "1.1"
+
+
+def test_every_published_task_has_a_source() -> None:
+    assert SOURCES.keys() == set(NAMES) - set(OWN)

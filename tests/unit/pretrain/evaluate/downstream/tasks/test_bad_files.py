@@ -152,13 +152,13 @@ def test_a_type_of_entities_that_training_lacks_is_scored_and_said(task: str, tm
     assert "B-NEW" in data.scored[0].items[0].tags
 
 
-@pytest.mark.parametrize("task", ["rte", "own", "codah"])
+@pytest.mark.parametrize("task", ["rte", "own", "codah", "swag"])
 def test_empty_lines_between_rows_are_counted_and_said(task: str, tmp_path: Path) -> None:
     def split(lines: list[str]) -> list[str]:
         return [*lines, "", lines[-1], ""]
 
     data = read(task, broken(tmp_path / "task", task, SCORED[task], split))
-    assert len(data.scored[0].items) == 2
+    assert (len(data.scored[0].items), data.scored[0].skipped) == (2, 1)
     assert re.search("dev: 1 (malformed|empty) rows skipped", " ".join(data.notes))
 
 

@@ -1,0 +1,67 @@
+"""State what a reader of scores needs to compare them with others: sizes, labels, and what chose what."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.results.files import SeedResult, means_by_epoch
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.base import Material, TaskData
+from pretrain.evaluate.downstream.tasks.sources import SOURCES
+
+MEAN = "medians over the seeds; no mean over tasks, so none that WNLI could count in"
+
+
+def common_facts(task: str, encoder: Encoder, settings: EvaluationSettings) -> dict[str, Any]:
+    """Return where the task's files are published, the ids of segments that the encoder reads, and what means are."""
+    return {
+        "source": SOURCES.get(task, "a user's own files"),
+        "segments": encoder.builder(settings.max_length).segment_ids,
+        "mean": MEAN,
+    }
+
+
+def trained_facts(
+    data: TaskData, settings: EvaluationSettings, scores: Sequence[SeedResult]
+) -> dict[str, Any]:
+    """Return the details of a fine-tuning: version, examples and rows left out of each split, ids of labels, and what
+    was chosen on which examples."""
+    first, splits = scores[0].details, (data.train, *data.scored)
+    facts = {
+        "version": data.version,
+        "examples": {split.name: len(split.items) for split in splits},
+        "skipped": {split.name: split.skipped for split in splits},
+        "selection": _selection(scores),
+        "labels": first["labels"],
+    }
+    if settings.by_epoch:
+        facts["by_epoch"] = means_by_epoch([one.details["by_epoch"] for one in scores])
+    return facts
+
+
+def untrained_facts(material: Material, details: dict[str, Any]) -> dict[str, Any]:
+    """Return the details of a task without training, which chooses nothing: `details` and how many items there are."""
+    return {
+        "version": "",
+        "examples": {"dev": material.size},
+        "skipped": {"dev": material.skipped},
+        "selection": {"set": None, "chooses": []},
+        "labels": {},
+        **details,
+    }
+
+
+def _selection(scores: Sequence[SeedResult]) -> dict[str, Any]:
+    """Return on which examples what was chosen: the best epoch of each seed, counted from 1, on the tuning share of the
+    training examples, or nothing. Scored examples never choose."""
+    tuned = [one.details["tuned"] for one in scores]
+    if not all(tuned):
+        return {"set": None, "chooses": []}
+    return {
+        "set": "tune",
+        "examples": scores[0].details["tune_examples"],
+        "chooses": ["epoch"],
+        "epochs": [1 + int(np.argmax(one)) for one in tuned],
+    }
