@@ -75,6 +75,7 @@ class Dependencies(Task):
             name: tuple(sorted({value for tree in train.items for value in _labels(tree, name)}))
             for name in (*TAGS, RELATIONS)
         }
+        notes += _unseen(dev, label_sets) if train.items else []
         return TaskData(train, (dev,), (), hashes([*train_paths, dev_path]), tuple(notes), label_sets)
 
     def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
@@ -123,6 +124,16 @@ class Dependencies(Task):
             heads = list(range(len(tree.words)))
             said.append(_written(tree, {name: [common[name]] * len(heads) for name in common}, heads))
         return _official(split.items, said)
+
+
+def _unseen(split: Split, label_sets: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return a note of how many words have labels that training has not, which no model of it predicts."""
+    counts = {}
+    for name, labels in label_sets.items():
+        known = set(labels)
+        counts[name] = sum(label not in known for tree in split.items for label in _labels(tree, name))
+    found = [f"{name} of {count:,} words" for name, count in counts.items() if count]
+    return [f"{split.name}: labels never seen in training: {', '.join(found)}"] if found else []
 
 
 def _counts(trees: Sequence[Tree], name: str) -> dict[str, int]:

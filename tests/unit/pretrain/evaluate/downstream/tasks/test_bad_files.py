@@ -152,6 +152,22 @@ def test_a_type_of_entities_that_training_lacks_is_scored_and_said(task: str, tm
     assert "B-NEW" in data.scored[0].items[0].tags
 
 
+def test_labels_of_trees_that_training_lacks_are_counted_and_said(tmp_path: Path) -> None:
+    text = "\n".join(TREES)
+    for old, new in (("ADP\tIN", "X\tNEW"), ("3\tjumped\tjump", "3\tjumped\tleap"), ("\tobl", "\tobj")):
+        text = text.replace(old, new)
+    folder = write(tmp_path / "task", {"x-train.conllu": TREES, "x-dev.conllu": text.split("\n")})
+    data = read("ud", folder)
+    assert data.notes == (
+        "dev: labels never seen in training: upos of 1 words, xpos of 1 words, lemma of 1 words, deprel of 1 words",
+    )
+    assert len(data.scored[0].items) == 2, "they are scored"
+    (folder / "x-dev.conllu").write_text("\n".join(TREES) + "\n")
+    assert read("ud", folder).notes == ()
+    (folder / "x-train.conllu").unlink()
+    assert read("ud", folder, epochs=0.0).notes == (), "nothing is trained"
+
+
 @pytest.mark.parametrize("task", ["rte", "own", "codah", "swag"])
 def test_empty_lines_between_rows_are_counted_and_said(task: str, tmp_path: Path) -> None:
     def split(lines: list[str]) -> list[str]:
