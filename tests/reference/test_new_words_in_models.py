@@ -21,7 +21,8 @@ from pretrain.objectives.registry import load
 from pretrain.training.initial_weights.check import check_hugging_face
 from pretrain.training.initial_weights.load import InitialWeights, initial_weights
 from pretrain.training.initial_weights.new_words import ROWS, with_new_rows
-from tests.reference.test_initial_weights import SAME, exported, settings, started, written
+from tests.factories.published import DISTILBERT, SAME, written
+from tests.reference.test_initial_weights import exported, settings, started
 
 TEXT = "nephrology glomerulonephritis dialysis nephropathy"
 PIECES = ([2], [1, 2, 2], [3, 0])
@@ -66,13 +67,16 @@ def started_with(config, old: Vocabulary, extended: Vocabulary) -> InitialWeight
     return initial_weights(objective, stamp, shapes, old_pieces(old, extended))
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlmr", "albert", "electra", "xlnet"])
+SOURCES = {**SAME, "distilbert": DISTILBERT}
+
+
+@pytest.mark.parametrize("name", SOURCES)
 def test_old_rows_stay_and_new_ones_are_the_means(name: str, tmp_path: Path) -> None:
-    folder = written(SAME[name], tmp_path / "in")
+    folder = written(SOURCES[name], tmp_path / "in")
     old, extended = extension(name, folder, tmp_path / "vocabulary")
-    before = started(settings(folder, *SAME[name].overrides))
+    before = started(settings(folder, *SOURCES[name].overrides))
     assert before.notes == []
-    config = settings(folder, f"data.vocab={tmp_path}/vocabulary", *SAME[name].overrides)
+    config = settings(folder, f"data.vocab={tmp_path}/vocabulary", *SOURCES[name].overrides)
     after = started_with(config, old, extended)
     assert after.notes == [
         f"{old.size:,} entries of the vocabulary extended to {extended.size:,} (init_new_words=mean)"
