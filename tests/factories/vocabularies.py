@@ -57,6 +57,33 @@ def modernbert_tokenizer() -> dict[str, Any]:
 
 
 @cache
+def eurobert_tokenizer() -> dict[str, Any]:
+    """A tokenizer.json in the form of EuroBERT's, which is Llama 3's with <|mask|>: byte-level BPE, whose words a
+    pattern of its own cuts, without an unknown token, and with one token that both ends and pads a text."""
+    of_roberta = trained("bpe", False)
+    pieces = [p for p in of_roberta.tokens if p not in of_roberta.specials]
+    marks = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"]
+    added = [
+        {"id": len(pieces) + i, "content": token, "special": True, "normalized": False}
+        | {"single_word": False, "lstrip": False, "rstrip": False}
+        for i, token in enumerate(marks)
+    ]
+    words = {"type": "Split", "pattern": {"Regex": r"\p{N}{1,3}|\s+"}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False, "ignore_merges": True}
+    model |= {"vocab": {p: i for i, p in enumerate(pieces)}, "merges": [list(pair) for pair in of_roberta.merges]}
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, byte_level]},
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": model,
+    }
+
+
+@cache
 def charsmap(rules: Path | None = None) -> str:
     """SentencePiece's table of replacements as a tokenizer.json holds it: its NFKC with lower case, or the rules in a
     file, a line each: code points, a tab, code points."""

@@ -128,7 +128,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _conversion(folder: Path) -> str:
-    """Return the two lines of Python that write the folder's weights as safetensors."""
+    """Return the two lines of Python, joined to one, that write the folder's weights as safetensors."""
     family, config = family_of(folder)
     classes = config.get("architectures")
     named = str(classes[0]) if isinstance(classes, list) and classes else ""
