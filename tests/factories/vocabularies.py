@@ -68,10 +68,18 @@ def eurobert_tokenizer() -> dict[str, Any]:
         | {"single_word": False, "lstrip": False, "rstrip": False}
         for i, token in enumerate(marks)
     ]
-    words = {"type": "Split", "pattern": {"Regex": r"\p{N}{1,3}|\s+"}, "behavior": "Isolated", "invert": False}
+    words = {
+        "type": "Split",
+        "pattern": {"Regex": r"\p{N}{1,3}|\s+"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model = {"type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False, "ignore_merges": True}
-    model |= {"vocab": {p: i for i, p in enumerate(pieces)}, "merges": [list(pair) for pair in of_roberta.merges]}
+    model |= {
+        "vocab": {p: i for i, p in enumerate(pieces)},
+        "merges": [list(pair) for pair in of_roberta.merges],
+    }
     return {
         "version": "1.0",
         "added_tokens": added,

@@ -15,7 +15,7 @@ from pretrain.objectives.registry import OBJECTIVES
 from pretrain.run.folder import CONFIG
 from pretrain.training.initial_weights.check import check_hugging_face
 from pretrain.training.initial_weights.folder_settings import folder_settings
-from tests.factories.vocabularies import trained
+from tests.factories.vocabularies import eurobert_tokenizer, trained
 
 FIELDS = {
     "model_type": "bert",
@@ -113,6 +113,34 @@ def test_what_no_encoder_here_has_is_refused(fields: dict, said: str, folder: Pa
     with pytest.raises(UserError) as caught:
         settings(folder)
     assert said in str(caught.value)
+
+
+def test_a_published_eurobert_is_refused_for_its_tokenizer_and_its_output_words(folder: Path) -> None:
+    """Fields as EuroBERT/EuroBERT-210m states them, but for its sizes."""
+    fields = {"model_type": "eurobert", "architectures": ["EuroBertForMaskedLM"], "hidden_act": "silu"}
+    fields |= {"rms_norm_eps": 1e-5, "rope_theta": 250_000, "rope_scaling": None, "num_key_value_heads": 4}
+    fields |= {"attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False}
+    fields |= {
+        "bos_token_id": 128_000,
+        "eos_token_id": 128_001,
+        "pad_token_id": 128_001,
+        "mask_token_id": 128_002,
+    }
+    changed(folder, **fields)
+    found = [_refusal(folder)]
+    (folder / "tokenizer.json").write_text(json.dumps(eurobert_tokenizer()), "utf-8")
+    found.append(_refusal(folder))
+    assert found[0].startswith(f"{folder}/config.json: ")
+    assert "tie_word_embeddings is False, which must be True" in found[0]
+    assert found[1].startswith(f"{folder}/tokenizer.json: pre_tokenizer: 'Split, ByteLevel'")
+    assert "RoBERTa's or ModernBERT's byte-level BPE" in found[1]
+    assert not any("\n" in line for line in found)
+
+
+def _refusal(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        check_hugging_face(settings(folder), load_vocabulary(folder))
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
