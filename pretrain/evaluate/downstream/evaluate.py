@@ -18,7 +18,12 @@ from pretrain.evaluate.downstream.device import chosen_device, use_threads
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained
 from pretrain.evaluate.downstream.heads.frozen import frozen_tagger, with_states
-from pretrain.evaluate.downstream.results.facts import common_facts, trained_facts, untrained_facts
+from pretrain.evaluate.downstream.results.facts import (
+    common_facts,
+    constant_notes,
+    trained_facts,
+    untrained_facts,
+)
 from pretrain.evaluate.downstream.results.files import (
     SeedResult,
     over_seeds,
@@ -217,11 +222,12 @@ class Evaluation:
 
         scored = {split.name: features_of(split.items, split.name) for split in data.scored}
         curves: list[dict[str, Scores]] = []
+        constant: dict[str, bool] = {}
 
         def scores_of(split: Split, advance: Callable[[int], None]) -> Scores:
-            return task.score(
-                split.items, scored[split.name], tuner.answers(scored[split.name], advance), data
-            )
+            answers = tuner.answers(scored[split.name], advance)
+            constant[split.name] = task.is_constant(answers, data)
+            return task.score(split.items, scored[split.name], answers, data)
 
         def after_epoch() -> None:
             if settings.by_epoch:
@@ -251,6 +257,7 @@ class Evaluation:
             "last_losses": trained.losses[-10:],
             "trained_examples": len(features) if settings.epochs else 0,
             "cut_inputs": cut,
+            "constant": [name for name, is_constant in constant.items() if is_constant],
         }
         return SeedResult(seed, splits, time.monotonic() - started, details)
 
@@ -278,6 +285,8 @@ class Evaluation:
                 *data.notes,
                 *([f"started from {self.start_from}"] if self.start_from else []),
                 *(f"{name}: {count} inputs cut to max_length" for name, count in cut.items() if count),
+                *constant_notes(scores),
+                *constant_notes(floor, "not pretrained, "),
             ]
         return {
             "task": self.name,

@@ -11,6 +11,8 @@ from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Material, TaskData
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
 
+CORRELATIONS = ("matthews", "pearson", "spearman")
+"""Metrics that are not defined for constant predictions."""
 MEAN = "medians over the seeds; no mean over tasks, so none that WNLI could count in"
 
 
@@ -51,6 +53,19 @@ def untrained_facts(material: Material, details: dict[str, Any]) -> dict[str, An
         "labels": {},
         **details,
     }
+
+
+def constant_notes(scores: Sequence[SeedResult], of: str = "") -> list[str]:
+    """Return a note for each split whose examples all have the same prediction, and with which seeds: a score that is
+    no better than a trivial one, and a correlation that is not defined."""
+    notes = []
+    for split, metrics in scores[0].splits.items() if scores else ():
+        seeds = [str(one.seed) for one in scores if split in one.details["constant"]]
+        undefined = [metric for metric in metrics if metric in CORRELATIONS]
+        if seeds:
+            note = f"{split}: {of}the same prediction for every example with seed {', '.join(seeds)}"
+            notes.append(note + (f"; not defined then, and 0: {', '.join(undefined)}" if undefined else ""))
+    return notes
 
 
 def _selection(scores: Sequence[SeedResult]) -> dict[str, Any]:

@@ -145,6 +145,11 @@ class Task(ABC):
             return model, data
         return model, replace(data, labels=tuple(known[name.lower()] for name in names))
 
+    def is_constant(self, answers: list[NDArray[Any]], data: TaskData) -> bool:
+        """Return whether a model gives several examples one and the same label or number; False where a task has
+        neither."""
+        return False
+
     def answer(self, output: Any) -> Any:
         """Return what is kept of a model's output: a tensor with a row per example."""
         return output.logits

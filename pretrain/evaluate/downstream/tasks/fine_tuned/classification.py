@@ -148,9 +148,11 @@ class Classification(Task):
         data: TaskData,
     ) -> Scores:
         """Return the task's metrics; see Task.score."""
-        rows = np.stack(answers)
-        predicted = rows.argmax(-1) if data.labels else rows[:, 0]
-        return self._scores(_gold(items, data), predicted)
+        return self._scores(_gold(items, data), _predicted(answers, data))
+
+    def is_constant(self, answers: list[NDArray[Any]], data: TaskData) -> bool:
+        """Return whether several texts have one and the same prediction; see Task.is_constant."""
+        return len(answers) > 1 and not np.ptp(_predicted(answers, data))
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return the metrics of always the commonest label of this split; of its mean where it is a number."""
@@ -233,6 +235,11 @@ def check_labels(
 def skip_notes(splits: Sequence[Split]) -> list[str]:
     """Return what a reader of the scores must know of rows that were left out."""
     return [f"{split.name}: {split.skipped} malformed rows skipped" for split in splits if split.skipped]
+
+
+def _predicted(answers: list[NDArray[Any]], data: TaskData) -> NDArray[Any]:
+    rows = np.stack(answers)
+    return rows.argmax(-1) if data.labels else rows[:, 0]
 
 
 def _gold(items: Sequence[TextItem], data: TaskData) -> NDArray[Any]:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
+from pretrain.evaluate.downstream.fine_tune import FineTuner
 from pretrain.evaluate.downstream.settings import settings_for
 from pretrain.evaluate.downstream.tasks.registry import NAMES, OWN
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
@@ -131,6 +133,36 @@ def test_a_result_names_the_order_of_the_classes_that_it_was_scored_with(tmp_pat
         one, encoder=Encoder(saved), out=tmp_path / "again", settings=replace(one.settings, epochs=0.0)
     )
     assert again.run(SILENT)["details"]["labels"] == {"not_entailment": 0, "entailment": 1}
+
+
+def stsb(*texts: str) -> list[str]:
+    return [f"0\tn\tf\t2012\t1\ts\ts\t{text}\tB.\t{n}" for n, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("task", "lines", "constant", "note"),
+    [
+        ("cola", ["gj04\t1\t\tA fox.", "gj04\t0\t\tFox a."], True, "; not defined then, and 0: matthews"),
+        ("stsb", stsb("A.", "C."), True, "; not defined then, and 0: pearson, spearman"),
+        ("rte", ["0\tA.\tB.\tentailment", "1\tC.\tB.\tnot_entailment"], True, ""),
+        ("stsb", stsb("A.", "The quick fox."), False, ""),
+    ],
+)
+def test_predictions_that_are_all_the_same_are_said(
+    task: str, lines: list[str], constant: bool, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = FILES[task]["dev.tsv"][: 0 if task == "cola" else 1]
+    folder = write(tmp_path / "task", {**FILES[task], "dev.tsv": [*names, *lines]})
+    if constant:
+        width = 1 if task == "stsb" else 2
+        monkeypatch.setattr(
+            FineTuner, "answers", lambda self, features, advance: [np.ones(width)] * len(features)
+        )
+    found = [
+        one for one in evaluation(task, folder, 2, epochs=1.0).run(SILENT)["notes"] if "prediction" in one
+    ]
+    every = "the same prediction for every example with seed 1, 2"
+    assert found == ([f"dev: {every}{note}", f"dev: not pretrained, {every}{note}"] if constant else [])
 
 
 def test_a_file_says_its_version_and_a_result_repeats_it(tmp_path: Path) -> None:
