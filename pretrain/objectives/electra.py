@@ -16,6 +16,11 @@ tokens are not here.
 
 A sample is any word of the vocabulary, special ones too, until the generator has learnt that none of them is masked.
 
+Samples do not depend on how a batch is cut (model/projection/sampling.py), but for one limit: at another number of
+ranks, or with another micro-batch, sums round differently, and where two words are as good as tied another one may be
+drawn. From there on the weights differ by more than rounding: the discriminator has read another word. In float64, and
+in fp32 with the same samples, they are equal within rounding.
+
 Shape legend: T packed tokens, E examples, R masked rows, H hidden size, B bins.
 """
 
