@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import file_sha256
 from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.loader import Shares, order_of
 from data_pipeline.records import concatenate
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of
+from data_pipeline.shards.schema import VocabularyStamp
 from data_pipeline.shards.writer import BlockReader
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed.world import World
@@ -23,6 +25,7 @@ from pretrain.objectives.losses import Term, Terms
 from pretrain.objectives.registry import load, with_defaults
 from pretrain.train import compute, is_due
 from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_counts
+from pretrain.training.claim_folder import identity_of
 from pretrain.training.device_feed import Feed
 from pretrain.training.loss_guard import Guard
 from pretrain.training.loss_meter import LossMeter
@@ -32,6 +35,7 @@ from pretrain.training.stream_memory import StreamMemory
 from pretrain.training.validation import HeldOut
 from tests.command_line import setting
 from tests.factories.models import config_of, fresh_model
+from tests.factories.teachers import taught_by, write_bert
 
 BATCH = 12
 SETTINGS = EncoderSettings(
@@ -229,7 +233,6 @@ def test_baselines_are_those_of_the_evaluated_positions(tiny: list[str]) -> None
 def test_runs_have_a_place(tmp_path: Path) -> None:
     """The identity says what decides the weights, and nothing else."""
     from launch.settings.recipe import load_config
-    from pretrain.training.claim_folder import identity_of
 
     index = SimpleNamespace(identity="d", vocabulary=SimpleNamespace(sha256="v"))
     plan = SimpleNamespace(index=index, streams=4, precision="fp32", masking=None)
@@ -241,3 +244,26 @@ def test_runs_have_a_place(tmp_path: Path) -> None:
     assert identity(*same, "monitor.tracker=none", "data.workers=3") == identity()
     for change in ("optim.lr=1", "train.steps=9", "run.seed=9", "encoder.layers=1", "train.global_batch=8"):
         assert identity(change) != identity()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("distilbert", "teacher"), ("distilroberta", "teacher"), ("electra_two_stage", "generator")],
+)
+def test_a_run_is_that_of_its_teachers_weights_wherever_they_are(name: str, key: str, tmp_path: Path) -> None:
+    index = SimpleNamespace(identity="d", vocabulary=SimpleNamespace(sha256="v"))
+    plan = SimpleNamespace(index=index, streams=4, precision="fp32", masking=None)
+    config = config_of(name, SETTINGS)
+
+    def identity(folder: Path, seed: int) -> dict:
+        teacher = RunConfig(encoder=taught_by(SETTINGS))
+        teacher.run.seed = seed
+        folder.mkdir(exist_ok=True)
+        write_bert(folder, teacher, VocabularyStamp.of_size(90))
+        setattr(getattr(config.objective, name), key, str(folder))
+        return identity_of(config, plan)  # type: ignore[arg-type]
+
+    one, copy, other = (identity(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 1), ("a", 2)))
+    assert one == copy
+    assert one[f"objective.{name}.{key}"] == file_sha256(tmp_path / "b" / "model.safetensors")
+    assert {setting for setting in one if other[setting] != one[setting]} == {f"objective.{name}.{key}"}
