@@ -29,6 +29,7 @@ from data_pipeline.settings import (
 from data_pipeline.shards.index import Index, Split
 from data_pipeline.shards.writer import verify_full
 from data_pipeline.vocabulary.files import Vocabulary, load_vocabulary
+from data_pipeline.vocabulary.unigram import LAYOUTS
 from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.settings import FP8, RunConfig
@@ -246,15 +247,23 @@ def _judged(config: RunConfig, sequences: object = None) -> PairTask | None:
 
 
 def check_vocabulary(config: RunConfig, vocabulary: Vocabulary, where: object) -> None:
-    """Raise UserError if the vocabulary is of another kind than the objective needs; `where`: its location."""
-    kinds = registered(config.objective.name).needs.get("vocabulary.kind", (vocabulary.kind,))
-    if vocabulary.kind not in kinds:
-        raise UserError(
-            f"the vocabulary is {vocabulary.kind}",
-            where=where,
-            expected=f"{' or '.join(kinds)}, which objective.name={config.objective.name} needs",
-            remedy="name another data.vocab and data.out, and run maskmill vocab and maskmill prepare",
-        )
+    """Raise UserError if the vocabulary is of another kind, or has other special tokens, than the objective needs;
+    `where`: its location."""
+    name, needs = config.objective.name, registered(config.objective.name).needs
+    specials = " ".join(vocabulary.specials)
+    kinds = needs.get("vocabulary.kind", (vocabulary.kind,))
+    layouts = [" ".join(LAYOUTS[key].specials) for key in needs.get("vocabulary.specials", ())] or [specials]
+    for found, value, fitting in (
+        (f"is {vocabulary.kind}", vocabulary.kind, kinds),
+        (f"has the special tokens {specials}", specials, layouts),
+    ):
+        if value not in fitting:
+            raise UserError(
+                f"the vocabulary {found}",
+                where=where,
+                expected=f"{' or '.join(fitting)}, which objective.name={name} needs",
+                remedy="name another data.vocab and data.out, and run maskmill vocab and maskmill prepare",
+            )
 
 
 def _masking(config: RunConfig, index: Index) -> DynamicMasking | None:

@@ -133,9 +133,9 @@ def test_their_weights_give_our_logits_and_losses(run: RunConfig, batch: MicroBa
         compare(ours, theirs, batch)
 
 
-def exported(folder: Path, **changes: Any) -> tuple[RunConfig, dict[str, Tensor]]:
-    """A model of random weights exported with a unigram vocabulary, and our names and tensors."""
-    vocabulary = trained("unigram")
+def exported(folder: Path, kind: str = "unigram", **changes: Any) -> tuple[RunConfig, dict[str, Tensor]]:
+    """A model of random weights exported with a vocabulary of this kind, and our names and tensors."""
+    vocabulary = trained(kind)
     settings = EncoderSettings(
         layers=3, hidden=24, embedding_size=10, heads=3, intermediate=40, max_positions=48, dropout=0.0,
         attention_dropout=0.0, initializer_range=0.3,
@@ -173,6 +173,16 @@ def test_an_export_is_what_transformers_expects(tmp_path: Path) -> None:
         "nsp_head.pooler.weight",
         "nsp_head.pooler.bias",
     }
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_its_vocabulary_may_be_of_another_kind(kind: str, tmp_path: Path) -> None:
+    exported(tmp_path / "model", kind, sharing="all")
+    vocabulary, tokenizer = trained(kind), transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = tokenizer("The man", "the end")["input_ids"]
+    assert (ids[0], ids[-1], tokenizer.mask_token_id) == (vocabulary.cls, vocabulary.sep, vocabulary.mask)
+    fill = transformers.pipeline("fill-mask", model=str(tmp_path / "model"))
+    assert len(fill(f"a {tokenizer.mask_token}")) == 5
 
 
 @pytest.mark.parametrize(("sharing", "groups"), [("attention", 1), ("feed_forward", 2)])
