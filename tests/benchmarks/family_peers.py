@@ -110,10 +110,14 @@ class SecondStagePeer(Peer):
 def detection(model: Any, inputs: dict[str, Tensor], labels: Tensor, logits: Tensor) -> Tensor:
     """Put sampled words at the targets; the discriminator's loss over all tokens."""
     asked = labels != NO_TARGET
-    drawn = torch.distributions.Categorical(logits=logits[asked]).sample()
-    ids = inputs["input_ids"].masked_scatter(asked, drawn)
+    ids = inputs["input_ids"].masked_scatter(asked, sampled(logits[asked]))
     original = inputs["input_ids"].masked_scatter(asked, labels[asked])
     return model(**inputs | {"input_ids": ids}, labels=(ids != original).long()).loss
+
+
+def sampled(logits: Tensor) -> Tensor:
+    """Draw a word of each row."""
+    return torch.distributions.Categorical(logits=logits).sample()
 
 
 def finished_model(config: RunConfig) -> Any:
