@@ -16,7 +16,7 @@ from tests.run_ends import assert_bit_equal, assert_learns
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 STAGES = [3, 0, 1, 2]
-"""`make test` has one of them: the one that partitions most."""
+"""All of them, and first the one that partitions most. They take minutes: none is in `make test`."""
 
 
 @pytest.fixture(scope="module", params=[*OBJECTIVES, MODERN, DISENTANGLED])
