@@ -22,8 +22,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 QUICK = {"bert", "roberta", "electra", "xlnet"}
-"""Members that `make test` has: pairs, byte-level BPE, two models, and memory with two streams."""
+"""Members that `make test` has: pairs, byte-level BPE, two models, and two streams of attention with a memory."""
 MEMBERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OBJECTIVES]
+
+
+MEMORY = {"xlnet": ["objective.xlnet.memory_length=16", "data.order=sequential"]}
 
 
 @pytest.mark.parametrize("objective", MEMBERS)
@@ -34,6 +37,7 @@ def test_text_to_model(
     settings = [
         *tiny,
         *member_settings(objective, maskmill, tmp_path),
+        *MEMORY.get(objective, ()),
         f"run.dir={run}",
         f"data.out={data}",
     ]
@@ -76,6 +80,7 @@ def test_text_to_model(
     assert f"in float64: {next(iter(families[0].heads))}" in proof
     checkpoint = newest_checkpoint(run)
     assert checkpoint is not None
+    assert any(kind == "memory" for kind, _ in checkpoint._fragments()) == (objective in MEMORY)
     words = checkpoint.tensor("encoder.embeddings.word.weight")
     for folder, family in family_folders(families, tmp_path / "model").items():
         check_export(folder, family, words, maskmill)
