@@ -88,6 +88,17 @@ def test_commands_of_the_page_train_and_export_the_objective(copy: Path) -> None
     assert "even" in (copy / "runs/smoothed_tiny/metrics.jsonl").read_text("utf-8")
 
 
+def test_tests_over_the_registry_run_for_the_new_line(copy: Path) -> None:
+    units = (
+        "objectives/test_objectives.py",
+        "objectives/test_without_masks.py",
+        "training/test_device_feed.py",
+    )
+    places = [*(f"tests/unit/pretrain/{name}" for name in units), "tests/reference/test_export.py"]
+    said = in_copy(copy, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-k", "smoothed", *places)
+    assert "12 passed" in said
+
+
 def test_the_page_s_own_test_passes_and_can_fail(copy: Path) -> None:
     path = "tests/unit/pretrain/objectives/test_smoothed.py"
     given = ("-m", "pytest", "-n0", "-p", "no:cacheprovider", path)
