@@ -136,7 +136,7 @@ def test_span_lengths_are_spanberts():
     assert np.abs(np.diff(harmonic(3), prepend=0) / harmonic(3)[-1] - np.array([6, 3, 2]) / 11).max() < 1e-12
     stream, counts = np.zeros(8, np.uint64), np.zeros(10)
     start(stream, np.uint64(1), np.uint64(2), np.uint64(3))
-    for _ in range(50_000):
+    for _ in range(100_000):
         counts[draw_length(stream, geometric(0.2, 10), 10) - 1] += 1
     assert abs(surprise(counts, SPANBERT)) < 4
 
