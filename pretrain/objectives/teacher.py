@@ -100,9 +100,13 @@ def check_teacher(config: RunConfig, vocabulary: Vocabulary) -> None:
 
 
 def _check_head(teacher: Teacher) -> None:
-    """Raise UserError if the weights lack the head whose predictions are learnt."""
+    """Raise UserError if the weights lack the head whose predictions are learnt; a head without a layer of its own is
+    the embeddings, which every model has."""
+    if not teacher.encoder.head_transform:
+        return
+    kinds = ("weight", "bias") if teacher.encoder.biases else ("weight",)
     try:
-        wanted = {teacher.family.their_name(f"mlm_head.dense.{kind}") for kind in ("weight", "bias")}
+        wanted = {teacher.family.their_name(f"mlm_head.dense.{kind}") for kind in kinds}
     except KeyError:
         wanted = {"a head for masked words"}
     for path in weight_files(teacher.folder):

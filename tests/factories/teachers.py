@@ -1,4 +1,4 @@
-"""Make teachers for students of tests: small BERTs of random weights, in Hugging Face folders."""
+"""Make teachers for students of tests: small models of random weights, in Hugging Face folders."""
 
 import json
 from dataclasses import astuple, replace
@@ -15,18 +15,20 @@ from launch.settings.recipe import load_config
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
+from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import load, registered
 from pretrain.objectives.teacher import has_teacher
 
 _FOLDERS = TemporaryDirectory()
+_CLASSES = (BERT_FOR_PRETRAINING, MODERNBERT_FOR_MASKED_LM, EUROBERT_FOR_MASKED_LM)
 
 
 def with_teacher(config: RunConfig, vocabulary_size: int) -> RunConfig:
     """The same settings, with a teacher that fits them if their objective learns from one."""
     if has_teacher(config):
         group = getattr(config.objective, config.objective.name)
-        folder = bert_folder(astuple(taught_by(config.encoder)), vocabulary_size)
+        folder = teacher_folder(astuple(taught_by(config.encoder)), vocabulary_size)
         setattr(group, registered(config.objective.name).teacher, str(folder))
     return config
 
@@ -45,18 +47,21 @@ def teacher_settings(settings: list[str], folder: Path, recipe: str = "demo") ->
 
 
 def taught_by(student: EncoderSettings) -> EncoderSettings:
-    """The encoder of a BERT with one layer more than `student`, and weights far from zero."""
-    return replace(student, layers=student.layers + 1, segments=2, initializer_range=0.3)
+    """The encoder of a teacher with one layer more than `student`, segments where its class has them, and weights far
+    from zero."""
+    segments = 2 * (student.positions == "learned")
+    return replace(student, layers=student.layers + 1, segments=segments, initializer_range=0.3)
 
 
 @cache
-def bert_folder(encoder: tuple[object, ...], vocabulary_size: int) -> Path:
-    """The folder of a BERT with such an encoder (EncoderSettings as a tuple)."""
+def teacher_folder(encoder: tuple[object, ...], vocabulary_size: int) -> Path:
+    """The folder of a BERT, ModernBERT or EuroBERT with such an encoder (EncoderSettings as a tuple)."""
     run = RunConfig(encoder=EncoderSettings(*encoder))  # type: ignore[arg-type]
+    family = next(one for one in _CLASSES if not one.inexpressible(one.encoder(run)))
     vocabulary = VocabularyStamp.of_size(vocabulary_size)
     folder = Path(_FOLDERS.name) / str(len(list(Path(_FOLDERS.name).iterdir())))
     folder.mkdir()
-    write_bert(folder, run, vocabulary)
+    write_bert(folder, run, vocabulary, family)
     return folder
 
 

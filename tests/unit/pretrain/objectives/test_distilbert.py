@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.export.families.base import Family
+from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.base import Model
@@ -192,6 +194,13 @@ def test_a_teacher_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> N
         check_teacher(run_config(teacher=""), Words())  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no such folder"):
         check_teacher(run_config(teacher=str(tmp_path / "none")), Words())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", [MODERNBERT_FOR_MASKED_LM, EUROBERT_FOR_MASKED_LM])
+def test_a_teacher_whose_head_has_no_biases_or_no_layer_is_taken(family: Family) -> None:
+    changes = {"biases": False, "norm_biases": False, "kv_heads": 2 * (family is EUROBERT_FOR_MASKED_LM)}
+    config = config_of("distilbert", replace(TINY, **{**changes, **family.implied}), vocabulary_size=WORDS)
+    check_teacher(config, Words())  # type: ignore[arg-type]
 
 
 def test_a_teacher_without_its_head_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
