@@ -9,18 +9,44 @@ from torch.nn import functional as F
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, ObjectiveSettings, RunConfig
+from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
 from pretrain.model.projection import cross_entropy, slices
 from pretrain.objectives.base import Model
 from pretrain.objectives.losses import Terms
-from pretrain.objectives.registry import OBJECTIVES, load, registered, with_defaults
-from tests.factories.models import config_of, fresh_model
+from pretrain.objectives.registry import MODERN, OBJECTIVES, load, registered, with_defaults
+from tests.factories.models import config_of
 
 VOCABULARY, MASK = 90, 4
 TINY = EncoderSettings(
     layers=2, hidden=16, heads=2, intermediate=32, max_positions=40, dropout=0.0, attention_dropout=0.0
 )
+BODIES: dict[str, dict[str, object]] = {
+    "bert": {},
+    "modernbert": {
+        **MODERNBERT_FOR_MASKED_LM.implied,
+        "biases": False,
+        "norm_biases": False,
+        "activation": "gelu",
+        "layers": 3,
+        "rope_theta": 50.0,
+        "global_every": 2,
+        "local_attention": 2,
+        "local_rope_theta": 20.0,
+        "attention_output_dropout": 0.0,
+        "scale_residual_init": True,
+    },
+    "eurobert": {**EUROBERT_FOR_MASKED_LM.implied, "biases": False, "activation": "silu", "kv_heads": 1},
+}
+"""Encoders that between them have every setting of the registry's MODERN."""
+PLACES = [
+    (name, body)
+    for name, known in OBJECTIVES.items()
+    for body in BODIES
+    if body == "bert" or {*MODERN} <= {*known.encoder}
+]
+"""Objectives with the encoders that they have a place for."""
 EXAMPLES = [  # ids, length of segment 0, {position: original id}, label
     ([2, 5, 4, 3, 9, 3], 4, {2: 7}, 0),
     ([2, 4, 4, 4, 3, 10, 11, 3], 5, {1: 20, 2: 21, 3: 22}, 1),
@@ -34,9 +60,12 @@ def cut(*numbers: int) -> MicroBatch:
     return replace(MicroBatch.from_lists(sequences, firsts, masked, labels), keys=torch.tensor(numbers))
 
 
-def model(name: str, **options: object) -> Model:
-    settings = EncoderSettings(**{**vars(TINY), "initializer_range": 0.3})
-    return fresh_model(name, settings, VOCABULARY, seed=2, mask_id=MASK, **options)
+def model(name: str, body: str = "bert", **options: object) -> Model:
+    settings = EncoderSettings(**{**vars(TINY), "initializer_range": 0.3, **BODIES[body]})
+    config = config_of(name, settings, seed=2, vocabulary_size=VOCABULARY, **options)
+    if not settings.head_transform:
+        config.objective.electra.generator_share = 1.0  # a narrower one has hidden states as wide as no word
+    return load(config).fresh_model(VocabularyStamp.of_size(VOCABULARY)._replace(mask=MASK))
 
 
 def gradients(module: Model, batches: list[MicroBatch], totals: dict[str, int]) -> list[torch.Tensor]:
@@ -47,15 +76,22 @@ def gradients(module: Model, batches: list[MicroBatch], totals: dict[str, int]) 
     return [p.grad.clone() for p in module.parameters()]
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_any_cut_gives_one_gradient(name: str) -> None:
-    module = model(name).double()
+@pytest.mark.parametrize(("name", "body"), PLACES)
+def test_any_cut_gives_one_gradient(name: str, body: str) -> None:
+    module = model(name, body).double()
     totals = {name: term.count.item() for name, term in module(cut(0, 1, 2, 3))[0].items()}
     assert min(totals.values()) > 1
     whole = gradients(module, [cut(0, 1, 2, 3)], totals)
     parts = gradients(module, [cut(2), cut(3, 1), MicroBatch.empty(2, 3), cut(0)], totals)
     for a, b in zip(whole, parts, strict=True):
+        assert a.isfinite().all()
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_bodies_have_every_switch() -> None:
+    changed = {key for body in BODIES.values() for key, value in body.items() if value != getattr(TINY, key)}
+    assert {*MODERN} <= changed
+    assert {body for name, body in PLACES if name == "mlm"} == {*BODIES}
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
