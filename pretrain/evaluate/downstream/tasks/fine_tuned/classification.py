@@ -78,16 +78,21 @@ class Classification(Task):
         labels: tuple[str, ...] = (),
         scored: tuple[str, ...] = ("dev",),
         unlabelled: str = "",
+        where_absent: str = "",
     ) -> None:
         """`measured`: metrics, the one that the task is known by first. `labels`: empty for a number. `scored`: files
-        without .tsv. `unlabelled`: a label that stands for none; such rows are skipped and counted (SNLI)."""
+        without .tsv. `unlabelled`: a label that stands for none; such rows are skipped and counted (SNLI).
+        `where_absent`: what to do without a scored file."""
         super().__init__(name, folder, measured[0])
         self.measured, self.columns, self.labels = measured, columns, labels
-        self.scored, self.unlabelled = scored, unlabelled
+        self.scored, self.unlabelled, self.where_absent = scored, unlabelled, where_absent
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read train.tsv and the scored files; see Task.read."""
         paths = [folder / f"{name}.tsv" for name in ("train", *self.scored)]
+        lacking = next((path for path in paths[1:] if not path.is_file()), None)
+        if lacking and self.where_absent:
+            raise UserError("no such file", where=lacking, remedy=self.where_absent)
         splits = [self._split(path) for path in paths[1:]]
         train = self._split(paths[0]) if paths[0].is_file() else None
         notes = skip_notes([*splits, *([train] if train else [])])

@@ -45,6 +45,7 @@ GLUE = [
         Columns(("Premise",), ("Hypothesis",), ("Label",)),
         NLI,
         ("diagnostic-full",),
+        where_absent="put it there from GLUE's page: diagnostic.tsv, for its server, has no labels",
     ),
     Classification("snli", "SNLI", ("accuracy",), GOLD, NLI, unlabelled="-"),
 ]

@@ -4,7 +4,6 @@ Texts longer than an input are read in windows that overlap; a window without th
 2019, sections 4.2 and 4.3; google-research/bert, run_squad.py). Answers are cut from the text by the characters of
 their tokens."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data_pipeline.errors import UserError, first_line
+from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.inputs.windows import Window, windows
 from pretrain.evaluate.downstream.settings import EvaluationSettings
@@ -24,33 +23,21 @@ from pretrain.evaluate.downstream.tasks.base import (
     Task,
     TaskData,
     hashes,
-    not_empty,
     one_file,
     with_training,
 )
 from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_over, best_threshold
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import (
+    MISPLACED,
+    Answer,
+    Question,
+    read_split,
+    sound,
+)
+from pretrain.evaluate.downstream.tasks.tables import some
 
 QUESTION_TOKENS, STEP, BEST, ANSWER_TOKENS = 64, 128, 20, 30
 """Longest question; tokens from one window's start to the next; candidate starts and ends; longest answer."""
-
-
-MISPLACED = "whose answer is not in the text at its place"
-
-
-class Answer(NamedTuple):
-    """A text and where it starts, in characters."""
-
-    text: str
-    start: int
-
-
-class Question(NamedTuple):
-    """A question about a text; without answers where the text has none."""
-
-    id: str
-    question: str
-    context: str
-    answers: tuple[Answer, ...]
 
 
 class Candidate(NamedTuple):
@@ -80,26 +67,43 @@ class Questions(Task):
         self.files = files
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
-        """Read both files; see Task.read. A training question whose answer is not in the text at its place is skipped
+        """Read the files; see Task.read. A training question whose answer is not in the text at its place is skipped
         and counted."""
-        train_pattern, dev_pattern = self.files
-        dev_path = one_file(folder, dev_pattern)
-        train_paths = sorted(folder.glob(train_pattern))
-        version, questions = _questions(dev_path)
-        dev = not_empty(Split("dev", questions), dev_path)
-        train = None
-        if train_paths:
-            train_path = one_file(folder, train_pattern)
-            train = not_empty(Split("train", _questions(train_path)[1]), train_path)
-        texts = [item.context for item in dev.items]
-        train, dev, notes = with_training(train, dev, folder / train_pattern, settings, texts)
-        train = _sound(train)
+        pattern = self.files[0]
+        train_paths, paths = sorted(folder.glob(pattern)), self._scored_paths(folder)
+        train = read_split("train", one_file(folder, pattern))[1] if train_paths else None
+        names = ["dev"] if len(paths) == 1 else [path.stem for path in paths]
+        versions, splits = zip(*map(read_split, names, paths), strict=True)
+        first, *others = splits
+        if train is None and settings.epochs and others:
+            raise UserError(
+                f"has no {pattern}, and {len(paths)} files to score: {some([path.name for path in paths])}",
+                where=folder,
+                expected="one to train on, or epochs=0, which scores a model that has been fine-tuned",
+            )
+        texts = [item.context for item in first.items]
+        train, first, notes = with_training(train, first, folder / pattern, settings, texts)
+        if not others and not paths[0].match(self.files[1]):
+            notes.append(f"dev is {paths[0].name}")
+        train = sound(train)
         if train.skipped:
             notes.append(f"train: {train.skipped} questions skipped {MISPLACED}")
-        if misplaced := _sound(dev).skipped:
-            notes.append(f"dev: {misplaced} questions, scored by the words of their answers, {MISPLACED}")
-        files = hashes([*train_paths, dev_path])
-        return TaskData(train, (dev,), (), files, tuple(notes), version=version)
+        for split in (first, *others):
+            if count := sound(split).skipped:
+                notes.append(
+                    f"{split.name}: {count} questions, scored by the words of their answers, {MISPLACED}"
+                )
+        files = hashes([*train_paths, *paths])
+        return TaskData(train, (first, *others), (), files, tuple(notes), version=versions[0])
+
+    def _scored_paths(self, folder: Path) -> list[Path]:
+        """Return the dev file. Without one, of a user's own files all that are not for training: a single one, whatever
+        its name, or one a language (XQuAD)."""
+        train_pattern, dev_pattern = self.files
+        others = set(folder.glob("*.json")) - set(folder.glob(train_pattern))
+        if self.folder != "." or not others or list(folder.glob(dev_pattern)):
+            return [one_file(folder, dev_pattern)]
+        return sorted(others)
 
     def features(self, items: Sequence[Question], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return a feature per window; see Task.features."""
@@ -202,37 +206,6 @@ def _target(window: Window, answer: Answer | None) -> tuple[int, int]:
     covered = window.spans[inside[0]], window.spans[inside[-1]]
     whole = covered[0] and covered[1] and covered[0][0] <= first and covered[1][1] >= last
     return (inside[0], inside[-1]) if whole else (window.cls, window.cls)
-
-
-def _questions(path: Path) -> tuple[str, list[Question]]:
-    """Return the version that a file in SQuAD's format states, and its questions. Raises UserError for another."""
-    found: list[Question] = []
-    try:
-        content = json.loads(path.read_bytes())
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                context = str(paragraph["context"])
-                for one in paragraph["qas"]:
-                    answers = tuple(Answer(str(a["text"]), int(a["answer_start"])) for a in one["answers"])
-                    answers = () if one.get("is_impossible") else answers
-                    found.append(Question(str(one["id"]), str(one["question"]), context, answers))
-        return str(content.get("version", "")), found
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"is not in SQuAD's format behind {len(found)} questions: {type(error).__name__} {first_line(error)}",
-            where=path,
-            expected="data, paragraphs, context and qas, id, question and answers, text and answer_start",
-        ) from None
-
-
-def _sound(split: Split) -> Split:
-    """Return the split without the questions whose first answer is not what the text has at its place."""
-    kept = [
-        item
-        for item in split.items
-        if not item.answers or item.context.startswith((a := item.answers[0]).text, max(0, a.start))
-    ]
-    return Split(split.name, kept, len(split.items) - len(kept))
 
 
 QUESTIONS = [

@@ -201,6 +201,13 @@ def test_own_json_lines(lines: list[str], message: str, tmp_path: Path) -> None:
     assert re.search(message, refused("own", folder))
 
 
+def test_the_diagnostic_file_without_labels_is_not_the_one(tmp_path: Path) -> None:
+    folder = write(tmp_path / "task", {"diagnostic.tsv": ["index\tsentence1\tsentence2", "0\tA.\tB."]})
+    assert re.search(
+        r"diagnostic-full\.tsv: no such file .*diagnostic\.tsv.* has no labels", refused("ax", folder)
+    )
+
+
 def test_own_columns_of_one_name(tmp_path: Path) -> None:
     folder = broken(tmp_path / "task", "own", "dev.tsv", lambda lines: ["text\ttext\tlabel", "a\tb\t1"])
     assert "dev.tsv, line 1: has several columns of the same name: text" in refused("own", folder)

@@ -23,6 +23,7 @@ from pretrain.evaluate.downstream.tasks.fine_tuned.squad import (
 )
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from tests.factories.encoders import ENCODERS, encoder_folder
+from tests.factories.tasks import write
 
 TASK = FINE_TUNED["squad2"]
 SENTENCE = (
@@ -204,6 +205,52 @@ def test_texts_not_questions_are_divided(tmp_path: Path) -> None:
         task.read(tmp_path, EvaluationSettings())
 
 
+def content(count: int, **more: object) -> list[str]:
+    qas = [
+        {"id": str(i), "question": "?", "answers": [{"text": "fox", "answer_start": 10}]}
+        for i in range(count)
+    ]
+    paragraphs = [{"context": f"{TEXT} {i}", "qas": [one]} for i, one in enumerate(qas)]
+    return [json.dumps({"data": [{"paragraphs": paragraphs}], **more})]
+
+
+def test_a_single_file_is_the_dev_file_whatever_its_name(tmp_path: Path) -> None:
+    """As COVID-QA's covidqa_200423.json, or XQuAD's of one language."""
+    task, folder = (
+        FINE_TUNED["questions"],
+        write(tmp_path / "task", {"xquad.en.json": content(4, version="1.1")}),
+    )
+    scored = task.read(folder, EvaluationSettings(epochs=0))
+    assert (len(scored.train.items), [(s.name, len(s.items)) for s in scored.scored]) == (0, [("dev", 4)])
+    assert scored.notes == ("dev is xquad.en.json",)
+    assert scored.version == "1.1"
+    assert scored.files.keys() == {"xquad.en.json"}
+    data = task.read(folder, EvaluationSettings(carve=0.5))
+    assert [len(split.items) for split in (data.train, *data.scored)] == [2, 2]
+    with pytest.raises(UserError, match=r"carve=0\.5"):
+        task.read(folder, EvaluationSettings())
+    write(folder, {"train.json": content(3)})
+    data = task.read(folder, EvaluationSettings())
+    assert [len(split.items) for split in (data.train, *data.scored)] == [3, 4]
+    write(folder, {"dev.json": content(5)})
+    assert [len(split.items) for split in task.read(folder, EvaluationSettings()).scored] == [5]
+    other = write(tmp_path / "other", {"xquad.en.json": content(4)})
+    with pytest.raises(UserError, match=r"has no files dev-v1\.1\.json"):
+        FINE_TUNED["squad1"].read(other, EvaluationSettings(epochs=0))
+
+
+def test_files_of_several_languages_are_scored_each(tmp_path: Path) -> None:
+    task = FINE_TUNED["questions"]
+    folder = write(tmp_path / "task", {"xquad.en.json": content(4), "xquad.de.json": content(5)})
+    data = task.read(folder, EvaluationSettings(epochs=0))
+    assert [(split.name, len(split.items)) for split in data.scored] == [("xquad.de", 5), ("xquad.en", 4)]
+    message = r"has no train\*\.json, and 2 files to score: xquad\.de\.json, xquad\.en\.json .*epochs=0"
+    with pytest.raises(UserError, match=message):
+        task.read(folder, EvaluationSettings(carve=0.5))
+    write(folder, {"train-v1.1.json": content(3)})
+    assert len(task.read(folder, EvaluationSettings()).train.items) == 3
+
+
 def test_an_answer_that_is_not_in_its_place_is_skipped_and_counted(tmp_path: Path) -> None:
     good = {"id": "1", "question": "?", "answers": [{"text": "fox", "answer_start": 10}]}
     bad = {"id": "2", "question": "?", "answers": [{"text": "fox", "answer_start": 11}]}
@@ -230,6 +277,17 @@ def test_an_answer_that_is_not_in_its_place_is_skipped_and_counted(tmp_path: Pat
     (tmp_path / "dev-v2.0.json").write_text('{"data": [{"paragraphs": [{}]}]}')
     with pytest.raises(UserError, match="is not in SQuAD's format"):
         TASK.read(tmp_path, EvaluationSettings())
+
+
+@pytest.mark.parametrize("start", [9, 10])
+def test_white_space_around_an_answer_is_not_part_of_it(start: int, tmp_path: Path) -> None:
+    """Whether its place is that of the space or of the first word, as of one in seven of COVID-QA's answers."""
+    asked = [{"id": "1", "question": "?", "answers": [{"text": " fox ", "answer_start": start}]}]
+    text = json.dumps({"data": [{"paragraphs": [{"context": TEXT, "qas": asked}]}]})
+    folder = write(tmp_path / "task", {"train.json": [text], "dev.json": [text]})
+    data = FINE_TUNED["questions"].read(folder, EvaluationSettings())
+    assert data.train.items[0].answers == (Answer("fox", 10),)
+    assert data.notes == ()
 
 
 def test_inputs_are_as_long_as_published() -> None:
