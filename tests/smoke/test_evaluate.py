@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from data_pipeline.errors import UserError
 from launch.cli import app
 from pretrain.evaluate.downstream import evaluate as page
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import FILES, write, write_pairs
 
@@ -145,6 +146,52 @@ def test_a_suite_scores_what_is_there_and_names_what_is_not(glue: Path, tmp_path
     assert "not scored" in shown
     assert "sst2" in shown.split("not scored")[1]
     assert {path.parent.name for path in tmp_path.glob("*/result.json")} == {"cola", "mnli", "rte"}
+
+
+@pytest.mark.parametrize(
+    ("names", "changes"),
+    [
+        ("text text2 label", []),
+        ("sentence sentence2 score", []),
+        ("premise hypothesis target", []),
+        ("title reply stars", ["text=title", "second_text=reply", "label=stars"]),
+        ("text reply label", ["second_text=reply"]),
+        ("text text2 reply label", ["second_text=reply"]),
+    ],
+)
+def test_own_files_of_two_texts(
+    names: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_, second, label = names.split()
+    row = {name: f"the {name}" for name in names.split()} | {label: "x"}
+    rows = [row, {**row, label: "y"}]
+    lines = ["\t".join(row), *("\t".join(one.values()) for one in rows)]
+    write(tmp_path, {"train.jsonl": [json.dumps(one) for one in rows], "dev.tsv": lines})
+    pairs: set[tuple[str, ...]] = set()
+    pair = InputBuilder.pair
+
+    def spied(self: Any, *texts: str) -> Any:
+        pairs.add(texts)
+        return pair(self, *texts)
+
+    monkeypatch.setattr(InputBuilder, "pair", spied)
+    same = [
+        encoder_folder("bert"),
+        "own",
+        "--data",
+        tmp_path,
+        "--no-floor",
+        "--out",
+        tmp_path / "out",
+        *QUICK,
+    ]
+    assert "accuracy" in call(*same, *changes)
+    assert pairs == {(f"the {first}", f"the {second}")}
+    assert result(tmp_path / "out", "own")["details"]["labels"] == {"x": 0, "y": 1}
+    others = [change for change in changes if not change.startswith("second_text")]
+    missing = error(*same, *others, "second_text=answer")
+    assert "train.jsonl, line 1: has no column answer (expected one of " in missing
+    assert "text=, second_text= and label= name the columns" in missing
 
 
 def test_a_run_of_two_models_is_scored_by_the_one_that_fits(glue: Path, tmp_path: Path) -> None:

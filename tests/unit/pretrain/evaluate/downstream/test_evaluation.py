@@ -14,7 +14,8 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.fine_tune import FineTuner
 from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.registry import NAMES, OWN
+from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, NAMES, OWN
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import ARTICLES, FILES, check_facts, write, write_pairs
@@ -22,26 +23,20 @@ from tests.factories.tasks import ARTICLES, FILES, check_facts, write, write_pai
 SILENT: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
 
 
-def evaluation(task: str, folder: Path, seeds: int = 1, **changes: Any) -> Evaluation:
+def evaluation(task: str, folder: Path, seeds: int = 1, name: str = "bert", **changes: Any) -> Evaluation:
     """With its floor, and results in OUT beside the folder."""
     wanted = settings_for(task, {"max_length": 32, "threads": 1, **changes})
-    return Evaluation(
-        task,
-        Encoder(encoder_folder("bert")),
-        folder,
-        folder.parent / "out",
-        wanted,
-        range(1, seeds + 1),
-        True,
-    )
+    out = folder.parent / "out"
+    return Evaluation(task, Encoder(encoder_folder(name)), folder, out, wanted, range(1, seeds + 1), True)
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
 @pytest.mark.parametrize("task", ["blimp", "perplexity"])
-def test_without_training_each_seed_is_another_random_encoder(task: str, tmp_path: Path) -> None:
+def test_without_training_each_seed_is_another_random_encoder(task: str, name: str, tmp_path: Path) -> None:
     folder = write_pairs(tmp_path / "task", 4) if task == "blimp" else tmp_path / "task"
     if task == "perplexity":
         write(folder, {"a.txt": ["The quick fox jumped over it.", "Dogs slept."]})
-    one, three = (evaluation(task, folder, seeds) for seeds in (1, 3))
+    one, three = (evaluation(task, folder, seeds, name) for seeds in (1, 3))
     assert [(part.encoder.pretrained, part.seed) for part in one.parts] == [(True, 1), (False, 1)]
     note = three.run(SILENT)
     assert note["seeds"] == [1]
@@ -115,6 +110,57 @@ def test_a_result_says_on_what_an_epoch_was_chosen(tmp_path: Path) -> None:
     for seed, epoch in zip((1, 2), selection["epochs"], strict=True):
         kept = json.loads((tmp_path / "out" / "rte" / f"seed-{seed}.json").read_text())["result"]["details"]
         assert kept["tuned"][epoch - 1] == max(kept["tuned"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"train_examples": 10}, {"by_epoch": True, "patience": 1}])
+def test_an_epoch_is_chosen_on_training_examples_that_are_not_trained_on(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never on scored ones."""
+    rows = [f"{n}\tA fox {n}.\tIt slept.\t{label}" for n in range(15) for label in RTE]
+    head = FILES["rte"]["train.tsv"][0]
+    folder = write(tmp_path / "task", {"train.tsv": [head, *rows[:20]], "dev.tsv": [head, *rows[20:]]})
+    built: list[tuple[Any, Any]] = []  # items, and their features
+    trained: list[Any] = []
+    judged: list[Any] = []  # while it trains, by what an epoch is chosen
+    scored: list[Any] = []
+    features, score, train = Classification.features, Classification.score, FineTuner.train
+
+    def spied_features(self: Any, items: Any, *rest: Any) -> Any:
+        built.append((items, features(self, items, *rest)))
+        return built[-1][1]
+
+    def spied_score(self: Any, items: Any, *rest: Any) -> Any:
+        scored.append(items)
+        return score(self, items, *rest)
+
+    def spied_train(self: Any, given: Any, advance: Any, tune: Any, after_epoch: Any) -> Any:
+        trained.extend(item for items, made in built if made is given for item in items)
+
+        def judge() -> float:
+            scored.clear()
+            value = tune()
+            judged.extend(scored)
+            return value
+
+        return train(self, given, advance, judge, after_epoch)
+
+    monkeypatch.setattr(Classification, "features", spied_features)
+    monkeypatch.setattr(Classification, "score", spied_score)
+    monkeypatch.setattr(FineTuner, "train", spied_train)
+    one = replace(evaluation("rte", folder, epochs=3.0, tune_share=0.3, **changes), has_floor=False)
+    note = one.run(SILENT)
+    data = FINE_TUNED["rte"].read(folder, one.settings)
+    file, dev = set(data.train.items), set(data.scored[0].items)
+    tune = set(judged[0])
+    assert len(judged) >= 2
+    assert all(set(items) == tune for items in judged)
+    assert not tune & set(trained)
+    assert not dev & (tune | set(trained))
+    assert tune | set(trained) <= file
+    assert len(tune) + len(trained) == changes.get("train_examples", 20)
+    assert len(tune) == note["details"]["selection"]["examples"]
+    assert set(scored[-1]) == dev
 
 
 def test_a_result_names_the_order_of_the_classes_that_it_was_scored_with(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ SENTENCES = [
     "dogs slept",
     "some others did not jump over the lazy dogs at all",
 ]
-MASKED = ["bert", "roberta", "albert", "electra", "ernie", "distilbert"]
+MASKED = ["bert", "roberta", "albert", "electra", "ernie", "distilbert", "modernbert"]
 
 
 def scores(name: str, sentences: list[str] = SENTENCES) -> np.ndarray:

@@ -25,9 +25,10 @@ def text(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_figures_follow_from_the_likelihoods_of_the_sentences(text: Path) -> None:
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_figures_follow_from_the_likelihoods_of_the_sentences(name: str, text: Path) -> None:
     settings = EvaluationSettings()
-    encoder = Encoder(encoder_folder("bert"))
+    encoder = Encoder(encoder_folder(name))
     material = TASK.read(text, settings)
     assert sorted(material.items) == sorted(TEXT)
     assert material.files.keys() == {"one.txt", "more/two.jsonl"}
