@@ -21,6 +21,7 @@ from pretrain.evaluate.downstream.heads.frozen import frozen_tagger, with_states
 from pretrain.evaluate.downstream.results.facts import (
     common_facts,
     constant_notes,
+    cut_notes,
     trained_facts,
     untrained_facts,
 )
@@ -239,12 +240,12 @@ class Evaluation:
             with progress(self._doing(part, seed), total) as advance:
                 tune_by = tune_score if tune.items else None
                 trained = tuner.train(features, advance, tune_by, after_epoch)
-        splits, cut = {}, {"train": _cut(features)}
+        splits, cut = {}, {"train": task.count_cut(features)}
         is_scored = bool(curves) and not tune.items  # after the last epoch, whose weights it has
         for split in data.scored:
             with progress(f"{self.name}: scoring {split.name}", len(scored[split.name])) as advance:
                 splits[split.name] = curves[-1][split.name] if is_scored else scores_of(split, advance)
-            cut[split.name] = _cut(scored[split.name])
+            cut[split.name] = task.count_cut(scored[split.name])
         if self.save and encoder.pretrained:
             self._save(model, encoder, seed)
         details = {
@@ -280,11 +281,10 @@ class Evaluation:
         else:
             trivial = {split.name: FINE_TUNED[self.task].trivial(split, data) for split in data.scored}
             details = trained_facts(data, self.settings, scores)
-            cut = {**scores[0].details["cut_inputs"]}
             notes = [
                 *data.notes,
                 *([f"started from {self.start_from}"] if self.start_from else []),
-                *(f"{name}: {count} inputs cut to max_length" for name, count in cut.items() if count),
+                *cut_notes(FINE_TUNED[self.task], scores),
                 *constant_notes(scores),
                 *constant_notes(floor, "not pretrained, "),
             ]
@@ -305,7 +305,3 @@ class Evaluation:
             **common_facts(self.task, self.encoder, self.settings),
             "versions": {name: version(name) for name in PACKAGES if metrics.is_installed(name)},
         }
-
-
-def _cut(features: Sequence[Feature]) -> int:
-    return sum(any(one.was_cut for one in feature.inputs) for feature in features)

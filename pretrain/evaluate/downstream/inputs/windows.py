@@ -40,6 +40,7 @@ def windows(builder: InputBuilder, question: str, text: str, question_tokens: in
             "the model reads from right to left", where="questions", expected="one that reads both ways"
         )
     first, second = builder.encoded(question), builder.encoded(text)
+    was_cut = len(first) > question_tokens
     first.truncate(question_tokens)
     room = builder.max_length - builder.special_pair - len(first)
     if room < 1:
@@ -57,11 +58,12 @@ def windows(builder: InputBuilder, question: str, text: str, question_tokens: in
     for number, part in enumerate(parts):
         place = slice(part.start, part.stop)
         read = _Piece(second.ids[place], spans[place], [owners[token] == number for token in part])
-        found.append(_window(builder, read, asked) if builder.left_padded else _window(builder, asked, read))
+        pieces = (read, asked) if builder.left_padded else (asked, read)
+        found.append(_window(builder, *pieces, was_cut))
     return found
 
 
-def _window(builder: InputBuilder, first: _Piece, second: _Piece) -> Window:
+def _window(builder: InputBuilder, first: _Piece, second: _Piece, was_cut: bool) -> Window:
     """Return the window of two pieces in this order, with the special tokens around them."""
     before, between, after = builder.pair_frame
     segments = builder.pair_segments
@@ -71,7 +73,7 @@ def _window(builder: InputBuilder, first: _Piece, second: _Piece) -> Window:
     gaps = [_Piece([], [None] * len(one.ids), [False] * len(one.ids)) for one in (before, between, after)]
     pieces = (gaps[0], first, gaps[1], second, gaps[2])
     return Window(
-        Input(ids, types),
+        Input(ids, types, was_cut),
         tuple(span for piece in pieces for span in piece.spans),
         tuple(known for piece in pieces for known in piece.is_widest),
         ids.index(builder.classification),

@@ -8,7 +8,7 @@ import numpy as np
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.results.files import SeedResult, means_by_epoch
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import Material, TaskData
+from pretrain.evaluate.downstream.tasks.base import Material, Task, TaskData
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
 
 CORRELATIONS = ("matthews", "pearson", "spearman")
@@ -53,6 +53,18 @@ def untrained_facts(material: Material, details: dict[str, Any]) -> dict[str, An
         "labels": {},
         **details,
     }
+
+
+def cut_notes(task: Task, scores: Sequence[SeedResult]) -> list[str]:
+    """Return a note for each split of which texts were cut: how many, from the fewest to the most of a seed, which may
+    draw its own training examples."""
+    notes = []
+    for split in scores[0].details["cut_inputs"]:
+        counts = [one.details["cut_inputs"][split] for one in scores]
+        low, high = min(counts), max(counts)
+        if high:
+            notes.append(f"{split}: {low if low == high else f'{low} to {high}'} {task.cut}")
+    return notes
 
 
 def constant_notes(scores: Sequence[SeedResult], of: str = "") -> list[str]:

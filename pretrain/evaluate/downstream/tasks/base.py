@@ -83,6 +83,8 @@ class Task(ABC):
     """Whether a model answers with a row per token, not per example."""
     head_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that choose another head than that of transformers' class."""
+    cut: ClassVar[str] = "inputs cut to max_length"
+    """What `count_cut` counts."""
 
     def __init__(self, name: str, folder: str, headline: str) -> None:
         self.name, self.folder, self.headline = name, folder, headline
@@ -149,6 +151,10 @@ class Task(ABC):
         """Return whether a model gives several examples one and the same label or number; False where a task has
         neither."""
         return False
+
+    def count_cut(self, features: Sequence[Feature]) -> int:
+        """Return of how many examples text was left out, for it was too long."""
+        return sum(any(one.was_cut for one in feature.inputs) for feature in features)
 
     def answer(self, output: Any) -> Any:
         """Return what is kept of a model's output: a tensor with a row per example."""

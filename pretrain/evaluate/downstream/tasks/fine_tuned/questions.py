@@ -60,6 +60,7 @@ class Questions(Task):
     kind = "QuestionAnswering"
     outputs = ("start", "end")
     per_token = True
+    cut = f"questions cut to {QUESTION_TOKENS} tokens"
 
     def __init__(self, name: str, folder: str, files: tuple[str, str]) -> None:
         """`files`: patterns of the training and dev files."""
@@ -114,6 +115,10 @@ class Questions(Task):
                 targets = {"start_positions": start, "end_positions": end}
                 found.append(Feature((window.input,), dict(targets), (number, window)))
         return found
+
+    def count_cut(self, features: Sequence[Feature]) -> int:
+        """Return how many questions were cut; texts are not, but read in windows."""
+        return len({feature.extra[0] for feature in features if feature.inputs[0].was_cut})
 
     def answer(self, output: Any) -> torch.Tensor:
         """Return the logits of start and end, (examples, tokens, 2)."""

@@ -14,11 +14,14 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.fine_tune import FineTuner
 from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.downstream.tasks.base import drawn
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, NAMES, OWN
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
-from tests.factories.encoders import encoder_folder
-from tests.factories.tasks import ARTICLES, FILES, check_facts, write, write_pairs
+from pretrain.export.tokenizer import INPUTS
+from tests.factories.encoders import encoder_folder, write_encoder
+from tests.factories.tasks import ARTICLES, FILES, SQUAD, check_facts, write, write_pairs
+from tests.factories.vocabularies import trained
 
 SILENT: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
 
@@ -209,6 +212,32 @@ def test_predictions_that_are_all_the_same_are_said(
     ]
     every = "the same prediction for every example with seed 1, 2"
     assert found == ([f"dev: {every}{note}", f"dev: not pretrained, {every}{note}"] if constant else [])
+
+
+def test_what_is_cut_is_counted_of_every_seed(tmp_path: Path) -> None:
+    """Seeds that draw training examples of their own may cut another number of them."""
+    rows = [f"{n}\t{'A fox slept. ' * (20 if n < 3 else 1)}\tB.\tentailment" for n in range(6)]
+    head = FILES["rte"]["train.tsv"][0]
+    folder = write(tmp_path / "task", {"train.tsv": [head, *rows], "dev.tsv": [head, *rows]})
+    found = evaluation("rte", folder, 4, epochs=1.0, train_examples=2).run(SILENT)["notes"]
+    train = FINE_TUNED["rte"].read(folder, settings_for("rte", {})).train
+    counts = [sum(len(item.first) > 99 for item in drawn(train, 2, seed).items) for seed in (1, 2, 3, 4)]
+    assert min(counts) < max(counts)
+    assert f"train: {min(counts)} to {max(counts)} inputs cut to max_length" in found
+    assert "dev: 3 inputs cut to max_length" in found
+
+
+def test_questions_that_are_cut_are_counted_once_whatever_their_windows(tmp_path: Path) -> None:
+    context = "the quick fox slept " * 40
+    asked = [{**SQUAD, "id": str(n), "question": "Who " * (30 + 60 * n)} for n in range(2)]
+    text = json.dumps({"data": [{"paragraphs": [{"context": context, "qas": asked}]}]})
+    folder = write(tmp_path / "task", {name: [text] for name in FILES["squad1"]})
+    write_encoder(
+        tmp_path / "model", "BertModel", trained("wordpiece"), INPUTS, {"max_position_embeddings": 96}
+    )
+    one = evaluation("squad1", folder, epochs=1.0, max_length=90)
+    found = replace(one, encoder=Encoder(tmp_path / "model"), has_floor=False).run(SILENT)["notes"]
+    assert found == ["train: 1 questions cut to 64 tokens", "dev: 1 questions cut to 64 tokens"]
 
 
 def test_a_file_says_its_version_and_a_result_repeats_it(tmp_path: Path) -> None:
