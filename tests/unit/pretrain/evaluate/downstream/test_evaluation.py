@@ -1,6 +1,7 @@
 """One task of one encoder, from its files to result.json: which parts it has, what they are told and what is kept."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classif
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, NAMES, OWN
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
 from pretrain.export.tokenizer import INPUTS
+from tests.command_line import ROOT
 from tests.factories.encoders import encoder_folder, write_encoder
 from tests.factories.tasks import ARTICLES, FILES, SQUAD, check_facts, write, write_pairs
 from tests.factories.vocabularies import trained
@@ -246,5 +248,8 @@ def test_a_file_says_its_version_and_a_result_repeats_it(tmp_path: Path) -> None
     assert note["details"]["version"] == "1.1"
 
 
-def test_every_published_task_has_a_source() -> None:
+def test_every_published_task_has_a_source_that_the_docs_link_to() -> None:
     assert SOURCES.keys() == set(NAMES) - set(OWN)
+    docs = (ROOT / "docs/evaluation.md").read_text()
+    pages = {re.search(r"[a-z.-]+\.(com|org|edu|io|be)[\w/.-]*", source)[0] for source in SOURCES.values()}
+    assert not [page for page in pages if f"(https://{page})" not in docs]
