@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.settings import settings_for
 from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned import dependencies
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_over
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import check_facts
@@ -62,6 +64,29 @@ def test_no_row_is_lost_and_the_majority_scores_as_known(
     assert {name: round(found[name], 1) for name in trivial} == trivial
 
 
+@pytest.mark.parametrize(
+    ("task", "folder", "train", "dev"),
+    [
+        ("cola", "CoLA", {"1": 6023, "0": 2528}, {"1": 721, "0": 322}),
+        ("mrpc", "MRPC", {"1": 2474, "0": 1194}, {"1": 279, "0": 129}),
+        (
+            "rte",
+            "RTE",
+            {"entailment": 1249, "not_entailment": 1241},
+            {"entailment": 146, "not_entailment": 131},
+        ),
+        ("wnli", "WNLI", {"1": 312, "0": 323}, {"1": 31, "0": 40}),
+        ("codah", "CODAH", {0: 426, 1: 402, 2: 404, 3: 433}, {0: 149, 1: 140, 2: 124, 3: 143}),
+    ],
+)
+def test_labels_are_as_often_as_in_the_files(
+    task: str, folder: str, train: dict[Any, int], dev: dict[Any, int]
+) -> None:
+    data = data_of(task, folder)
+    for split, expected in ((data.train, train), (data.scored[0], dev)):
+        assert Counter(item.label for item in split.items) == expected
+
+
 def test_files_without_training_examples() -> None:
     qnli = data_of("qnli", "QNLI", epochs=0).scored[0].items
     assert len(qnli) == 5463
@@ -70,6 +95,48 @@ def test_files_without_training_examples() -> None:
         len(data_of("ud", name, epochs=0).scored[0].items)
         for name in ("UD_Swedish-Talbanken", "UD_Korean-GSD", "UD_Russian-GSD", "UD_Chinese-GSD")
     ] == [504, 950, 579, 500]
+
+
+def test_the_diagnostic_file_at_hand_has_no_labels() -> None:
+    """The 1,104 rows with labels are in diagnostic-full.tsv."""
+    folder = folder_of("AX")
+    if not (folder / "diagnostic-full.tsv").is_file():
+        with pytest.raises(UserError, match=r"diagnostic\.tsv, .*has no labels"):
+            data_of("ax", "AX", epochs=0)
+        return
+    (split,) = data_of("ax", "AX", epochs=0).scored
+    assert len(split.items) == 1104
+    assert {item.label for item in split.items} == {"contradiction", "entailment", "neutral"}
+
+
+def test_xquad_has_the_same_questions_in_each_language() -> None:
+    data = data_of("questions", "xquad", epochs=0)
+    assert {f"xquad.{language}" for language in ("ar", "de", "en", "ru", "zh")} <= {
+        s.name for s in data.scored
+    }
+    assert data.version == "1.1"
+    assert data.notes == (), "each answer is in its text at its place"
+    for split in data.scored:
+        assert (len(split.items), len({item.context for item in split.items})) == (1190, 240)
+        assert [item.id for item in split.items] == [item.id for item in data.scored[0].items]
+        right = [best_over([item.answers[0].text], item.answers[0].text, False) for item in split.items]
+        assert set(right) == {(1.0, 1.0)}
+
+
+def test_covid_qa_is_a_single_file_that_can_be_divided() -> None:
+    path = next(Path(os.environ["MASKMILL_DATA"]).rglob("covidqa_200423.json"))
+    task = FINE_TUNED["questions"]
+    whole = task.read(path.parent, settings_for("questions", {"epochs": 0.0}))
+    assert (len(whole.scored[0].items), len({item.context for item in whole.scored[0].items})) == (1380, 98)
+    misplaced = (
+        "38 questions, scored by the words of their answers, whose answer is not in the text at its place"
+    )
+    assert whole.notes == ("dev is covidqa_200423.json", f"dev: {misplaced}")
+    half = task.read(path.parent, settings_for("questions", {"carve": 0.5}))
+    texts = [{item.context for item in split.items} for split in (half.train, *half.scored)]
+    assert [len(one) for one in texts] == [49, 49]
+    assert not texts[0] & texts[1]
+    assert len(half.train.items) + half.train.skipped + len(half.scored[0].items) == 1380
 
 
 def test_blimp_is_whole() -> None:
