@@ -104,6 +104,12 @@ def run_of(design: Design, cell: Cell, folder: Path, threads: int) -> Run:
     given = {**_DEFAULTS, **design.settings, **arm.settings, **dict(cell.tuned)}
     given |= {"run.seed": cell.seed, "run.dir": str(run_folder(folder, cell)), "run.live": False}
     first = load_config(recipe, overrides_of(given))
+    if any(phase.config.train.minutes for phase in phases_of(first)):
+        raise UserError(
+            "has train.minutes, which leaves open how many steps it has",
+            where=f"study {design.name}, arm {cell.arm}",
+            expected="train.steps; equal_time: true gives each arm as many as take the reference's time",
+        )
     steps = first.train.steps
     if first.phases:
         if design.equal_time:

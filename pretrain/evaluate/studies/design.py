@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
+from pretrain.config.phases import leaves
+from pretrain.run.tolerant_json import objects
 
 Settings = dict[str, Any]
 """Dotted names of settings -> values."""
@@ -117,8 +119,11 @@ class Design:
         return self.arms[arm].label or arm
 
     def differing(self) -> set[str]:
-        """Return the settings in which arms differ."""
-        return {key for arm in self.arms.values() for key in arm.settings} | set(self.tune)
+        """Return the settings in which arms differ, those of their phases included."""
+        own = {key for arm in self.arms.values() for key in arm.settings}
+        phases = [objects(arm.settings.get("phases")) for arm in self.arms.values()]
+        inside = {key for of_arm in phases for phase in of_arm for key, _ in leaves(phase)}
+        return own | inside | set(self.tune)
 
 
 def require_given(design: Design) -> None:

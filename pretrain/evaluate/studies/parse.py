@@ -74,7 +74,8 @@ def _with_settings(design: Design, settings: Settings) -> Design:
         if not isinstance(settings[key], list) or not settings[key]:
             raise UserError(f"{key} is tuned", where="command line", expected=f"a grid: {key}=[a, b]")
         tune[key] = tuple(settings[key])
-    wrong = sorted((design.differing() - tune.keys()) & settings.keys())
+    differing = design.differing() - tune.keys()
+    wrong = sorted(key for key in settings if {key, key.partition(".")[0]} & differing)
     if wrong:
         raise UserError(
             f"the arms differ in {wrong[0]}",

@@ -108,6 +108,21 @@ def test_an_arm_may_have_phases(tmp_path: Path) -> None:
         run_of(timed, Cell("b", 1), tmp_path, 1)
 
 
+@pytest.mark.parametrize(
+    ("settings", "arm"),
+    [("train.minutes: 3", "{}"), ("run.ranks: 1", "{settings: {train.minutes: 3}}"),
+     ("run.ranks: 1", "{settings: {phases: [{name: a, train: {minutes: 3}}]}}")],
+)  # fmt: skip
+def test_minutes_are_refused(settings: str, arm: str, tmp_path: Path) -> None:
+    """They leave open how many steps a run has, from which its evaluations and its tokens follow."""
+    (tmp_path / "own.yaml").write_text(
+        f"title: T\nquestion: Q?\nrecipe: demo\nsettings: {{{settings}}}\narms: {{a: {arm}}}\n"
+    )
+    design = read_design(str(tmp_path / "own.yaml"), Changes(seeds=1))
+    with pytest.raises(UserError, match=r"study own, arm a: has train\.minutes"):
+        budget_of(design, Place(tmp_path, None, None, threads=1), {})
+
+
 def test_tokens_of_a_run_with_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.yaml").write_text(RAMP)
     design = read_design(str(tmp_path / "own.yaml"), Changes(seeds=1))

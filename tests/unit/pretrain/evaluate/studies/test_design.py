@@ -53,6 +53,17 @@ def test_the_command_line_changes_what_arms_have_in_common_and_nothing_else() ->
         read(Changes(settings={"optim.lr": "0.3"}), **tuned)
 
 
+PHASES = [{"name": "short", "train": {"steps": 2}}, {"name": "long", "data": {"sequence_length": 64}}]
+
+
+@pytest.mark.parametrize("key", ["train.steps", "data.sequence_length", "phases", "phases.short.train.steps"])
+def test_a_setting_of_a_phase_of_one_arm_is_none_that_arms_have_in_common(key: str) -> None:
+    arms = {"one": {}, "two": {"settings": {"phases": PHASES}}}
+    with pytest.raises(UserError, match=f"the arms differ in {key}"):
+        read(Changes(settings={key: "4"}), arms=arms, hour={})
+    assert read(Changes(settings={"optim.lr": "4"}), arms=arms, hour={}).settings["optim.lr"] == "4"
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
