@@ -20,7 +20,7 @@ from launch.studies.read import run_of
 from launch.studies.score import data_of
 from launch.studies.time_arms import steps_by_arm, time_arms
 from pretrain.evaluate.studies.design import Design
-from pretrain.evaluate.studies.equality import check_equal, hashes_of
+from pretrain.evaluate.studies.equality import Hashes, by_arms, check_equal, hashes_of
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values, read_measured
 from pretrain.evaluate.studies.page import Facts, read_facts, write_study
 
@@ -63,22 +63,24 @@ class Study:
             self._say(steps)
 
     def _check_equal(self) -> None:
-        arms = [name for name in self.design.arms if trains(self.design, Cell(name, 1), self.place)]
-        if not self.design.equal or len(arms) < 2:
+        """Check what is declared to be equal in arms that train, with every seed."""
+        declared = {} if self.place.model else self.design.equal
+        equal = {kind: arms for kind, arms in declared.items() if len(arms) > 1}
+        if not equal:
             return
+        kinds_of = {arm: [k for k, arms in equal.items() if arm in arms] for arm in self.design.trained}
         for seed in self.design.seeds:
-            cells = [
-                next(c for c in first_cells(self.design) if c.arm == arm)._replace(seed=seed) for arm in arms
-            ]
-            hashes = {
-                cell.arm: hashes_of(
-                    run_of(self.design, cell, self.place.folder, self.place.threads).config, self.design.equal
-                )
-                for cell in cells
-            }
-            self._equal[str(seed)] = check_equal(hashes, self.design.equal, seed, f"study {self.design.name}")
-            kinds = ", ".join(kind.replace("_", " ") for kind in self.design.equal)
-            self._say(f"seed {seed}: {kinds} equal in all {len(arms)} arms")
+            hashes = {arm: self._hashes(arm, seed, tuple(kinds)) for arm, kinds in kinds_of.items() if kinds}
+            self._equal[str(seed)] = check_equal(hashes, equal, seed, f"study {self.design.name}")
+            for arms, kinds in by_arms(equal).items():
+                said = ", ".join(kind.replace("_", " ") for kind in kinds)
+                every = arms == self.design.trained
+                where = f"all {len(arms)} arms" if every else ", ".join(arms)
+                self._say(f"seed {seed}: {said} equal in {where}")
+
+    def _hashes(self, arm: str, seed: int, kinds: tuple[str, ...]) -> Hashes:
+        cell = next(c for c in first_cells(self.design) if c.arm == arm)._replace(seed=seed)
+        return hashes_of(run_of(self.design, cell, self.place.folder, self.place.threads).config, kinds)
 
     def run(self, jobs: int, share: Share = ALL) -> None:
         """Run this share of the cells, `jobs` at a time, and, for all of them, write what was found. Raises UserError

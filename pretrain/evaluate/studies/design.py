@@ -10,7 +10,7 @@ from pretrain.run.tolerant_json import objects
 Settings = dict[str, Any]
 """Dotted names of settings -> values."""
 EQUALITIES = ("examples", "masks", "weights", "shared_weights", "content", "content_masks")
-"""What may be declared to be equal in all arms (equality.py)."""
+"""What may be declared to be equal in arms (equality.py)."""
 FORMS = ("hour", "long")
 
 
@@ -92,7 +92,8 @@ class Design:
     contrasts: dict[str, dict[str, float]]
     """Name -> arm -> its weight in a sum that is compared with 0: main effects and interactions, where the arms are the
     cells of a table."""
-    equal: tuple[str, ...]
+    equal: dict[str, tuple[str, ...]]
+    """Kind (EQUALITIES) -> the arms in which it must be the same."""
     equal_time: bool
     """Whether arms have as many steps as take the time of the reference's, in place of as many as it."""
     evaluate: tuple[Scoring, ...]
@@ -117,6 +118,11 @@ class Design:
     def label(self, arm: str) -> str:
         """Return what an arm is called."""
         return self.arms[arm].label or arm
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The arms that train."""
+        return tuple(name for name, arm in self.arms.items() if not arm.model_of)
 
     def differing(self) -> set[str]:
         """Return the settings in which arms differ, those of their phases included."""

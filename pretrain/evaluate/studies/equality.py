@@ -5,7 +5,7 @@ over the run.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -105,23 +105,29 @@ def _bytes(*arrays: NDArray[np.integer]) -> bytes:
 
 
 def check_equal(
-    hashes: Mapping[str, Hashes], equal: tuple[str, ...], seed: int, where: object
+    hashes: Mapping[str, Hashes], equal: Mapping[str, Sequence[str]], seed: int, where: object
 ) -> dict[str, str]:
     """Return a short hash of each kind that is declared to be equal. Raises UserError, with the arms and a tensor, for
-    one that is not. `hashes`: of each arm, by name."""
+    one that is not. `hashes`: of each arm, by name; `equal`: kind -> the arms in which it must be the same."""
     said = {}
-    (first, reference), *others = hashes.items()
-    for kind in equal:
-        for arm, found in others:
-            what = _difference(kind, reference, found)
-            if what:
+    for kind, (first, *others) in equal.items():
+        for arm in others:
+            if what := _difference(kind, hashes[first], hashes[arm]):
                 raise UserError(
                     f"arms {first} and {arm} must have the same {kind}, and differ in {what} with seed {seed}",
                     where=where,
                     remedy=f"take {kind} out of `equal`, or from the arms what makes them differ",
                 )
-        said[kind] = _short(kind, hashes)
+        said[kind] = _short(kind, [hashes[arm] for arm in equal[kind]])
     return said
+
+
+def by_arms(equal: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], list[str]]:
+    """Return the kinds that are the same in each group of arms, from the arms of each kind."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for kind, arms in equal.items():
+        found.setdefault(tuple(arms), []).append(kind)
+    return found
 
 
 def _difference(kind: str, one: Hashes, other: Hashes) -> str:
@@ -134,8 +140,8 @@ def _difference(kind: str, one: Hashes, other: Hashes) -> str:
     return "" if one[kind] == other[kind] else "it"
 
 
-def _short(kind: str, hashes: Mapping[str, Hashes]) -> str:
-    tables = [found["weights" if "weights" in kind else kind] for found in hashes.values()]
+def _short(kind: str, hashes: Sequence[Hashes]) -> str:
+    tables = [found["weights" if "weights" in kind else kind] for found in hashes]
     if isinstance(tables[0], str):
         return tables[0][:12]
     shared = sorted(set.intersection(*(set(table) for table in tables)))

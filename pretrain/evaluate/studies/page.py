@@ -24,6 +24,7 @@ from pretrain.evaluate.studies.compare import (
 )
 from pretrain.evaluate.studies.contrasts import Contrast, contrasts_of
 from pretrain.evaluate.studies.design import Design
+from pretrain.evaluate.studies.equality import by_arms
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 from pretrain.evaluate.studies.picture import figure_to_draw, picture_of
 from pretrain.run.human import duration
@@ -41,7 +42,7 @@ class Facts:
     command: str
     budget: str
     equal: dict[str, dict[str, str]]
-    """Seed -> kind -> the hash that all arms have."""
+    """Seed -> kind -> the hash that the arms of Design.equal have."""
     failed: dict[str, str]
     """Run -> why it has no result."""
     unscored: list[str]
@@ -143,9 +144,7 @@ def page_of(
     parts.append("## Set-up\n\n" + _setup(design))
     if facts.steps:
         parts.append(facts.steps)
-    if facts.equal:
-        equal = "; ".join(f"seed {seed}: {_pairs(kinds)}" for seed, kinds in facts.equal.items())
-        parts.append(f"Checked by hash to be equal in all arms: {equal}.")
+    parts += _equal(design, facts)
     parts.append(f"## Result\n\n{_when_and_where(found.values())}`{facts.command}`.\n\n{tables}")
     parts += [f"![{shows}]({file})" for shows, file in pictures.items() if file]
     if missing or facts.failed or facts.unscored:
@@ -196,6 +195,19 @@ def _setup(design: Design) -> str:
         grids = "; ".join(f"`{key}` of {', '.join(map(str, grid))}" for key, grid in design.tune.items())
         rows.append(["tuned for each arm", grids, "by the first seed"])
     return markdown(["", "from", "settings"], rows)
+
+
+def _equal(design: Design, facts: Facts) -> Iterable[str]:
+    """Yield a sentence for each group of arms in which something was checked to be equal."""
+    checked = dict.fromkeys(kind for hashes in facts.equal.values() for kind in hashes)
+    for arms, kinds in by_arms({kind: design.equal.get(kind, design.trained) for kind in checked}).items():
+        found = "; ".join(
+            f"seed {seed}: {_pairs({kind: hashes[kind] for kind in kinds if kind in hashes})}"
+            for seed, hashes in facts.equal.items()
+        )
+        labels = ", ".join(f"*{design.label(arm)}*" for arm in arms)
+        where = "all arms" if arms == design.trained else labels
+        yield f"Checked by hash to be equal in {where}: {found}."
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
         figure=figures[0],
         figures=figures,
         contrasts=_contrasts(values.get("contrasts") or {}, arms, chosen, where),
-        equal=tuple(_list(values.get("equal") or [], where)),
+        equal=_equal(values.get("equal") or [], arms, chosen, f"{where}, equal"),
         equal_time=bool(values.get("equal_time", False)),
         evaluate=tuple(s for s in tasks if form.scoring is None or s.task in form.scoring),
         tune=tune,
@@ -129,6 +129,20 @@ def _contrasts(
         if given.keys() <= chosen.keys():
             found[name] = numbers
     return found
+
+
+def _equal(
+    values: Any, arms: Mapping[str, Arm], chosen: Mapping[str, Arm], where: object
+) -> dict[str, tuple[str, ...]]:
+    """Return the arms of this form in which each kind must be the same: of a list, all that train."""
+    trained = [name for name, arm in arms.items() if not arm.model_of]
+    given = {str(kind): trained for kind in values} if isinstance(values, list) else _mapping(values, where)
+    for kind, names in given.items():
+        if wrong := [name for name in _list(names, where) if name not in trained]:
+            raise UserError(
+                f"no such arm that trains: {wrong[0]}", where=f"{where}, {kind}", expected=", ".join(trained)
+            )
+    return {kind: tuple(name for name in names if name in chosen) for kind, names in given.items()}
 
 
 def _arm(value: Any, where: object) -> Arm:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,18 @@ from launch.studies import carry_out
 from launch.studies.carry_out import Study
 from launch.studies.place import Place, Stopped
 from launch.studies.read import read_design, read_settings
+from pretrain.config.settings import RunConfig
 from pretrain.evaluate.studies.design import Changes, Design
 from pretrain.evaluate.studies.measured import Cell, Measured, read_measured, write_measured
 from pretrain.evaluate.studies.page import read_facts, write_study
 from tests.factories.studies import FACTS
 
+EQUAL = """title: T
+question: Q?
+recipe: demo
+equal: {examples: [a, b], masks: [a, b], weights: [a, b, c]}
+arms: {a: {}, b: {}, c: {}, d: {}, e: {model_of: a, segments: 1S}}
+"""
 TUNED = """title: T
 question: Q?
 recipe: demo
@@ -164,3 +172,22 @@ def test_a_page_that_is_drawn_again_says_what_it_said(tmp_path: Path, measured: 
     (tmp_path / "out/result.json").write_text("{")
     again.redraw()
     assert "`maskmill study own.yaml`" in (tmp_path / "out/README.md").read_text()
+
+
+def test_what_must_be_equal_is_checked_in_the_arms_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, set[tuple[str, ...]]] = {}
+
+    def hashes_of(config: RunConfig, wanted: tuple[str, ...]) -> dict[str, Any]:
+        asked.setdefault(Path(config.run.dir).name.partition("-")[0], set()).add(wanted)
+        return {kind: {"x": "1"} if kind == "weights" else f"{config.run.seed}" for kind in wanted}
+
+    monkeypatch.setattr(carry_out, "hashes_of", hashes_of)
+    monkeypatch.setattr(carry_out, "maskmill", lambda *_: (0, ""))
+    monkeypatch.setattr("launch.studies.budget.peak_flops", lambda *_: 1e11)
+    said: list[str] = []
+    study(tmp_path, EQUAL, seeds=2, said=said).prepare()
+    every = ("examples", "masks", "weights")
+    assert asked == {"a": {every}, "b": {every}, "c": {("weights",)}}
+    assert said[-2:] == ["seed 2: examples, masks equal in a, b", "seed 2: weights equal in a, b, c"]

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,15 @@ def test_what_a_segment_is_to_the_other_is_in_nats_and_neither_better_nor_worse(
     line = cells_of_row(design, rows_of(design, found_of(*runs))[1])
     assert line[2] == "0.090 ± 0.000"
     assert line[5].startswith("higher (p ")
+
+
+def test_the_page_says_which_arms_were_checked_to_be_equal(tmp_path: Path) -> None:
+    facts = replace(FACTS, equal={str(seed): {"masks": "abc", "weights": "def"} for seed in (1, 2)})
+    design = design_of(equal={"masks": ["a", "c"], "weights": ["a", "b", "c"]})
+    write_study(tmp_path, design, [], {}, facts)
+    page = (tmp_path / "README.md").read_text()
+    assert "equal in *the first*, *c*: seed 1: masks abc; seed 2: masks abc.\n" in page
+    assert "equal in all arms: seed 1: weights def; seed 2: weights def.\n" in page
 
 
 def test_scores_by_epoch_have_a_table_and_a_picture(tmp_path: Path) -> None:

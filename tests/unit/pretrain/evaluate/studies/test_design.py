@@ -43,6 +43,15 @@ def test_forms_differ_in_arms_seeds_settings_and_tasks() -> None:
     assert read(Changes(arms=("two",))).reference == "two"
 
 
+def test_what_is_equal_is_so_in_all_arms_that_train_or_in_some() -> None:
+    assert read(equal=["masks"]).equal == {"masks": ("one", "two")}
+    arms = {"one": {}, "two": {}, "three": {}}
+    some = {"equal": {"masks": ["one", "three"], "weights": ["two", "three"]}, "arms": arms, "hour": {}}
+    assert read(**some).equal == {"masks": ("one", "three"), "weights": ("two", "three")}
+    few = read(Changes(arms=("one", "two")), **some)
+    assert few.equal == {"masks": ("one",), "weights": ("two",)}, "nothing to compare in this form"
+
+
 def test_the_command_line_changes_what_arms_have_in_common_and_nothing_else() -> None:
     assert read(Changes(settings={"train.steps": "4"})).settings["train.steps"] == "4"
     with pytest.raises(UserError, match=r"the arms differ in optim\.lr"):
@@ -79,6 +88,9 @@ def test_a_setting_of_a_phase_of_one_arm_is_none_that_arms_have_in_common(key: s
         ({"hour": {"seeds": 0}}, "seeds must be a whole number above 0, got 0"),
         ({"reference": "four"}, "no such arm: four"),
         ({"equal": ["everything"]}, "unknown 'everything'"),
+        ({"equal": {"everything": ["one"]}}, "unknown 'everything'"),
+        ({"equal": {"masks": ["one", "three"]}}, "no such arm that trains: three"),
+        ({"equal": {"masks": "one"}}, "is no list"),
         ({"tune": {"optim.lr": [0.1]}}, "cannot be tuned"),
         ({"tune": {"optim.lr": []}, "arms": {"one": {}}, "hour": {}}, "an empty grid"),
         ({"evaluate": [{"task": "held_out", "data": "shards of four"}], "hour": {}}, "shards of four"),

@@ -6,7 +6,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
-from pretrain.evaluate.studies.equality import check_equal, hashes_of
+from pretrain.evaluate.studies.equality import by_arms, check_equal, hashes_of
 
 KINDS = ("examples", "masks", "weights", "content", "content_masks")
 
@@ -44,11 +44,25 @@ def test_all_phases_count(tiny: list[str]) -> None:
 
 def test_arms_that_differ_are_refused(tiny: list[str]) -> None:
     first, second = hashed(tiny), hashed(tiny, "encoder.layers=1", "data.dynamic_masking=true")
-    said = check_equal({"a": first, "b": second}, ("examples", "shared_weights"), 1, "study x")
+    both = ("a", "b")
+    said = check_equal({"a": first, "b": second}, {"examples": both, "shared_weights": both}, 1, "study x")
     assert said["examples"] == first["examples"][:12]
     with pytest.raises(
         UserError, match=r"arms a and b must have the same masks, and differ in it with seed 3"
     ):
-        check_equal({"a": first, "b": second}, ("masks",), 3, "study x")
+        check_equal({"a": first, "b": second}, {"masks": both}, 3, "study x")
     with pytest.raises(UserError, match=r"differ in encoder\.layers\.1\."):
-        check_equal({"a": first, "b": second}, ("weights",), 1, "study x")
+        check_equal({"a": first, "b": second}, {"weights": both}, 1, "study x")
+
+
+def test_some_arms_may_be_equal_in_what_others_are_not() -> None:
+    """An arm that no kind names has no hashes."""
+    hashes = {"a": {"masks": "1" * 64}, "b": {"masks": "2" * 64, "examples": "3"}, "c": {"masks": "1" * 64}}
+    equal = {"masks": ("a", "c"), "examples": ("b",)}
+    assert check_equal(hashes, equal, 1, "x") == {"masks": "1" * 12, "examples": "3"}
+    with pytest.raises(UserError, match="arms b and c must have the same masks"):
+        check_equal(hashes, {"masks": ("b", "c")}, 1, "x")
+    assert by_arms({**equal, "weights": ("a", "c")}) == {
+        ("a", "c"): ["masks", "weights"],
+        ("b",): ["examples"],
+    }
