@@ -107,7 +107,7 @@ def tables_of(
             parts.append(markdown(CONTRAST_HEAD, sums))
     for figure in epoch_figures(found):
         table = markdown(*epoch_rows(design, found, figure))
-        parts.append(f"**{_capital(named(figure))} by epoch, means over seeds**\n\n{table}")
+        parts.append(f"**{_capital(named(figure))} by epoch, means and ranges over seeds**\n\n{table}")
     return "\n\n".join(part for part in parts if part) or "Nothing has been measured yet."
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pretrain.evaluate.studies.by_epoch import epoch_rows
 from pretrain.evaluate.studies.compare import cells_of_row, rows_of, verdict
 from pretrain.evaluate.studies.design import Changes, Design
 from pretrain.evaluate.studies.measured import Cell, Measured
@@ -208,9 +209,22 @@ def test_scores_by_epoch_have_a_table_and_a_picture(tmp_path: Path) -> None:
     design = design_of(figures=["ud.LAS"], arms={"a": {}, "b": {}})
     write_study(tmp_path, design, [], found_of(*runs), FACTS)
     page = (tmp_path / "README.md").read_text()
-    assert "| epoch | a | b |\n| --- | --- | --- |\n| 1 | 15.00 | 2.00 |\n| 2 | 30.00 |  |\n\n" in page
+    table = page.partition("by epoch, means and ranges over seeds**\n\n")[2]
+    assert table.splitlines()[:5] == [
+        "| epoch | a (seeds: 2) | b (seeds: 2) |",
+        "| --- | --- | --- |",
+        "| 1 | 15.00 (10.00 to 20.00) | 2.00 (1.00 to 3.00) |",
+        "| 2 | 30.00 (20.00 to 40.00) |  |",
+        "",
+    ]
     assert "![By epoch](epochs.svg)" in page
-    assert len(list(ET.parse(tmp_path / "epochs.svg").getroot().iter(f"{SVG}circle"))) == 3
+    picture = ET.parse(tmp_path / "epochs.svg").getroot()
+    assert len(list(picture.iter(f"{SVG}circle"))) == 3
+    assert len([path for path in picture.iter(f"{SVG}path") if path.get("class") == "line faint"]) == 4
+    few = [one for one in runs if one.cell != Cell("a", 2)]
+    _, (first, *_) = epoch_rows(design, found_of(*few), "ud.LAS")
+    assert first == ["1", "10.00", "2.00 (1.00 to 3.00)"], "one seed has no range"
+    assert epoch_rows(design, found_of(*few), "ud.LAS")[0][1] == "a (seeds: 1 of 2)"
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
