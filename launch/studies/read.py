@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data_pipeline.errors import UserError, first_line
 from data_pipeline.io.canonical_json import canonical_json
 from data_pipeline.settings import settings_affecting_bytes
+from launch.settings.evaluation import read_changes
 from launch.settings.named_file import find_named
 from launch.settings.overrides import parse_override
 from launch.settings.recipe import load_config
@@ -21,7 +22,7 @@ from launch.studies.step_times import equal_steps
 from pretrain.config.phases import phases_of
 from pretrain.config.safe_yaml import load_yaml
 from pretrain.config.settings import RunConfig
-from pretrain.evaluate.studies.design import Changes, Design, Settings
+from pretrain.evaluate.studies.design import OF_TASKS, Changes, Design, Settings
 from pretrain.evaluate.studies.measured import Cell
 from pretrain.evaluate.studies.parse import flat, parse_design
 
@@ -35,7 +36,23 @@ def read_design(study: str, changes: Changes) -> Design:
         raise UserError(f"cannot be read: {first_line(error)}", where=path) from None
     if not isinstance(values, dict):
         raise UserError("not a study", where=path, expected="a mapping: title, question, recipe, arms")
-    return parse_design(path.stem, {str(key): value for key, value in values.items()}, changes, path.name)
+    named = {str(key): value for key, value in values.items()}
+    design = parse_design(path.stem, named, changes, path.name)
+    for key in changes.settings:
+        if key.startswith(OF_TASKS):
+            _check_of_task(design, key)
+    return design
+
+
+def _check_of_task(design: Design, key: str) -> None:
+    """Raise UserError for a setting of `maskmill evaluate` that says nothing about its task, or is out of range."""
+    from pretrain.evaluate.downstream.settings import settings_for  # with transformers, which takes seconds
+    from pretrain.evaluate.downstream.tasks.registry import check_name, check_setting
+
+    for scoring in design.evaluate:
+        if key.startswith(f"{OF_TASKS}{scoring.known_as}."):
+            check_setting(check_name(scoring.task), key.rpartition(".")[2])
+            settings_for(scoring.task, scoring.settings)
 
 
 def find_study(study: str) -> Path:
@@ -44,11 +61,22 @@ def find_study(study: str) -> Path:
 
 
 def read_settings(words: Sequence[str]) -> Settings:
-    """Return the settings of `key=value` pairs by their dotted names. Raises UserError."""
+    """Return the settings of `key=value` pairs by their dotted names; typed, those of `maskmill evaluate`, which are
+    evaluate.TASK.SETTING. Raises UserError."""
     found: Settings = {}
     for word in words:
-        found |= flat(parse_override(word), "command line")
+        of_task = word.startswith(OF_TASKS)
+        found |= _of_task(word) if of_task else flat(parse_override(word), "command line")
     return {key: _as_numbers(value) for key, value in found.items()}
+
+
+def _of_task(word: str) -> Settings:
+    key, equals, value = word.partition("=")
+    if key.count(".") != 2:
+        raise UserError(f"unknown key {key}", where="command line", expected="evaluate.TASK.SETTING=VALUE")
+    task, _, setting = key.rpartition(".")
+    changes = read_changes([f"{setting}{equals}{value}"])
+    return {f"{task}.{name}": typed for name, typed in changes.items()}
 
 
 def source_settings(folder: Path) -> Settings:

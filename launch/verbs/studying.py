@@ -48,7 +48,8 @@ def study(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Settings that all arms have in common; KEY=[A, B] in place of a grid.",
+            help="Settings that all arms have in common; KEY=[A, B] in place of a grid; evaluate.TASK.KEY=VALUE:"
+            " one of `maskmill evaluate --settings` for a task.",
         ),
     ] = None,
     form: Annotated[str, typer.Option(help="hour: the central arms on two cores; long: all of it.")] = "hour",

@@ -35,7 +35,7 @@ from pretrain.evaluate.downstream.results.files import (
 )
 from pretrain.evaluate.downstream.settings import EvaluationSettings, identity
 from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Split, carve, drawn
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, check_setting
 
 HEAD_SETTINGS = ("features", "crf", "bilstm")
 """Settings that are for some kinds of tasks; see Task.head_settings."""
@@ -70,11 +70,9 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         """Raises UserError for settings of another kind of task."""
-        known = {name: task.head_settings for name, task in FINE_TUNED.items()}
         for setting in HEAD_SETTINGS:
-            if getattr(self.settings, setting) and setting not in known.get(self.task, ()):
-                able = ", ".join(name for name, settings in known.items() if setting in settings)
-                raise UserError(f"is not for {self.task}", where=setting, expected=f"one of {able}")
+            if getattr(self.settings, setting):
+                check_setting(self.task, setting)
         if self.encoder.kind and (not self.settings.features or self.save):
             raise UserError(
                 f"cannot fine-tune {self.task}, nor be saved",

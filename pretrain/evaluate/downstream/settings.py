@@ -57,8 +57,8 @@ class EvaluationSettings:
     """With tune_share: stop after this many epochs without a better one; 0: train all epochs."""
     by_epoch: bool = False
     """Score the examples after each epoch as well: curves in result.json. Nothing is chosen by them."""
-    train_examples: int = 0
-    """Train on this many examples, drawn by the seed; 0: all."""
+    train_examples: float = 0
+    """Train on this many examples, drawn by the seed; below 1: on this share of them; 0: all."""
     carve: float = 0.0
     """Where a task's folder has no training file: train on this share of its dev file and score the rest of it, the
     same rows for every seed and encoder."""
@@ -174,7 +174,10 @@ RANGES = {
     "max_length": ("at least 8", lambda value: value >= 8),
     "tune_share": ("in [0, 1)", lambda value: 0 <= value < 1),
     "patience": ("at least 0", lambda value: value >= 0),
-    "train_examples": ("at least 0", lambda value: value >= 0),
+    "train_examples": (
+        "a whole number, or a share below 1",
+        lambda value: value >= 0 and (value < 1 or float(value).is_integer()),
+    ),
     "carve": ("in [0, 1)", lambda value: 0 <= value < 1),
     "part": ("in (0, 1]", lambda value: 0 < value <= 1),
     "precision": ("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", "bf16")),

@@ -12,6 +12,8 @@ Settings = dict[str, Any]
 EQUALITIES = ("examples", "masks", "weights", "shared_weights", "content", "content_masks")
 """What may be declared to be equal in arms (equality.py)."""
 FORMS = ("hour", "long")
+OF_TASKS = "evaluate."
+"""How the settings of `maskmill evaluate` begin among those of the command line: evaluate.TASK.SETTING."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Scoring:
     name: str = ""
     """What its figures are named by, where a task is scored on several data; empty: the task."""
 
+    @property
+    def known_as(self) -> str:
+        """What forms and the command line call it."""
+        return self.name or self.task
+
 
 @dataclass(frozen=True)
 class Form:
@@ -71,7 +78,7 @@ class Form:
     scoring: tuple[str, ...] | None = None
     """Tasks of `evaluate`; None: all."""
     evaluation: Settings = field(default_factory=dict)
-    """Settings of `maskmill evaluate` that it changes, in all tasks."""
+    """Settings of `maskmill evaluate` that it changes: SETTING in all tasks, TASK.SETTING in one."""
 
 
 @dataclass(frozen=True)
@@ -151,3 +158,4 @@ class Changes(NamedTuple):
     """0: the form's."""
     arms: tuple[str, ...] = ()
     settings: Settings = {}  # noqa: RUF012 (nothing writes into it)
+    """Of the run; evaluate.TASK.SETTING: of `maskmill evaluate`."""

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.studies.check_design import check_design
 from pretrain.evaluate.studies.design import (
     FORMS,
+    OF_TASKS,
     Arm,
     Changes,
     Design,
@@ -33,7 +34,9 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
     arms = {key: _arm(value, f"{where}, arm {key}") for key, value in _mapping(values["arms"], where).items()}
     chosen = _chosen(arms, changes.arms or form.arms, where)
     tasks = [_scoring(item, where) for item in values.get("evaluate") or ()]
-    tasks = [replace(task, settings=task.settings | form.evaluation) for task in tasks]
+    tasks = _evaluated(tasks, form.evaluation, f"{where}, {changes.form}, evaluation")
+    tasks = [task for task in tasks if form.scoring is None or task.task in form.scoring]
+    tasks = _evaluated(tasks, _of_tasks(changes.settings, chosen), "command line")
     tune = {key: tuple(_list(grid, where)) for key, grid in flat(values.get("tune") or {}, where).items()}
     figures = tuple(_list(values.get("figures") or ["held_out_mask_loss"], where))
     design = Design(
@@ -49,7 +52,7 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
         contrasts=_contrasts(values.get("contrasts") or {}, arms, chosen, where),
         equal=_equal(values.get("equal") or [], arms, chosen, f"{where}, equal"),
         equal_time=bool(values.get("equal_time", False)),
-        evaluate=tuple(s for s in tasks if form.scoring is None or s.task in form.scoring),
+        evaluate=tuple(tasks),
         tune=tune,
         needs_context=bool(values.get("needs_context", True)),
         evaluations=int(values.get("evaluations", 8)),
@@ -59,11 +62,39 @@ def parse_design(name: str, values: Mapping[str, Any], changes: Changes, where: 
         seeds=tuple(range(1, 1 + (changes.seeds or form.seeds))),
     )
     check_design(design, where)
-    return _with_settings(design, changes.settings)
+    run = {key: value for key, value in changes.settings.items() if not key.startswith(OF_TASKS)}
+    return _with_settings(design, run)
 
 
 _TOP = ("title", "question", "recipe", "arms", "settings", "reference", "figures", "contrasts", "equal", "equal_time",
         "evaluate", "tune", "needs_context", "evaluations", "reading", "requires")  # fmt: skip
+
+
+def _of_tasks(settings: Settings, chosen: Mapping[str, Arm]) -> Settings:
+    """Return what the command line changes of `maskmill evaluate`, by TASK.SETTING. Raises UserError for a setting in
+    which arms differ."""
+    differing = {key for arm in chosen.values() for key in arm.evaluation}
+    found = {key.removeprefix(OF_TASKS): v for key, v in settings.items() if key.startswith(OF_TASKS)}
+    for key in found:
+        if key.rpartition(".")[2] in differing:
+            raise UserError(
+                f"the arms differ in {key.rpartition('.')[2]}", where=f"command line, {OF_TASKS}{key}"
+            )
+    return found
+
+
+def _evaluated(tasks: Sequence[Scoring], changes: Settings, where: object) -> list[Scoring]:
+    """Return the tasks with settings that are changed: SETTING in all of them, TASK.SETTING in one. Raises UserError
+    for a task that is not there."""
+    known = [task.known_as for task in tasks]
+    common = {key: value for key, value in changes.items() if "." not in key}
+    own: dict[str, Settings] = {}
+    for key in [key for key in changes if key not in common]:
+        name, _, setting = key.rpartition(".")
+        if name not in known:
+            raise UserError(f"{name} is not scored", where=where, expected=f"one of {', '.join(known)}")
+        own.setdefault(name, {})[setting] = changes[key]
+    return [replace(task, settings=task.settings | common | own.get(task.known_as, {})) for task in tasks]
 
 
 def _with_settings(design: Design, settings: Settings) -> Design:

@@ -85,6 +85,8 @@ class Task(ABC):
     """Settings that choose another head than that of transformers' class."""
     cut: ClassVar[str] = "inputs cut to max_length"
     """What `count_cut` counts."""
+    file_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that say how its files are read."""
 
     def __init__(self, name: str, folder: str, headline: str) -> None:
         self.name, self.folder, self.headline = name, folder, headline
@@ -287,8 +289,10 @@ def with_training(
     return train, rest, [f"no {missing.name}: {settings.carve:.0%} of {dev.name} trained on, the rest scored"]
 
 
-def drawn(split: Split, count: int, seed: int) -> Split:
-    """Return `count` examples of a split, drawn by the seed alone, in the split's order; all for 0."""
+def drawn(split: Split, wanted: float, seed: int) -> Split:
+    """Return so many examples of a split, or this share of them, at least one, if `wanted` is below 1; all for 0. They
+    are drawn by the seed alone and in the split's order."""
+    count = max(1, round(wanted * len(split.items))) if 0 < wanted < 1 else int(wanted)
     if not count or count >= len(split.items):
         return split
     order = np.random.Generator(np.random.PCG64([20181011, seed])).permutation(len(split.items))[:count]

@@ -4,6 +4,7 @@ import difflib
 from pathlib import Path
 
 from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.settings import RUNTIME
 from pretrain.evaluate.downstream.tasks.base import Task, Untrained
 from pretrain.evaluate.downstream.tasks.fine_tuned.choice import Codah, Swag
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Own
@@ -44,6 +45,16 @@ def check_name(name: str) -> str:
         expected=f"one of {', '.join(NAMES)}",
         remedy=f"did you mean {' or '.join(near)}?" if near else "",
     )
+
+
+def check_setting(task: str, setting: str) -> None:
+    """Raise UserError for a setting of `maskmill evaluate` that says nothing about this task."""
+    of_some = {name: (*each.head_settings, *each.file_settings) for name, each in FINE_TUNED.items()}
+    able = [name for name, known in of_some.items() if setting in known] or list(FINE_TUNED)
+    if setting == "part":
+        able = list(UNTRAINED)
+    if setting not in RUNTIME and task not in able:
+        raise UserError(f"is not for {task}", where=setting, expected=f"one of {', '.join(able)}")
 
 
 def folder_of(name: str, data: Path) -> Path:

@@ -169,11 +169,41 @@ def test_settings_of_the_command_line() -> None:
         "train.steps": "5",
     }
     assert overrides_of({"a.b": True, "c": [1, "x"], "d": "off"}) == ["a.b=true", 'c=[1, "x"]', "d=off"]
+    assert read_settings(["evaluate.ud.carve=0.5", "evaluate.ud.by_epoch=true", "train.steps=5"]) == {
+        "evaluate.ud.carve": 0.5,
+        "evaluate.ud.by_epoch": True,
+        "train.steps": "5",
+    }
+    for word, said in {
+        "evaluate.carve=0.5": r"expected evaluate\.TASK\.SETTING=VALUE",
+        "evaluate.ud.carv=0.5": "unknown key carv .expected one of carve",
+        "evaluate.ud.carve=half": "carve: ",
+        "evaluate.ud.carve": "cannot read 'carve'",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            read_settings([word])
     with pytest.raises(UserError, match="did you mean plateau"):
         find_study("platau")
     with pytest.raises(UserError, match="no such study"):
         find_study("x" * 5000)
     assert find_study("large-batch").name == "large_batch.yaml"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("evaluate.rte.carve=0.5", "rte is not scored.*one of mrpc, ud"),
+        ("evaluate.ud.features=last", "features: is not for ud"),
+        ("evaluate.ud.part=0.5", "part: is not for ud.*blimp"),
+        ("evaluate.ud.carve=1.5", r"carve: must be in \[0, 1\)"),
+        ("evaluate.ud.train_examples=2.5", "train_examples: must be a whole number, or a share below 1"),
+    ],
+)
+def test_a_setting_that_a_task_does_not_know_is_refused(word: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_design("segments", Changes(settings=read_settings([word])))
+    known = read_design("segments", Changes(settings=read_settings(["evaluate.ud.carve=0.5"])))
+    assert {one.task: one.settings.get("carve") for one in known.evaluate} == {"mrpc": None, "ud": 0.5}
 
 
 @pytest.mark.parametrize("text", ["title: [", "- a", "title: !!python/object/apply:os.mkdir [x]"])

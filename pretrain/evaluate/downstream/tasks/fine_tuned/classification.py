@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,7 @@ class Classification(Task):
 
     kind = "SequenceClassification"
     head_settings = ("bilstm",)
+    file_settings: ClassVar[tuple[str, ...]] = ("carve",)
 
     def __init__(
         self,
@@ -177,6 +178,7 @@ class Own(Classification):
     label. Labels that are all numbers, and more than twenty different ones, are predicted as numbers."""
 
     MAX_NUMERIC_CLASSES = 20
+    file_settings = ("text", "second_text", "label")
 
     def __init__(self) -> None:
         super().__init__("own", ".", ("accuracy",), Columns(()))

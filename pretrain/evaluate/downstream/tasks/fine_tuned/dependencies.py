@@ -60,6 +60,7 @@ class Dependencies(Task):
 
     kind = ""
     per_token = True
+    file_settings = ("carve",)
 
     def __init__(self) -> None:
         super().__init__("ud", "UD", "LAS")

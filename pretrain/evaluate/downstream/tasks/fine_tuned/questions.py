@@ -61,6 +61,7 @@ class Questions(Task):
     outputs = ("start", "end")
     per_token = True
     cut = f"questions cut to {QUESTION_TOKENS} tokens"
+    file_settings = ("carve",)
 
     def __init__(self, name: str, folder: str, files: tuple[str, str]) -> None:
         """`files`: patterns of the training and dev files."""

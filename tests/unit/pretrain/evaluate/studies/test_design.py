@@ -113,3 +113,20 @@ def test_an_arm_beside_another_needs_both() -> None:
     needy = read(requires=["data.languages"])
     with pytest.raises(UserError, match=r"needs data\.languages"):
         require_given(needy)
+
+
+def test_settings_of_tasks_are_those_of_all_or_of_one() -> None:
+    tasks = {"evaluate": [{"task": "mrpc", "settings": {"epochs": 3}}, {"task": "mrpc", "name": "again"}]}
+    form = {"hour": {"evaluation": {"batch": 8, "again": {"batch": 4}, "again.lr": 0.1}}}
+
+    def settings(*arms: dict[str, Any], **given: object) -> list[dict[str, Any]]:
+        named = {f"arm{n}": arm for n, arm in enumerate(arms or [{}])}
+        changes = Changes(settings={f"evaluate.again.{key}": value for key, value in given.items()})
+        return [one.settings for one in read(changes, arms=named, **tasks, **form).evaluate]
+
+    assert settings() == [{"epochs": 3, "batch": 8}, {"batch": 4, "lr": 0.1}]
+    assert settings(batch=2) == [{"epochs": 3, "batch": 8}, {"batch": 2, "lr": 0.1}]
+    with pytest.raises(UserError, match="the arms differ in bilstm"):
+        settings({}, {"evaluation": {"bilstm": True}}, bilstm=True)
+    with pytest.raises(UserError, match=r"name\.yaml, hour, evaluation: other is not scored"):
+        read(hour={"evaluation": {"other.batch": 4}})

@@ -6,8 +6,8 @@ import pytest
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, chosen_tasks, folder_of
+from pretrain.evaluate.downstream.tasks.base import Split, TaskData, drawn
+from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, check_setting, chosen_tasks, folder_of
 from tests.factories.tasks import FILES, write
 
 
@@ -71,6 +71,23 @@ def test_a_dev_file_can_be_divided_where_there_is_no_training_file(tmp_path: Pat
     assert not train & dev
     assert "30%" in data.notes[0]
     assert read("qnli", folder, carve=0.3).train == data.train
+
+
+def test_examples_are_drawn_by_number_or_share() -> None:
+    split = Split("train", range(1250))
+    sizes = [len(drawn(split, wanted, 1).items) for wanted in (0, 5, 5.0, 0.1, 0.9999, 1e-9, 1.0, 2000)]
+    assert sizes == [1250, 5, 5, 125, 1250, 1, 1, 1250]
+    assert drawn(split, 0.1, 1) == drawn(split, 125, 1) != drawn(split, 125, 2)
+    assert list(drawn(split, 0.1, 1).items) == sorted(drawn(split, 0.1, 1).items)
+
+
+def test_a_task_knows_its_settings() -> None:
+    known = ["ud carve", "mrpc carve", "squad1 carve", "uner crf", "own label", "blimp part", "blimp threads"]
+    for task, setting in map(str.split, [*known, "rte bilstm", "ud epochs"]):
+        check_setting(task, setting)
+    for task, setting in map(str.split, ["uner carve", "mrpc crf", "ud label", "ud part", "blimp epochs"]):
+        with pytest.raises(UserError, match=f"{setting}: is not for {task}"):
+            check_setting(task, setting)
 
 
 def test_own_numbers_are_a_regression(tmp_path: Path) -> None:
