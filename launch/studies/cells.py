@@ -3,6 +3,7 @@
 Training is a process of its own, `maskmill train`; scoring is done in this one.
 """
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +27,8 @@ from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, measure_run, read_measured, write_measured
 from pretrain.run.machine import machine_name
 
-DIVERGED = "batch in a row that was skipped"
-"""What a run says that ended because its gradients were not finite."""
+DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a row that was skipped")
+"""What a run says that ended because its gradients or its losses did not stay in bounds (training/loss_guard.py)."""
 RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "step_limit", "stop_after"}
 """Settings of run.* that a result does not depend on beyond rounding."""
 
@@ -124,7 +125,7 @@ def _train(run: Run, cell: Cell, place: Place) -> bool:
     code, output = maskmill(["train", run.recipe, *run.overrides], log)
     if code == STOPPED:
         raise Stopped(cell.name)
-    if code and DIVERGED in output:
+    if code and DIVERGED.search(output):
         return False
     if code:
         raise UserError(f"training failed: {last_line(output)}", where=f"{cell.name} ({log})")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import launch
+from data_pipeline.errors import UserError
 from launch.ranks import tuning
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell
@@ -38,6 +39,19 @@ class Place:
 def trains(design: Design, cell: Cell, place: Place) -> bool:
     """Return whether a cell trains a model."""
     return place.model is None and not design.arms[cell.arm].model_of
+
+
+def check_model(design: Design, place: Place) -> None:
+    """Raise UserError where arms that would be trained differently would all score the one model that is given."""
+    arms = design.trained if place.model else ()
+    trained = {arm: (design.arms[arm].recipe or design.recipe, design.arms[arm].settings) for arm in arms}
+    others = [arm for arm in arms if trained[arm] != trained[arms[0]]]
+    if others:
+        raise UserError(
+            f"arms {arms[0]} and {others[0]} differ in how they are trained, and would both score this model",
+            where=f"--model {place.model}",
+            remedy="--arms with one of them and those that take its model",
+        )
 
 
 def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:

@@ -64,7 +64,10 @@ def study(
         ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Score this run or Hugging Face folder in place of training the arms.")
+        Path | None,
+        typer.Option(
+            help="Score this run or Hugging Face folder in place of training; for arms that train alike."
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each on its share of the cores.")] = 1,
     share: Annotated[
@@ -120,7 +123,7 @@ def study(
     from data_pipeline.stages.executors import Share
     from launch.studies.budget import plan_lines
     from launch.studies.carry_out import Study
-    from launch.studies.place import Place, Stopped
+    from launch.studies.place import Place, Stopped, check_model
     from pretrain.evaluate.downstream import metrics
     from pretrain.evaluate.studies import statistics
     from pretrain.preflight.gpus import gpu_named
@@ -132,6 +135,7 @@ def study(
             raise UserError("no such folder", where=f"{option} {path}")
     folder = (out or Path("runs") / f"study-{design.name.replace('_', '-')}").resolve()
     place = Place(folder, data, model, max(1, len(os.sched_getaffinity(0)) // jobs))
+    check_model(design, place)
     if plan:
         for line in plan_lines(design, place, Cluster(1, gpus, gpu_named(gpu)), price_per_hour):
             say(line)

@@ -3,10 +3,14 @@
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from launch.studies.read import find_study
 from tests.command_line import TINY, Maskmill, write_text
+from tests.factories.tasks import TREES
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,11 +23,20 @@ WORDS = (("The", "O"), ("ship", "O"), ("Jonah", "B-PER"), ("sailed", "O"))
 Figures = dict[str, dict[str, float]]
 
 
-def figures_of(folder: Path) -> Figures:
-    """The figures of each arm's only run."""
+LENGTH = ("data.sequence_length", "train.steps", "train.global_batch", "train.micro_batch")
+"""In what the phases of an arm may differ, which a command line then cannot set."""
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """The result of a study in which nothing is missing."""
     result = json.loads((folder / "out/result.json").read_text())
     assert result["missing"] == []
-    return {one["arm"]: one["figures"] for one in result["measured"]}
+    return result
+
+
+def figures_of(folder: Path) -> Figures:
+    """The figures of each arm's only run."""
+    return {one["arm"]: one["figures"] for one in result_of(folder)["measured"]}
 
 
 def small_study(
@@ -38,7 +51,8 @@ def small_study(
     small = [*TINY, "encoder.layers=1", "train.steps=3"]
     small = [setting for setting in small if setting.partition("=")[0] not in without]
     if not any(word.startswith("--source") for word in more):
-        write_text(folder / "text.txt", documents=60)
+        if not (folder / "text.txt").exists():
+            write_text(folder / "text.txt", documents=60)
         small.append(f"data.sources={folder}/text.txt")
     options = [f"--arms={','.join(arms)}", "--seeds=1", f"--out={folder}/out"]
     return maskmill("study", name, *options, *more, *small).stdout
@@ -175,3 +189,99 @@ def test_languages(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None
     for own in figures.values():
         assert {"same_language.nsp_accuracy_not_next", "mixed_languages.mask_loss"} <= own.keys()
     assert figures["within"]["same_language.mask_loss"] != figures["within_null"]["same_language.mask_loss"]
+
+
+def test_formats(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
+    arms = ("segment_pair", "sentence_pair", "full_sentences", "doc_sentences")
+    small_study(maskmill, tmp_path, "formats", arms)
+    figures = figures_of(tmp_path)
+    assert all("held_out.mask_loss" in figures[arm] for arm in arms)
+    assert ["held_out_nsp_accuracy" in figures[arm] for arm in arms] == [True, True, False, False]
+    scored = [tmp_path / f"out/runs/{arm}-1/evaluation/0/held_out/result.json" for arm in arms]
+    assert len({json.dumps(json.loads(path.read_text())["files"]) for path in scored}) == 1, "the same text"
+
+
+def test_bert_ablations(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
+    said = small_study(maskmill, tmp_path, "bert-ablations", ("bert", "no_nsp_pairs", "mask_100_0_0"))
+    assert "seed 1: examples equal in all 3 arms" in said
+    assert "seed 1: masks equal in bert, no_nsp_pairs" in said
+    assert (
+        "equal in *BERT*, *no NSP, the same pairs*: seed 1: masks "
+        in (tmp_path / "out/README.md").read_text()
+    )
+    figures = figures_of(tmp_path)
+    assert all("held_out.mask_loss" in own for own in figures.values())
+    losses = [figures[arm]["held_out_mask_unigram_loss"] for arm in ("bert", "no_nsp_pairs")]
+    assert losses[0] == pytest.approx(losses[1])
+
+
+def test_segments(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
+    """On a treebank that has no training file, scored by epoch, and without the files of its other task."""
+    folder = tmp_path / "tasks/UD_English-Own"
+    folder.mkdir(parents=True)
+    (folder / "en_own-ud-dev.conllu").write_text("\n".join([*TREES * 6, ""]))
+    settings = [f"evaluate.ud.{each}" for each in ("carve=0.5", "epochs=2", "by_epoch=true")]
+    small_study(maskmill, tmp_path, "segments", ("ones", "null"), f"--data={tmp_path}/tasks", *settings)
+    result = result_of(tmp_path)
+    assert {one["arm"] for one in result["measured"]} == {"original", "ones", "null"}
+    for one in result["measured"]:
+        assert one["notes"] == []
+        curve = one["by_epoch"]["ud-English-Own.LAS"]
+        assert len(curve) == 2
+        assert curve[-1] == one["figures"]["ud-English-Own.LAS"]
+    page = (tmp_path / "out/README.md").read_text()
+    assert "LAS by epoch, means and ranges over seeds**" in page
+    assert "- not scored: mrpc: no folder of its files" in page
+    assert (tmp_path / "out/epochs.svg").is_file()
+    assert "![ud-English-Own, LAS](picture.svg)" in page, "of the first figure that was measured"
+
+
+def test_plateau(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
+    """Its ramp of lengths, with steps and batches of a few."""
+    values = yaml.safe_load(find_study("plateau").read_text())
+    values["settings"] |= {"train.steps": 3, "train.global_batch": 8, "train.micro_batch": 8}
+    for phase, batch in zip(values["arms"]["ramp_128"]["settings"]["phases"], (8, 4), strict=True):
+        phase["train"] = {"steps": 2, "global_batch": batch, "micro_batch": batch}
+    (tmp_path / "plateau.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    arms = ("length_64", "ramp_128")
+    refused = maskmill(
+        "study", str(tmp_path / "plateau.yaml"), f"--arms={','.join(arms)}", "train.steps=4", code=2
+    )
+    assert "the arms differ in train.steps" in refused.stderr
+    small_study(maskmill, tmp_path, str(tmp_path / "plateau.yaml"), arms, without=LENGTH)
+    measured = {one["arm"]: one for one in result_of(tmp_path)["measured"]}
+    assert {arm: one["curve"][-1]["step"] for arm, one in measured.items()} == {"length_64": 3, "ramp_128": 4}
+    settings = {}
+    for path in (tmp_path / "out/data").glob("shards-*/index.json"):
+        settings[json.loads(path.read_text())["settings"]["sequence_length"]] = path
+    assert sorted(settings) == [64, 128]
+
+
+TWO_ARMS = "title: T\nquestion: Q?\nrecipe: demo\nequal: [examples]\narms: {a: {}, b: {settings: {encoder.heads: 1}}}\n"
+
+
+def test_parts_of_a_study_come_to_the_whole(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
+    """As jobs of a cluster do them; and two runs at a time, in processes of their own."""
+    (tmp_path / "two.yaml").write_text(TWO_ARMS)
+
+    def study(*more: str) -> str:
+        two = str(tmp_path / "two.yaml")
+        return small_study(maskmill, tmp_path, two, ("a", "b"), *more, without=["encoder.heads"])
+
+    def cells() -> list[str]:
+        return sorted(path.stem for path in (tmp_path / "out/cells").glob("*.json"))
+
+    assert "examples equal in all 2 arms" in study("--prepare")
+    assert not (tmp_path / "out/runs").exists()
+    assert list((tmp_path / "out/data").glob("shards-*/index.json"))
+    assert "preparing" not in study("--share=1/2")
+    assert cells() == ["b-1"]
+    study("--share=0/2")
+    assert cells() == ["a-1", "b-1"]
+    assert not (tmp_path / "out/README.md").exists()
+    assert "a-1: " not in study(), "measured already"
+    said = study("--seeds=2", "--jobs=2")
+    assert "a-2: held_out_mask_loss" in said
+    assert "b-2: held_out_mask_loss" in said
+    assert cells() == ["a-1", "a-2", "b-1", "b-2"]
+    assert "What is missing" not in (tmp_path / "out/README.md").read_text()

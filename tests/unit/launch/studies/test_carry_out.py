@@ -1,6 +1,6 @@
 """A study's runs are shared out alike whatever is done already, and a run that fails keeps no other from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
-from data_pipeline.stages.executors import ALL, Share
+from data_pipeline.stages.executors import ALL, LocalProcesses, Share
 from launch.studies import carry_out
 from launch.studies.carry_out import Study
 from launch.studies.place import Place, Stopped
@@ -125,6 +125,39 @@ def test_a_failed_run_keeps_no_other_from_it(
     page = (tmp_path / "out/README.md").read_text()
     assert "- not measured: a-1 (" in page
     assert "- not measured: b-1" in page
+
+
+def test_runs_side_by_side_do_all_of_it(
+    tmp_path: Path, measured: list[Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[int] = []
+
+    def start(self: LocalProcesses) -> ThreadPoolExecutor:
+        pools.append(self.count)
+        self._executor = ThreadPoolExecutor(self.count)
+        return self._executor
+
+    monkeypatch.setattr(LocalProcesses, "start", start)
+    said: list[str] = []
+    study(tmp_path, TAKEN, seeds=2, said=said).run(2)
+    assert pools == [1, 1, 2], "the first seed, the others, and the arms that take a model"
+    assert sorted(names(measured)) == ["a-1", "a-2", "b-1", "b-2"]
+    assert sorted(line.partition(":")[0] for line in said) == ["a-1", "a-2", "b-1", "b-2"]
+    assert "What is missing" not in (tmp_path / "out/README.md").read_text()
+
+
+def test_what_it_takes_is_said_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:
+        done.append(arguments[0])
+        return 0, ""
+
+    monkeypatch.setattr(carry_out, "maskmill", maskmill)
+    monkeypatch.setattr("launch.studies.budget.peak_flops", lambda *_: 1e11)
+    study(tmp_path, TAKEN, seeds=2, said=done).prepare()
+    assert done[0].startswith("2 runs to train, ")
+    assert done[2:] == ["vocab", "prepare"]
 
 
 def test_a_killed_process_is_no_fault_of_the_runs(

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from data_pipeline.errors import UserError
 from data_pipeline.shards.index import Index
@@ -17,6 +18,7 @@ from pretrain.evaluate.downstream.tasks.registry import check_name
 from pretrain.evaluate.studies.design import FORMS, Changes
 from pretrain.evaluate.studies.measured import Cell, Measured
 from pretrain.preflight.gpus import gpu_named
+from pretrain.preflight.memory import meta_model
 from pretrain.preflight.step_time import Cluster
 
 SHARED = """title: T
@@ -48,11 +50,32 @@ def test_arms_are_runs_that_can_start(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # to plan is to write nothing
 
 
-def test_the_long_form_has_all_arms() -> None:
-    for name in study_names():
-        hour, long = (read_design(name, Changes(form=form)) for form in FORMS)
-        assert set(hour.arms) <= set(long.arms)
-        assert len(long.seeds) > len(hour.seeds)
+@pytest.mark.parametrize("name", study_names())
+def test_the_long_form_has_all_arms(name: str) -> None:
+    hour, long = (read_design(name, Changes(form=form)) for form in FORMS)
+    assert list(long.arms) == list(yaml.safe_load(find_study(name).read_text())["arms"])
+    assert len(long.seeds) > len(hour.seeds)
+
+
+def test_two_half_models_are_as_large_as_one_that_reads_both_ways(tmp_path: Path) -> None:
+    design = read_design("elmo-gpt", Changes(form="long"))
+
+    def parameters(arm: str) -> int:
+        model = meta_model(run_of(design, Cell(arm, 1), tmp_path, 1).config, 4000)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    halves = [parameters(arm) for arm in design.arms["side_by_side"].sources]
+    assert halves[0] == halves[1]
+    assert sum(halves) == pytest.approx(parameters(design.reference), rel=0.03)
+
+
+def test_the_long_form_of_segments_fine_tunes_on_a_tenth_of_each_treebank() -> None:
+    """As the paper does; the hour form on as many sentences, of which a tenth of EWT are."""
+    sizes = {}
+    for form in FORMS:
+        tasks = {one.known_as: one.settings for one in read_design("segments", Changes(form=form)).evaluate}
+        sizes[form] = [tasks[task]["train_examples"] for task in ("ud", "mrpc")]
+    assert sizes == {"hour": [1254, 1000], "long": [0.1, 1000]}
 
 
 def test_arms_with_the_same_data_share_a_preparation(tmp_path: Path) -> None:
