@@ -13,7 +13,7 @@ from launch.settings.recipe import load_config
 from pretrain.preflight.check_run import check_vocabulary
 from tests.command_line import Maskmill
 from tests.factories.shards import random_examples, write_folder
-from tests.factories.teachers import bert_folder, taught_by
+from tests.factories.teachers import taught_by, teacher_folder
 from tests.factories.vocabularies import trained
 
 VOCABULARIES = {
@@ -105,7 +105,7 @@ def test_train_refuses_a_teacher_that_does_not_fit(
 ) -> None:
     vocabulary = trained("wordpiece")
     settings, student = shards(tmp_path, vocabulary), load_config(recipe, []).encoder
-    fitting, other = (bert_folder(astuple(taught_by(student)), vocabulary.size + n) for n in (0, 1))
+    fitting, other = (teacher_folder(astuple(taught_by(student)), vocabulary.size + n) for n in (0, 1))
     said = maskmill("train", recipe, *settings, f"{key}={other}", code=2).stderr
     size = vocabulary.size
     words = f"is no teacher for this student: the vocabulary has {size} entries, the teacher's {size + 1}"
