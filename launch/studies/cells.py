@@ -32,6 +32,8 @@ DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a r
 RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "step_limit", "stop_after"}
 """Settings of run.* that a result does not depend on beyond rounding."""
 
+LATER = {"schedule": {"decay_to": 0.0}}
+"""Settings younger than the first cells, with the value that those had: they are in no identity with that value."""
 READ_SETTINGS = ("dynamic_masking", "mask_stages", "order", "streams", "separators", "separator_gap")
 """Settings of data.* that a result depends on beside the shards."""
 
@@ -104,6 +106,8 @@ def identity_of(design: Design, cell: Cell, place: Place) -> str:
                 values = asdict(phase)
                 values["run"] = {key: value for key, value in values["run"].items() if key not in RUNTIME}
                 values["data"] = {key: values["data"][key] for key in READ_SETTINGS}
+                for group, then in LATER.items():
+                    values[group] = {k: v for k, v in values[group].items() if k not in then or v != then[k]}
                 parts += [values, Index.load(phase.data.out).identity]
     return sha256(canonical_json(parts)).hexdigest()
 

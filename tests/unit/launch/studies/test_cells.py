@@ -157,3 +157,18 @@ def test_a_run_that_diverged_is_known_by_what_it_says(
     found = outcome("nan")
     assert (found.finite, found.figures) == (False, {"held_out_mask_loss": math.inf})
     assert not evaluated, "nothing of it is scored"
+
+
+def test_a_setting_that_is_younger_than_a_cell_changes_nothing_at_its_old_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "Index", SimpleNamespace(load=lambda folder: SimpleNamespace(identity="i")))
+    place, cell = Place(tmp_path, None, None, 1), Cell("a", 1)
+    now = identity_of(design_of(tmp_path), cell, place)
+    other = identity_of(design_of(tmp_path, "schedule.name=wsd", "schedule.decay_to=0.5"), cell, place)
+    monkeypatch.setattr(cells, "canonical_json", lambda parts: repr(parts).encode())
+    assert other != now
+    monkeypatch.setattr(cells, "sha256", lambda text: SimpleNamespace(hexdigest=text.decode))
+    assert "decay_to" not in identity_of(design_of(tmp_path), cell, place)
+    changed = design_of(tmp_path, "schedule.name=wsd", "schedule.decay_to=0.5")
+    assert "decay_to" in identity_of(changed, cell, place)
