@@ -91,6 +91,14 @@ def as_only_rank() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def running(pid: int) -> bool:
+    """Whether the process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def until(
     holds: Callable[[], object],
     seconds: float = 120,

@@ -8,6 +8,7 @@ a task ends the run with that error.
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -76,7 +77,8 @@ class LocalProcesses:
 
     def start(self) -> Executor:
         # fresh processes: threads of the parent (torch, the tokenizers library) do not survive a fork
-        self._executor = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        self._executor = ProcessPoolExecutor(self.count, context, initializer=_end_with_parent)
         return self._executor
 
     def stop(self) -> None:
@@ -205,6 +207,19 @@ def missing(done: Path, count: int) -> list[int]:
     """List the tasks, out of `count`, that are not done."""
     there = {entry.name for entry in os.scandir(done)} if done.is_dir() else set()  # one scan for all of them
     return [number for number in range(count) if marker(done, number).name not in there]
+
+
+def _end_with_parent() -> None:
+    """Have this worker end when the process that started it does, even by SIGKILL: it would go on with its task, and
+    hold its core and what the next call needs, for hours."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _single_threaded(function: Callable[..., Any], *task: Any) -> Any:

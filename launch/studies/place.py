@@ -9,7 +9,7 @@ from pathlib import Path
 
 import launch
 from data_pipeline.errors import UserError
-from launch.ranks import tuning
+from launch.ranks import SUPERVISOR, tuning
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell
 
@@ -55,7 +55,8 @@ def check_model(design: Design, place: Place) -> None:
 
 
 def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:
-    """Run `maskmill ARGUMENTS` with its output in a file; return its exit code and what it wrote."""
+    """Run `maskmill ARGUMENTS` with its output in a file; return its exit code and what it wrote. It is killed where
+    this process ends before it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     package = str(Path(launch.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH")
@@ -67,7 +68,7 @@ def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:
             stdout=file,
             stderr=file,
             stdin=subprocess.DEVNULL,
-            env={**tuning(), **os.environ, "PYTHONPATH": path},
+            env={**tuning(), **os.environ, "PYTHONPATH": path, SUPERVISOR: str(os.getpid())},
             check=False,
         )
     with log.open("rb") as file:

@@ -12,7 +12,7 @@ import pytest
 
 from launch import ranks
 from pretrain.distributed.launch_env import is_launched
-from tests.command_line import environ, until
+from tests.command_line import environ, running, until
 
 SCRIPT = """
 import os, signal, sys, time
@@ -210,13 +210,6 @@ time.sleep(300)
     parent.kill()
     parent.wait()
     until(lambda: not running(rank), said=lambda: "the rank outlives its supervisor")
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_ranks_of_a_launcher_are_recognised() -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from data_pipeline.errors import UserError
 from data_pipeline.stages.executors import LocalProcesses, Workers
 from data_pipeline.stages.tasks import ready
+from tests.command_line import environ, running, until
 
 
 def count_attempts(number: int, folder: str, deaths: int) -> dict[str, Any]:
@@ -68,3 +71,27 @@ def test_an_error_in_a_task_ends_the_run_with_that_error(tmp_path: Path) -> None
             count_attempts, [(n, str(tmp_path), -1) for n in range(5)], tmp_path / "done", lambda n: None
         )
     assert str(caught.value) == "here: task 3 is wrong"
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """Even by SIGKILL; the task would else go on for as long as it takes."""
+    script = f"""
+import os, pathlib, time
+from data_pipeline.stages.executors import processes_for_jobs
+
+def task():
+    pathlib.Path({str(tmp_path / "worker")!r}).write_text(str(os.getpid()))
+    time.sleep(300)
+
+if __name__ == "__main__":
+    with processes_for_jobs(1) as executor:
+        executor.submit(task).result()
+"""
+    (tmp_path / "script.py").write_text(script)
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=environ())
+    until(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text())
+    worker = int((tmp_path / "worker").read_text())
+    assert running(worker)
+    parent.kill()
+    parent.wait()
+    until(lambda: not running(worker), said=lambda: "the worker outlives its parent")

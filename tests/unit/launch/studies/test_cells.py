@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
+from launch.ranks import SUPERVISOR
 from launch.studies import cells, score
 from launch.studies.cells import DIVERGED, identity_of, measure
-from launch.studies.place import Place, check_model
+from launch.studies.place import Place, check_model, maskmill
 from launch.studies.read import read_design, read_settings
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
@@ -172,3 +175,16 @@ def test_a_setting_that_is_younger_than_a_cell_changes_nothing_at_its_old_value(
     assert "decay_to" not in identity_of(design_of(tmp_path), cell, place)
     changed = design_of(tmp_path, "schedule.name=wsd", "schedule.decay_to=0.5")
     assert "decay_to" in identity_of(changed, cell, place)
+
+
+def test_a_training_does_not_outlive_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills what names it in this variable (test_ranks.py), so that no orphan holds a run's folder."""
+    given: dict[str, str] = {}
+
+    def run(command: list[str], env: dict[str, str], **more: Any) -> Any:
+        given.update(env)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert maskmill(["train", "demo"], tmp_path / "log") == (0, "")
+    assert given[SUPERVISOR] == str(os.getpid())
