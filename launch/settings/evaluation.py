@@ -29,7 +29,8 @@ def read_changes(overrides: list[str]) -> dict[str, Any]:
                 )
             value = whole(value) if names[key] is int else value
             typed = OmegaConf.merge(OmegaConf.structured(EvaluationSettings), {key: value})
-            changes[key] = getattr(OmegaConf.to_object(typed), key)
+            found = getattr(OmegaConf.to_object(typed), key)
+            changes[key] = changes.get(key, {}) | found if isinstance(found, dict) else found
         except OmegaConfBaseException as error:
             wrong.append(UserError(f"{key}: {first_line(error)}", where="command line"))
         except UserError as error:

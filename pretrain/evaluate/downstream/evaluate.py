@@ -4,7 +4,7 @@ pretraining.
 Seeds that an earlier call finished are not repeated."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.device import chosen_device, use_threads
+from pretrain.evaluate.downstream.device import use_threads
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained
-from pretrain.evaluate.downstream.heads.frozen import frozen_tagger, with_states
+from pretrain.evaluate.downstream.fine_tuning.seed_run import SeedRun
 from pretrain.evaluate.downstream.results.facts import (
+    choice_notes,
     common_facts,
     constant_notes,
     cut_notes,
@@ -34,7 +34,6 @@ from pretrain.evaluate.downstream.results.files import (
     write_seed,
 )
 from pretrain.evaluate.downstream.settings import EvaluationSettings, identity
-from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Split, carve, drawn
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, check_setting
 
 HEAD_SETTINGS = ("features", "crf", "bilstm")
@@ -186,79 +185,13 @@ class Evaluation:
 
     def _fine_tune(self, part: Part, progress: ShowProgress) -> SeedResult:
         """Fine-tune with one seed, and score every split."""
-        task, data, encoder, seed = FINE_TUNED[self.task], self._data, part.encoder, part.seed
-        started, settings = time.monotonic(), self.settings
-        builder = encoder.builder(settings.max_length)
-        train = drawn(data.train, settings.train_examples, seed)
-        tune = Split("tune", [])
-        if settings.tune_share:
-            tune, train = carve(train, settings.tune_share)
-            if not tune.items or not train.items:
-                raise UserError(
-                    f"leaves {len(train.items)} examples to train on and {len(tune.items)} to choose by",
-                    where=f"tune_share={settings.tune_share:g}",
-                    expected="some of both",
-                )
-        if settings.epochs:
-            model = task.model(encoder, data, seed, settings)
-        else:
-            model, data = task.finished_model(encoder, data, settings)
-        model.to(device := chosen_device())
-        tuner = FineTuner(task, model, builder, settings, seed, device)
-
-        def features_of(items: Sequence[Any], name: str) -> list[Feature]:
-            found = task.features(items, builder, data)
-            if not settings.features or not found:
-                return found
-            with progress(f"{self.name}: hidden states of {name}", len(found)) as advance:
-                return with_states(frozen_tagger(model), found, builder, device, advance)
-
-        features, tuned = features_of(train.items, "train"), features_of(tune.items, "tune")
-
-        def tune_score() -> float:
-            answers = tuner.answers(tuned, lambda n: None)
-            return task.score(tune.items, tuned, answers, data)[task.headline]
-
-        scored = {split.name: features_of(split.items, split.name) for split in data.scored}
-        curves: list[dict[str, Scores]] = []
-        constant: dict[str, bool] = {}
-
-        def scores_of(split: Split, advance: Callable[[int], None]) -> Scores:
-            answers = tuner.answers(scored[split.name], advance)
-            constant[split.name] = task.is_constant(answers, data)
-            return task.score(split.items, scored[split.name], answers, data)
-
-        def after_epoch() -> None:
-            if settings.by_epoch:
-                curves.append({split.name: scores_of(split, lambda n: None) for split in data.scored})
-
-        total = round(settings.epochs * len(features))
-        trained = Trained()
-        if settings.epochs:
-            with progress(self._doing(part, seed), total) as advance:
-                tune_by = tune_score if tune.items else None
-                trained = tuner.train(features, advance, tune_by, after_epoch)
-        splits, cut = {}, {"train": task.count_cut(features)}
-        is_scored = bool(curves) and not tune.items  # after the last epoch, whose weights it has
-        for split in data.scored:
-            with progress(f"{self.name}: scoring {split.name}", len(scored[split.name])) as advance:
-                splits[split.name] = curves[-1][split.name] if is_scored else scores_of(split, advance)
-            cut[split.name] = task.count_cut(scored[split.name])
-        if self.save and encoder.pretrained:
-            self._save(model, encoder, seed)
-        details = {
-            "updates": trained.updates,
-            "epochs": trained.epochs,
-            "tuned": trained.tuned,
-            "tune_examples": len(tune.items),
-            "labels": data.label_ids,
-            "by_epoch": curves,
-            "last_losses": trained.losses[-10:],
-            "trained_examples": len(features) if settings.epochs else 0,
-            "cut_inputs": cut,
-            "constant": [name for name, is_constant in constant.items() if is_constant],
-        }
-        return SeedResult(seed, splits, time.monotonic() - started, details)
+        task, name = FINE_TUNED[self.task], self._doing(part, part.seed)
+        model, result = SeedRun(
+            name, task, self._data, part.encoder, self.settings, part.seed, progress
+        ).run()
+        if self.save and part.encoder.pretrained:
+            self._save(model, part.encoder, part.seed)
+        return result
 
     def _save(self, model: Any, encoder: Encoder, seed: int) -> None:
         folder = self.out / self.name / f"seed-{seed}"
@@ -283,6 +216,7 @@ class Evaluation:
                 *data.notes,
                 *([f"started from {self.start_from}"] if self.start_from else []),
                 *cut_notes(FINE_TUNED[self.task], scores),
+                *choice_notes(scores),
                 *constant_notes(scores),
                 *constant_notes(floor, "not pretrained, "),
             ]

@@ -4,14 +4,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.recipes import FROZEN, OF_TASKS, RECIPES
 
 
 @dataclass
 class EvaluationSettings:
     recipe: str = "bert"
     """Published fine-tuning settings to start from: bert (Devlin et al. 2019, section 4.1), small (for encoders as
-    small as BERT-Mini: Turc et al. 2019), electra (Clark et al. 2020, appendix B: layer-wise decay) or machamp (van der
-    Goot et al. 2021: the head alone first, slanted triangles)."""
+    small as BERT-Mini: Turc et al. 2019), bert-grid and small-grid (the same with the papers' grids), electra (Clark et
+    al. 2020, appendix B: layer-wise decay) or machamp (van der Goot et al. 2021: the head alone first, slanted
+    triangles)."""
     epochs: float = 3.0
     """Passes over the training examples; 0: the model's own head of an earlier fine-tuning is scored."""
     batch: int = 32
@@ -53,6 +55,13 @@ class EvaluationSettings:
     tune_share: float = 0.0
     """Share of the training examples kept to choose the best epoch by; 0: the last epoch is scored. The scored examples
     are never used for it."""
+    grid: dict[str, list[float]] = field(default_factory=dict)
+    """Values to choose among by the best epoch on the tuning examples, every combination trained with every seed:
+    grid.lr=[5e-5,3e-5] grid.batch=[16,32]. Needs tune_share."""
+    restarts: int = 1
+    """Trainings of every seed and combination, each with another new head and another order of the examples, of which
+    the best on the tuning examples is scored (Devlin et al. 2019, section 4.1, for small sets). Above 1: needs
+    tune_share."""
     patience: int = 0
     """With tune_share: stop after this many epochs without a better one; 0: train all epochs."""
     by_epoch: bool = False
@@ -77,78 +86,52 @@ class EvaluationSettings:
     """CPU threads; 0: all cores."""
 
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "small": {"lr": 1e-4, "epochs": 4.0},
-    "electra": {"lr": 1e-4, "layer_decay": 0.8},
-    "machamp": {
-        "lr": 3.8e-5,
-        "head_lr": 1e-4,
-        "epochs": 20.0,
-        "head_epochs": 1.0,
-        "schedule": "slanted",
-        "warmup": 0.2,
-        "betas": [0.9, 0.99],
-        "tune_share": 0.1,
-    },
-}
-"""What each recipe changes. BERT's learning rate is the best on dev of 5e-5, 4e-5, 3e-5 and 2e-5; that of small
-encoders of 3e-4, 1e-4, 5e-5 and 3e-5. MaChAmp's encoder has 0.38 of its heads' rate. Its AdamW does not correct the
-bias of the moments, its dropout is 0.3 on the encoder's output alone, its tuning examples are a file's: not so here."""
-HEADS: dict[str, dict[str, Any]] = {
-    "squad1": {"max_length": 384},
-    "squad2": {"max_length": 384, "epochs": 2.0, "batch": 48},
-    "questions": {"max_length": 384},
-    "swag": {"batch": 16},
-    "ax": {"epochs": 0.0},
-    "ud": {"max_length": 256, "epochs": 20.0, "lr": 3.8e-5, "head_lr": 1e-3},
-}
-"""What every recipe changes for a task (Devlin et al. 2019, sections 4.2 to 4.4). Treebanks: van der Goot et al. 2021
-(MaChAmp), whose heads learn at 1e-4 but whose schedule starts with an epoch of the heads alone; here they have ten
-times that rate instead."""
-OF_TASKS: dict[str, dict[str, dict[str, Any]]] = {
-    "bert": HEADS | {"swag": {**HEADS["swag"], "lr": 2e-5}},
-    "small": HEADS | {"ud": {**HEADS["ud"], "lr": 1e-4}},
-    "electra": HEADS
-    | {
-        "rte": {"epochs": 10.0},
-        "stsb": {"epochs": 10.0},
-        "squad1": {"max_length": 512, "epochs": 2.0},
-        "squad2": {"max_length": 512, "epochs": 2.0},
-        "questions": {"max_length": 512},
-    },
-}
-"""What a recipe changes for a single task."""
 FEATURES = ("embeddings", "second_to_last", "last", "sum_last_4", "concat_last_4", "sum_all")
-FROZEN = {
-    "lr": 1e-3,
-    "epochs": 20.0,
-    "schedule": "constant",
-    "warmup": 0.0,
-    "weight_decay": 0.0,
-    "dropout": 0.5,
-    "tune_share": 0.1,
-    "patience": 3,
-}
-"""What every recipe changes where features of a frozen encoder are read: Adam at 1e-3 with dropout of the BiLSTM's
-input, until three epochs bring nothing on a tenth of the training examples."""
-
+"""Values of features."""
 SCHEDULES = ("linear", "constant", "slanted")
 """Values of schedule."""
+GRID = ("lr", "batch", "epochs", "head_lr", "warmup", "weight_decay", "layer_decay", "dropout")
+"""Settings that a grid can have values of: those of the training, not of the examples."""
 RUNTIME = {"precision", "threads"}
 """Settings that a result is not known by: they change it by no more than rounding."""
 
 
 def settings_for(task: str, changes: dict[str, Any]) -> EvaluationSettings:
-    """Return the settings of one task: defaults, the recipe's, the recipe's for this task, `changes`. Raises UserError
-    for a value out of range."""
+    """Return the settings of one task: defaults, the recipe's, the recipe's for this task, `changes`. A value in
+    `changes` takes the place of the recipe's grid of it. Raises UserError for a value out of range."""
     name = changes.get("recipe", EvaluationSettings.recipe)
     if name not in RECIPES:
         raise UserError(f"no such recipe: {name}", where="recipe", expected=f"one of {', '.join(RECIPES)}")
-    frozen = FROZEN if changes.get("features") else {}
-    return _checked(
-        EvaluationSettings(**RECIPES[name] | OF_TASKS.get(name, {}).get(task, {}) | frozen | changes)
+    recipe = (
+        RECIPES[name] | OF_TASKS.get(name, {}).get(task, {}) | (FROZEN if changes.get("features") else {})
     )
+    own = changes.get("grid", {})
+    if both := sorted(set(own) & set(changes)):
+        raise UserError(
+            f"has a value and a grid: {changes[both[0]]}, {own[both[0]]}",
+            where=both[0],
+            expected="one of both",
+        )
+    grid = {key: values for key, values in recipe.get("grid", {}).items() if key not in changes} | own
+    return _checked(EvaluationSettings(**recipe | changes | {"grid": _typed(grid)}))
+
+
+def _typed(grid: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the grid with its whole numbers as such, where a setting has these. Raises UserError for a key that is
+    nothing to choose among, and for a list without a value or with one out of range."""
+    found = {}
+    for key, values in grid.items():
+        where = f"grid.{key}"
+        if key not in GRID:
+            raise UserError("is nothing to choose among", where=where, expected=f"one of {', '.join(GRID)}")
+        kind = type(getattr(EvaluationSettings(), key))
+        expected, fits = RANGES[key]
+        wrong = [value for value in values if not fits(value) or kind(value) != value]
+        if wrong or not values:
+            got = f"got {wrong[0]:g}" if wrong else "has none"
+            raise UserError(f"each value must be {expected}, {got}", where=where)
+        found[key] = [kind(value) for value in values]
+    return found
 
 
 def identity(settings: EvaluationSettings) -> dict[str, Any]:
@@ -173,6 +156,7 @@ RANGES = {
     "features": (f"one of {', '.join(FEATURES)}", lambda value: not value or value in FEATURES),
     "max_length": ("at least 8", lambda value: value >= 8),
     "tune_share": ("in [0, 1)", lambda value: 0 <= value < 1),
+    "restarts": ("at least 1", lambda value: value >= 1),
     "patience": ("at least 0", lambda value: value >= 0),
     "train_examples": (
         "a whole number, or a share below 1",
@@ -194,6 +178,10 @@ def _checked(settings: EvaluationSettings) -> EvaluationSettings:
         raise UserError(
             f"must be below epochs={settings.epochs:g}, got {settings.head_epochs:g}", where="head_epochs"
         )
-    if settings.patience and not settings.tune_share:
-        raise UserError("needs tune_share", where="patience", expected="a share of the training examples")
+    chooses = {"patience": settings.patience, "grid": settings.grid, "restarts": settings.restarts > 1}
+    for name, is_set in chooses.items():
+        if is_set and not settings.tune_share:
+            raise UserError(
+                "needs tune_share", where=name, expected="a share of the training examples, as 0.1"
+            )
     return settings

@@ -22,6 +22,10 @@ SCORED_TOKENS = 8192
 """Tokens per forward pass without gradients."""
 
 
+class DivergedError(UserError):
+    """The loss is not finite."""
+
+
 @dataclass
 class Trained:
     """How a fine-tuning went."""
@@ -56,7 +60,7 @@ class FineTuner:
         that is taken after each epoch, with the best ones of an epoch's end. `advance` is called with the examples
         done, `after_epoch` with the model as it is then.
 
-        Raises UserError where the loss is not finite."""
+        Raises DivergedError where the loss is not finite."""
         settings, lengths = self.settings, sizes(features)
         per_epoch = -(-len(features) // settings.batch)
         total = max(1, round(settings.epochs * per_epoch))
@@ -91,7 +95,7 @@ class FineTuner:
                 found.losses.append(loss.item())
                 found.updates += 1
                 if not np.isfinite(found.losses[-1]):
-                    raise UserError(
+                    raise DivergedError(
                         f"the loss is {found.losses[-1]} at update {found.updates}",
                         where=self.task.name,
                         remedy="lower lr",

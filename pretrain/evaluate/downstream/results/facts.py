@@ -67,6 +67,20 @@ def cut_notes(task: Task, scores: Sequence[SeedResult]) -> list[str]:
     return notes
 
 
+def choice_notes(scores: Sequence[SeedResult]) -> list[str]:
+    """Return a note of what each seed chose, where it had candidates to choose among."""
+    chosen = [
+        f"{' '.join(f'{key}={value:g}' for key, value in one.details['chosen'].items())} with seed {one.seed}"
+        for one in scores
+        if one.details["chosen"]
+    ]
+    if not chosen:
+        return []
+    first = scores[0].details
+    of = f"of {len(first['candidates'])} by {first['tune_examples']} examples kept from training"
+    return [f"chosen {of}: {'; '.join(chosen)}"]
+
+
 def constant_notes(scores: Sequence[SeedResult], of: str = "") -> list[str]:
     """Return a note for each split whose examples all have the same prediction, and with which seeds: a score that is
     no better than a trivial one, and a correlation that is not defined."""
@@ -81,14 +95,18 @@ def constant_notes(scores: Sequence[SeedResult], of: str = "") -> list[str]:
 
 
 def _selection(scores: Sequence[SeedResult]) -> dict[str, Any]:
-    """Return on which examples what was chosen: the best epoch of each seed, counted from 1, on the tuning share of the
-    training examples, or nothing. Scored examples never choose."""
+    """Return on which examples what was chosen: the best epoch of each seed, counted from 1, and of the candidates of a
+    grid the best one, on the tuning share of the training examples, or nothing. Scored examples never choose."""
     tuned = [one.details["tuned"] for one in scores]
     if not all(tuned):
         return {"set": None, "chooses": []}
-    return {
+    found = {
         "set": "tune",
         "examples": scores[0].details["tune_examples"],
-        "chooses": ["epoch"],
+        "chooses": ["epoch", *scores[0].details["chosen"]],
         "epochs": [1 + int(np.argmax(one)) for one in tuned],
     }
+    if scores[0].details["chosen"]:
+        found["chosen"] = [one.details["chosen"] for one in scores]
+        found["candidates"] = [one.details["candidates"] for one in scores]
+    return found

@@ -13,7 +13,7 @@ import pytest
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.fine_tune import FineTuner
+from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.settings import settings_for
 from pretrain.evaluate.downstream.tasks.base import drawn
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification

@@ -17,7 +17,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.fine_tune import FineTuner
+from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.inputs.batches import collate
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import TaskData

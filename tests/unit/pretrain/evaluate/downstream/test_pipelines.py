@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tune import FineTuner
+from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Split, TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.questions import (

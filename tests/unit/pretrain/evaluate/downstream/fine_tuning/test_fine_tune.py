@@ -11,7 +11,7 @@ import transformers
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tune import FineTuner, Trained, param_groups, rate
+from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner, Trained, param_groups, rate
 from pretrain.evaluate.downstream.heads.bilstm import BiLstm
 from pretrain.evaluate.downstream.inputs.batches import collate, sizes, training_batches
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
-from pretrain.evaluate.downstream.fine_tune import FineTuner
+from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.heads.frozen import FrozenTagger, chosen_layers, frozen_tagger, with_states
 from pretrain.evaluate.downstream.inputs.batches import collate
 from pretrain.evaluate.downstream.parts import with_lower_features

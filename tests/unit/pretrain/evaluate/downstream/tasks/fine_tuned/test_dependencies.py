@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tune import FineTuner
+from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.heads.parser import Biaffine, Parser, best_tree
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import TaskData
