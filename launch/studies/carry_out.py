@@ -87,6 +87,8 @@ class Study:
         at the end if a run failed; Stopped if a signal ended one."""
         stopped = False
         waves: tuple[Callable[[], Sequence[Cell | None]], ...] = (self._first, self._further, self._dependent)
+        if not self.design.tune:  # the first seed chooses nothing for the others
+            waves = (lambda: [*self._first(), *self._further()], self._dependent)
         for wave in waves:
             cells = wave()
             mine = [cell for n in share.tasks(len(cells)) if (cell := cells[n])]

@@ -140,7 +140,7 @@ def test_runs_side_by_side_do_all_of_it(
     monkeypatch.setattr(LocalProcesses, "start", start)
     said: list[str] = []
     study(tmp_path, TAKEN, seeds=2, said=said).run(2)
-    assert pools == [1, 1, 2], "the first seed, the others, and the arms that take a model"
+    assert pools == [2, 2], "all that train, and then the arms that take a model"
     assert sorted(names(measured)) == ["a-1", "a-2", "b-1", "b-2"]
     assert sorted(line.partition(":")[0] for line in said) == ["a-1", "a-2", "b-1", "b-2"]
     assert "What is missing" not in (tmp_path / "out/README.md").read_text()
