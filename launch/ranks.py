@@ -45,7 +45,7 @@ KILL_AFTER_END_SECONDS = 300.0
 only the first rank has work left: its line, the report, and what is sent to W&B, which takes two minutes at most,
 plus one per artifact."""
 SUPERVISOR = "MASKMILL_SUPERVISOR"
-"""Environment variable of a rank: the process that it must not outlive."""
+"""Environment variable of a rank, or of a training that a study starts: the process that it must not outlive."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -87,13 +87,15 @@ def tuning() -> dict[str, str]:
 
 
 def end_with_supervisor(environment: Mapping[str, str]) -> None:
-    """Have the kernel kill this process when the one that runs `start_ranks` ends, even by SIGKILL: ranks without a
-    supervisor would hold the run folder, and the GPUs, forever. Does nothing in other processes, or outside Linux."""
+    """Have the kernel end this process when the one that started it ends, even by SIGKILL: without it a training would
+    hold the run folder, and the GPUs, to its end. A rank is killed; what starts ranks gets SIGTERM, so that they save.
+    Does nothing where no supervisor is named, or outside Linux."""
     if SUPERVISOR not in environment or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    number = signal.SIGKILL if "RANK" in environment else signal.SIGTERM
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != int(environment[SUPERVISOR]):  # it ended before this took effect
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 class _Signals:

@@ -55,8 +55,8 @@ def check_model(design: Design, place: Place) -> None:
 
 
 def maskmill(arguments: Sequence[str], log: Path) -> tuple[int, str]:
-    """Run `maskmill ARGUMENTS` with its output in a file; return its exit code and what it wrote. It is killed where
-    this process ends before it."""
+    """Run `maskmill ARGUMENTS` with its output in a file; return its exit code and what it wrote. A training saves
+    and ends where this process ends before it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     package = str(Path(launch.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH")

@@ -174,9 +174,12 @@ def _checked(settings: EvaluationSettings) -> EvaluationSettings:
         value = getattr(settings, name)
         if not fits(value):
             raise UserError(f"must be {expected}, got {value}", where=name)
-    if 0 < settings.epochs <= settings.head_epochs:
+    shortest = min(settings.grid.get("epochs", [settings.epochs]))
+    if "epochs" in settings.grid and not shortest:
+        raise UserError("each value must be above 0, got 0", where="grid.epochs")
+    if 0 < shortest <= settings.head_epochs:
         raise UserError(
-            f"must be below epochs={settings.epochs:g}, got {settings.head_epochs:g}", where="head_epochs"
+            f"must be below epochs={shortest:g}, got {settings.head_epochs:g}", where="head_epochs"
         )
     chooses = {"patience": settings.patience, "grid": settings.grid, "restarts": settings.restarts > 1}
     for name, is_set in chooses.items():

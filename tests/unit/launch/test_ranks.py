@@ -191,25 +191,36 @@ time.sleep(60)
     thread.join()
 
 
-def test_ranks_end_with_their_supervisor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_processes_end_with_their_supervisor(is_rank: bool, tmp_path: Path) -> None:
+    """A rank is killed; what starts ranks is told to end, so that they save."""
     script = f"""
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 from launch.ranks import SUPERVISOR, end_with_supervisor
 if SUPERVISOR not in os.environ:
     import subprocess
     subprocess.Popen([sys.executable, __file__], env=os.environ | {{SUPERVISOR: str(os.getpid())}}).wait()
 end_with_supervisor(os.environ)
+
+def told(*_):
+    pathlib.Path({str(tmp_path / "told")!r}).write_text("")
+    if {not is_rank}:
+        sys.exit(3)
+
+signal.signal(signal.SIGTERM, told)
 pathlib.Path({str(tmp_path / "rank")!r}).write_text(str(os.getpid()))
 time.sleep(300)
 """
     (tmp_path / "script.py").write_text(script)
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=environ())
+    more = {"RANK": "0"} if is_rank else {}
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env=environ(**more))
     until(lambda: (tmp_path / "rank").exists() and (tmp_path / "rank").read_text())
     rank = int((tmp_path / "rank").read_text())
     os.kill(rank, 0)
     parent.kill()
     parent.wait()
     until(lambda: not running(rank), said=lambda: "the rank outlives its supervisor")
+    assert (tmp_path / "told").exists() != is_rank
 
 
 def test_ranks_of_a_launcher_are_recognised() -> None:

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -69,9 +70,7 @@ class SeedRun:
             untrained = FineTuner(task, model, self._builder, settings, self.seed, chosen_device())
             best, table = Fitted(Candidate({}, 0), untrained, Trained(), []), []
         splits, cut = {}, {"train": task.count_cut(features)}
-        is_scored = (
-            bool(best.curves) and not tune.items and not table
-        )  # its weights are those of the last epoch
+        is_scored = bool(best.curves) and not tune.items  # after the last epoch, whose weights it has
         for split in self.data.scored:
             found = scored[split.name]
             with self.progress(f"{self.name}: scoring {split.name}", len(found)) as advance:
@@ -97,7 +96,7 @@ class SeedRun:
         }
         return best.tuner.model, SeedResult(self.seed, splits, time.monotonic() - started, details)
 
-    @property
+    @cached_property
     def _builder(self) -> InputBuilder:
         return self.encoder.builder(self.settings.max_length)
 

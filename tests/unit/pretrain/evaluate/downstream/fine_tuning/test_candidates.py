@@ -133,6 +133,11 @@ def test_the_grids_of_the_papers() -> None:
         ),
         (["tune_share=0.1", "grid.batch=[8,0]"], "grid.batch: each value must be at least 1, got 0"),
         (["tune_share=0.1", "grid.batch=[8.5]"], "grid.batch: each value must be at least 1, got 8.5"),
+        (["tune_share=0.1", "grid.epochs=[0,2]"], "grid.epochs: each value must be above 0, got 0"),
+        (
+            ["tune_share=0.1", "grid.epochs=[1,2]", "head_epochs=1"],
+            "head_epochs: must be below epochs=1, got 1",
+        ),
         (["tune_share=0.1", "grid.lr=[]"], "grid.lr: each value must be in (0, 1), has none"),
         (["tune_share=0.1", "grid.lr=[1e-4]", "lr=1e-4"], "lr: has a value and a grid: 0.0001, [0.0001]"),
         (["grid=3"], "grid: "),
