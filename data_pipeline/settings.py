@@ -93,8 +93,8 @@ class DataSettings:
     seed: int = affects_bytes(12345)
     """Seed of every random draw in the shards."""
     sequences: str = affects_bytes("")
-    """What a sequence holds: segment_pair (BERT), sentence_pair, sentence_order (ALBERT), doc_sentences or
-    full_sentences (RoBERTa); empty: what the objective is used to."""
+    """What a sequence holds: segment_pair (BERT), sentence_pair, sentence_order (ALBERT), two_segments (ELECTRA),
+    doc_sentences or full_sentences (RoBERTa); empty: what the objective is used to."""
     separators: str = affects_bytes("both")
     """Where a pair has [SEP]: `both` ends, or what training leaves of them in the same shards: `none`, `mid` (between
     the segments), `end`, or `period` (a plain period in their places). `absent`: prepared without, in all sequences, so
@@ -111,7 +111,8 @@ class DataSettings:
     dupe_factor: int = affects_bytes(1)
     """Passes over the text, each with other pairs and other masks."""
     short_seq_prob: float = affects_bytes(0.1)
-    """Share of documents (per pass) cut to a random shorter target length; sentence_pair has natural lengths."""
+    """Share of documents (per pass; with two_segments: of examples) cut to a random shorter target length;
+    sentence_pair has natural lengths."""
     masked_lm_prob: float = affects_bytes(0.15)
     """Share of an example's tokens to predict."""
     count_specials: bool = affects_bytes(True)

@@ -25,7 +25,10 @@ from data_pipeline.sequences.random_reads import sentence_start
 DONOR_TRIES = 10
 """Draws of a donor document before Google's script lets a document be its own donor."""
 
-SEGMENT_PAIR, SENTENCE_PAIR, SENTENCE_ORDER = range(3)
+ONE_SEGMENT, SHORTEST = 0.1, 5
+"""ELECTRA's script: share of its examples with one segment, and the least target of a shorter example."""
+
+SEGMENT_PAIR, SENTENCE_PAIR, SENTENCE_ORDER, TWO_SEGMENTS = range(4)
 """The kinds of pairs that `fill_pairs` makes."""
 
 
@@ -125,11 +128,36 @@ def next_ordered_pair(stream, columns, document, position, target, room, swapped
 
 
 @jit
+def next_two_segments(stream, columns, document, position, room, single_room, short_share):
+    """Make the example of one or two segments that begins at sentence `position`; returns as next_pair, without a
+    label. `room`, `single_room`: tokens of text that fit into two segments and into one."""
+    _, starts, _, lasts, _, _, _ = columns
+    target = room + 3
+    if unit(stream) < short_share:
+        target = SHORTEST + below(stream, max(target - SHORTEST + 1, 1))
+    stop, a0 = position + 1, starts[position]
+    while stop < lasts[document] and starts[stop] - a0 < target:
+        stop += 1
+    half = (target - 3) // 2
+    cut = stop
+    if unit(stream) >= ONE_SEGMENT:
+        cut = position + 1
+        while cut < stop and (
+            starts[cut + 1] - a0 < half or (starts[cut] - a0 < half and unit(stream) < 0.5)
+        ):
+            cut += 1
+    a1 = min(starts[cut], a0 + single_room)
+    b0 = starts[cut]
+    b1 = min(starts[stop], b0 + max(room - (a1 - a0), 0))
+    return (a0, a1, b0, b1), np.int8(NO_LABEL), document, stop
+
+
+@jit
 def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
     """Write pairs of `kind` = (which, share of label 1) into the buffers `out` until the documents are done or a buffer
     is full; return how many. `numbers`: seed, first and last + 1 document, room, short_seq_prob; `passes`: of each of
     these documents."""
-    _, _, stop, room, _ = numbers
+    _, _, stop, room, short_share = numbers
     which, share = kind
     lasts, sources = columns[3], columns[5]
     tokens, offsets, first_lengths, labels, keys, first_sources, last_sources = out
@@ -145,11 +173,15 @@ def fill_pairs(kind, walk, stream, numbers, passes, columns, frame, out):
             pair, label, donor, onward = next_ordered_pair(
                 stream, columns, document, walk[POSITION], walk[TARGET], room, share
             )
+        elif which == TWO_SEGMENTS:
+            pair, label, donor, onward = next_two_segments(
+                stream, columns, document, walk[POSITION], room, room + frame[2], short_share
+            )
         else:
             pair, label, donor, onward = next_pair(
                 stream, columns, document, walk[POSITION], walk[TARGET], room, share
             )
-        if label == NO_LABEL:
+        if pair[2] == pair[3]:
             whole = write_stream(columns[0], pair[0], pair[1], frame, tokens, offsets[made])
             first = whole
         else:

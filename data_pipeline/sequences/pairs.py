@@ -1,4 +1,4 @@
-"""Build labelled pairs, [CLS] A [SEP] B [SEP], from documents."""
+"""Build pairs, [CLS] A [SEP] B [SEP], from documents."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,7 +7,13 @@ from typing import ClassVar
 from data_pipeline.errors import UserError
 from data_pipeline.records import Corpus, Segments
 from data_pipeline.sequences.base import Passes, SequenceBuilder
-from data_pipeline.sequences.pair_kernels import SEGMENT_PAIR, SENTENCE_ORDER, SENTENCE_PAIR, fill_pairs
+from data_pipeline.sequences.pair_kernels import (
+    SEGMENT_PAIR,
+    SENTENCE_ORDER,
+    SENTENCE_PAIR,
+    TWO_SEGMENTS,
+    fill_pairs,
+)
 
 ALONE = "add text, part it by blank lines, or train without pairs: objective.name=mlm"
 """Remedy if there is no other document to draw a random next segment from."""
@@ -69,3 +75,20 @@ class OrderedPairs(SequenceBuilder):
         return self._walk(
             partial(fill_pairs, (SENTENCE_ORDER, float(self.random_next))), corpus, start, stop, seed, passes
         )
+
+
+class TwoSegments(SequenceBuilder):
+    """ELECTRA's examples (Clark et al. 2020; google-research/electra, build_pretraining_dataset.py): consecutive text
+    of one document, nine times in ten as two segments, [CLS] A [SEP] B [SEP], without a label.
+
+    Sentences are gathered until they reach `sequence_length`, or with probability `short_seq_prob`, drawn for each
+    example, a random shorter target. A is the sentences that fit into half of the target, and half the time the one
+    that exceeds it; B is the rest. What is too long is cut at the end, and what is cut off is lost, as in the script.
+    There a short sentence can still go to A when B has begun; here text keeps its order.
+    """
+
+    parts: ClassVar[int] = 2
+
+    def pieces(self, corpus: Corpus, start: int, stop: int, seed: int, passes: Passes) -> Iterator[Segments]:
+        """Yield the examples of documents start..stop-1, with `passes` over each. Labels are -1."""
+        return self._walk(partial(fill_pairs, (TWO_SEGMENTS, 0.0)), corpus, start, stop, seed, passes)

@@ -40,25 +40,31 @@ class Registered(NamedTuple):
     place: str
     """module:class"""
     pair_task: PairTask | None = None
-    """None: single sequences, without a label."""
+    """None: sequences without a label."""
+    single: bool = False
+    """Whether a sequence is one segment."""
 
 
 SEQUENCES = {
     "segment_pair": Registered("data_pipeline.sequences.pairs:NextSentencePairs", NEXT_SENTENCE),
     "sentence_pair": Registered("data_pipeline.sequences.pairs:SentencePairs", NEXT_SENTENCE),
     "sentence_order": Registered("data_pipeline.sequences.pairs:OrderedPairs", SENTENCE_ORDER),
-    "doc_sentences": Registered("data_pipeline.sequences.single:SingleStreams"),
-    "full_sentences": Registered("data_pipeline.sequences.single:FullSentences"),
+    "two_segments": Registered("data_pipeline.sequences.pairs:TwoSegments"),
+    "doc_sentences": Registered("data_pipeline.sequences.single:SingleStreams", single=True),
+    "full_sentences": Registered("data_pipeline.sequences.single:FullSentences", single=True),
 }
 """Value of `data.sequences` -> sequence builder."""
 
 PAIRS = tuple(name for name, builder in SEQUENCES.items() if builder.pair_task)
-SINGLES = tuple(name for name, builder in SEQUENCES.items() if not builder.pair_task)
+SINGLES = tuple(name for name, builder in SEQUENCES.items() if builder.single)
+UNLABELLED = tuple(
+    name for name, builder in SEQUENCES.items() if not builder.pair_task and not builder.single
+)
 
 
 def pair_task(sequences: object) -> PairTask | None:
-    """Return the pair task of these sequences; None for single sequences, and for an unknown name, which the index.json
-    of another writer may have."""
+    """Return the pair task of these sequences; None for those without a label, and for an unknown name, which the
+    index.json of another writer may have."""
     builder = SEQUENCES.get(sequences) if isinstance(sequences, str) else None
     return builder.pair_task if builder else None
 

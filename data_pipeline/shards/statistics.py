@@ -40,7 +40,7 @@ def shard_statistics(
             name: int((examples.labels == label).sum())
             for label, name in enumerate(task.labels if task else ())
         },
-        "single_sequences": int((examples.labels < 0).sum()),
+        "single_sequences": int(((examples.labels < 0) & (examples.first_lengths == lengths)).sum()),
         "full_length_examples": int((lengths == settings.sequence_length).sum()),
         "length_histogram": histogram.tolist(),
     }

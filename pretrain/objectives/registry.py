@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_pipeline.errors import UserError
-from data_pipeline.sequences.registry import PAIRS, SINGLES
+from data_pipeline.sequences.registry import PAIRS, SINGLES, UNLABELLED
 from data_pipeline.settings import MASKINGS, UNMASKED
 from pretrain.config.encoder_settings import SWITCHES
 from pretrain.config.settings import ObjectiveSettings, RunConfig
@@ -43,6 +43,7 @@ class Registered(NamedTuple):
     """Further settings that it restricts -> their allowed values."""
 
 
+_ANY = (*SINGLES, *UNLABELLED, *PAIRS)
 _ROBERTAS = ("full_sentences", "doc_sentences", "segment_pair", "sentence_pair")
 """The inputs that its paper compares (Liu et al. 2019, section 4.2); of pairs only the text is learnt from."""
 _ROBERTA_NEEDS: Mapping[str, tuple[Any, ...]] = {"encoder.segments": (0,), "encoder.activation": ("gelu",)}
@@ -52,19 +53,19 @@ _ALBERTS = ("sentence_order", "segment_pair", "sentence_pair")
 
 OBJECTIVES = {
     "bert": Registered("pretrain.objectives.bert:Bert", PAIRS, judges_pairs=True),
-    "mlm": Registered("pretrain.objectives.mlm:Mlm", SINGLES + PAIRS),
+    "mlm": Registered("pretrain.objectives.mlm:Mlm", _ANY),
     "albert": Registered(
         "pretrain.objectives.albert:Albert", _ALBERTS, (*NARROW, *SHARED), judges_pairs=True
     ),
     "ernie": Registered("pretrain.objectives.ernie:Ernie", PAIRS, judges_pairs=True),
     "causal": Registered("pretrain.objectives.causal:Causal", SINGLES, masking=(UNMASKED,)),
-    "electra": Registered("pretrain.objectives.electra:Electra", SINGLES + PAIRS, (*NARROW, *MODERN)),
+    "electra": Registered("pretrain.objectives.electra:Electra", _ANY, (*NARROW, *MODERN)),
     "electra_two_stage": Registered(
-        "pretrain.objectives.electra_two_stage:SecondStage", SINGLES + PAIRS, encoder=(), teacher="generator"
+        "pretrain.objectives.electra_two_stage:SecondStage", _ANY, encoder=(), teacher="generator"
     ),
     "distilbert": Registered(
         "pretrain.objectives.distilbert:DistilBert",
-        SINGLES + PAIRS,
+        _ANY,
         teacher="teacher",
         needs={"encoder.segments": (0,), "encoder.layer_norm_eps": (1e-12,)},
     ),
@@ -76,7 +77,7 @@ OBJECTIVES = {
     ),
     "distilroberta": Registered(
         "pretrain.objectives.distilroberta:DistilRoberta",
-        SINGLES + PAIRS,
+        _ANY,
         teacher="teacher",
         needs={"vocabulary.kind": ("bpe",), **_ROBERTA_NEEDS},
     ),
@@ -87,7 +88,7 @@ OBJECTIVES = {
     ),
     "xlnet": Registered(
         "pretrain.objectives.xlnet:XlNet",
-        PAIRS + SINGLES,
+        (*PAIRS, *UNLABELLED, *SINGLES),
         encoder=(),
         has_memory=True,
         needs={

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any
 
-from data_pipeline.sequences.registry import pair_task
+from data_pipeline.sequences.registry import UNLABELLED, pair_task
 from data_pipeline.settings import UNMASKED
 
 SHORT = 0.3
@@ -201,13 +201,14 @@ def _recorded(split: Facts, name: str, facts: Facts) -> Iterator[Finding]:
     if not isinstance(recorded, dict):
         return
     labels = split["labels"]
+    sequences = facts["settings"].get("sequences")
     found = {
         "examples": split["examples"],
         "tokens": split["tokens"],
         "masked": split["masked"],
-        "single_sequences": labels["none"],
+        "single_sequences": labels["none"] - (split["second_segments"] if sequences in UNLABELLED else 0),
     }
-    if pair_task(facts["settings"].get("sequences")):
+    if pair_task(sequences):
         found["pair_labels"] = {name: count for name, count in labels.items() if name != "none"}
     differing = [key for key, count in found.items() if recorded.get(key, count) != count]
     if differing:

@@ -8,7 +8,7 @@ from typing import Any
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import read_bytes
 from data_pipeline.records import NO_LABEL, Examples
-from data_pipeline.sequences.registry import label_names, pair_task
+from data_pipeline.sequences.registry import UNLABELLED, label_names, pair_task
 from data_pipeline.shards.index import TOKENIZER, Index
 from data_pipeline.shards.writer import BlockReader
 
@@ -17,7 +17,8 @@ def label_meanings(sequences: object) -> dict[int, str]:
     """Return what each label means for these sequences, for people."""
     task = pair_task(sequences)
     meanings = task.meanings if task else [f"label {name}" for name in label_names(sequences)]
-    return dict(enumerate(meanings)) | {NO_LABEL: "one segment"}
+    unlabelled = "no label" if sequences in UNLABELLED else "one segment"
+    return dict(enumerate(meanings)) | {NO_LABEL: unlabelled}
 
 
 def printed_examples(index: Index, split: str, count: str, as_json: bool) -> Iterator[str]:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data_pipeline.sequences.pairs import OrderedPairs, SentencePairs
+from data_pipeline.sequences.pairs import OrderedPairs, SentencePairs, TwoSegments
 from data_pipeline.sequences.single import FullSentences
 from data_pipeline.settings import DataSettings
 from tests.factories.pairs import (
@@ -33,7 +33,7 @@ def pairs_of(segments):
     for sequence, first, label in zip(sequences, segments.first_lengths, segments.labels, strict=True):
         assert sequence[0] == CLS
         assert sequence[first - 1] == sequence[-1] == SEP
-        assert (sequence < FIRST).sum() == (3 if label >= 0 else 2)
+        assert (sequence < FIRST).sum() == (3 if first < len(sequence) else 2)
         a, b = sequence[1 : first - 1] - FIRST, sequence[first:-1] - FIRST
         assert (np.diff(a) == 1).all()
         assert (np.diff(b) == 1).all()
@@ -99,6 +99,38 @@ def test_a_pair_beyond_the_room_is_cut_and_short_targets_change_nothing():
     )
     assert difference(one, other, np.arange(5, 60)) < 3.5
     assert difference(one, other + 1, np.arange(5, 60)) > 5
+
+
+# -- two segments without a label ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("separators", ["both", "absent"])
+def test_two_segments_are_following_text_cut_between_sentences(separators):
+    text = random_corpus(400, mean_sentences=30)
+    segments = cut(TwoSegments, text, passes=3, sequence_length=48, short_seq_prob=0.3, separators=separators)
+    assert set(segments.labels) == {-1}
+    assert np.diff(segments.offsets).max() == 48
+    begun, single = [], 0
+    for sequence, first in zip(rows(segments.tokens, segments.offsets), segments.first_lengths, strict=True):
+        a, b = (side[side >= FIRST].astype(int) - FIRST for side in (sequence[:first], sequence[first:]))
+        assert (np.diff(a) == 1).all()
+        assert a[0] in text.sentence_starts
+        begun.append(a[0])
+        single += len(b) == 0
+        if len(b):
+            assert b[0] == a[-1] + 1
+            assert b[0] in text.sentence_starts
+            assert (np.diff(b) == 1).all()
+            assert documents(text, a[:1]) == documents(text, b[-1:])
+        assert (sequence < FIRST).sum() == (1 if separators == "absent" else 2 + (len(b) > 0))
+    assert 0.1 < single / len(begun) < 0.4, "a tenth, and where a document ends"
+
+
+def test_no_sentence_begins_two_examples_of_two_segments():
+    text = random_corpus(200, mean_sentences=30)
+    begun = [a[0] for a, _, _ in pairs_of(cut(TwoSegments, text, sequence_length=48))]
+    assert (np.diff(begun) > 0).all()
+    assert set(text.sentence_starts[text.document_starts[:-1]]) <= set(begun), "each document begins one"
 
 
 # -- the order of two parts ---------------------------------------------------------------------

@@ -12,7 +12,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.masking.masker import Masker
 from data_pipeline.records import Corpus, concatenate
 from data_pipeline.sequences import base as segments_module
-from data_pipeline.sequences.pairs import NextSentencePairs, SentencePairs
+from data_pipeline.sequences.pairs import NextSentencePairs, SentencePairs, TwoSegments
 from data_pipeline.sequences.registry import SEQUENCES, load
 from data_pipeline.sequences.single import FullSentences, SingleStreams
 from data_pipeline.settings import DataSettings
@@ -274,13 +274,14 @@ def test_without_separators_a_sequence_is_cls_and_text(kind):
     for sequence, first, label in zip(
         rows(bare.tokens.astype(np.int64), bare.offsets), bare.first_lengths, bare.labels, strict=True
     ):
-        if label >= 0:
-            assert 1 < first < len(sequence)
+        if label >= 0 or kind is TwoSegments:
+            assert first > 1
+            assert first < len(sequence) or label < 0
             assert (np.diff(sequence[1:first]) == 1).all()
             assert (np.diff(sequence[first:]) == 1).all()
         else:
             assert first == len(sequence)
-    if kind is not FullSentences:
+    if kind not in (FullSentences, TwoSegments):  # where one segment alone has more room
         framed = cut(kind, text, **{**settings, "sequence_length": 40 + recipe(kind, text).parts})
         assert np.array_equal(framed.tokens[framed.tokens != SEP], bare.tokens), "the same draws"
 
