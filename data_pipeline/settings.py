@@ -170,6 +170,8 @@ class DataSettings:
     It takes about as many bytes as English text does, beside the shards; each preparation has its own folder in it."""
     streams: int = 0
     """Parallel reading positions in the shards; 0: the largest divisor of the global batch up to 256."""
+    both_directions: bool = False
+    """In sequential order every second stream reads its documents from the end, for a memory of what comes after."""
     workers: int = 0
     """Processes that prepare data; 0: one a core. With data.scheduler=slurm: jobs."""
     executor: str = "local"

@@ -38,6 +38,7 @@ def order_of(
     sequential: bool = False,
     ramp_from: int = 0,
     ramp_batches: int = 0,
+    both_directions: bool = False,
 ) -> Order:
     """Return the order of the index's training examples; streams=0 chooses the number of streams. Raises UserError
     if there are no examples, if the streams do not divide the batch, or for a sequential order of shuffled shards."""
@@ -57,6 +58,7 @@ def order_of(
         sequential,
         ramp_from,
         ramp_batches,
+        both_directions,
     )
 
 
@@ -188,7 +190,8 @@ def resumed_batch(
     """Return the batch at which `state` resumes. Raises UserError if the data, the order or the masks differ."""
     now = loader_state(index, order, state["batch"], masking)
     # what older states lack is as it was for all
-    before = {"sequential": False, "ramp_from": 0, "ramp_batches": 0} | state["order"]
+    younger = {"sequential": False, "ramp_from": 0, "ramp_batches": 0, "both_directions": False}
+    before = younger | state["order"]
     differing = [name for name in now["order"] if before.get(name) != now["order"][name]]
     then, masks = state.get("masking"), now["masking"]
     if then is None or masks is None:
@@ -235,9 +238,11 @@ def held_out_steps(
     rank: int = 0,
     world: int = 1,
     separators: Separators | None = None,
+    both_directions: bool = False,
 ) -> list[StepShare]:
     """Read this rank's part of the same examples as `held_out`, for a model with memory: cut into `streams`
-    contiguous ranges; each step has the next example of each range."""
+    contiguous ranges; each step has the next example of each range. In both directions, those of odd number are read
+    backwards."""
     total = min(limit, index.held_out.examples)
     streams = min(streams, total)
     starts = np.arange(streams + 1) * total // streams
@@ -251,6 +256,8 @@ def held_out_steps(
         there = own[starts[own] + step < starts[own + 1]]
         if len(there):
             numbers = starts[there] + step
+            if both_directions:
+                numbers = np.where(there % 2, starts[there + 1] - 1 - step, numbers)
             part, epochs = examples.take(numbers - base), np.zeros(len(there), np.int64)
             shares.append(pack(part, caps, batch=step, epochs=epochs, numbers=numbers, streams=there))
     return shares

@@ -21,7 +21,8 @@ So a global batch is the same set of examples at every W, and any step is found 
 A sequential order permutes nothing and numbers the examples in shard order, each shard's last block included. A
 stream's items of an epoch are then a contiguous range of the split, in order; the last example of the range is
 followed by its first one in the next epoch. By default every row of the global batch is a stream (K = B), so that
-the next part of a document comes next in the same row, as memory across steps needs.
+the next part of a document comes next in the same row, as memory across steps needs. In both directions, streams of odd
+number read their ranges from the last example to the first.
 """
 
 from collections.abc import Iterator
@@ -56,12 +57,13 @@ class StreamRanges(NamedTuple):
 
 class Window(NamedTuple):
     """A part of a stream's items that is shuffled together: items first..first+items-1 of the stream are positions
-    start..start+items-1 of the epoch, shuffled."""
+    start..start+items-1 of the epoch, shuffled, or in order, or `backwards`."""
 
     epoch: int
     first: int
     start: int
     items: int
+    backwards: bool = False
 
 
 def rank_range(global_batch: int, rank: int, world: int) -> tuple[int, int]:
@@ -98,6 +100,8 @@ class Order:
     """Examples in the first step, if the batch grows; a multiple of K."""
     ramp_batches: int = 0
     """Steps until the batch has its full size; 0: it has it from the first on."""
+    both_directions: bool = False
+    """Streams of odd number read their ranges backwards."""
 
     def __post_init__(self) -> None:
         if self.examples < 1:
@@ -112,6 +116,14 @@ class Order:
                     expected="a divisor of train.global_batch, and of train.batch_ramp_from",
                     remedy="data.streams=0 chooses one",
                 )
+        if self.both_directions and (self.streams % 2 or not self.sequential):
+            order = "sequential" if self.sequential else "shuffled"
+            raise UserError(
+                f"data.both_directions=true with {self.streams} streams in {order} order",
+                where="settings",
+                expected="as many streams forwards as backwards, each through its documents in order",
+                remedy="data.order=sequential, and an even train.global_batch or data.streams",
+            )
         if self.ramp_batches and not 0 < self.ramp_from <= self.global_batch:
             raise UserError(
                 f"a ramp from {self.ramp_from} to {self.global_batch} examples",
@@ -130,11 +142,13 @@ class Order:
         sequential: bool = False,
         ramp_from: int = 0,
         ramp_batches: int = 0,
+        both_directions: bool = False,
     ) -> "Order":
         """Build the order with the default number of streams (if `streams` is 0) and the default window."""
         streams = BatchSizes.of(global_batch, streams, ramp_from, ramp_batches, sequential).streams
         window = max(1, WINDOW_BLOCKS // streams)
-        return cls(examples, block, seed, global_batch, streams, window, sequential, ramp_from, ramp_batches)
+        ramp = (ramp_from, ramp_batches)
+        return cls(examples, block, seed, global_batch, streams, window, sequential, *ramp, both_directions)
 
     @property
     def sizes(self) -> BatchSizes:
@@ -158,11 +172,14 @@ class Order:
         first_item = -(-(epoch * total - stream) // streams)  # numbers g < epoch N of this stream: ceil
         after_item = -(-((epoch + 1) * total - stream) // streams)
         stream_start = self._before(stream, (epoch + 1) * total) - self._before(stream, epoch * total)
-        position = stream_start + item - first_item
+        stream_stop = stream_start + after_item - first_item
+        backwards = self.both_directions and stream % 2 == 1
+        position = stream_stop - 1 - item + first_item if backwards else stream_start + item - first_item
         size = self.window * self.block
         start = max(stream_start, position // size * size)
-        stop = min(stream_start + after_item - first_item, (position // size + 1) * size)
-        return Window(epoch, first_item + start - stream_start, start, stop - start)
+        stop = min(stream_stop, (position // size + 1) * size)
+        before = stream_stop - stop if backwards else start - stream_start
+        return Window(epoch, first_item + before, start, stop - start, backwards)
 
     def window_numbers(self, window: Window) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (numbers, places), each of `window.items`: the examples in the epoch's order, which a reader finds
@@ -170,7 +187,8 @@ class Order:
         starts, counts = zip(*self.window_blocks(window), strict=True)
         numbers = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
         if self.sequential:
-            return numbers, np.arange(window.items)
+            places = np.arange(window.items)
+            return numbers, places[::-1] if window.backwards else places
         key = (window.epoch * self.examples + window.start) % 2**64
         return numbers, philox.permutation(self.seed % 2**64, key, WINDOW_ORDER, window.items)
 

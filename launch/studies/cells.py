@@ -32,9 +32,11 @@ DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a r
 RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "step_limit", "stop_after"}
 """Settings of run.* that a result does not depend on beyond rounding."""
 
-LATER = {"schedule": {"decay_to": 0.0}}
+LATER: dict[str, dict[str, Any]] = {"schedule": {"decay_to": 0.0}, "data": {"both_directions": False}}
 """Settings younger than the first cells, with the value that those had: they are in no identity with that value."""
-READ_SETTINGS = ("dynamic_masking", "mask_stages", "order", "streams", "separators", "separator_gap")
+READ_SETTINGS = (
+    *("dynamic_masking", "mask_stages", "order", "streams", "both_directions", "separators", "separator_gap"),
+)
 """Settings of data.* that a result depends on beside the shards."""
 
 

@@ -11,7 +11,9 @@ Differences from the published code, each on purpose:
   the one before it.
 - Spans come from the masks of the data (data.masking=ngram: whole words, anywhere in the example). There they are of
   pieces, and a span of n has 6 n tokens to itself.
-- All text is read forwards. There half of each batch is reversed, with negated distances.
+- With data.both_directions half of the streams read their documents from the end, with negated distances: what they
+  remember comes after an example. There the tokens of a stream are reversed before segments are cut, so that [SEP]
+  comes in front of a segment; here it stays behind it.
 - Every weight starts from the same truncated normal, and a target that sees no token gets 0 from attention, where the
   published mask lets it see all of them.
 
@@ -89,13 +91,15 @@ class PermutedTokens(Model):
         self.plm_head = TargetHead(encoder)
         self.frame, self.seed = (vocabulary.cls, vocabulary.sep), config.run.seed
         self.memory_length = config.objective.xlnet.memory_length
+        self.both_directions = config.data.both_directions
 
     def forward(self, batch: MicroBatch, memory: Any = None) -> tuple[Terms, Any]:
         """Compute the term `plm`: cross-entropy of the targets, each from what comes before it in its example's order,
         and the memory for the next step."""
         text = batch.filled(batch.masked_ids)
         ranks_T = factorization_ranks(text, *self.frame, self.seed)
-        streams = self.encoder(text, ranks_T, self._past(batch, memory))
+        backwards_E = batch.streams % 2 == 1 if self.both_directions else None
+        streams = self.encoder(text, ranks_T, self._past(batch, memory), backwards_E=backwards_E)
         plm, answers_R = self.plm_head(streams.query_RH, batch.masked_ids)
         terms = {"plm": Term(plm.loss, plm.count, 1.0)}
         kept = None

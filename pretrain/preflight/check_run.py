@@ -70,6 +70,7 @@ class Plan:
             sequential=config.data.order == SEQUENTIAL,
             ramp_from=config.train.batch_ramp_from,
             ramp_batches=config.train.batch_ramp,
+            both_directions=config.data.both_directions,
         )
 
     @cached_property

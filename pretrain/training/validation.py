@@ -30,6 +30,7 @@ class HeldOut:
         """Load this rank's share. All ranks call this; if one cannot read its share, all raise UserError."""
         index = plan.index
         self._world, self._index, self._separators = world, index, plan.separators
+        self._both_directions = config.data.both_directions
         self._leads = leading_kind(plan.objective.headline).name
         self.examples = min(index.held_out.examples, config.train.eval_examples)
         """Number of examples per evaluation, over all ranks."""
@@ -52,7 +53,14 @@ class HeldOut:
         index, world = self._index, self._world
         if streams:
             return held_out_steps(
-                index, self.examples, caps, streams, world.rank, world.size, self._separators
+                index,
+                self.examples,
+                caps,
+                streams,
+                world.rank,
+                world.size,
+                self._separators,
+                self._both_directions,
             )
         return [held_out(index, self.examples, caps, world.rank, world.size, self._separators)]
 

@@ -20,7 +20,12 @@ MEMORY = "objective.xlnet.memory_length=100"
 def settings(tiny: list[str], maskmill: Maskmill, tmp_path: Path) -> list[str]:
     """Those of a run whose shards are ready, read in order."""
     found = [*tiny, *member_settings("xlnet", maskmill, tmp_path), f"data.out={tmp_path}/shards"]
-    found += ["data.order=sequential", "data.masking=ngram", "train.checkpoint_every=0"]
+    found += [
+        "data.order=sequential",
+        "data.both_directions=true",
+        "data.masking=ngram",
+        "train.checkpoint_every=0",
+    ]
     maskmill("prepare", "demo", *found)
     return found
 

@@ -54,6 +54,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
     run = RunConfig(encoder=encoder)
     run.objective.name, run.run.seed = "xlnet", draw(st.integers(0, 99))
     run.objective.xlnet.memory_length = draw(st.sampled_from([0, 3, 7, 30]))
+    run.data.both_directions = draw(st.booleans())
     return run
 
 
@@ -118,9 +119,14 @@ def ask_theirs(
     number: int,
     memory: Tensor | None,
 ) -> Their:
-    """Logits of the targets of one example, in our order, and its next memory (layers, M, H)."""
+    """Logits of the targets of one example, in our order, and its next memory (layers, M, H). In both directions they
+    take the second half of a batch as text that is read from its end: the example comes twice, reversed."""
     start, stop = batch.cu_seqlens[number : number + 2].tolist()
-    order = [*range(start + 1, stop), start]  # [CLS] last
+    backwards = run.data.both_directions and number % 2 == 1
+    theirs.transformer.bi_data, copies = backwards, 2 if backwards else 1
+    order = (
+        [*range(stop - 1, start, -1), start] if backwards else [*range(start + 1, stop), start]
+    )  # [CLS] last
     ids, segments = batch.input_ids[order], batch.segment_ids[order].clone()
     segments[-1] = 2
     rows = [row for row in batch.masked_index.tolist() if start <= row < stop]
@@ -128,19 +134,24 @@ def ask_theirs(
     functional = (ids == STAMP.cls) | (ids == STAMP.sep)
     ranks = factorization_ranks(batch, STAMP.cls, STAMP.sep, run.run.seed)[order].argsort().argsort()
     mapping = F.one_hot(torch.tensor([order.index(row) for row in rows]), len(order)).double()
-    mems = None if memory is None else list(memory[number].unsqueeze(2))
-    found = theirs(
-        input_ids=ids[None], token_type_ids=segments[None], mems=mems, use_mems=memory is not None,
-        perm_mask=blocked(functional, masked, ranks)[None].double(), target_mapping=mapping[None],
-    )  # fmt: skip
-    kept = None if memory is None else torch.stack([state[:, 0] for state in found.mems])
-    return Their(found.logits[0], kept)
+    mems = None if memory is None else list(memory[number].unsqueeze(2).repeat(1, 1, copies, 1))
+    given = {
+        "input_ids": ids,
+        "token_type_ids": segments,
+        "perm_mask": blocked(functional, masked, ranks).double(),
+        "target_mapping": mapping,
+    }
+    given = {name: value.repeat(copies, *[1] * value.dim()) for name, value in given.items()}
+    found = theirs(**given, mems=mems, use_mems=memory is not None)
+    kept = None if memory is None else torch.stack([state[:, -1] for state in found.mems])
+    return Their(found.logits[-1], kept)
 
 
 def compare(ours: Model, theirs: transformers.XLNetLMHeadModel, run: RunConfig, batch: MicroBatch) -> None:
     memory = memory_of(run, len(batch.lengths))
     ranks_T = factorization_ranks(batch, STAMP.cls, STAMP.sep, run.run.seed)
-    streams = ours.encoder(batch, ranks_T, memory)
+    backwards_E = batch.streams % 2 == 1 if run.data.both_directions else None
+    streams = ours.encoder(batch, ranks_T, memory, backwards_E=backwards_E)
     found = [ask_theirs(theirs, run, batch, number, memory) for number in range(len(batch.lengths))]
     expected = torch.cat([one.logits for one in found])
     torch.testing.assert_close(ours.plm_head.logits(streams.query_RH), expected, rtol=0, atol=1e-9)

@@ -9,7 +9,8 @@ products where BERT's takes two, and each layer keeps an (E, N, S, K) bias of ev
 either stream; the query stream's is computed for all tokens, of which a sixth are targets.
 
 Shape legend: T packed tokens, R target rows, P rows that ask (those of one stream or of both), E examples, S length of
-a tile, M length of the memory, K keys (M + S), L distances, N heads, D size of a head, H hidden size (N * D).
+a tile, M length of the memory, K keys (M + S), W directions, L distances, N heads, D size of a head, H hidden size
+(N * D).
 """
 
 import torch
@@ -24,13 +25,17 @@ SLOWEST = 10_000
 """Ratio of the longest wavelength of the sinusoids to the shortest."""
 
 
-def sinusoids(longest: int, memory_length: int, hidden: int, device: torch.device) -> Tensor:
-    """Compute the (L, H) vectors of the distances M + S, ..., -S + 1 of examples of up to S = `longest` tokens: sines,
-    then cosines, float32 as in the published code."""
+def sinusoids(
+    longest: int, memory_length: int, hidden: int, device: torch.device, both_directions: bool = False
+) -> Tensor:
+    """Compute the (W, L, H) vectors of the distances M + S, ..., -S + 1 of examples of up to S = `longest` tokens:
+    sines, then cosines, float32 as in the published code. With `both_directions` there are two rows of W, the second
+    one for -M - S, ..., S - 1."""
     distance_L = torch.arange(memory_length + longest, -longest, -1, device=device).float()
     exponents = torch.arange(0, hidden, 2, device=device).float() / hidden
     angles = distance_L[:, None] * (1 / torch.pow(SLOWEST, exponents))
-    return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :hidden]
+    ways = torch.stack((angles, -angles)) if both_directions else angles[None]
+    return torch.cat((ways.sin(), ways.cos()), dim=-1)[..., :hidden]
 
 
 def by_place(x_ENSL: Tensor, keys: int) -> Tensor:
@@ -69,7 +74,7 @@ class RelativeAttention(nn.Module):
         asking_PH: Tensor,
         content_TH: Tensor,
         memory_EMH: Tensor | None,
-        distances_LH: Tensor,
+        distances_WLH: Tensor,
         plan: StreamPlan,
         content_rows: int,
     ) -> Tensor:
@@ -78,7 +83,7 @@ class RelativeAttention(nn.Module):
         q_PND = self._by_head(self.query(asking_PH))
         keyed = content_TH if memory_EMH is None else torch.cat((content_TH, memory_EMH.flatten(0, 1)))
         k_XND, v_XND = self._by_head(self.key(keyed)), self._by_head(self.value(keyed))
-        r_NLD = self._by_head(self.relative(distances_LH)).transpose(0, 1)
+        r_WNLD = self._by_head(self.relative(distances_WLH)).transpose(1, 2)
         content, query = q_PND[:content_rows], q_PND[content_rows:]
         query = torch.cat(
             (query, query.new_zeros(1, *query.shape[1:]))
@@ -87,7 +92,9 @@ class RelativeAttention(nn.Module):
         for tile in plan.tiles:
             k, v = (_tiled(x, tile.keys_EK) for x in (k_XND, v_XND))
             first = plan.longest - tile.rows_ES.shape[1]
-            r = r_NLD[:, first : first + tile.rows_ES.shape[1] + tile.keys_EK.shape[1]]
+            r = r_WNLD[:, :, first : first + tile.rows_ES.shape[1] + tile.keys_EK.shape[1]]
+            if tile.backwards_E is not None:
+                r = r.index_select(0, tile.backwards_E)
             if content_rows:
                 q = _tiled(content, tile.rows_ES)
                 of_content.append(self._attend(q, k, v, r, tile, tile.content_E1SK))
@@ -106,12 +113,12 @@ class RelativeAttention(nn.Module):
         q_ENSD: Tensor,
         k_ENKD: Tensor,
         v_ENKD: Tensor,
-        r_NLD: Tensor,
+        r_ENLD: Tensor,
         tile: StreamTile,
         hidden_E1SK: Tensor,
     ) -> Tensor:
         """Attend in one tile: (E * S, H), 0 for a query that sees no key."""
-        position = by_place((q_ENSD + self.for_position[:, None]) @ r_NLD.transpose(-1, -2), k_ENKD.shape[2])
+        position = by_place((q_ENSD + self.for_position[:, None]) @ r_ENLD.transpose(-1, -2), k_ENKD.shape[2])
         segment = (q_ENSD + self.for_segment[:, None]) @ self.segments.permute(1, 2, 0)
         segment = torch.where(tile.differs_E1SK, segment[..., 1:], segment[..., :1])
         bias = ((position + segment) * self.size**-0.5).masked_fill(

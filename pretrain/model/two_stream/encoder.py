@@ -2,7 +2,8 @@
 
 (Yang et al. 2019, XLNet, sections 2.3 to 2.5; zihangdai/xlnet, modeling.py.)
 
-Shape legend: T packed tokens, R target rows, E examples, M length of the memory, L distances, H hidden size.
+Shape legend: T packed tokens, R target rows, E examples, M length of the memory, W directions, L distances, H hidden
+size.
 """
 
 from typing import NamedTuple
@@ -75,14 +76,14 @@ class TwoStreamLayer(nn.Module):
         content_TH: Tensor,
         query_RH: Tensor,
         memory_EMH: Tensor | None,
-        distances_LH: Tensor,
+        distances_WLH: Tensor,
         plan: StreamPlan,
         with_content: bool,
     ) -> tuple[Tensor, Tensor]:
         """Compute (T, H) and (R, H); without `with_content` (0, H) instead of the first."""
         rows = len(content_TH) if with_content else 0
         x_PH = torch.cat((content_TH[:rows], query_RH))
-        attended = self.attention(x_PH, content_TH, memory_EMH, distances_LH, plan, rows)
+        attended = self.attention(x_PH, content_TH, memory_EMH, distances_WLH, plan, rows)
         x_PH = self.attention_norm(x_PH + self.dropout(attended))
         x_PH = self.feed_forward_norm(x_PH + self.dropout(self.feed_forward(x_PH)))
         return x_PH[:rows], x_PH[rows:]
@@ -111,17 +112,19 @@ class TwoStreamEncoder(nn.Module):
         ranks_T: Tensor | None = None,
         memory: Tensor | None = None,
         with_content: bool = False,
+        backwards_E: Tensor | None = None,
     ) -> Streams:
         """Encode the batch's tokens, and its masked rows from what they see of the others.
 
         `ranks_T` as in `plan_streams`; `memory` (E, layers, M, H) of each example's stream, seen by all its tokens as
-        text before it, of segment 0. The last layer computes the content stream only `with_content`: in pretraining
-        nothing reads it."""
+        text before it, of segment 0, or as text after it where `backwards_E` (E,) bool says so. The last layer computes
+        the content stream only `with_content`: in pretraining nothing reads it."""
         length = 0 if memory is None else memory.shape[2]
-        plan = plan_streams(batch, ranks_T, length, self.settings.heads)
+        plan = plan_streams(batch, ranks_T, length, self.settings.heads, backwards_E)
         content_TH, query_RH = self.embeddings(batch.input_ids, len(batch.masked_index))
-        distances_LH = sinusoids(plan.longest, length, self.settings.hidden, content_TH.device)
-        distances_LH = self.dropout(distances_LH.to(content_TH.dtype))
+        both = backwards_E is not None
+        distances_WLH = sinusoids(plan.longest, length, self.settings.hidden, content_TH.device, both)
+        distances_WLH = self.dropout(distances_WLH.to(content_TH.dtype))
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         remembered = []
         for number, layer in enumerate(self.layers):
@@ -130,7 +133,7 @@ class TwoStreamEncoder(nn.Module):
                 past_EMH = memory[:, number].to(content_TH.dtype)
                 remembered.append(plan.remember(content_TH, past_EMH))
             wanted = with_content or number < len(self.layers) - 1
-            given = (content_TH, query_RH, past_EMH, distances_LH, plan, wanted)
+            given = (content_TH, query_RH, past_EMH, distances_WLH, plan, wanted)
             if recompute:
                 content_TH, query_RH = checkpoint(layer, *given, use_reentrant=False)
             else:

@@ -83,6 +83,43 @@ def test_a_sequential_stream_walks_a_stretch_of_the_split(case: tuple[int, ...])
         assert max(map(len, together)) - min(map(len, together)) <= 1
 
 
+@pytest.mark.parametrize("case", [case for case in SMALL if case[3] % 2 == 0], ids=str)
+def test_in_both_directions_every_second_stream_walks_its_stretch_from_the_end(case: tuple[int, ...]) -> None:
+    examples, block, batch, streams, window = case
+    one_way, both = (
+        Order(examples, block, 11, batch, streams, window, sequential=True, both_directions=both)
+        for both in (False, True)
+    )
+    for order in (one_way, both):
+        for step in (0, 1, 5):
+            whole = order.share(step, 0, 1)
+            shares = [order.share(step, rank, 2) for rank in range(2)]
+            assert all(
+                np.array_equal(np.concatenate(c), w)
+                for c, w in zip(zip(*shares, strict=True), whole, strict=True)
+            )
+    walks = []
+    for order in (one_way, both):
+        columns = (np.array(column) for column in zip(*steps_of(order, 4), strict=True))
+        walks.append([c.reshape(len(c), streams, -1).swapaxes(0, 1).reshape(streams, -1) for c in columns])
+    (epochs, forwards), (same_epochs, numbers) = walks
+    assert np.array_equal(epochs, same_epochs)
+    for stream in range(streams):
+        for epoch in range(3):  # the fourth may be cut short
+            stretch = forwards[stream][epochs[stream] == epoch]
+            read = numbers[stream][epochs[stream] == epoch]
+            assert np.array_equal(read, stretch[::-1] if stream % 2 else stretch)
+
+
+def test_both_directions_need_an_even_number_of_streams_in_order() -> None:
+    with pytest.raises(
+        UserError, match=r"data\.both_directions=true with 3 streams in sequential order .*even"
+    ):
+        Order.of(100, 8, 0, 9, 3, sequential=True, both_directions=True)
+    with pytest.raises(UserError, match=r"with 4 streams in shuffled order .*data\.order=sequential"):
+        Order.of(100, 8, 0, 8, 4, both_directions=True)
+
+
 def test_a_sequential_order_makes_every_row_a_stream() -> None:
     assert default_streams(384, sequential=True) == 384
     order = Order.of(10**6, 512, 0, 384, sequential=True)

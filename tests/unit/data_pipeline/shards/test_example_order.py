@@ -134,10 +134,11 @@ def test_sequential_shards_are_the_documents_in_order(text: Path, tmp_path: Path
     assert len(kept) == index.statistics["reading"]["tokens"]
 
 
-def test_streams_read_on_where_their_last_example_ended(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("both", [False, True])
+def test_streams_read_on_where_their_last_example_ended(text: Path, tmp_path: Path, both: bool) -> None:
     index = prepared(text, tmp_path / "a", order="sequential")
     everything = text_of(content(index))
-    order = order_of(index, seed=1, global_batch=6, sequential=True)
+    order = order_of(index, seed=1, global_batch=6, sequential=True, both_directions=both)
     assert order.streams == 6
     place = {one: i for i, one in enumerate(everything)}
     assert len(place) == len(everything)
@@ -153,7 +154,8 @@ def test_streams_read_on_where_their_last_example_ended(text: Path, tmp_path: Pa
             row[member] = place[one.tobytes()]
         rows.append(row)
     steps = np.diff(np.array(rows), axis=0)
-    assert (steps == 1).sum() >= steps.size - 6  # each stream goes back to its stretch's beginning once
+    onward = np.array([1, -1] * 3) if both else 1
+    assert (steps == onward).sum() >= steps.size - 6  # each stream goes back to its stretch's beginning once
     with pytest.raises(UserError, match="hold their examples shuffled"):
         order_of(prepared(text, tmp_path / "b"), seed=1, global_batch=6, sequential=True)
 

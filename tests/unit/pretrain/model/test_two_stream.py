@@ -40,12 +40,16 @@ def test_every_row_has_its_own_distances() -> None:
 
 
 def test_sinusoids_are_sines_then_cosines_of_distances() -> None:
-    table = sinusoids(4, 3, 8, torch.device("cpu"))
+    [table] = sinusoids(4, 3, 8, torch.device("cpu"))
     assert (table.shape, table.dtype) == ((11, 8), torch.float32)
     assert table[7].tolist() == [0.0] * 4 + [1.0] * 4  # distance 0
     expected = torch.tensor([7 * 10_000 ** (-2 * place / 8) for place in range(4)])
     torch.testing.assert_close(table[0], torch.cat((expected.sin(), expected.cos())))
     torch.testing.assert_close(table[-1, :4], -table[4, :4])  # distances -3 and 3
+    ways = sinusoids(4, 3, 8, torch.device("cpu"), both_directions=True)
+    assert ways[0].equal(table)
+    assert ways[1, :, :4].equal(-table[:, :4])
+    assert ways[1, :, 4:].equal(table[:, 4:])
 
 
 def example() -> tuple[MicroBatch, Tensor]:

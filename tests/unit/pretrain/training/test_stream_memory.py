@@ -117,19 +117,21 @@ def test_a_phase_begins_without_memory_and_a_resumed_one_with_its_own(
     assert memory.read(batch(3))["count"].tolist() == [value]
 
 
+@pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 5, 20])
-def test_held_out_examples_come_stretch_by_stretch(tmp_path: Path, world: int) -> None:
+def test_held_out_examples_come_stretch_by_stretch(tmp_path: Path, world: int, both: bool) -> None:
     index, _ = shard_folder(tmp_path, [20, 8], held_out=(9, 5))
     caps = Caps(100, 8, 100)
     seen: dict[int, list[int]] = {}
     sizes = 0
     for rank in range(world):
-        for share in held_out_steps(index, 13, caps, 4, rank, world):
+        for share in held_out_steps(index, 13, caps, 4, rank, world, both_directions=both):
             sizes += share.examples
             for micro in share.micro_batches:
                 for stream, key in zip(micro.streams.tolist(), micro.keys.tolist(), strict=True):
                     seen.setdefault(stream, []).append(key)
-    assert seen == {0: [0, 1, 2], 1: [3, 4, 5], 2: [6, 7, 8], 3: [9, 10, 11, 12]}
+    onward = {0: [0, 1, 2], 1: [3, 4, 5], 2: [6, 7, 8], 3: [9, 10, 11, 12]}
+    assert seen == (onward if not both else onward | {1: [5, 4, 3], 3: [12, 11, 10, 9]})
     assert sizes == 13 == held_out(index, 13, caps).examples
 
 
