@@ -14,6 +14,8 @@ Differences from the published code, each on purpose:
 - With data.both_directions half of the streams read their documents from the end, with negated distances: what they
   remember comes after an example. There the tokens of a stream are reversed before segments are cut, so that [SEP]
   comes in front of a segment; here it stays behind it.
+- Documents in one example are parted by [SEP] (data.sequences=full_sentences), or never share one. There <eod> stands
+  between them, which is in the vocabulary here and not used.
 - Every weight starts from the same truncated normal, and a target that sees no token gets 0 from attention, where the
   published mask lets it see all of them.
 

@@ -8,6 +8,7 @@ them.
 """
 
 import math
+import os
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.deepspeed_config import BUCKET_ELEMENTS
@@ -75,16 +77,35 @@ def states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> S
     found = replace(
         found,
         weights=found.weights + (4 if precision == "fp32" else 2) * frozen,
-        streams=_stream_memory(config, ranks),
+        streams=stream_memory(config, ranks),
     )
     return replace(found, masters=0, moments=0) if config.zero.offload == "cpu" else found
 
 
-def _stream_memory(config: RunConfig, ranks: int) -> int:
+def stream_memory(config: RunConfig, ranks: int) -> int:
     """Count the bytes that are remembered between steps of as many streams as a rank has examples of the batch, and of
     a spare one."""
     of_a_stream = sum(math.prod(shape) for shape in load(config).memory.values())
     return 4 * of_a_stream * (-(-config.train.global_batch // ranks) + 1) if of_a_stream else 0
+
+
+def check_stream_memory(config: RunConfig, ranks: int, room: float | None) -> None:
+    """Raise UserError if what is remembered of a rank's streams takes more than `room` bytes, those of its GPU; None:
+    the ranks share this machine's memory."""
+    taken, of = stream_memory(config, ranks), "a GPU"
+    if room is None:
+        room, of = (
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks,
+            "a rank's share of this machine",
+        )
+    if taken > room:
+        raise UserError(
+            f"objective.name={config.objective.name} remembers {taken / 1e9:,.1f} GB of a rank's "
+            f"{-(-config.train.global_batch // ranks):,} streams, and {of} has {room / 1e9:,.1f} GB",
+            where="settings",
+            expected="a memory that fits beside the model (`maskmill plan` shows both)",
+            remedy=f"a smaller objective.{config.objective.name}.memory_length or train.global_batch, or more ranks",
+        )
 
 
 def _states(model: nn.Module, config: RunConfig, precision: str, ranks: int) -> States:

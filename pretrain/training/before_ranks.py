@@ -8,6 +8,7 @@ from pathlib import Path
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.precision import sees_gpus
+from pretrain.objectives.registry import keeps_memory
 from pretrain.preflight.check_run import check_run
 from pretrain.preflight.micro_batch import is_open
 from pretrain.preflight.room import surely_has_room
@@ -29,7 +30,11 @@ def check_start(config: RunConfig) -> str:
     if not checkpoints(folder) and not config.checkpoint.mirror:  # from which the run may be brought back
         check_starting_weights(config, plans[0])
     if is_open(config):
-        choose(config, config.run.ranks, visible_memory(config.run.ranks) if sees_gpus() else None)
+        choose(config, config.run.ranks, _room(config))
+    if keeps_memory(config):
+        from pretrain.preflight.memory import check_stream_memory  # counts what torch modules take
+
+        check_stream_memory(config, config.run.ranks, _room(config))
     _check_room(config, plans[0].index.vocabulary.size)
     _check_probe(config)
     return ""
@@ -40,6 +45,11 @@ def _check_gpus(ranks: int) -> None:
         from pretrain.distributed.world import check_gpus
 
         check_gpus(ranks)
+
+
+def _room(config: RunConfig) -> float | None:
+    """Return the bytes of a GPU to count with; None: the ranks are on CPUs."""
+    return visible_memory(config.run.ranks) if sees_gpus() else None
 
 
 def _check_probe(config: RunConfig) -> None:

@@ -9,6 +9,9 @@ from pretrain.evaluate.studies.compare import Row, named, runs_of, shown, unigra
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 
+FOLLOWS_FROM = {"context_gain": "held_out_mask_loss", "tokens_to_context": "held_out_mask_loss"}
+"""Figure that is measured at the end -> the curve that it is read from."""
+
 
 def figure_to_draw(rows: Sequence[Row]) -> str:
     """Return the first figure that an arm has, which is the one that leads wherever that was measured; empty without
@@ -30,7 +33,7 @@ def picture_of(design: Design, figure: str, rows: Sequence[Row], found: Mapping[
         level = unigram_of(found)
         levels = {} if level is None else {"word frequencies alone": level}
         panel = Panel(design.title, "tokens", named(curves), lines, levels, ceiling=(level or math.inf) + 1.0)
-        return svg([panel], f"{named(curves)} over tokens. {words}.")
+        return svg([panel], f"{named(curves)} over tokens. {named(figure)}: {words}.")
     strips = {design.label(row.arm): list(row.values.values()) for row in own if row.values}
     return strip_svg(Strip(design.title, named(figure), strips), words)
 
@@ -40,7 +43,8 @@ def _curve_figure(design: Design, figure: str, found: Mapping[Cell, Measured]) -
     if "." in figure:
         return ""
     in_curves = {name for one in found.values() for point in one.curve for name in point}
-    return next((name for name in (figure, *design.figures) if name in in_curves), "held_out_mask_loss")
+    candidates = (figure, FOLLOWS_FROM.get(figure, ""), *design.figures)
+    return next((name for name in candidates if name in in_curves), "held_out_mask_loss")
 
 
 def _lines(design: Design, figure: str, found: Mapping[Cell, Measured]) -> Iterable[Line]:

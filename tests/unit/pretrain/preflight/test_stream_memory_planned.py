@@ -2,13 +2,15 @@
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
+from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
 from pretrain.objectives.registry import load
 from pretrain.preflight.forecast import forecast_phases
 from pretrain.preflight.gpus import gpu_named
-from pretrain.preflight.memory import meta_model, states
+from pretrain.preflight.memory import check_stream_memory, meta_model, states
 from pretrain.preflight.show import show_phases
 from pretrain.preflight.step_time import Cluster
 from pretrain.training.stream_memory import StreamMemory
@@ -24,6 +26,20 @@ def test_a_plan_counts_the_memory_of_a_ranks_streams() -> None:
     config.objective.xlnet.memory_length = 0
     without = states(meta_model(config, 100), config, "fp32", 4)
     assert without.streams == 0
+
+
+def test_a_memory_that_cannot_fit_is_refused_before_ranks_start() -> None:
+    config = load_config("xlnet_tiny", [*MEMORY, "objective.xlnet.memory_length=65000"])
+    taken = states(meta_model(config, 100), config, "fp32", 4).streams
+    check_stream_memory(config, 4, float(taken))
+    message = r"remembers [\d.]+ GB of a rank's 8 streams, and a GPU has [\d.]+ GB .*memory_length"
+    with pytest.raises(UserError, match=message):
+        check_stream_memory(config, 4, taken - 1.0)
+    config.train.global_batch = 10**9
+    with pytest.raises(UserError, match="a rank's share of this machine has"):
+        check_stream_memory(config, 4, None)
+    config.objective.xlnet.memory_length = 0
+    check_stream_memory(config, 4, 1.0)
 
 
 def test_it_counts_against_what_fits_and_is_shown() -> None:

@@ -132,6 +132,20 @@ def test_the_picture_is_of_the_first_figure_that_was_measured(
     assert len(lines) == 2 * curves
 
 
+def test_what_a_loss_comes_to_is_drawn_as_the_loss(tmp_path: Path) -> None:
+    """And not as the next figure of the study that has curves."""
+    runs = [measured(arm, seed, 5.0) for arm in "ab" for seed in (1, 2)]
+    for one in runs:
+        one.figures["context_gain"] = 1.25
+        for point in one.curve:
+            point["held_out_mask_accuracy"] = 0.5
+    design = design_of(figures=["context_gain", "held_out_mask_accuracy"], arms={"a": {}, "b": {}})
+    write_study(tmp_path, design, [], found_of(*runs), FACTS)
+    said = ET.parse(tmp_path / "picture.svg").getroot().find(f"{SVG}desc").text
+    assert said.startswith("held-out loss at [MASK] over tokens. nats below")
+    assert "a: 1.25" in said
+
+
 def test_a_table_ends_with_what_needs_no_input(tmp_path: Path) -> None:
     """Accuracies of 69 % are nothing where the commoner label has 68.4 %. It is left out where runs differ in it."""
     figures = ["mrpc.accuracy", "held_out.mask_loss"]
