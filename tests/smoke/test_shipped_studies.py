@@ -193,7 +193,7 @@ def test_languages(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None
 
 def test_formats(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
     arms = ("segment_pair", "doc_sentences")
-    small_study(maskmill, tmp_path, "formats", arms)
+    assert "shared weights equal in all 2 arms" in small_study(maskmill, tmp_path, "formats", arms)
     figures = figures_of(tmp_path)
     assert all("held_out.mask_loss" in figures[arm] for arm in arms)
     assert ["held_out_nsp_accuracy" in figures[arm] for arm in arms] == [True, False]
@@ -203,7 +203,7 @@ def test_formats(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
 
 def test_bert_ablations(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
     said = small_study(maskmill, tmp_path, "bert-ablations", ("bert", "no_nsp_pairs", "mask_100_0_0"))
-    assert "seed 1: examples equal in all 3 arms" in said
+    assert "seed 1: examples, shared weights equal in all 3 arms" in said
     assert "seed 1: masks equal in bert, no_nsp_pairs" in said
     assert (
         "equal in *BERT*, *no NSP, the same pairs*: seed 1: masks "
