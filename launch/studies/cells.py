@@ -25,6 +25,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.evaluate.downstream.encoders import Encoder, find_encoders
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import Cell, Measured, measure_run, read_measured, write_measured
+from pretrain.run.folder import read_summary
 from pretrain.run.machine import machine_name
 
 DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a row that was skipped")
@@ -53,13 +54,15 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
                 remedy="another --out, or remove this file",
             )
         return known
-    started = time.monotonic()
+    started, earlier = time.monotonic(), 0.0
     curve: list[dict[str, float]] = []
     figures: dict[str, float] = {}
     finite = True
     if trains(design, cell, place):
         run = run_of(design, cell, place.folder, place.threads)
         finite = _train(run, cell, place)
+        trained = float(read_summary(run_folder(place.folder, cell)).get("seconds") or 0.0)
+        earlier = max(0.0, trained - (time.monotonic() - started))
         curve, figures = measure_run(run_folder(place.folder, cell), tokens_by_step(run.phases), finite)
     notes: list[str] = []
     by_epoch: dict[str, list[float]] = {}
@@ -73,7 +76,7 @@ def measure(design: Design, cell: Cell, place: Place) -> Measured:
                 by_epoch |= scored.by_epoch
                 trivial |= scored.trivial
     tuned = [list(pair) for pair in cell.tuned]
-    seconds = time.monotonic() - started
+    seconds = earlier + time.monotonic() - started
     where = (machine_name(), datetime.now(UTC).strftime("%Y-%m-%d"))
     found = Measured(
         cell.arm,

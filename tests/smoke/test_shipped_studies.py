@@ -199,6 +199,14 @@ def test_formats(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:
     assert ["held_out_nsp_accuracy" in figures[arm] for arm in arms] == [True, False]
     scored = [tmp_path / f"out/runs/{arm}-1/evaluation/0/held_out/result.json" for arm in arms]
     assert len({json.dumps(json.loads(path.read_text())["files"]) for path in scored}) == 1, "the same text"
+    cell, summary = (
+        tmp_path / f"out/{name}"
+        for name in ("cells/doc_sentences-1.json", "runs/doc_sentences-1/summary.json")
+    )
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"seconds": 5000.0}))
+    cell.unlink()
+    small_study(maskmill, tmp_path, "formats", arms)
+    assert 5000 <= json.loads(cell.read_text())["seconds"] < 5600, "training of a process before counts"
 
 
 def test_bert_ablations(tmp_path: Path, maskmill: Maskmill, study_here: None) -> None:

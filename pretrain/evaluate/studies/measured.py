@@ -55,6 +55,7 @@ class Measured:
     curve: list[dict[str, float]] = field(default_factory=list)
     """An entry for each evaluation: step, tokens, and the held-out figures."""
     seconds: float = 0.0
+    """Of training, in all its attempts, and of scoring what no process before had scored."""
     finite: bool = True
     identity: str = ""
     """Hash of the settings and data that it was measured with."""
