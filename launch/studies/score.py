@@ -1,5 +1,6 @@
 """Score the model of a cell on the tasks of its study."""
 
+import fnmatch
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -79,8 +80,11 @@ def scores(
         return Scored({}, {}, {})
     split = next(iter(note["scores"]))
     found = note["scores"][split]
+    wanted = scoring.metrics or [note["headline"]]
     names = {
-        m: f"{scoring.name or note['task']}.{m}" for m in scoring.metrics or [note["headline"]] if m in found
+        metric: f"{scoring.name or note['task']}.{metric}"
+        for pattern in wanted
+        for metric in fnmatch.filter(found, pattern)
     }
     curves = note["details"].get("by_epoch", {}).get(split, {})
     trivial = note["trivial"].get(split, {})

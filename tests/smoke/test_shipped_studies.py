@@ -78,6 +78,7 @@ def test_separators(tmp_path: Path, maskmill: Maskmill, study_here: None) -> Non
     assert figures["neither_gap"]["attention.sep_attention"] == 0
     assert "attention.blocked_loss" not in figures["neither_gap"]
     assert figures["period"]["attention.sep_attention"] > 0
+    assert {f"attention.sep_{what}_layer_1" for what in ("attention", "gradient")} <= figures["period"].keys()
     config = json.loads((tmp_path / "out/runs/neither_gap-1/export/config.json").read_text())
     assert (config["separators"], config["separator_gap"], config["type_vocab_size"]) == ("none", True, 1)
     frames = [_frame(tmp_path / f"out/runs/{arm}-1/export") for arm in ARMS]

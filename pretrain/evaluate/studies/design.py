@@ -56,7 +56,7 @@ class Scoring:
     """Folder of its files; `shards`: those of the arm; `shards of ARM`: another one's, so that all have the same
     masks; empty: what --data names."""
     metrics: tuple[str, ...] = ()
-    """The metrics to compare; empty: the task's own."""
+    """The metrics to compare, of which `*` stands for any part of a name; empty: the task's own."""
     name: str = ""
     """What its figures are named by, where a task is scored on several data; empty: the task."""
 
