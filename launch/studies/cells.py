@@ -36,7 +36,13 @@ RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "step_limit", 
 LATER: dict[str, dict[str, Any]] = {"schedule": {"decay_to": 0.0}, "data": {"both_directions": False}}
 """Settings younger than the first cells, with the value that those had: they are in no identity with that value."""
 READ_SETTINGS = (
-    *("dynamic_masking", "mask_stages", "order", "streams", "both_directions", "separators", "separator_gap"),
+    "dynamic_masking",
+    "mask_stages",
+    "order",
+    "streams",
+    "both_directions",
+    "separators",
+    "separator_gap",
 )
 """Settings of data.* that a result depends on beside the shards."""
 

@@ -31,10 +31,11 @@ def check_start(config: RunConfig) -> str:
         check_starting_weights(config, plans[0])
     if is_open(config):
         choose(config, config.run.ranks, _room(config))
-    if keeps_memory(config):
-        from pretrain.preflight.memory import check_stream_memory  # counts what torch modules take
+    for plan in plans:
+        if keeps_memory(plan.phase.config):
+            from pretrain.preflight.memory import check_stream_memory  # counts what torch modules take
 
-        check_stream_memory(config, config.run.ranks, _room(config))
+            check_stream_memory(plan.phase.config, config.run.ranks, _room(config))
     _check_room(config, plans[0].index.vocabulary.size)
     _check_probe(config)
     return ""

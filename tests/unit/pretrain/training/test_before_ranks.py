@@ -227,6 +227,20 @@ def test_pairs_of_another_task_than_the_settings_name_are_refused(tiny: list[str
     assert check_run(load_config("demo", [*other, "data.sequences=doc_sentences", "objective.name=mlm"]), 1)
 
 
+def test_a_memory_of_streams_is_held_against_what_there_is(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, float | None]] = []
+    monkeypatch.setattr(
+        "pretrain.preflight.memory.check_stream_memory", lambda _, ranks, room: seen.append((ranks, room))
+    )
+    check(*tiny, f"run.dir={tmp_path}/without")
+    assert seen == []
+    monkeypatch.setattr("pretrain.training.before_ranks.keeps_memory", lambda _: True)
+    check(*tiny, f"run.dir={tmp_path}/run", "run.ranks=2")
+    assert seen == [(2, None)]
+
+
 def test_a_probe_that_lacks_its_files_is_refused(tiny: list[str], tmp_path: Path) -> None:
     run = [*tiny, f"run.dir={tmp_path}/run"]
     for changes, words in (
