@@ -197,7 +197,9 @@ def test_operations_of_bert_large(length: int, masked: int, gflop: float) -> Non
 def test_baselines_are_those_of_the_evaluated_positions(tiny: list[str]) -> None:
     index = Index.load(setting(tiny, "data.out"))
     limit = index.held_out.examples // 2
-    train = SimpleNamespace(eval_examples=limit, micro_batch=4)
+    config = SimpleNamespace(
+        train=SimpleNamespace(eval_examples=limit, micro_batch=4), data=SimpleNamespace(both_directions=False)
+    )
     plan = SimpleNamespace(
         index=index,
         objective=with_defaults("bert"),
@@ -206,7 +208,7 @@ def test_baselines_are_those_of_the_evaluated_positions(tiny: list[str]) -> None
     )
     engine = PlainEngine(index)
     engine.eval, engine.train = engine.module.eval, engine.module.train  # type: ignore[attr-defined]
-    figures = HeldOut(plan, SimpleNamespace(train=train), World()).evaluate(engine)  # type: ignore[arg-type]
+    figures = HeldOut(plan, config, World()).evaluate(engine)  # type: ignore[arg-type]
     examples = MicroBatch.from_examples(
         concatenate(list(BlockReader(index, index.held_out).all_blocks())).take(np.arange(limit))
     )
