@@ -14,8 +14,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # a plain script, also from another working directory
@@ -60,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="a round")
     parser.add_argument("--sources", default="", help="other text than the demo's")
+    parser.add_argument("--profile", action="store_true", help="print what a step of both does, by kind")
     return parser.parse_args()
 
 
@@ -91,6 +94,9 @@ def measure(member: str, arguments: argparse.Namespace, folder: Path) -> list[st
         for process in processes:
             ask(process, 2)  # starts, warms up
         rounds = [[ask(process, arguments.steps) for process in processes] for _ in range(arguments.rounds)]
+        if arguments.profile:
+            words = Index.load(str(folder / "shards")).vocabulary.size
+            print_profile(labels, [ask(process, arguments.steps, words) for process in processes])
         memory = [finished(process) for process in processes]
     seconds = [statistics.median(r[n]["seconds"] / r[n]["steps"] for r in rounds) for n in range(2)]
     split = Index.load(str(folder / "shards")).train
@@ -105,6 +111,13 @@ def measure(member: str, arguments: argparse.Namespace, folder: Path) -> list[st
         f"{memory[0] / 1e9:.2f} GB",
         f"{memory[0] / memory[1]:.2f}",
     ]
+
+
+def print_profile(labels: Sequence[str], answers: list[dict[str, Any]]) -> None:
+    """Milliseconds of a step, which the profiler makes longer, by what they are for."""
+    for label, answer in zip(labels, answers, strict=True):
+        kinds = ", ".join(f"{kind} {ms / answer['steps']:.0f}" for kind, ms in answer["kinds"].items())
+        print(f"  {label}, ms a step: {kinds}", flush=True)
 
 
 def prepared(recipe: str, arguments: argparse.Namespace, folder: Path) -> list[str]:

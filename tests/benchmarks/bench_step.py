@@ -124,10 +124,10 @@ def started(contender: Contender, shards: Path, sizes: dict[str, Any]) -> Iterat
         process.kill()
 
 
-def ask(process: subprocess.Popen[str], steps: int) -> dict[str, Any]:
-    """Has `process` train for so many steps."""
+def ask(process: subprocess.Popen[str], steps: int, *vocabulary: int) -> dict[str, Any]:
+    """Has `process` train for so many steps, profiled if the size of the vocabulary is given."""
     assert process.stdin is not None
-    process.stdin.write(f"{steps}\n")
+    process.stdin.write(" ".join(map(str, (steps, *vocabulary))) + "\n")
     process.stdin.flush()
     return answered(process)
 

@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.step_contenders ours SHARDS '{"layers": 4, ...}'
 
-Each line of standard input is a number of steps; what they took is printed as JSON when they are done. After the last
-line the process prints its peak memory and ends. bench_step.py starts one such process for each contender and lets
+Each line of standard input is a number of steps; what they took is printed as JSON when they are done. With a second
+number, the size of the vocabulary, they are profiled (step_profile.py). After the last line the process prints its peak
+memory and ends. bench_step.py starts one such process for each contender and lets
 them take turns, so that a change of the machine's load meets all of them.
 """
 
@@ -15,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.step_profile import StepProfile
+
 
 class Ended(Exception):
     """Nobody asks for more steps."""
@@ -25,13 +28,16 @@ class Gate:
 
     def __init__(self) -> None:
         self._left, self._asked, self._tokens, self._started, self._waited = 0, 0, 0, 0.0, 0.0
+        self._profile: StepProfile | None = None
 
     def open(self) -> None:
         """Waits for the next number of steps. Raises Ended where there is none."""
         line = sys.stdin.readline()
         if not line:
             raise Ended
-        self._left = self._asked = int(line)
+        steps, *vocabulary = map(int, line.split())
+        self._left = self._asked = steps
+        self._profile = StepProfile(*vocabulary) if vocabulary else None
         self._tokens, self._started, self._waited = 0, time.perf_counter(), 0.0
 
     def __call__(self, tokens: int, waited: float = 0.0) -> None:
@@ -42,7 +48,8 @@ class Gate:
         if self._left == 0:
             seconds = time.perf_counter() - self._started
             figures = {"seconds": seconds, "tokens": self._tokens, "steps": self._asked}
-            answer(figures | {"waited": self._waited})
+            kinds = self._profile.milliseconds() if self._profile else {}
+            answer(figures | {"waited": self._waited, "kinds": kinds})
             self.open()
 
 
