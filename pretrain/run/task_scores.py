@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from pretrain.run.tolerant_json import number, table
 
 EVALUATION, RESULT = "evaluation", "result.json"
+OF_A_PAIR = ("use_", "harm_", "cut_")
+"""How the names of figures begin that say, in nats, what one segment of a pair is to the other."""
 HEADS = ("task", "metric", "score", "lowest to highest", "not pretrained", "trivial")
 
 
@@ -85,9 +87,11 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def shown(metric: str, value: float) -> str:
-    """Write a value: losses (nats) and bits with three decimals, percentages and perplexities with one.
+    """Write a value: losses and differences of them (nats), bits and ratios with three decimals, percentages and
+    perplexities with one.
 
-    >>> shown("mask_loss_is_next", 2.5), shown("f1", 84.66), shown("perplexity", 12345.6)
-    ('2.500', '84.7', '12,345.6')
+    >>> shown("mask_loss_is_next", 2.5), shown("use_segment_b", 0.062), shown("f1", 84.66), shown("perplexity", 1234.56)
+    ('2.500', '0.062', '84.7', '1,234.6')
     """
-    return f"{value:.3f}" if "loss" in metric or metric.startswith("bits") else f"{value:,.1f}"
+    fine = "loss" in metric or metric.startswith(("bits", "sep_gradient", *OF_A_PAIR))
+    return f"{value:.3f}" if fine else f"{value:,.1f}"

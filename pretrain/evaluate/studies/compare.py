@@ -10,7 +10,6 @@ from typing import Any
 from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.measured import (
     CONTEXT_GAIN,
-    OF_A_PAIR,
     TOKENS_TO_CONTEXT,
     Cell,
     Measured,
@@ -21,6 +20,7 @@ from pretrain.evaluate.studies.measured import (
 )
 from pretrain.evaluate.studies.statistics import Comparison, compare, spread
 from pretrain.objectives.metrics import said
+from pretrain.run.task_scores import OF_A_PAIR
 
 NO_CONTEXT = "has learnt no context"
 REFERENCE = "reference"

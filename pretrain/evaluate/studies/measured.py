@@ -15,6 +15,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
 from pretrain.objectives.metrics import HELD_OUT, KINDS
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.task_scores import OF_A_PAIR
 from pretrain.run.tolerant_json import table
 
 CONTEXT_MARGIN = 0.5
@@ -22,9 +23,6 @@ CONTEXT_MARGIN = 0.5
 TOKENS_TO_CONTEXT, CONTEXT_GAIN = "tokens_to_context", "context_gain"
 """Figures that follow from the others: tokens until the loss is CONTEXT_MARGIN below the unigram's, by a straight line
 between evaluations; and how far below it the loss ended, in nats."""
-
-OF_A_PAIR = ("use_", "harm_", "cut_")
-"""How the names of figures begin that say, in nats, what one segment of a pair is to the other."""
 
 
 class Cell(NamedTuple):
