@@ -28,13 +28,16 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[TASK]... [KEY=VALUE]...",
-            help="Tasks: blimp, held_out and perplexity, without training; cola, sst2, mrpc, qqp, stsb, mnli, qnli,"
-            " rte, wnli, ax, snli; swag, codah; squad1, squad2; conll2003, uner, wnut17; ud; own, questions and tagging"
-            " for files of your own. Settings that differ from the recipe's: see --settings.",
+            help="Tasks: attention, blimp, held_out, pairs and perplexity, without training; cola, sst2, mrpc, qqp,"
+            " stsb, mnli, qnli, rte, wnli, ax, snli; swag, codah; squad1, squad2; conll2003, uner, wnut17; ud; own,"
+            " questions and tagging for files of your own. Settings that differ from the recipe's: see --settings.",
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The folder with the task's files, or with a folder per task.")
+        Path | None,
+        typer.Option(
+            help="The folder with the task's files, or with a folder per task; of perplexity also a file."
+        ),
     ] = None,
     suite: Annotated[
         str,

@@ -58,8 +58,10 @@ def check_setting(task: str, setting: str) -> None:
 
 
 def folder_of(name: str, data: Path) -> Path:
-    """Return the folder with the task's files: the one of the task's official name in `data`, or `data` itself. Raises
-    UserError where `data` is no folder."""
+    """Return the folder with the task's files: the one of the task's official name in `data`, or `data` itself, which
+    may be a file of text for `perplexity`. Raises UserError where `data` is no folder."""
+    if name == "perplexity" and data.is_file():
+        return data
     if not data.is_dir():
         raise UserError("no such folder", where=data, expected="the files of the task, or folders of tasks")
     official = (UNTRAINED.get(name) or FINE_TUNED[name]).folder

@@ -29,7 +29,7 @@ class Perplexity(Untrained):
 
     def read(self, folder: Path, settings: EvaluationSettings) -> Material:
         """Read every file of text that `maskmill prepare` reads too, in sentences; of these the evenly spaced share
-        that settings.part says. Raises UserError where there is none."""
+        that settings.part says. `folder` may be one such file. Raises UserError where there is none."""
         reading = DataSettings(sources=[str(folder)])
         parts, counts = discover(reading), Counts()
         found = [
@@ -53,7 +53,8 @@ class Perplexity(Untrained):
         ]
         if settings.part < 1:
             notes.append(f"{settings.part:.0%} of the sentences")
-        files = {name: file_sha256(folder / name) for name in names}
+        place = folder.parent if folder.is_file() else folder
+        files = {name: file_sha256(place / name) for name in names}
         return Material(kept, len(kept), files, tuple(notes), counts.pages_passed_over)
 
     def score(

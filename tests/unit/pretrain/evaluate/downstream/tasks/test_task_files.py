@@ -104,6 +104,11 @@ def test_a_task_is_found_in_the_folder_of_its_official_name(tmp_path: Path) -> N
     (tmp_path / "MRPC").mkdir()
     assert folder_of("mrpc", tmp_path) == tmp_path / "MRPC"
     assert folder_of("rte", tmp_path) == tmp_path
+    file = tmp_path / "text.txt"
+    file.write_text("One sentence.")
+    assert folder_of("perplexity", file) == file
+    with pytest.raises(UserError, match=r"text\.txt: no such folder"):
+        folder_of("rte", file)
     found, missing = chosen_tasks([], "glue", tmp_path)
     assert found == [("mrpc", tmp_path / "MRPC")]
     assert "rte" in missing

@@ -32,6 +32,8 @@ def test_figures_follow_from_the_likelihoods_of_the_sentences(name: str, text: P
     material = TASK.read(text, settings)
     assert sorted(material.items) == sorted(TEXT)
     assert material.files.keys() == {"one.txt", "more/two.jsonl"}
+    one = TASK.read(text / "more" / "two.jsonl", settings)
+    assert (one.items, one.files) == ([TEXT[2]], {"two.jsonl": material.files["more/two.jsonl"]})
     found = TASK.score(encoder, material, settings, 1, lambda n: None)
     scores = score_sentences(encoder, TEXT, settings, 1, lambda n: None)
     nats = -scores.log_likelihoods.sum()
