@@ -145,6 +145,8 @@ def evaluate(
             )
         )
     ]
+    for line in filter(None, (evaluation.replaced() for evaluation in evaluations)):
+        say(line)
     done = parts.score_parts(evaluations, stages(errors), jobs, Share.parsed(share))
     if share != "0/1":
         say(f"share {share}: {done} scores of a task and seed")

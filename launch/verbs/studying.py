@@ -141,8 +141,8 @@ def study(
             say(line)
         return
     statistics.require()
-    if design.evaluate:
-        metrics.require()  # now, not when its models are trained
+    for scoring in design.evaluate:
+        metrics.require(scoring.task)  # now, not when its models are trained
     work = Study(design, place, shlex.join(["maskmill", *sys.argv[1:]]), say)
     try:
         if not draw and share == "0/1":

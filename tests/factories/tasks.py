@@ -193,4 +193,6 @@ def check_facts(note: dict[str, Any], task: str) -> None:
     assert note["segments"] is None or note["segments"].keys() == {"single", "pair"}
     assert "no mean over tasks" in note["mean"]
     assert "WNLI" in note["mean"]
-    assert {"maskmill", "torch", "transformers"} <= note["versions"].keys()
+    [conditions] = note["conditions"]
+    assert {"maskmill", "torch", "transformers"} <= conditions["versions"].keys()
+    assert (conditions["precision"], conditions["device"]) == ("fp32", "CPU")

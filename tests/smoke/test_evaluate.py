@@ -57,7 +57,7 @@ def test_a_score_stands_beside_its_floors(glue: Path, tmp_path: Path) -> None:
     assert note["trivial"] == {"dev": {"accuracy": 100}}  # one example
     assert note["files"].keys() == {"train.tsv", "dev.tsv"}
     assert note["settings"]["epochs"] == 1
-    assert {"torch", "transformers", "scikit-learn"} <= note["versions"].keys()
+    assert {"torch", "transformers", "scikit-learn"} <= note["conditions"][0]["versions"].keys()
     assert note["details"]["examples"] == {"train": 1, "dev": 1}
 
 
@@ -134,6 +134,10 @@ def test_a_task_starts_from_the_models_of_another(glue: Path, tmp_path: Path) ->
     assert "pearson" in result(tmp_path / "out", "stsb-from-mnli")["scores"]["dev"], "one number, not classes"
     started = result(tmp_path / "out", "rte-from-mnli")
     assert started["not_pretrained"], "what the task alone gives"
+    other = error(encoder_folder("roberta"), "rte", *both, "--start-from", "mnli")
+    assert "seed-1: was not fine-tuned from the weights in" in other
+    longer = call(encoder_folder("bert"), "rte", *both, "--start-from", "mnli", "epochs=2")
+    assert f"rte-from-mnli: replaces a result of other settings in {tmp_path}" in longer
     scored = result(tmp_path / "out", "ax-from-mnli")
     assert (scored["settings"]["epochs"], scored["not_pretrained"], scored["seeds"]) == (0, {}, [1, 2])
     assert "cannot start from itself" in error(encoder_folder("bert"), "mnli", *both, "--start-from", "mnli")

@@ -13,8 +13,18 @@ def chosen_device() -> torch.device:
 
 def precision(wanted: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return the autocast of a forward pass: bf16, or none for fp32; auto is bf16 on CUDA."""
-    half = wanted == "bf16" or (wanted == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, torch.bfloat16, enabled=half)
+    return torch.autocast(device.type, torch.bfloat16, enabled=_resolved(wanted, device) == "bf16")
+
+
+def _resolved(wanted: str, device: torch.device) -> str:
+    return wanted if wanted != "auto" else "bf16" if device.type == "cuda" else "fp32"
+
+
+def conditions(wanted: str) -> dict[str, Any]:
+    """Return what a score's last digits depend on: the precision, the CPU threads and the device."""
+    device = chosen_device()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return {"precision": _resolved(wanted, device), "threads": torch.get_num_threads(), "device": name}
 
 
 def use_threads(threads: int) -> None:

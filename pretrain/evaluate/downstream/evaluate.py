@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,8 @@ from pretrain.evaluate.downstream.fine_tuning.seed_run import SeedRun
 from pretrain.evaluate.downstream.results.facts import (
     choice_notes,
     common_facts,
+    conditions_now,
+    conditions_of,
     constant_notes,
     cut_notes,
     trained_facts,
@@ -27,9 +28,12 @@ from pretrain.evaluate.downstream.results.facts import (
 )
 from pretrain.evaluate.downstream.results.files import (
     SeedResult,
+    differing,
     over_seeds,
     read_seed,
+    saved_model,
     seed_file,
+    seed_identity,
     write_result,
     write_seed,
 )
@@ -38,8 +42,6 @@ from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, c
 
 HEAD_SETTINGS = ("features", "crf", "bilstm")
 """Settings that are for some kinds of tasks; see Task.head_settings."""
-PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", *metrics.EXTRA)
-"""Whose versions a result states."""
 
 
 class Part(NamedTuple):
@@ -107,22 +109,37 @@ class Evaluation:
 
     def score(self, part: Part, progress: ShowProgress) -> SeedResult:
         """Return what an earlier call found for this part, or do the work and keep it."""
-        metrics.require()
+        metrics.require(self.task)
         path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
-        known = {
+        known = self._known_by(part)
+        found = read_seed(path, known)
+        is_saved = not self.save or not part.encoder.pretrained or path.with_suffix("").is_dir()
+        if found is None or not (is_saved or self.task in UNTRAINED):
+            use_threads(self.settings.threads)
+            found = (self._score_as_is if self.task in UNTRAINED else self._fine_tune)(part, progress)
+            found = replace(found, conditions=conditions_now(self.settings))
+            write_seed(path, known, found)
+        return found
+
+    def _known_by(self, part: Part) -> dict[str, Any]:
+        """Return what tells the score of a part from others."""
+        return {
             "task": self.name,
             "seed": part.seed,
             "encoder": part.encoder.identity,
             "settings": identity(self.settings),
             "files": self._data.files,
         }
-        found = read_seed(path, known)
-        is_saved = not self.save or not part.encoder.pretrained or path.with_suffix("").is_dir()
-        if found is None or not (is_saved or self.task in UNTRAINED):
-            use_threads(self.settings.threads)
-            found = (self._score_as_is if self.task in UNTRAINED else self._fine_tune)(part, progress)
-            write_seed(path, known, found)
-        return found
+
+    def replaced(self) -> str:
+        """Say in what an earlier result under the same name differs, which this one takes the place of; empty where
+        there is none, or it is continued."""
+        for part in self.parts:
+            path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
+            other = differing(path, self._known_by(part)) if seed_identity(path) else []
+            if other:
+                return f"{self.name}: replaces a result of other {' and '.join(other)} in {path.parent}"
+        return ""
 
     @cached_property
     def _data(self) -> Any:
@@ -141,7 +158,7 @@ class Evaluation:
     def check(self) -> None:
         """Read the files and the encoders' configurations and tokenizers, so that what is wrong with them is said
         before hours of work. Raises UserError as `score` does."""
-        metrics.require()
+        metrics.require(self.task)
         _ = self._data
         for part in self.parts:
             _ = part.encoder.identity
@@ -163,17 +180,11 @@ class Evaluation:
         return "-".join(part for part in parts if part)
 
     def _start(self, seed: int) -> Encoder:
-        """Return the encoder that one seed begins with. Raises UserError where the other task has left none."""
+        """Return the encoder that one seed begins with. Raises UserError where the other task has left none, or one of
+        another encoder."""
         if not self.start_from:
             return self.encoder
-        folder = seed_file(self.out, self.start_from, seed, pretrained=True).with_suffix("")
-        if not (folder / "config.json").is_file():
-            raise UserError(
-                f"has no model of {self.start_from} with seed {seed}",
-                where=folder,
-                remedy=f"evaluate {self.start_from} first, with --save and as many --seeds",
-            )
-        return Encoder(folder)
+        return Encoder(saved_model(self.out, self.start_from, seed, self.encoder))
 
     def _score_as_is(self, part: Part, progress: ShowProgress) -> SeedResult:
         started = time.monotonic()
@@ -220,6 +231,7 @@ class Evaluation:
                 *constant_notes(scores),
                 *constant_notes(floor, "not pretrained, "),
             ]
+        found, differ = conditions_of((*scores, *floor))
         return {
             "task": self.name,
             "headline": task.headline,
@@ -227,13 +239,13 @@ class Evaluation:
             "scores": over_seeds(scores),
             "not_pretrained": over_seeds(floor) if floor else {},
             "trivial": trivial,
-            "notes": notes,
+            "notes": [*notes, *differ],
             "details": details,
             "settings": identity(self.settings),
+            "conditions": found,
             "seeds": [one.seed for one in scores],
             "floor_seeds": [one.seed for one in floor],
             "seconds": sum(one.seconds for one in (*scores, *floor)),
             "files": data.files,
             **common_facts(self.task, self.encoder, self.settings),
-            "versions": {name: version(name) for name in PACKAGES if metrics.is_installed(name)},
         }

@@ -20,14 +20,17 @@ except ImportError:  # the extra is for those who evaluate
     sklearn = scipy = None
 
 
-EXTRA = ("scikit-learn", "scipy", "seqeval", "udtools", "ufal.chu-liu-edmonds")
-"""Packages of the extra `evaluate`; the last one is imported in heads/parser.py."""
+OF_TREES = ("udtools", "ufal.chu-liu-edmonds")
+"""Packages that the task ud alone needs; the last one is imported in heads/parser.py, and may need a compiler."""
+EXTRA = ("scikit-learn", "scipy", "seqeval", *OF_TREES)
+"""Packages of the extra `evaluate`."""
 
 
-def require() -> None:
-    """Raise UserError where a library of the extra is not installed, whichever the task needs: before hours of
-    training, not after."""
-    if missing := [package for package in EXTRA if not is_installed(package)]:
+def require(task: str) -> None:
+    """Raise UserError where a library of the extra is not installed that this task may need: before hours of training,
+    not after."""
+    needed = [package for package in EXTRA if task == "ud" or package not in OF_TREES]
+    if missing := [package for package in needed if not is_installed(package)]:
         raise UserError(
             f"not installed: {', '.join(missing)}",
             where="evaluate",

@@ -69,7 +69,7 @@ class ProbeTask:
         place = folder_of(name, folder)
         if name == BLIMP:
             return cls(name, UNTRAINED[name].read(place, settings), settings)
-        metrics.require()
+        metrics.require(name)
         data = FINE_TUNED[name].read(place, settings)
         first = data.scored[0]
         kept = [

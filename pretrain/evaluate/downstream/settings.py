@@ -80,6 +80,8 @@ class EvaluationSettings:
     """Own files: column of the second text of a pair; empty: text2, sentence2 or hypothesis, if there is one."""
     label: str = ""
     """Own files: column of the label; empty: label, score or target, whichever is there."""
+    labels: str = "auto"
+    """Own files: predict classes or numbers; auto: numbers where all labels are numbers and more than twenty differ."""
     precision: str = "auto"
     """fp32 or bf16; auto: bf16 on CUDA, fp32 on CPU."""
     threads: int = 0
@@ -164,6 +166,7 @@ RANGES = {
     ),
     "carve": ("in [0, 1)", lambda value: 0 <= value < 1),
     "part": ("in (0, 1]", lambda value: 0 < value <= 1),
+    "labels": ("auto, classes or numbers", lambda value: value in ("auto", "classes", "numbers")),
     "precision": ("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", "bf16")),
     "threads": ("at least 0", lambda value: value >= 0),
 }

@@ -1,16 +1,21 @@
 """State what a reader of scores needs to compare them with others: sizes, labels, and what chose what."""
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
+from pretrain.evaluate.downstream import metrics
+from pretrain.evaluate.downstream.device import conditions
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.results.files import SeedResult, means_by_epoch
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Material, Task, TaskData
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
 
+PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", *metrics.EXTRA)
+"""Whose versions a result states."""
 CORRELATIONS = ("matthews", "pearson", "spearman")
 """Metrics that are not defined for constant predictions."""
 MEAN = "medians over the seeds; no mean over tasks, so none that WNLI could count in"
@@ -55,6 +60,22 @@ def untrained_facts(material: Material, details: dict[str, Any]) -> dict[str, An
     }
 
 
+def conditions_now(settings: EvaluationSettings) -> dict[str, Any]:
+    """Return under what conditions a score is computed in this process."""
+    versions = {name: version(name) for name in PACKAGES if metrics.is_installed(name)}
+    return {**conditions(settings.precision), "versions": versions}
+
+
+def conditions_of(scores: Sequence[SeedResult]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the different conditions under which the seeds were scored, and a note where there are several."""
+    found: list[dict[str, Any]] = []
+    for one in scores:
+        if one.conditions and one.conditions not in found:
+            found.append(one.conditions)
+    differ = sorted({key for one in found for key in one if one[key] != found[0].get(key)})
+    return found, [f"seeds were scored with different {', '.join(differ)}"] if differ else []
+
+
 def cut_notes(task: Task, scores: Sequence[SeedResult]) -> list[str]:
     """Return a note for each split of which texts were cut: how many, from the fewest to the most of a seed, which may
     draw its own training examples."""
@@ -85,9 +106,9 @@ def constant_notes(scores: Sequence[SeedResult], of: str = "") -> list[str]:
     """Return a note for each split whose examples all have the same prediction, and with which seeds: a score that is
     no better than a trivial one, and a correlation that is not defined."""
     notes = []
-    for split, metrics in scores[0].splits.items() if scores else ():
+    for split, found in scores[0].splits.items() if scores else ():
         seeds = [str(one.seed) for one in scores if split in one.details["constant"]]
-        undefined = [metric for metric in metrics if metric in CORRELATIONS]
+        undefined = [metric for metric in found if metric in CORRELATIONS]
         if seeds:
             note = f"{split}: {of}the same prediction for every example with seed {', '.join(seeds)}"
             notes.append(note + (f"; not defined then, and 0: {', '.join(undefined)}" if undefined else ""))

@@ -6,7 +6,7 @@ OUT/TASK/result.json         all seeds with median and spread, the floors, versi
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
+from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.tasks.base import Scores
 from pretrain.run.task_scores import RESULT
 from pretrain.run.tolerant_json import table
@@ -30,6 +31,8 @@ class SeedResult:
     splits: dict[str, Scores]
     seconds: float
     details: dict[str, Any]
+    conditions: dict[str, Any] = field(default_factory=dict)
+    """Precision, threads, device and versions of libraries."""
 
 
 def seed_file(out: Path, task: str, seed: int, pretrained: bool) -> Path:
@@ -39,10 +42,41 @@ def seed_file(out: Path, task: str, seed: int, pretrained: bool) -> Path:
 
 def read_seed(path: Path, identity: dict[str, Any]) -> SeedResult | None:
     """Return what an earlier call left, if it is of the same identity."""
-    note = table(path) if path.is_file() else {}
-    if note.get("format") != FORMAT or note.get("identity") != json.loads(json.dumps(identity)):
+    if not seed_identity(path) or differing(path, identity):
         return None
-    return SeedResult(**note["result"])
+    return SeedResult(**table(path)["result"])
+
+
+def seed_identity(path: Path) -> dict[str, Any]:
+    """Return what the result of one seed is known by; empty where there is none."""
+    note = table(path) if path.is_file() else {}
+    return note.get("identity", {}) if note.get("format") == FORMAT else {}
+
+
+def differing(path: Path, identity: dict[str, Any]) -> list[str]:
+    """Return in what an earlier result of one seed is of another identity; empty where there is none."""
+    known, before = json.loads(json.dumps(identity)), seed_identity(path)
+    return [key for key in known if before and before.get(key) != known[key]]
+
+
+def saved_model(out: Path, task: str, seed: int, encoder: Encoder) -> Path:
+    """Return the folder in which --save kept a fine-tuned model of this encoder. Raises UserError where there is none,
+    or one that was fine-tuned from another."""
+    result = seed_file(out, task, seed, pretrained=True)
+    folder = result.with_suffix("")
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"has no model of {task} with seed {seed}",
+            where=folder,
+            remedy=f"evaluate {task} first, with --save and as many --seeds",
+        )
+    if seed_identity(result).get("encoder") != encoder.identity:
+        raise UserError(
+            f"was not fine-tuned from the weights in {encoder.folder}",
+            where=folder,
+            remedy=f"evaluate {task} again, with --save",
+        )
+    return folder
 
 
 def write_seed(path: Path, identity: dict[str, Any], result: SeedResult) -> None:

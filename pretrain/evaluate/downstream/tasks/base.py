@@ -107,7 +107,7 @@ class Task(ABC):
 
     @abstractmethod
     def trivial(self, split: Split, data: TaskData) -> Scores:
-        """Return the metrics of the best answer that needs no input, as always the commonest label."""
+        """Return of each metric the best that an answer needing no input has, as always the commonest label."""
 
     def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
         """Return the model to train: its forward takes the arrays of a batch and returns loss and logits."""

@@ -80,32 +80,40 @@ class Classification(Task):
         scored: tuple[str, ...] = ("dev",),
         unlabelled: str = "",
         where_absent: str = "",
+        other_name: str = "{}.tsv",
     ) -> None:
         """`measured`: metrics, the one that the task is known by first. `labels`: empty for a number. `scored`: files
         without .tsv. `unlabelled`: a label that stands for none; such rows are skipped and counted (SNLI).
-        `where_absent`: what to do without a scored file."""
+        `where_absent`: what to do without a scored file. `other_name`: that of files that are published under two, with
+        {} for train or dev."""
         super().__init__(name, folder, measured[0])
         self.measured, self.columns, self.labels = measured, columns, labels
         self.scored, self.unlabelled, self.where_absent = scored, unlabelled, where_absent
+        self.other_name = other_name
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read train.tsv and the scored files; see Task.read."""
-        paths = [folder / f"{name}.tsv" for name in ("train", *self.scored)]
+        paths = [self._path(folder, name) for name in ("train", *self.scored)]
         lacking = next((path for path in paths[1:] if not path.is_file()), None)
         if lacking and self.where_absent:
             raise UserError("no such file", where=lacking, remedy=self.where_absent)
-        splits = [self._split(path) for path in paths[1:]]
-        train = self._split(paths[0]) if paths[0].is_file() else None
+        splits = [self._split(name, path) for name, path in zip(self.scored, paths[1:], strict=True)]
+        train = self._split("train", paths[0]) if paths[0].is_file() else None
         notes = skip_notes([*splits, *([train] if train else [])])
         train, splits[0], carved = with_training(train, splits[0], paths[0], settings)
         return TaskData(train, tuple(splits), self.labels, hashes(paths), (*notes, *carved))
 
-    def _split(self, path: Path) -> Split:
+    def _path(self, folder: Path, name: str) -> Path:
+        """Return the file of a split, under whichever of its names it is there."""
+        other = folder / self.other_name.format(name)
+        return other if other.is_file() else folder / f"{name}.tsv"
+
+    def _split(self, name: str, path: Path) -> Split:
         table = read_tsv(path, list(self.columns.without_names) or None, self.columns.short_rows)
         items = text_items(table, self.columns)
         check_labels(items, self.labels, table, self.unlabelled)
         kept = [item for item in items if not self.unlabelled or item.label != self.unlabelled]
-        return not_empty(Split(path.stem, kept, table.skipped + len(items) - len(kept)), path)
+        return not_empty(Split(name, kept, table.skipped + len(items) - len(kept)), path)
 
     def features(self, items: Sequence[TextItem], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return one sequence per item; see Task.features."""
@@ -161,10 +169,12 @@ class Classification(Task):
         return len(answers) > 1 and not np.ptp(_predicted(answers, data))
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
-        """Return the metrics of always the commonest label of this split; of its mean where it is a number."""
+        """Return of each metric the best that always the same label has, which for F1 is not always the commonest one;
+        those of the mean where it is a number."""
         gold = _gold(split.items, data)
-        constant = np.bincount(gold).argmax() if data.labels else gold.mean()
-        return self._scores(gold, np.full_like(gold, constant))
+        constants = range(len(data.labels)) if data.labels else [gold.mean()]
+        found = [self._scores(gold, np.full_like(gold, constant)) for constant in constants]
+        return {name: max(scores[name] for scores in found) for name in self.measured}
 
     def _scores(self, gold: NDArray[Any], predicted: NDArray[Any]) -> Scores:
         return {name: METRICS[name](gold, predicted) for name in self.measured}
@@ -175,10 +185,11 @@ NAMED = "text=, second_text= and label= name the columns"
 
 class Own(Classification):
     """A user's own files: train and dev, as .tsv with a line of names or .jsonl, one or two columns of text and a
-    label. Labels that are all numbers, and more than twenty different ones, are predicted as numbers."""
+    label. Labels that are all numbers, and more than twenty different ones, are predicted as numbers, unless
+    settings.labels says what they are."""
 
     MAX_NUMERIC_CLASSES = 20
-    file_settings = ("text", "second_text", "label")
+    file_settings = ("text", "second_text", "label", "labels")
 
     def __init__(self) -> None:
         super().__init__("own", ".", ("accuracy",), Columns(()))
@@ -193,9 +204,14 @@ class Own(Classification):
             for name, found, table in zip(("train", "dev"), items, tables, strict=True)
         ]
         found = sorted({item.label for item in items[0]})
-        is_regression = all(_is_number(text) for text in found) and len(found) > self.MAX_NUMERIC_CLASSES
+        is_regression = settings.labels == "numbers" or (
+            settings.labels == "auto"
+            and all(_is_number(text) for text in found)
+            and len(found) > self.MAX_NUMERIC_CLASSES
+        )
         labels = () if is_regression else tuple(found)
-        check_labels(items[1], labels, tables[1])
+        for of_file, table in zip(items, tables, strict=True):
+            check_labels(of_file, labels, table)
         self.measured = ("pearson", "spearman") if is_regression else ("accuracy",)
         self.headline = self.measured[0]
         return TaskData(splits[0], (splits[1],), labels, hashes(paths), tuple(skip_notes(splits)))

@@ -79,7 +79,17 @@ def test_all_of_the_extra_is_asked_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = project["optional-dependencies"]["evaluate"]
     assert [package.partition(">=")[0] for package in extra] == list(metrics.EXTRA)
-    metrics.require()
+    metrics.require("ud")
+
+
+def test_trees_alone_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = metrics.is_installed
+    monkeypatch.setattr(
+        metrics, "is_installed", lambda name: name not in metrics.OF_TREES and installed(name)
+    )
+    metrics.require("blimp")
+    with pytest.raises(UserError, match=r"not installed: udtools, ufal\.chu-liu-edmonds"):
+        metrics.require("ud")
 
 
 def test_a_study_without_what_scores_its_tasks_starts_nothing(
@@ -87,7 +97,7 @@ def test_a_study_without_what_scores_its_tasks_starts_nothing(
 ) -> None:
     monkeypatch.setattr(metrics, "EXTRA", (*metrics.EXTRA, "lost"))
     with pytest.raises(UserError, match="not installed: lost"):
-        metrics.require()
+        metrics.require("mrpc")
     refused = maskmill("study", "formats", f"--out={tmp_path}/out", code=2)
     assert "not installed: lost" in refused.stderr
     assert not (tmp_path / "out").exists()

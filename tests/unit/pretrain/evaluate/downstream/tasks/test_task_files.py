@@ -51,6 +51,33 @@ def test_rows_are_as_they_were_published(tmp_path: Path) -> None:
     assert data("tagging").train.items == [(("a", "c"), ("B-A", "O"))]
 
 
+def test_of_each_metric_the_best_constant_answer_is_trivial(tmp_path: Path) -> None:
+    """Of F1 it is always 1, though most questions are no duplicates."""
+    rows = [f"{i}\t1\t2\tWhy?\tHow?\t{int(i < 3)}" for i in range(10)]
+    files = {name: [FILES["qqp"]["dev.tsv"][0], *rows] for name in ("train.tsv", "dev.tsv")}
+    data = read("qqp", write(tmp_path / "qqp", files))
+    assert FINE_TUNED["qqp"].trivial(data.scored[0], data) == pytest.approx({"f1": 600 / 13, "accuracy": 70})
+
+
+def test_snli_is_read_as_its_own_page_has_it(tmp_path: Path) -> None:
+    names = (
+        "gold_label sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse sentence1"
+    )
+    names += " sentence2 captionID pairID label1 label2 label3 label4 label5"
+    row = "{}\t(\t(\t(\t(\tA dog.\tIt runs.\tc\tp\tneutral\t\t\t\t"
+    files = {
+        f"snli_1.0_{name}.txt": [names.replace(" ", "\t"), row.format("neutral"), row.format("-")]
+        for name in ("train", "dev")
+    }
+    data = read("snli", write(tmp_path / "snli", files))
+    assert [(split.name, len(split.items), split.skipped) for split in (data.train, *data.scored)] == [
+        ("train", 1, 1),
+        ("dev", 1, 1),
+    ]
+    assert data.train.items == [("A dog.", "It runs.", "neutral")]
+    assert data.files.keys() == files.keys()
+
+
 def test_what_is_skipped_is_counted_and_said(tmp_path: Path) -> None:
     questions = read("qqp", write(tmp_path / "qqp", FILES["qqp"]))
     assert (len(questions.train.items), questions.train.skipped) == (1, 1)
@@ -88,6 +115,21 @@ def test_a_task_knows_its_settings() -> None:
     for task, setting in map(str.split, ["uner carve", "mrpc crf", "ud label", "ud part", "blimp epochs"]):
         with pytest.raises(UserError, match=f"{setting}: is not for {task}"):
             check_setting(task, setting)
+
+
+def test_own_numbers_may_be_classes_and_the_other_way_round(tmp_path: Path) -> None:
+    lines = [f'{{"text": "text {i}", "label": {i}}}' for i in range(40)]
+    folder = write(tmp_path / "many", {"train.jsonl": lines, "dev.jsonl": lines})
+    assert len(read("own", folder, labels="classes").labels) == 40
+    assert FINE_TUNED["own"].headline == "accuracy"
+    few = write(tmp_path / "few", {"train.jsonl": lines[:5], "dev.jsonl": lines[:5]})
+    assert len(read("own", few).labels) == 5
+    assert read("own", few, labels="numbers").labels == ()
+    words = write(
+        tmp_path / "words", {f"{name}.tsv": ["text\tlabel", "A.\tgood"] for name in ("train", "dev")}
+    )
+    with pytest.raises(UserError, match=r"has the label 'good' \(expected a number\)"):
+        read("own", words, labels="numbers")
 
 
 def test_own_numbers_are_a_regression(tmp_path: Path) -> None:

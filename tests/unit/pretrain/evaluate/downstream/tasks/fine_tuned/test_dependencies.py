@@ -17,6 +17,7 @@ from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.heads.parser import Biaffine, Parser, best_tree
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import TaskData
+from pretrain.evaluate.downstream.tasks.fine_tuned.dependencies import HEAD
 from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from tests.factories.encoders import ENCODERS, encoder_folder
@@ -127,6 +128,18 @@ def test_every_encoder_learns_a_small_treebank(name: str, tmp_path: Path) -> Non
     found = TASK.score(data.train.items, features, one.answers(features, lambda n: None), data)
     assert found["LAS"] == found["UPOS"] == found["Lemmas"] == found["MLAS"] == 100
     assert TASK.trivial(data.scored[0], data)["LAS"] < 50
+
+
+def test_the_trivial_tree_is_the_better_chain(tmp_path: Path) -> None:
+    """In English more words hang on the one after than on the one before."""
+    data = read(tmp_path)
+    trees = data.scored[0].items
+    heads = [[int(head) for head in tree.column(HEAD)] for tree in trees]
+    words = sum(map(len, heads))
+    before = sum(head == i for one in heads for i, head in enumerate(one))
+    after = sum(head == (i + 2 if i + 1 < len(one) else 0) for one in heads for i, head in enumerate(one))
+    assert after > before
+    assert TASK.trivial(data.scored[0], data)["UAS"] == pytest.approx(100 * after / words)
 
 
 def test_tokens_of_a_word_are_averaged_and_the_root_has_a_vector_of_its_own() -> None:
