@@ -51,23 +51,44 @@ def learnt(run: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines(run, "train")]
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A user's own texts, of two classes."""
+    folder, rng = tmp_path_factory.mktemp("own"), random.Random(6)
+    for name, count in (("train", 40), ("dev", 20)):
+        rows = [f"{' '.join(rng.sample(WORDS, 5))}\t{i % 2}" for i in range(count)]
+        (folder / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    return ["train.probe=own", f"train.probe_data={folder}", "train.probe_every=2"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "task"), [(1, 1, "blimp"), (1, 3, "own"), (2, 1, "own"), (2, 3, "blimp")]
+)
 def test_the_weights_are_bit_equal_with_and_without_it(
-    ranks: int, stage: int, probe: list[str], blimp: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+    ranks: int,
+    stage: int,
+    task: str,
+    probe: list[str],
+    own: list[str],
+    blimp: Path,
+    tiny: list[str],
+    maskmill: Maskmill,
+    tmp_path: Path,
 ) -> None:
     plain, probed = tmp_path / "plain", tmp_path / "probed"
     settings = [*tiny, *DROPOUT, f"run.ranks={ranks}", f"zero.stage={stage}"]
     # stage 3 changes torch in its process
     with as_only_rank() if (ranks, stage) == (1, 1) else nullcontext():
         maskmill("train", "demo", *settings, f"run.dir={plain}")
-        printed = maskmill("train", "demo", *settings, *probe, f"run.dir={probed}").stdout
+        asked = own if task == "own" else probe
+        printed = maskmill("train", "demo", *settings, *asked, f"run.dir={probed}").stdout
     assert_bit_equal(plain, probed)
     assert learnt(plain) == learnt(probed)
-    found = {line["step"]: line["probe/blimp_accuracy"] for line in lines(probed, "probe")}
+    found = {line["step"]: line[f"probe/{task}_accuracy"] for line in lines(probed, "probe")}
     assert list(found) == [0, 2, 4]
-    assert f"step 4  probe: blimp accuracy {found[4]:.1f} (trivial 50.0)" in printed
-    assert "blimp accuracy" in maskmill("status", str(probed)).stdout
-    assert 'id="probe-blimp"' in (probed / "report.html").read_text()
+    assert f"step 4  probe: {task} accuracy {found[4]:.1f} (trivial 50.0)" in printed
+    assert f"{task} accuracy" in maskmill("status", str(probed)).stdout
+    assert f'id="probe-{task}"' in (probed / "report.html").read_text()
     if (ranks, stage) == (2, 3):
         maskmill("export", str(probed))
         maskmill("evaluate", str(probed), "blimp", "--data", str(blimp), "--no-floor", "part=0.1")

@@ -71,6 +71,9 @@ class EvaluationSettings:
     carve: float = 0.0
     """Where a task's folder has no training file: train on this share of its dev file and score the rest of it, the
     same rows for every seed and encoder."""
+    test: bool = False
+    """Score the test file beside the dev file, where a task is published with one that has its labels. Nothing is
+    chosen by either."""
     part: float = 1.0
     """Without training: score this share of BLiMP's sets each, of the held-out examples or of the text's sentences,
     evenly spaced; 1: all."""

@@ -16,6 +16,8 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.inputs.builder import Input, InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 
+SPLITS = ("train", "dev", "test")
+"""Names of the splits, of which the last is scored with settings.test."""
 Scores = dict[str, float]
 """Metric -> value in percent, as papers print them."""
 

@@ -7,9 +7,9 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.settings import RUNTIME
 from pretrain.evaluate.downstream.tasks.base import Task, Untrained
 from pretrain.evaluate.downstream.tasks.fine_tuned.choice import Codah, Swag
-from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Own
 from pretrain.evaluate.downstream.tasks.fine_tuned.dependencies import DEPENDENCIES
 from pretrain.evaluate.downstream.tasks.fine_tuned.glue import GLUE, SUITE
+from pretrain.evaluate.downstream.tasks.fine_tuned.own import Own
 from pretrain.evaluate.downstream.tasks.fine_tuned.questions import QUESTIONS
 from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import TAGGING
 from pretrain.evaluate.downstream.tasks.untrained.attention import AttentionTask

@@ -14,7 +14,16 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Split, Task, TaskData, hashes, not_empty
+from pretrain.evaluate.downstream.tasks.base import (
+    SPLITS,
+    Feature,
+    Scores,
+    Split,
+    Task,
+    TaskData,
+    hashes,
+    not_empty,
+)
 from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines, read_tsv
 
 ENDINGS = 4
@@ -55,12 +64,12 @@ class Choice(Task):
 
     def _data(self, paths: list[Path], found: list[tuple[list[Item], int]]) -> TaskData:
         """Return what the files hold, from the items and the number of empty rows of each."""
-        train, dev = (
+        train, *scored = (
             not_empty(Split(name, items, skipped), path)
-            for name, (items, skipped), path in zip(("train", "dev"), found, paths, strict=True)
+            for name, (items, skipped), path in zip(SPLITS, found, paths, strict=False)
         )
-        notes = [f"{one.name}: {one.skipped} empty rows skipped" for one in (train, dev) if one.skipped]
-        return TaskData(train, (dev,), (), hashes(paths), tuple(notes))
+        notes = [f"{one.name}: {one.skipped} empty rows skipped" for one in (train, *scored) if one.skipped]
+        return TaskData(train, tuple(scored), (), hashes(paths), tuple(notes))
 
 
 class Swag(Choice):
@@ -77,17 +86,19 @@ class Swag(Choice):
 
 
 class Codah(Choice):
-    """CODAH's train.tsv and dev.tsv of one of its folds, the first one where the folder holds all: category, prompt,
-    four endings, the right one."""
+    """CODAH's train.tsv, dev.tsv and test.tsv of one of its folds, the first one where the folder holds all: category,
+    prompt, four endings, the right one."""
+
+    file_settings = ("test",)
 
     def __init__(self) -> None:
         super().__init__("codah", "CODAH", "accuracy")
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
-        """Read both files; see Task.read."""
+        """Read the files; see Task.read."""
         first = folder / "cv_split" / "fold_0"
         has_folds = first.is_dir()
-        paths = [(first if has_folds else folder) / name for name in ("train.tsv", "dev.tsv")]
+        paths = [(first if has_folds else folder) / name for name in _files(settings)]
         names = ["category", "prompt", *(f"ending{i}" for i in range(ENDINGS)), "label"]
         found = []
         for path in paths:
@@ -103,6 +114,10 @@ class Codah(Choice):
             found.append((items, table.skipped))
         data = self._data(paths, found)
         return replace(data, notes=("fold_0 of five folds", *data.notes)) if has_folds else data
+
+
+def _files(settings: EvaluationSettings) -> list[str]:
+    return [f"{name}.tsv" for name in SPLITS[: 2 + settings.test]]
 
 
 def _swag_items(path: Path) -> tuple[list[Item], int]:

@@ -1,4 +1,4 @@
-"""Classify texts and pairs of texts, or predict a number for them: GLUE, SNLI, and a user's own files.
+"""Classify texts and pairs of texts, or predict a number for them: GLUE and SNLI.
 
 GLUE: Wang et al. 2019; the files are read as they were published, quirks included."""
 
@@ -30,7 +30,7 @@ from pretrain.evaluate.downstream.tasks.base import (
     with_dropout,
     with_training,
 )
-from pretrain.evaluate.downstream.tasks.tables import Table, at_line, read_json_lines, read_tsv, some
+from pretrain.evaluate.downstream.tasks.tables import Table, at_line, read_tsv, some
 
 METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
     "accuracy": metrics.accuracy,
@@ -180,59 +180,6 @@ class Classification(Task):
         return {name: METRICS[name](gold, predicted) for name in self.measured}
 
 
-NAMED = "text=, second_text= and label= name the columns"
-
-
-class Own(Classification):
-    """A user's own files: train and dev, as .tsv with a line of names or .jsonl, one or two columns of text and a
-    label. Labels that are all numbers, and more than twenty different ones, are predicted as numbers, unless
-    settings.labels says what they are."""
-
-    MAX_NUMERIC_CLASSES = 20
-    file_settings = ("text", "second_text", "label", "labels")
-
-    def __init__(self) -> None:
-        super().__init__("own", ".", ("accuracy",), Columns(()))
-
-    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
-        """Read the files; see Task.read. `settings` names the columns, or they are found by their usual names."""
-        paths = [_either(folder, name) for name in ("train", "dev")]
-        tables = [_own_table(path) for path in paths]
-        items = [text_items(table, _own_columns(settings, table), NAMED) for table in tables]
-        splits = [
-            not_empty(Split(name, found, table.skipped), table.path)
-            for name, found, table in zip(("train", "dev"), items, tables, strict=True)
-        ]
-        found = sorted({item.label for item in items[0]})
-        is_regression = settings.labels == "numbers" or (
-            settings.labels == "auto"
-            and all(_is_number(text) for text in found)
-            and len(found) > self.MAX_NUMERIC_CLASSES
-        )
-        labels = () if is_regression else tuple(found)
-        for of_file, table in zip(items, tables, strict=True):
-            check_labels(of_file, labels, table)
-        self.measured = ("pearson", "spearman") if is_regression else ("accuracy",)
-        self.headline = self.measured[0]
-        return TaskData(splits[0], (splits[1],), labels, hashes(paths), tuple(skip_notes(splits)))
-
-
-def _own_table(path: Path) -> Table:
-    return read_json_lines(path) if path.suffix == ".jsonl" else read_tsv(path)
-
-
-def _own_columns(settings: EvaluationSettings, table: Table) -> Columns:
-    """Return the columns that the settings name, or those of the usual names."""
-    seconds = [settings.second_text] if settings.second_text else ["text2", "sentence2", "hypothesis"]
-    first = table.rows[0] if table.rows else {}
-    has_second = bool(settings.second_text) or any(name in first for name in seconds)
-    return Columns(
-        (settings.text,) if settings.text else ("text", "sentence", "sentence1", "premise"),
-        tuple(seconds) if has_second else (),
-        (settings.label,) if settings.label else ("label", "score", "target"),
-    )
-
-
 def text_items(table: Table, columns: Columns, remedy: str = "") -> list[TextItem]:
     """Return the items of a file's rows. Raises UserError for a column that is not there."""
     first = table.column(columns.first, remedy)
@@ -247,7 +194,7 @@ def check_labels(
     """Raise UserError at the first item whose label is neither one of `labels`, or a number where there are none, nor
     `unlabelled`."""
     for line, item in zip(table.lines, items, strict=True):
-        fits = item.label in labels if labels else _is_number(item.label)
+        fits = item.label in labels if labels else is_number(item.label)
         if not fits and not (unlabelled and item.label == unlabelled):
             expected = f"one of {some(labels)}" if labels else "a number"
             raise UserError(
@@ -270,19 +217,9 @@ def _gold(items: Sequence[TextItem], data: TaskData) -> NDArray[Any]:
     return np.array([ids[item.label] if ids else float(item.label) for item in items])
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a label is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def _either(folder: Path, name: str) -> Path:
-    for suffix in (".tsv", ".jsonl"):
-        if (path := folder / f"{name}{suffix}").is_file():
-            return path
-    raise UserError(
-        f"has no {name}.tsv and no {name}.jsonl",
-        where=folder,
-        expected="train and dev, each tab-separated with a line of names, or JSON lines",
-    )

@@ -60,14 +60,14 @@ class Dependencies(Task):
 
     kind = ""
     per_token = True
-    file_settings = ("carve",)
+    file_settings = ("carve", "test")
 
     def __init__(self) -> None:
         super().__init__("ud", "UD", "LAS")
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
-        """Read *-train.conllu and *-dev.conllu; see Task.read. Raises UserError also for what the official scorer
-        refuses: cycles, several roots."""
+        """Read *-train.conllu and *-dev.conllu, and *-test.conllu if asked to; see Task.read. Raises UserError also for
+        what the official scorer refuses: cycles, several roots."""
         dev_path = one_file(folder, "*dev.conllu")
         train_paths = sorted(folder.glob("*train.conllu"))
         train = _split("train", one_file(folder, "*train.conllu")) if train_paths else None
@@ -76,8 +76,11 @@ class Dependencies(Task):
             name: tuple(sorted({value for tree in train.items for value in _labels(tree, name)}))
             for name in (*TAGS, RELATIONS)
         }
-        notes += _unseen(dev, label_sets) if train.items else []
-        return TaskData(train, (dev,), (), hashes([*train_paths, dev_path]), tuple(notes), label_sets)
+        test_paths = [one_file(folder, "*test.conllu")] if settings.test else []
+        scored = (dev, *(_split("test", path) for path in test_paths))
+        notes += [note for split in scored for note in _unseen(split, label_sets) if train.items]
+        files = hashes([*train_paths, dev_path, *test_paths])
+        return TaskData(train, scored, (), files, tuple(notes), label_sets)
 
     def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
         """Return a Parser on the bare encoder; see Task.model."""

@@ -15,6 +15,7 @@ from pretrain.evaluate.downstream.heads.frozen import FrozenTagger
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import (
+    SPLITS,
     Feature,
     Scores,
     Split,
@@ -51,36 +52,39 @@ class Tagging(Task):
     kind = "TokenClassification"
     per_token = True
     head_settings = ("features", "crf")
+    file_settings = ("test",)
 
     def __init__(
         self,
         name: str,
         folder: str,
-        files: tuple[str, str],
+        files: tuple[str, str, str],
         columns: int,
         word_and_tag: WordAndTag,
         skips: Callable[[list[str]], bool] = lambda cells: False,
         is_even: bool = False,
     ) -> None:
-        """`files`: patterns of the training and dev files. `columns`: fewest columns of a line. `skips`: whether a line
-        is none of a sentence. `is_even`: all lines have as many columns as the first one, for the tag is in the last:
-        a word with a space in it would be cut. Published files are not even: UNER's lines outside of entities are
+        """`files`: patterns of the training, dev and test files. `columns`: fewest columns of a line. `skips`: whether
+        a line is none of a sentence. `is_even`: all lines have as many columns as the first one, for the tag is in the
+        last: a word with a space in it would be cut. Published files are not even: UNER's lines outside of entities are
         shorter."""
         super().__init__(name, folder, "f1")
         self.files, self.columns, self.word_and_tag, self.skips = files, columns, word_and_tag, skips
         self.is_even = is_even
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
-        """Read both files; see Task.read."""
-        paths = [one_file(folder, pattern) for pattern in self.files]
-        splits = []
-        for path, name in zip(paths, ("train", "dev"), strict=True):
-            sentences = list(self._sentences(path))
-            splits.append(not_empty(Split(name, sentences), path))
-        tags = sorted({tag for sentence in splits[0].items for tag in sentence.tags} | {OUTSIDE})
-        unseen = {tag for sentence in splits[1].items for tag in sentence.tags} - set(tags)
-        notes = (f"dev: tags never seen in training: {', '.join(sorted(unseen))}",) if unseen else ()
-        return TaskData(splits[0], (splits[1],), tuple(tags), hashes(paths), notes)
+        """Read the files; see Task.read."""
+        paths = [one_file(folder, pattern) for pattern in self.files[: 2 + settings.test]]
+        train, *scored = (
+            not_empty(Split(name, list(self._sentences(path))), path)
+            for name, path in zip(SPLITS, paths, strict=False)
+        )
+        tags = sorted(_tags_in(train) | {OUTSIDE})
+        unseen = {split.name: sorted(_tags_in(split) - {*tags}) for split in scored}
+        notes = [
+            f"{name}: tags never seen in training: {', '.join(new)}" for name, new in unseen.items() if new
+        ]
+        return TaskData(train, tuple(scored), tuple(tags), hashes(paths), tuple(notes))
 
     def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
         """Return the tagger to train, of the kind that the settings say; see Task.model."""
@@ -177,6 +181,10 @@ class Tagging(Task):
         return {"f1": 0.0, "precision": 0.0, "recall": 0.0}
 
 
+def _tags_in(split: Split) -> set[str]:
+    return {tag for sentence in split.items for tag in sentence.tags}
+
+
 def to_bio2(tags: Sequence[str]) -> Iterator[str]:
     """Yield the tags of a sentence in BIO2, where every entity begins with B-; given BIO2 or IOB1, where one does only
     directly behind another of its type.
@@ -201,7 +209,7 @@ TAGGING = [
     Tagging(
         "conll2003",
         "CoNLL-2003",
-        ("eng.train", "eng.testa"),
+        ("eng.train", "eng.testa", "eng.testb"),
         4,
         lambda cells: (cells[0], cells[3]),
         skips=lambda cells: bool(cells) and cells[0] == "-DOCSTART-",
@@ -209,11 +217,19 @@ TAGGING = [
     Tagging(
         "uner",
         "UNER_English-EWT",
-        ("*train.iob2", "*dev.iob2"),
+        ("*train.iob2", "*dev.iob2", "*test.iob2"),
         3,
         _uner,
         skips=lambda cells: bool(cells) and cells[0].startswith("#"),
     ),
-    Tagging("wnut17", "WNUT17", ("*train.conll", "*dev.conll"), 2, lambda cells: (cells[0], cells[1])),
-    Tagging("tagging", ".", ("train.*", "dev.*"), 2, lambda cells: (cells[0], cells[-1]), is_even=True),
+    Tagging(
+        "wnut17",
+        "WNUT17",
+        ("*train.conll", "*dev.conll", "*test.annotated"),
+        2,
+        lambda cells: (cells[0], cells[1]),
+    ),
+    Tagging(
+        "tagging", ".", ("train.*", "dev.*", "test.*"), 2, lambda cells: (cells[0], cells[-1]), is_even=True
+    ),
 ]

@@ -51,6 +51,32 @@ def test_rows_are_as_they_were_published(tmp_path: Path) -> None:
     assert data("tagging").train.items == [(("a", "c"), ("B-A", "O"))]
 
 
+TESTS = {
+    "conll2003": ("eng.testa", "eng.testb"),
+    "uner": ("en_ewt-ud-dev.iob2", "en_ewt-ud-test.iob2"),
+    "wnut17": ("emerging.dev.conll", "emerging.test.annotated"),
+    "tagging": ("dev.txt", "test.txt"),
+    "codah": ("dev.tsv", "test.tsv"),
+    "own": ("dev.tsv", "test.tsv"),
+    "ud": ("en_test-ud-dev.conllu", "en_test-ud-test.conllu"),
+}
+"""Task -> its dev file in FILES, and the name under which a test file is published."""
+
+
+@pytest.mark.parametrize("task", TESTS)
+def test_a_labelled_test_file_is_scored_if_asked_for(task: str, tmp_path: Path) -> None:
+    dev, test = TESTS[task]
+    folder = write(tmp_path / "task", FILES[task])
+    with pytest.raises(UserError, match="test"):
+        read(task, folder, test=True)
+    write(folder, {test: FILES[task][dev]})
+    assert [split.name for split in read(task, folder).scored] == ["dev"]
+    data = read(task, folder, test=True)
+    assert [split.name for split in data.scored] == ["dev", "test"]
+    assert data.scored[1].items == data.scored[0].items
+    assert set(data.files) == {*FILES[task], test}
+
+
 def test_of_each_metric_the_best_constant_answer_is_trivial(tmp_path: Path) -> None:
     """Of F1 it is always 1, though most questions are no duplicates."""
     rows = [f"{i}\t1\t2\tWhy?\tHow?\t{int(i < 3)}" for i in range(10)]
@@ -109,10 +135,21 @@ def test_examples_are_drawn_by_number_or_share() -> None:
 
 
 def test_a_task_knows_its_settings() -> None:
-    known = ["ud carve", "mrpc carve", "squad1 carve", "uner crf", "own label", "blimp part", "blimp threads"]
+    known = [
+        "ud carve",
+        "mrpc carve",
+        "squad1 carve",
+        "uner crf",
+        "own label",
+        "blimp part",
+        "blimp threads",
+        "uner test",
+    ]
     for task, setting in map(str.split, [*known, "rte bilstm", "ud epochs"]):
         check_setting(task, setting)
-    for task, setting in map(str.split, ["uner carve", "mrpc crf", "ud label", "ud part", "blimp epochs"]):
+    for task, setting in map(
+        str.split, ["uner carve", "mrpc crf", "ud label", "ud part", "blimp epochs", "mrpc test"]
+    ):
         with pytest.raises(UserError, match=f"{setting}: is not for {task}"):
             check_setting(task, setting)
 

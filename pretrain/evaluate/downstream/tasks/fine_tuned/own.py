@@ -1,0 +1,80 @@
+"""Classify the texts of a user's own files, or predict a number for them."""
+
+from pathlib import Path
+
+from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.base import SPLITS, Split, TaskData, hashes, not_empty
+from pretrain.evaluate.downstream.tasks.fine_tuned.classification import (
+    Classification,
+    Columns,
+    check_labels,
+    is_number,
+    skip_notes,
+    text_items,
+)
+from pretrain.evaluate.downstream.tasks.tables import Table, read_json_lines, read_tsv
+
+NAMED = "text=, second_text= and label= name the columns"
+
+
+class Own(Classification):
+    """A user's own files: train and dev, and test if it is asked for, as .tsv with a line of names or .jsonl, one or
+    two columns of text and a label. Labels that are all numbers, and more than twenty different ones, are predicted as
+    numbers, unless settings.labels says what they are."""
+
+    MAX_NUMERIC_CLASSES = 20
+    file_settings = ("text", "second_text", "label", "labels", "test")
+
+    def __init__(self) -> None:
+        super().__init__("own", ".", ("accuracy",), Columns(()))
+
+    def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
+        """Read the files; see Task.read. `settings` names the columns, or they are found by their usual names."""
+        names = SPLITS[: 2 + settings.test]
+        paths = [_either(folder, name) for name in names]
+        tables = [_own_table(path) for path in paths]
+        items = [text_items(table, _own_columns(settings, table), NAMED) for table in tables]
+        splits = [
+            not_empty(Split(name, found, table.skipped), table.path)
+            for name, found, table in zip(names, items, tables, strict=True)
+        ]
+        found = sorted({item.label for item in items[0]})
+        is_regression = settings.labels == "numbers" or (
+            settings.labels == "auto"
+            and all(is_number(text) for text in found)
+            and len(found) > self.MAX_NUMERIC_CLASSES
+        )
+        labels = () if is_regression else tuple(found)
+        for of_file, table in zip(items, tables, strict=True):
+            check_labels(of_file, labels, table)
+        self.measured = ("pearson", "spearman") if is_regression else ("accuracy",)
+        self.headline = self.measured[0]
+        return TaskData(splits[0], tuple(splits[1:]), labels, hashes(paths), tuple(skip_notes(splits)))
+
+
+def _own_table(path: Path) -> Table:
+    return read_json_lines(path) if path.suffix == ".jsonl" else read_tsv(path)
+
+
+def _own_columns(settings: EvaluationSettings, table: Table) -> Columns:
+    """Return the columns that the settings name, or those of the usual names."""
+    seconds = [settings.second_text] if settings.second_text else ["text2", "sentence2", "hypothesis"]
+    first = table.rows[0] if table.rows else {}
+    has_second = bool(settings.second_text) or any(name in first for name in seconds)
+    return Columns(
+        (settings.text,) if settings.text else ("text", "sentence", "sentence1", "premise"),
+        tuple(seconds) if has_second else (),
+        (settings.label,) if settings.label else ("label", "score", "target"),
+    )
+
+
+def _either(folder: Path, name: str) -> Path:
+    for suffix in (".tsv", ".jsonl"):
+        if (path := folder / f"{name}{suffix}").is_file():
+            return path
+    raise UserError(
+        f"has no {name}.tsv and no {name}.jsonl",
+        where=folder,
+        expected="a file for each split, tab-separated with a line of names, or JSON lines",
+    )
