@@ -91,7 +91,8 @@ def plan(
     utilisation: Annotated[
         float,
         typer.Option(
-            help="Share of the GPU's peak that the arithmetic reaches, the mfu of a measured run; 0: 0.4 is assumed.",
+            help="Share of the GPU's peak that the arithmetic reaches, the mfu of a measured run; 0: what was measured"
+            " on such a GPU, else 0.4.",
             min=0,
             max=1,
         ),

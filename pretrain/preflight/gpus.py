@@ -91,7 +91,7 @@ Inside a node: NVLink, or PCIe 4.0 x16 for L40S, A10 and RTX 4090, which have no
 H100 and DGX B200 have 4 x 100, 8 x 200, 8 x 400 and 8 x 400 Gbit/s of InfiniBand for eight GPUs. The others' machines
 differ: 400 (L40S), 100 (A10) and 25 Gbit/s (RTX 4090) for eight GPUs are assumed; --network overrides them."""
 
-CALIBRATED: dict[str, float] = {"H100 80 GB": 0.348, "H200 141 GB": 0.409}
+CALIBRATED: dict[str, float] = {"H100 80 GB": 0.385, "H200 141 GB": 0.409}
 """By the name of a Gpu: the share of the peak that BERT-large was measured to reach at 128 tokens
 (docs/benchmarks.md). For a GPU that is not here none was measured, and a forecast says that it is not calibrated."""
 

@@ -147,12 +147,18 @@ def cells_of(size: int) -> list[tuple[int, str, str]]:
         cells += [(stage, "fp32", "stable_adamw") for stage in range(4)]
         cells += [(stage, "fp32", "muon") for stage in range(3)]
     if size == 2:
-        cells += [(stage, "bf16", "lamb") for stage in range(4)]
+        cells += [(stage, "bf16", name) for name in ("lamb", "stable_adamw") for stage in range(4)]
+        cells += [(stage, "bf16", "muon") for stage in range(3)]
         cells += [(stage, "fp32", "adamw") for stage in range(4)]
     if size in (2, 3):
         cells += [(stage, "fp32", f"{NAIVE}lamb") for stage in (1, 2, 3)]
         cells += [(stage, "fp32", f"{NAIVE}stable_adamw") for stage in (1, 2, 3)]
     return cells
+
+
+def is_slow(stage: int, precision: str, kind: str) -> bool:
+    """Whether only slow tests ask for a cell."""
+    return kind in SLOW_KINDS or (precision == "bf16" and kind != "lamb")
 
 
 Trained = dict[tuple[int, int, str, str], list[dict[str, Any]]]  # (size, stage, precision, kind) -> by rank
@@ -163,8 +169,8 @@ class TrainedWhenAsked(Trained):
     asks for."""
 
     def __missing__(self, key: tuple[int, int, str, str]) -> list[dict[str, Any]]:
-        size = key[0]
-        cells = [cell for cell in cells_of(size) if (cell[-1] in SLOW_KINDS) == (key[-1] in SLOW_KINDS)]
+        size, *asked = key
+        cells = [cell for cell in cells_of(size) if is_slow(*cell) == is_slow(*asked)]
         by_rank = run(train_cells, size, cells, timeout=900)
         self |= {(size, *cell): [rank[index] for rank in by_rank] for index, cell in enumerate(cells)}
         return self.get(key) or pytest.fail(f"no such cell: {key}")
@@ -270,19 +276,23 @@ def test_rms_of_flat_slices_misses_the_bound_a_hundredfold(
     assert distance(found, plain["stable_adamw"].weights[-1]) >= 100
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_bf16_keeps_masters_moments_and_sums_in_fp32(trained: Trained, stage: int) -> None:
-    lamb = PlainLamb(DECAY, BETAS, EPS, CLIP)
-    expected = mixed_reference(STEPS, lamb, torch.bfloat16, size=2, fp32_sums=stage == 0)
-    found = final(trained, 2, stage, "bf16", "lamb")
-    # An fp32 rounding error flips a weight's bf16 rounding here and there, and the next gradient feels it.
-    assert distance(found, expected.weights[-1]) <= 100
-    assert trained[2, stage, "bf16", "lamb"][0]["norms"] == pytest.approx(expected.norms, rel=1e-4)
-    early = assemble(
-        [rank["early"] for rank in trained[2, stage, "bf16", "lamb"]],
-        trained[2, 0, "bf16", "lamb"][0]["shapes"],
-    )
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [("lamb", stage) for stage in range(4)]
+    + [pytest.param("stable_adamw", stage, marks=pytest.mark.slow) for stage in range(4)]
+    + [pytest.param("muon", stage, marks=pytest.mark.slow) for stage in range(3)],
+)
+def test_bf16_keeps_masters_moments_and_sums_in_fp32(trained: Trained, name: str, stage: int) -> None:
+    plain = PLAIN.get(name, PlainLamb)(DECAY, BETAS, EPS, CLIP)
+    expected = mixed_reference(STEPS, plain, torch.bfloat16, size=2, fp32_sums=stage == 0)
+    found, ranks = final(trained, 2, stage, "bf16", name), trained[2, stage, "bf16", name]
+    early = assemble([rank["early"] for rank in ranks], ranks[0]["shapes"])
     assert distance(early, expected.weights[2]) <= 1
+    # An fp32 rounding error flips a weight's bf16 rounding here and there, and the next gradient feels it. Muon
+    # multiplies such differences, in directions in which the momentum is small, a hundredfold at each step.
+    flips, loose = (5000, 1e-1) if name == "muon" else (100, 1e-4)
+    assert distance(found, expected.weights[-1]) <= flips
+    assert ranks[0]["norms"] == pytest.approx(expected.norms, rel=loose)
 
 
 # Saving by name, loading at another stage and world size
