@@ -12,6 +12,7 @@ from pretrain.checkpoint.store import (
     PARTIAL,
     checkpoints,
     drop,
+    latest_name,
     open_checkpoint,
     step_of,
 )
@@ -20,7 +21,9 @@ from pretrain.config.settings import RunConfig
 
 def drop_leftovers(run: Path) -> None:
     """Clean up after killed saves and deletions: rename a whole checkpoint that lacks only its final name; delete
-    other folders without a marker or with a temporary name."""
+    other folders without a marker or with a temporary name. What `latest` names is left alone: a network folder may
+    not show its marker yet, and no save and no deletion leaves it without one for good."""
+    newest = latest_name(run)
     for folder in sorted((run / FOLDER).glob("step-*")):
         whole = (folder / MARKER).is_file()
         if folder.name.endswith(PARTIAL):
@@ -30,7 +33,7 @@ def drop_leftovers(run: Path) -> None:
                 folder.rename(final)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-        elif not whole:
+        elif not whole and folder.name != newest:
             shutil.rmtree(folder, ignore_errors=True)
 
 

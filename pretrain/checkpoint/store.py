@@ -189,10 +189,16 @@ def checkpoints(run: Path) -> list[Path]:
     """List the folders of a run's whole checkpoints, oldest first. The newest one is also known by `latest`: a network
     folder may list itself as it was before, and a run that found no checkpoint there would start over."""
     found = {path.parent for path in (run / FOLDER).glob(f"step-*/{MARKER}")}
-    with suppress(OSError, UnicodeDecodeError):
-        newest = run / FOLDER / (run / FOLDER / LATEST).read_text("utf-8")
-        found |= {newest} if newest.parent == run / FOLDER and (newest / MARKER).is_file() else set()
+    newest = run / FOLDER / latest_name(run)
+    found |= {newest} if newest.parent == run / FOLDER and (newest / MARKER).is_file() else set()
     return sorted((path for path in found if _STEP.fullmatch(path.name)), key=step_of)
+
+
+def latest_name(run: Path) -> str:
+    """Return the name in `latest`; empty if there is none that can be read."""
+    with suppress(OSError, UnicodeDecodeError):
+        return (run / FOLDER / LATEST).read_text("utf-8")
+    return ""
 
 
 def step_of(folder: Path) -> int:

@@ -33,6 +33,10 @@ ADAPTING = ("init_positions", "init_new_words")
 LOCK_WAIT_SECONDS = 5.0
 """How long a killed process may take to exit, so that the same command can be rerun at once."""
 
+SEEN_WAIT_SECONDS = 60.0
+"""How long a network folder may take to show other machines what the first rank wrote: NFS keeps what it knows of a
+folder for up to a minute (nfs(5), acdirmax)."""
+
 
 def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
     """Return the settings that determine the weights in one phase: a folder holds one run with one identity.
@@ -154,8 +158,9 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
 
 def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
     """Raise UserError on every rank if any rank cannot see the first rank's run folder. All ranks call this."""
-    run = read_run(folder)
-    here = run is not None and (run["id"], run["attempts"]) == (about["id"], about["attempts"])
+    give_up = time.monotonic() + SEEN_WAIT_SECONDS
+    while not (here := _is_attempt(folder, about)) and time.monotonic() < give_up:
+        time.sleep(0.2)
     blind = [rank for rank, sees in enumerate(world.gather(here)) if not sees]
     if blind:
         raise UserError(
@@ -163,6 +168,11 @@ def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
             where=folder,
             expected="a folder on storage that all nodes share",
         )
+
+
+def _is_attempt(folder: Path, about: dict[str, Any]) -> bool:
+    run = read_run(folder)
+    return run is not None and (run["id"], run["attempts"]) == (about["id"], about["attempts"])
 
 
 def lock(folder: Path) -> Any:

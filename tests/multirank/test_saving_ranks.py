@@ -24,7 +24,7 @@ from pretrain.checkpoint.store import checkpoints, damage_of, newest_checkpoint
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
-from pretrain.training.claim_folder import seen_by_all
+from pretrain.training import claim_folder
 from tests.command_line import setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
@@ -114,10 +114,16 @@ def saves(folder: str) -> dict[str, Any]:
     about = {"format": 2, "identity": {}, "id": "abc", "attempts": 1}
     if world.rank == 0:
         (own / "run.json").write_text(json.dumps(about))
+    claim_folder.SEEN_WAIT_SECONDS = 0.5
     try:
-        seen_by_all(own, about, world)
+        claim_folder.seen_by_all(own, about, world)
     except UserError as error:
         said["blind"] = str(error)
+    claim_folder.SEEN_WAIT_SECONDS = 60
+    late = threading.Timer(1.0, (own / "run.json").write_text, [json.dumps(about)])
+    late.start()  # as a network folder shows it
+    claim_folder.seen_by_all(own, about, world)
+    said["seen late"] = True
     world.stop()
     return said
 
@@ -127,6 +133,7 @@ def starts_apart(settings: list[str], folder: str) -> str:
     from launch.settings.recipe import load_config
     from pretrain.train import train
 
+    claim_folder.SEEN_WAIT_SECONDS = 0.5
     own = Path(folder) / os.environ["RANK"]
     own.mkdir()
     os.chdir(own)
@@ -266,4 +273,6 @@ def test_ranks_agree_on_what_is_saved(tmp_path: Path) -> None:
     assert first["together"] == "RuntimeError: ZeroDivisionError: here (on rank 1 of 2)"
     assert "ranks [1] do not see what the first rank wrote" in first["blind"]
     assert "ranks [1] do not see what the first rank wrote" in second["blind"]
+    assert first["seen late"]
+    assert second["seen late"]
     assert second["together"] == "ZeroDivisionError: here"

@@ -111,11 +111,16 @@ def test_ettins_phases_are_the_published_ones(name: str) -> None:
 
 def test_three_billion_parameters_are_planned() -> None:
     config = load_config("bert_3b", [])
-    assert (config.zero.stage, config.train.activation_checkpointing) == (3, True)
-    found = forecast(phases_of(config)[0], Cluster(4, 8, GPUS["h100"]))
+    assert (config.zero.stage, config.train.activation_checkpointing) == (1, True)
+    found = forecast(phases_of(config)[0], Cluster(1, 8, GPUS["h100"]))
     assert found.parameters == pytest.approx(3.2e9, rel=0.02)
-    assert found.memory[3].largest_micro_batch >= config.train.micro_batch
+    assert found.memory[1].largest_micro_batch >= 1024 // 64
     assert found.memory[3].states.total < found.memory[1].states.total / 2
+    sixteen = Cluster(8, 8, GPUS["h100"])
+    higher = load_config("bert_3b", ["zero.stage=3", "train.micro_batch=8"])
+    slower = forecast(phases_of(higher)[0], sixteen)
+    assert slower.step.total > 1.2 * forecast(phases_of(config)[0], sixteen).step.total
+    assert any("stage 1 gathers them once a step" in line for line in slower.warnings)
 
 
 @pytest.mark.multirank
@@ -124,7 +129,13 @@ def test_three_billion_parameters_at_a_tenth_of_the_width(
 ) -> None:
     own = ("encoder.", "train.", "optim.lr")
     narrow = ["encoder.hidden=256", "encoder.heads=4", "encoder.intermediate=1024", "monitor.tracker=jsonl"]
-    batch = ["train.global_batch=2", "train.micro_batch=1", "train.steps=2", "schedule.warmup=1"]
+    batch = [
+        "zero.stage=3",
+        "train.global_batch=2",
+        "train.micro_batch=1",
+        "train.steps=2",
+        "schedule.warmup=1",
+    ]
     batch += ["train.log_every=1", "train.eval_examples=2", "train.checkpoint_every=0"]
     kept = [s for s in tiny if not s.startswith(own)]
     kept += ["data.dupe_factor=3"]  # that of the shards

@@ -114,6 +114,18 @@ def test_what_killed_saves_left_goes(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000002"]
 
 
+def test_the_newest_stays_though_its_marker_is_not_shown_yet(tmp_path: Path) -> None:
+    """As on a network folder, whose entries may be those of before."""
+    newest = save(tmp_path, 2)
+    marker = newest / "checkpoint.json"
+    marker.rename(tmp_path / "hidden")
+    drop_leftovers(tmp_path)
+    (tmp_path / "hidden").rename(marker)
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert is_right(found)
+
+
 def test_a_folder_without_one_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint"):
         find_checkpoint(tmp_path)
