@@ -71,9 +71,13 @@ def warnings_of(phase: Phase, found: "Forecast") -> list[str]:
             "a step; stage 1 sends them once",
         ),
         (
-            config.zero.stage == 3 and ranks > 1 and found.memory[1].largest_micro_batch >= train.micro_batch,
-            "zero.stage=3 gathers the weights in each pass; stage 1 gathers them once a step and fits as well, with "
-            f"{found.memory[1].total / 1e9:.0f} GB of {found.cluster.gpu.memory / 1e9:.0f}",
+            config.zero.stage == 3
+            and ranks > 1
+            and found.micro_batches > 1
+            and found.memory[1].largest_micro_batch >= train.micro_batch,
+            f"zero.stage=3 gathers the weights in each of the {found.micro_batches} micro-batches of a step; stage 1 "
+            f"fits as well, with {found.memory[1].total / 1e9:.0f} GB of {found.cluster.gpu.memory / 1e9:.0f}, and "
+            "gathers them once",
         ),
     ]
     return [line for holds, line in checks if holds]
