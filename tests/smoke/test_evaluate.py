@@ -79,6 +79,13 @@ def test_finished_seeds_are_not_repeated(glue: Path, tmp_path: Path, monkeypatch
     assert len(done) == 2
     call(*same, "--seeds", 2)
     assert done[2:] == [(2, True), (2, False)]
+    path = out / "rte" / "seed-2.json"
+    older = json.loads(path.read_text())  # of a version without a setting, with other threads
+    del older["identity"]["settings"]["labels"]
+    older["result"]["conditions"]["threads"] += 1
+    path.write_text(json.dumps(older))
+    assert "rte: seeds were scored with different threads\n" in call(*same, "--seeds", 2, "test=false")
+    assert len(done) == 4
     call(*same, "lr=1e-4")  # other settings
     assert len(done) == 6
     model_file = model / "model.safetensors"
@@ -135,7 +142,7 @@ def test_a_task_starts_from_the_models_of_another(glue: Path, tmp_path: Path) ->
     started = result(tmp_path / "out", "rte-from-mnli")
     assert started["not_pretrained"], "what the task alone gives"
     other = error(encoder_folder("roberta"), "rte", *both, "--start-from", "mnli")
-    assert "seed-1: was not fine-tuned from the weights in" in other
+    assert "seed-1: is not known to be fine-tuned from the weights in" in other
     longer = call(encoder_folder("bert"), "rte", *both, "--start-from", "mnli", "epochs=2")
     assert f"rte-from-mnli: replaces a result of other settings in {tmp_path}" in longer
     scored = result(tmp_path / "out", "ax-from-mnli")

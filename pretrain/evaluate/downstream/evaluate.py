@@ -23,6 +23,7 @@ from pretrain.evaluate.downstream.results.facts import (
     conditions_of,
     constant_notes,
     cut_notes,
+    split_notes,
     trained_facts,
     untrained_facts,
 )
@@ -109,7 +110,6 @@ class Evaluation:
 
     def score(self, part: Part, progress: ShowProgress) -> SeedResult:
         """Return what an earlier call found for this part, or do the work and keep it."""
-        metrics.require(self.task)
         path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
         known = self._known_by(part)
         found = read_seed(path, known)
@@ -144,6 +144,7 @@ class Evaluation:
     @cached_property
     def _data(self) -> Any:
         """What the task's files hold: Material or TaskData."""
+        metrics.require(self.task)
         if self.task in UNTRAINED:
             return UNTRAINED[self.task].read(self.folder, self.settings)
         data = FINE_TUNED[self.task].read(self.folder, self.settings)
@@ -158,7 +159,6 @@ class Evaluation:
     def check(self) -> None:
         """Read the files and the encoders' configurations and tokenizers, so that what is wrong with them is said
         before hours of work. Raises UserError as `score` does."""
-        metrics.require(self.task)
         _ = self._data
         for part in self.parts:
             _ = part.encoder.identity
@@ -226,6 +226,7 @@ class Evaluation:
             notes = [
                 *data.notes,
                 *([f"started from {self.start_from}"] if self.start_from else []),
+                *split_notes(data, self.settings),
                 *cut_notes(FINE_TUNED[self.task], scores),
                 *choice_notes(scores),
                 *constant_notes(scores),

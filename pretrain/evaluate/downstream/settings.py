@@ -144,6 +144,11 @@ def identity(settings: EvaluationSettings) -> dict[str, Any]:
     return {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in RUNTIME}
 
 
+def defaults() -> dict[str, Any]:
+    """Return the defaults of the settings that decide a result."""
+    return identity(EvaluationSettings())
+
+
 RANGES = {
     "epochs": ("at least 0", lambda value: value >= 0),
     "batch": ("at least 1", lambda value: value >= 1),

@@ -11,7 +11,7 @@ from pretrain.evaluate.downstream.device import conditions
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.results.files import SeedResult, means_by_epoch
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import Material, Task, TaskData
+from pretrain.evaluate.downstream.tasks.base import SPLITS, Material, Task, TaskData
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
 
 PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", *metrics.EXTRA)
@@ -70,9 +70,10 @@ def conditions_of(scores: Sequence[SeedResult]) -> tuple[list[dict[str, Any]], l
     """Return the different conditions under which the seeds were scored, and a note where there are several."""
     found: list[dict[str, Any]] = []
     for one in scores:
-        if one.conditions and one.conditions not in found:
+        if one.conditions not in found:
             found.append(one.conditions)
-    differ = sorted({key for one in found for key in one if one[key] != found[0].get(key)})
+    keys = {key for one in found for key in one}
+    differ = sorted(key for key in keys if any(one.get(key) != found[0].get(key) for one in found))
     return found, [f"seeds were scored with different {', '.join(differ)}"] if differ else []
 
 
@@ -86,6 +87,12 @@ def cut_notes(task: Task, scores: Sequence[SeedResult]) -> list[str]:
         if high:
             notes.append(f"{split}: {low if low == high else f'{low} to {high}'} {task.cut}")
     return notes
+
+
+def split_notes(data: TaskData, settings: EvaluationSettings) -> list[str]:
+    """Return a note where a test file was asked for and none is read for this task."""
+    has_test = any(split.name == SPLITS[-1] for split in data.scored)
+    return ["no test file with labels is published for this task"] if settings.test and not has_test else []
 
 
 def choice_notes(scores: Sequence[SeedResult]) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import write_whole
 from pretrain.evaluate.downstream.encoders import Encoder
+from pretrain.evaluate.downstream.settings import defaults
 from pretrain.evaluate.downstream.tasks.base import Scores
 from pretrain.run.task_scores import RESULT
 from pretrain.run.tolerant_json import table
@@ -56,6 +57,8 @@ def seed_identity(path: Path) -> dict[str, Any]:
 def differing(path: Path, identity: dict[str, Any]) -> list[str]:
     """Return in what an earlier result of one seed is of another identity; empty where there is none."""
     known, before = json.loads(json.dumps(identity)), seed_identity(path)
+    if "settings" in before:  # of a version without some settings: it had what is their default now
+        before["settings"] = json.loads(json.dumps(defaults())) | before["settings"]
     return [key for key in known if before and before.get(key) != known[key]]
 
 
@@ -72,7 +75,7 @@ def saved_model(out: Path, task: str, seed: int, encoder: Encoder) -> Path:
         )
     if seed_identity(result).get("encoder") != encoder.identity:
         raise UserError(
-            f"was not fine-tuned from the weights in {encoder.folder}",
+            f"is not known to be fine-tuned from the weights in {encoder.folder}",
             where=folder,
             remedy=f"evaluate {task} again, with --save",
         )

@@ -109,7 +109,7 @@ class Task(ABC):
 
     @abstractmethod
     def trivial(self, split: Split, data: TaskData) -> Scores:
-        """Return of each metric the best that an answer needing no input has, as always the commonest label."""
+        """Return of each metric the best of some answers that need no input, as always the same label."""
 
     def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
         """Return the model to train: its forward takes the arrays of a batch and returns loss and logits."""

@@ -81,23 +81,25 @@ class Classification(Task):
         unlabelled: str = "",
         where_absent: str = "",
         other_name: str = "{}.tsv",
+        has_test: bool = False,
     ) -> None:
         """`measured`: metrics, the one that the task is known by first. `labels`: empty for a number. `scored`: files
         without .tsv. `unlabelled`: a label that stands for none; such rows are skipped and counted (SNLI).
         `where_absent`: what to do without a scored file. `other_name`: that of files that are published under two, with
-        {} for train or dev."""
+        {} for train or dev. `has_test`: a test file is published with labels."""
         super().__init__(name, folder, measured[0])
         self.measured, self.columns, self.labels = measured, columns, labels
         self.scored, self.unlabelled, self.where_absent = scored, unlabelled, where_absent
-        self.other_name = other_name
+        self.other_name, self.has_test = other_name, has_test
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read train.tsv and the scored files; see Task.read."""
-        paths = [self._path(folder, name) for name in ("train", *self.scored)]
+        names = (*self.scored, *(["test"] if settings.test and self.has_test else []))
+        paths = [self._path(folder, name) for name in ("train", *names)]
         lacking = next((path for path in paths[1:] if not path.is_file()), None)
         if lacking and self.where_absent:
             raise UserError("no such file", where=lacking, remedy=self.where_absent)
-        splits = [self._split(name, path) for name, path in zip(self.scored, paths[1:], strict=True)]
+        splits = [self._split(name, path) for name, path in zip(names, paths[1:], strict=True)]
         train = self._split("train", paths[0]) if paths[0].is_file() else None
         notes = skip_notes([*splits, *([train] if train else [])])
         train, splits[0], carved = with_training(train, splits[0], paths[0], settings)

@@ -47,7 +47,9 @@ GLUE = [
         ("diagnostic-full",),
         where_absent="put it there from GLUE's page: diagnostic.tsv, for its server, has no labels",
     ),
-    Classification("snli", "SNLI", ("accuracy",), GOLD, NLI, unlabelled="-", other_name="snli_1.0_{}.txt"),
+    Classification(
+        "snli", "SNLI", ("accuracy",), GOLD, NLI, unlabelled="-", other_name="snli_1.0_{}.txt", has_test=True
+    ),
 ]
 SUITE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")
 """GLUE without WNLI, which BERT and most later work leave out: its dev examples recur in train with the other label."""

@@ -85,6 +85,15 @@ def test_of_each_metric_the_best_constant_answer_is_trivial(tmp_path: Path) -> N
     assert FINE_TUNED["qqp"].trivial(data.scored[0], data) == pytest.approx({"f1": 600 / 13, "accuracy": 70})
 
 
+def test_every_word_an_entity_is_a_trivial_answer_too(tmp_path: Path) -> None:
+    """It finds all those of one word."""
+    lines = ["A\tB-X", "b\tO", "c\tO", "d\tO", "", "E\tB-X", "f\tI-X"]
+    files = dict.fromkeys(FILES["wnut17"], lines)
+    data = read("wnut17", write(tmp_path / "task", files))
+    found = FINE_TUNED["wnut17"].trivial(data.scored[0], data)
+    assert found == pytest.approx({"f1": 25, "precision": 100 / 6, "recall": 50})
+
+
 def test_snli_is_read_as_its_own_page_has_it(tmp_path: Path) -> None:
     names = (
         "gold_label sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse sentence1"
@@ -93,12 +102,13 @@ def test_snli_is_read_as_its_own_page_has_it(tmp_path: Path) -> None:
     row = "{}\t(\t(\t(\t(\tA dog.\tIt runs.\tc\tp\tneutral\t\t\t\t"
     files = {
         f"snli_1.0_{name}.txt": [names.replace(" ", "\t"), row.format("neutral"), row.format("-")]
-        for name in ("train", "dev")
+        for name in ("train", "dev", "test")
     }
-    data = read("snli", write(tmp_path / "snli", files))
+    data = read("snli", write(tmp_path / "snli", files), test=True)
     assert [(split.name, len(split.items), split.skipped) for split in (data.train, *data.scored)] == [
         ("train", 1, 1),
         ("dev", 1, 1),
+        ("test", 1, 1),
     ]
     assert data.train.items == [("A dog.", "It runs.", "neutral")]
     assert data.files.keys() == files.keys()
