@@ -4,8 +4,8 @@
 
 Each line of standard input is a number of steps; what they took is printed as JSON when they are done. With a second
 number, the size of the vocabulary, they are profiled (step_profile.py). After the last line the process prints its peak
-memory and ends. bench_step.py starts one such process for each contender and lets
-them take turns, so that a change of the machine's load meets all of them.
+memory and ends. bench_step.py starts one such process for each contender and lets them take turns, so that a change of
+the machine's load meets all of them.
 """
 
 import json

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.peers import GOOGLE, LDDL, Work, peer_name
+from tests.benchmarks.step_profile import kind_of
 from tests.command_line import ROOT, VOCABULARY, environ, write_text
 
 pytestmark = pytest.mark.slow
@@ -190,6 +191,24 @@ def test_a_training_step_beside_the_trainer(monkeypatch: pytest.MonkeyPatch) -> 
     assert "transformers' Trainer, padded" in printed
     (share,) = re.findall(r"Maskmill, packed .* waited for data (\d+\.\d\d)%\n", printed)
     assert 0 <= float(share) < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "kind"),
+    [
+        ("aten::mm", [[416, 256], [256, 1000]], "vocabulary"),
+        ("aten::mm", [[416, 1024], [1024, 256]], "vocabulary"),
+        ("aten::_log_softmax", [[416, 1000], [], []], "vocabulary"),
+        ("aten::addmm", [[256], [416, 256], [256, 256]], "products"),
+        ("aten::bmm", [[8, 64, 32], [8, 32, 64]], "attention"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", [[1, 4, 64, 64]], "attention"),
+        ("aten::gelu", [[416, 256]], "rest"),
+        ("aten::add_", [[1000], [1000], []], "rest"),
+    ],
+)
+def test_the_profile_knows_operators_by_name_and_shape(name: str, shapes: list[list[int]], kind: str) -> None:
+    """Of 1,000 words, which ours pads to 1,024."""
+    assert kind_of(name, shapes, 1000) == kind
 
 
 def test_checkpoints_beside_deepspeeds(tmp_path: Path) -> None:
