@@ -91,8 +91,8 @@ def _commit(partial: Path, final: Path, said: Marker) -> None:
 
 
 def name_latest(folder: Path) -> None:
-    """Write `latest` next to a whole checkpoint, for people. Raises UserError or OSError if it cannot; the
-    checkpoint is still valid."""
+    """Write `latest` next to a whole checkpoint, for people and for a folder that is listed late. Raises UserError or
+    OSError if it cannot; the checkpoint is still valid."""
     write_whole(folder.parent / LATEST, folder.name.encode())
 
 
@@ -224,8 +224,8 @@ def damage_of(folder: Path, world: "World") -> str:
 
 def newest_whole(run: Path, world: "World") -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
     """Find the newest checkpoint of `run` whose files all match its marker, or None, and the newer damaged ones,
-    each with its damage. All ranks call this. Uses the folders, not `latest`, which may be one behind after a
-    kill."""
+    each with its damage. All ranks call this. `latest` only adds a folder that is not listed yet: after a
+    kill it may be one behind."""
     damaged: list[tuple[Path, str]] = []
     for name in reversed(world.broadcast([folder.name for folder in checkpoints(run)])):
         folder = run / FOLDER / name

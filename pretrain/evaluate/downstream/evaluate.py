@@ -34,7 +34,7 @@ from pretrain.evaluate.downstream.results.files import (
     read_seed,
     saved_model,
     seed_file,
-    seed_identity,
+    seed_note,
     write_result,
     write_seed,
 )
@@ -136,8 +136,8 @@ class Evaluation:
         there is none, or it is continued."""
         for part in self.parts:
             path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
-            other = differing(path, self._known_by(part)) if seed_identity(path) else []
-            if other:
+            note = seed_note(path)
+            if note and (other := differing(note, self._known_by(part))):
                 return f"{self.name}: replaces a result of other {' and '.join(other)} in {path.parent}"
         return ""
 

@@ -43,23 +43,23 @@ def seed_file(out: Path, task: str, seed: int, pretrained: bool) -> Path:
 
 def read_seed(path: Path, identity: dict[str, Any]) -> SeedResult | None:
     """Return what an earlier call left, if it is of the same identity."""
-    if not seed_identity(path) or differing(path, identity):
-        return None
-    return SeedResult(**table(path)["result"])
+    note = seed_note(path)
+    return SeedResult(**note["result"]) if note and not differing(note, identity) else None
 
 
-def seed_identity(path: Path) -> dict[str, Any]:
-    """Return what the result of one seed is known by; empty where there is none."""
+def seed_note(path: Path) -> dict[str, Any]:
+    """Return what the file of one seed holds; empty where there is none of this format."""
     note = table(path) if path.is_file() else {}
-    return note.get("identity", {}) if note.get("format") == FORMAT else {}
+    return note if note.get("format") == FORMAT and isinstance(note.get("identity"), dict) else {}
 
 
-def differing(path: Path, identity: dict[str, Any]) -> list[str]:
-    """Return in what an earlier result of one seed is of another identity; empty where there is none."""
-    known, before = json.loads(json.dumps(identity)), seed_identity(path)
-    if "settings" in before:  # of a version without some settings: it had what is their default now
-        before["settings"] = json.loads(json.dumps(defaults())) | before["settings"]
-    return [key for key in known if before and before.get(key) != known[key]]
+def differing(note: dict[str, Any], identity: dict[str, Any]) -> list[str]:
+    """Return in what an earlier result of one seed is of another identity."""
+    known, before = json.loads(json.dumps(identity)), note["identity"]
+    settings = before.get("settings")
+    if isinstance(settings, dict):  # of a version without some settings: it had what is their default now
+        before = before | {"settings": json.loads(json.dumps(defaults())) | settings}
+    return [key for key in known if before.get(key) != known[key]]
 
 
 def saved_model(out: Path, task: str, seed: int, encoder: Encoder) -> Path:
@@ -73,7 +73,8 @@ def saved_model(out: Path, task: str, seed: int, encoder: Encoder) -> Path:
             where=folder,
             remedy=f"evaluate {task} first, with --save and as many --seeds",
         )
-    if seed_identity(result).get("encoder") != encoder.identity:
+    note = seed_note(result)
+    if not note or note["identity"].get("encoder") != encoder.identity:
         raise UserError(
             f"is not known to be fine-tuned from the weights in {encoder.folder}",
             where=folder,
