@@ -110,7 +110,8 @@ class Saver:
 
     def _work(self, step: int, copies: list[Fragment], shapes: dict[str, list[int]], state: dict) -> None:
         try:
-            folder = save_checkpoint(self._run, step, copies, shapes, state, self._world)
+            wait = self._config.run.folder_wait
+            folder = save_checkpoint(self._run, step, copies, shapes, state, self._world, wait)
         except UserError as error:
             self._failed = error
             latest = (

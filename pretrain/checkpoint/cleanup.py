@@ -1,5 +1,6 @@
 """Remove the checkpoints that retention drops, and clean up after killed saves and damage."""
 
+import secrets
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from pretrain.checkpoint.store import (
     PARTIAL,
     checkpoints,
     drop,
-    latest_name,
+    latest_folder,
     open_checkpoint,
     step_of,
 )
@@ -23,18 +24,32 @@ def drop_leftovers(run: Path) -> None:
     """Clean up after killed saves and deletions: rename a whole checkpoint that lacks only its final name; delete
     other folders without a marker or with a temporary name. What `latest` names is left alone: a network folder may
     not show its marker yet, and no save and no deletion leaves it without one for good."""
-    newest = latest_name(run)
+    newest = latest_folder(run)
     for folder in sorted((run / FOLDER).glob("step-*")):
         whole = (folder / MARKER).is_file()
         if folder.name.endswith(PARTIAL):
             final = folder.with_name(f"step-{step_of(folder):08d}")
             if whole and step_of(folder) >= 0 and not (final / MARKER).is_file():
-                shutil.rmtree(final, ignore_errors=True)
-                folder.rename(final)
+                _take_the_place_of(final, folder)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-        elif not whole and folder.name != newest:
+        elif not whole and folder != newest:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_the_place_of(final: Path, whole: Path) -> None:
+    """Give a whole checkpoint its final name, in the place of one without a marker. That one is deleted last: where
+    `whole` is but an old listing of it, whose marker is not shown yet, it gets its name back."""
+    aside = final.with_name(f"{final.name}.{secrets.token_hex(4)}{PARTIAL}")
+    if final.is_dir():
+        final.rename(aside)
+    try:
+        whole.rename(final)
+    except FileNotFoundError:
+        if aside.is_dir():
+            aside.rename(final)
+        return
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def set_aside(folder: Path) -> Path:

@@ -36,6 +36,7 @@ from pretrain.checkpoint.store import (
     PARTIAL,
     Checkpoint,
     checkpoints,
+    name_latest,
     open_checkpoint,
     parsed_checkpoint,
     step_of,
@@ -183,6 +184,8 @@ class Mirror:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        with suppress(OSError, UserError):  # as after a save: the folders decide
+            name_latest(final)
         return checkpoint.step
 
     def _download(self, name: str, partial: Path) -> tuple[Checkpoint, bytes]:

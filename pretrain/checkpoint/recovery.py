@@ -1,10 +1,12 @@
 """Find the newest whole checkpoint of a run folder and its mirror; damaged ones are set aside with a warning."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from data_pipeline.errors import UserError
 from pretrain.checkpoint.cleanup import set_aside
+from pretrain.checkpoint.late_checkpoint import wait_for_files
 from pretrain.checkpoint.mirror import Mirror
 from pretrain.checkpoint.store import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
 from pretrain.config.settings import RunConfig
@@ -19,7 +21,8 @@ def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Ch
     Raises UserError if checkpoints exist but none is whole, here or in the mirror, and if none is whole here and
     the mirror is unreadable."""
     folder = Path(config.run.dir)
-    checkpoint, damaged = newest_whole(folder, world)
+    wait = partial(wait_for_files, seconds=config.run.folder_wait, say=say)
+    checkpoint, damaged = newest_whole(folder, world, wait)
 
     def mended() -> bool:
         if world.rank != 0:
@@ -51,4 +54,4 @@ def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Ch
             say(f"{path.name} is damaged ({found}): {fate}")
         return step is not None
 
-    return newest_checkpoint(folder, world) if any(world.together(mended)) else checkpoint
+    return newest_checkpoint(folder, world, wait) if any(world.together(mended)) else checkpoint

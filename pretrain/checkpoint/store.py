@@ -14,7 +14,7 @@ import math
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256, sync, write_whole, writing
 from pretrain.checkpoint.marker import Damaged, Marker, marked, parsed_marker
+from pretrain.run.late_files import wait_until_shown
 
 if TYPE_CHECKING:  # torch, which they import, takes seconds: whoever lists checkpoints does without
     import torch
@@ -44,18 +45,20 @@ def save_checkpoint(
     shapes: dict[str, list[int]],
     state: dict,
     world: "World",
+    wait: float = 0.0,
 ) -> Path:
     """Write a checkpoint with every rank's fragments; return its folder once it is complete and renamed.
 
-    All ranks call this. `shapes`: full shape of every named tensor; `state`: JSON, kept from the first rank. A
-    write error on one rank is a UserError on every rank, and leaves existing checkpoints unchanged."""
+    All ranks call this. `shapes`: full shape of every named tensor; `state`: JSON, kept from the first rank; `wait`:
+    seconds that a rank waits for the folder that the first one makes. A write error on one rank is a UserError on every
+    rank, and leaves existing checkpoints unchanged."""
     final = run / FOLDER / f"step-{step:08d}"
     partial = final.with_name(world.broadcast(f"{final.name}.{secrets.token_hex(4)}{PARTIAL}"))
     first = world.rank == 0
     try:
         world.together(lambda: _begin(partial) if first else None)
         path = partial / f"fragments-{world.rank:05d}.safetensors"
-        files = world.together(lambda: _write(path, fragments))
+        files = world.together(lambda: _write(path, fragments, wait))
         said = Marker(step, state, shapes, files)
         world.together(lambda: _commit(partial, final, said) if first else None)
     except Exception:
@@ -65,9 +68,10 @@ def save_checkpoint(
     return final
 
 
-def _write(path: Path, fragments: "Iterable[Fragment]") -> dict[str, str | int]:
+def _write(path: Path, fragments: "Iterable[Fragment]", wait: float) -> dict[str, str | int]:
     from pretrain.checkpoint.fragments import write_fragments
 
+    wait_until_shown(lambda: None if path.parent.is_dir() else path.parent, wait)
     with writing(path):
         return write_fragments(path, fragments)
 
@@ -189,16 +193,17 @@ def checkpoints(run: Path) -> list[Path]:
     """List the folders of a run's whole checkpoints, oldest first. The newest one is also known by `latest`: a network
     folder may list itself as it was before, and a run that found no checkpoint there would start over."""
     found = {path.parent for path in (run / FOLDER).glob(f"step-*/{MARKER}")}
-    newest = run / FOLDER / latest_name(run)
-    found |= {newest} if newest.parent == run / FOLDER and (newest / MARKER).is_file() else set()
+    newest = latest_folder(run)
+    found |= {newest} if newest is not None and (newest / MARKER).is_file() else set()
     return sorted((path for path in found if _STEP.fullmatch(path.name)), key=step_of)
 
 
-def latest_name(run: Path) -> str:
-    """Return the name in `latest`; empty if there is none that can be read."""
+def latest_folder(run: Path) -> Path | None:
+    """Return the folder that `latest` names, there or not; None if it names no checkpoint or cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
-        return (run / FOLDER / LATEST).read_text("utf-8")
-    return ""
+        name = (run / FOLDER / LATEST).read_text("utf-8")
+        return run / FOLDER / name if _STEP.fullmatch(name) else None
+    return None
 
 
 def step_of(folder: Path) -> int:
@@ -222,23 +227,29 @@ def damage_of(folder: Path, world: "World") -> str:
     return next(filter(None, world.together(found)), "")
 
 
-def newest_whole(run: Path, world: "World") -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+def newest_whole(
+    run: Path, world: "World", wait: Callable[[Path], None] | None = None
+) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
     """Find the newest checkpoint of `run` whose files all match its marker, or None, and the newer damaged ones,
-    each with its damage. All ranks call this. `latest` only adds a folder that is not listed yet: after a
-    kill it may be one behind."""
+    each with its damage. All ranks call this, and `wait` with the newest one's folder before they look into it.
+    `latest` only adds a folder that is not listed yet: after a kill it may be one behind."""
     damaged: list[tuple[Path, str]] = []
     for name in reversed(world.broadcast([folder.name for folder in checkpoints(run)])):
         folder = run / FOLDER / name
+        if wait is not None and not damaged:
+            wait(folder)
         if not (found := damage_of(folder, world)):
             return open_checkpoint(folder), damaged
         damaged.append((folder, found))
     return None, damaged
 
 
-def newest_checkpoint(run: Path, world: "World | None" = None) -> Checkpoint | None:
-    """Find the newest whole checkpoint of `run`, or None. All ranks of `world` (one) call this. Raises UserError if
-    all are damaged."""
-    checkpoint, damaged = newest_whole(run, world or _alone())
+def newest_checkpoint(
+    run: Path, world: "World | None" = None, wait: Callable[[Path], None] | None = None
+) -> Checkpoint | None:
+    """Find the newest whole checkpoint of `run`, or None. All ranks of `world` (one) call this; `wait` as in
+    `newest_whole`. Raises UserError if all are damaged."""
+    checkpoint, damaged = newest_whole(run, world or _alone(), wait)
     if checkpoint is None and damaged:
         raise all_damaged(run, damaged)
     return checkpoint

@@ -19,7 +19,16 @@ PLACES = ("sources", "out", "vocab", "lexicon", "shards", "init_from")
 """Settings that name files or folders."""
 NO_PART_OF_A_RECIPE = {
     "data": ("workers", "executor", "scheduler", "work", "tokens", "verify", "on_damage"),
-    "run": ("dir", "ranks", "threads", "stop_after", "restarts", "restart_delay", "step_limit"),
+    "run": (
+        "dir",
+        "ranks",
+        "threads",
+        "stop_after",
+        "restarts",
+        "restart_delay",
+        "step_limit",
+        "folder_wait",
+    ),
     "checkpoint": None,
     "monitor": None,
     "export": None,

@@ -6,6 +6,8 @@ Does not import torch: the command line calls this before any rank starts.
 import fcntl
 import secrets
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -15,14 +17,15 @@ from omegaconf import OmegaConf
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import write_whole
+from data_pipeline.io.files import write_once, write_whole
 from data_pipeline.io.redact import redact
-from pretrain.checkpoint.store import checkpoints
+from pretrain.checkpoint.store import FOLDER, checkpoints
 from pretrain.config.settings import FP8, RunConfig
 from pretrain.objectives.teacher import teacher_identity
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import CONFIG, FORMAT, RUN, read_run, read_summary, refuse_another
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.late_files import wait_until_shown
+from pretrain.run.metrics_file import METRICS, read_metrics
 from pretrain.run.time_budget import shares_digest
 
 if TYPE_CHECKING:
@@ -32,10 +35,6 @@ ADAPTING = ("init_positions", "init_new_words")
 """Settings of how the weights of init_from are adapted: of no matter without it."""
 LOCK_WAIT_SECONDS = 5.0
 """How long a killed process may take to exit, so that the same command can be rerun at once."""
-
-SEEN_WAIT_SECONDS = 60.0
-"""How long a network folder may take to show other machines what the first rank wrote: NFS keeps what it knows of a
-folder for up to a minute (nfs(5), acdirmax)."""
 
 
 def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
@@ -82,10 +81,13 @@ def run_identity(plans: list[Plan]) -> dict[str, Any]:
     }
 
 
-def check_folder(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
-    """Return this run's run.json from run.dir, or a new one; write nothing. Raises UserError if the folder holds
-    something else."""
+def check_folder(
+    config: RunConfig, plans: list[Plan], say: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Return this run's run.json from run.dir, or a new one; write nothing. Waits, with a line to `say`, if only that
+    file of a run is not shown. Raises UserError if the folder holds something else."""
     folder, identity = Path(config.run.dir), run_identity(plans)
+    wait_until_shown(lambda: folder / RUN if _lacks_run(folder) else None, config.run.folder_wait, say)
     run = read_run(folder)
     if run is not None and not checkpoints(folder) and not read_metrics(folder):
         run = None  # a first start that saved nothing: its settings may be corrected
@@ -135,6 +137,13 @@ def _steps_of(identity: dict[str, Any], keys: list[str]) -> str:
     return ", ".join(f"{key}={identity.get(key)}" for key in keys)
 
 
+def _lacks_run(folder: Path) -> bool:
+    """Return whether a run has been here but its run.json, which it wrote first, is not shown."""
+    return not (folder / RUN).is_file() and any(
+        (folder / name).exists() for name in (CONFIG, METRICS, FOLDER)
+    )
+
+
 def _holds_other_files(folder: Path) -> bool:
     """Return whether the folder holds more than a failed start leaves behind (logs and hidden files)."""
     if not folder.is_dir():
@@ -148,19 +157,32 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
     folder, run = Path(config.run.dir), check_folder(config, plans)
     finished = is_finished(folder)
     if not finished:
-        run["attempts"] += 1
         folder.mkdir(parents=True, exist_ok=True)
+        if not _is_first(folder, run, config.run.folder_wait):
+            run = check_folder(config, plans)
+        run["attempts"] += 1
         write_whole(folder / RUN, canonical_json(run, indent=1))
         write_whole(folder / CONFIG, redact(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
     step = steps_done(folder) if finished else 0
     return {"id": run["id"], "attempts": run["attempts"], "finished": finished, "step": step}
 
 
-def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
-    """Raise UserError on every rank if any rank cannot see the first rank's run folder. All ranks call this."""
-    give_up = time.monotonic() + SEEN_WAIT_SECONDS
-    while not (here := _is_attempt(folder, about)) and time.monotonic() < give_up:
-        time.sleep(0.2)
+def _is_first(folder: Path, run: dict[str, Any], wait: float) -> bool:
+    """Write run.json where this machine is shown none; return whether there was none indeed: a network folder may not
+    show that of an attempt on another machine yet, but refuses to make it twice."""
+    if (folder / RUN).is_file():
+        return True
+    with suppress(FileNotFoundError):  # it is there, and not shown
+        write_once(folder / RUN, canonical_json(run, indent=1))
+    wait_until_shown(lambda: None if (folder / RUN).is_file() else folder / RUN, wait)
+    known = read_run(folder)
+    return known is None or known["id"] == run["id"]
+
+
+def seen_by_all(folder: Path, about: dict[str, Any], world: "World", wait: float) -> None:
+    """Raise UserError on every rank if any rank cannot see the first rank's run folder within `wait` seconds. All ranks
+    call this."""
+    here = wait_until_shown(lambda: None if _is_attempt(folder, about) else folder / RUN, wait)
     blind = [rank for rank, sees in enumerate(world.gather(here)) if not sees]
     if blind:
         raise UserError(
@@ -171,8 +193,10 @@ def seen_by_all(folder: Path, about: dict[str, Any], world: "World") -> None:
 
 
 def _is_attempt(folder: Path, about: dict[str, Any]) -> bool:
-    run = read_run(folder)
-    return run is not None and (run["id"], run["attempts"]) == (about["id"], about["attempts"])
+    with suppress(UserError):  # shown in part
+        run = read_run(folder)
+        return run is not None and (run["id"], run["attempts"]) == (about["id"], about["attempts"])
+    return False
 
 
 def lock(folder: Path) -> Any:

@@ -1,11 +1,13 @@
 """Open the folder of a recipe's run, new or existing, so that one process holds it and all ranks see it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from pretrain.checkpoint.cleanup import drop_leftovers
+from pretrain.checkpoint.late_checkpoint import wait_for_newest
 from pretrain.checkpoint.mirror import bring_back
 from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
@@ -21,16 +23,18 @@ def open_on_all_ranks(
     """Open the run folder on the first rank; return its contents and lock. Its errors are raised on all ranks."""
 
     folder = Path(config.run.dir)
+    say = partial(console.print, soft_wrap=True, markup=False)
 
     def opened() -> tuple[dict[str, Any], Any]:
         if world.rank != 0:
             return {}, None
-        check_folder(config, plans)
+        check_folder(config, plans, say)
         held = lock(folder)
         try:
+            wait_for_newest(folder, config.run.folder_wait, say)  # before it is taken for a leftover
             drop_leftovers(folder)  # before free disk space is checked
             if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
-                console.print(line, soft_wrap=True, markup=False)
+                say(line)
             if not checkpoints(folder):
                 check_starting_weights(config, plans[0])  # before a model is built
             return open_run(config, plans), held
@@ -41,5 +45,5 @@ def open_on_all_ranks(
     about, held = raise_on_all_ranks(world, opened)
     about = world.broadcast(about)
     if not about["finished"]:
-        raise_on_all_ranks(world, lambda: seen_by_all(folder, about, world))
+        raise_on_all_ranks(world, lambda: seen_by_all(folder, about, world, config.run.folder_wait))
     return about, held

@@ -48,6 +48,7 @@ def run_config(run: Path, *, mirror: str = "", keep: int = 2) -> RunConfig:
     """Settings of a run of these checkpoints."""
     config = RunConfig()
     config.run.dir, config.checkpoint.mirror, config.checkpoint.keep = str(run), mirror, keep
+    config.run.folder_wait = 0.0  # what is missing here never comes
     return config
 
 

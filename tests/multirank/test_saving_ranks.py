@@ -114,15 +114,13 @@ def saves(folder: str) -> dict[str, Any]:
     about = {"format": 2, "identity": {}, "id": "abc", "attempts": 1}
     if world.rank == 0:
         (own / "run.json").write_text(json.dumps(about))
-    claim_folder.SEEN_WAIT_SECONDS = 0.5
     try:
-        claim_folder.seen_by_all(own, about, world)
+        claim_folder.seen_by_all(own, about, world, wait=0.5)
     except UserError as error:
         said["blind"] = str(error)
-    claim_folder.SEEN_WAIT_SECONDS = 60
     late = threading.Timer(1.0, (own / "run.json").write_text, [json.dumps(about)])
     late.start()  # as a network folder shows it
-    claim_folder.seen_by_all(own, about, world)
+    claim_folder.seen_by_all(own, about, world, wait=60)
     said["seen late"] = True
     world.stop()
     return said
@@ -133,12 +131,12 @@ def starts_apart(settings: list[str], folder: str) -> str:
     from launch.settings.recipe import load_config
     from pretrain.train import train
 
-    claim_folder.SEEN_WAIT_SECONDS = 0.5
     own = Path(folder) / os.environ["RANK"]
     own.mkdir()
     os.chdir(own)
+    settings = [*settings, "run.dir=run", "run.ranks=2", "run.folder_wait=0.5"]
     try:
-        train(load_config("demo", [*settings, "run.dir=run", "run.ranks=2"]), Console(quiet=True), "test")
+        train(load_config("demo", settings), Console(quiet=True), "test")
     except UserError as error:
         return str(error)
     except SystemExit as end:

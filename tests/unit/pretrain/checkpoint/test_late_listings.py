@@ -1,6 +1,8 @@
 """A network folder that lists new entries late, or in another order: the newest checkpoint is found all the same."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pretrain.checkpoint.cleanup import _take_the_place_of, set_aside
+from pretrain.checkpoint.late_checkpoint import wait_for_newest
 from pretrain.checkpoint.store import LATEST, checkpoints, newest_checkpoint
 from tests.factories.checkpoints import is_right, save
 
@@ -67,3 +71,85 @@ def test_what_latest_names_counts_only_if_it_is_whole(text: str, tmp_path: Path)
     (tmp_path / "checkpoints" / LATEST).write_text(text)
     (tmp_path / "step-00000005").symlink_to(tmp_path / "checkpoints" / "step-00000005")
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000005"]
+
+
+def shows(path: Path, hidden: Path, after: float) -> threading.Timer:
+    """The folder or file `hidden` gets its name `path` in so many seconds, as a network folder would show it."""
+    timer = threading.Timer(after, os.rename, [hidden, path])
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize("what", ["", "checkpoint.json", "fragments-00000.safetensors"])
+def test_a_checkpoint_is_waited_for(what: str, tmp_path: Path) -> None:
+    folder = save(tmp_path, 5)
+    path = folder / what if what else folder
+    path.rename(tmp_path / "hidden")
+    said: list[str] = []
+    timer = shows(path, tmp_path / "hidden", 0.2)
+    wait_for_newest(tmp_path, 60, said.append)
+    timer.join()
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert is_right(found)
+    lacks = path / "checkpoint.json" if not what else path
+    assert said == [f"{lacks} is not shown here: waiting up to 60 s for it (run.folder_wait)"]
+
+
+def test_a_file_that_is_shown_in_part_is_waited_for(tmp_path: Path) -> None:
+    path = save(tmp_path, 5) / "fragments-00000.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    timer = threading.Timer(0.2, path.write_bytes, [data])
+    timer.start()
+    wait_for_newest(tmp_path, 60, print)
+    timer.join()
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert is_right(found)
+
+
+def test_the_name_of_the_newest_is_waited_for(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    latest = tmp_path / "checkpoints" / LATEST
+    latest.rename(tmp_path / "hidden")
+    timer = shows(latest, tmp_path / "hidden", 0.2)
+    wait_for_newest(tmp_path, 60, print)
+    timer.join()
+    assert latest.is_file()
+
+
+@pytest.mark.parametrize("case", ["nothing", "damaged marker", "other bytes", "set aside"])
+def test_what_no_waiting_mends_is_not_waited_for(case: str, tmp_path: Path) -> None:
+    if case != "nothing":
+        folder = save(tmp_path, 5)
+    if case == "damaged marker":
+        (folder / "checkpoint.json").write_text("{}")
+    if case == "other bytes":
+        path = folder / "fragments-00000.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    if case == "set aside":
+        set_aside(folder)
+    said: list[str] = []
+    wait_for_newest(tmp_path, 60, said.append)
+    assert said == []
+
+
+def test_what_stays_away_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
+    (save(tmp_path, 5) / "fragments-00000.safetensors").unlink()
+    began = time.monotonic()
+    wait_for_newest(tmp_path, 0.1, print)
+    assert 0.1 <= time.monotonic() - began < 30
+
+
+def test_a_leftover_that_is_but_an_old_listing_takes_no_place(tmp_path: Path) -> None:
+    """The folder under its temporary name, still listed, and the final one, whose marker is not shown yet, are one."""
+    final = save(tmp_path, 5)
+    (final / "checkpoint.json").rename(tmp_path / "hidden")
+    stale = final.with_name(f"{final.name}.0123abcd.partial")
+    _take_the_place_of(final, stale)
+    (tmp_path / "hidden").rename(final / "checkpoint.json")
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert is_right(found)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", final.name]

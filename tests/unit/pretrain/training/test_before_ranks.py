@@ -5,6 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -253,3 +255,35 @@ def test_a_probe_that_lacks_its_files_is_refused(tiny: list[str], tmp_path: Path
         with pytest.raises(UserError, match=words):
             check(*run, *changes)
         assert not (tmp_path / "run").exists()
+
+
+def test_a_run_json_that_is_shown_late_is_waited_for(finished: list[str], tmp_path: Path) -> None:
+    run, known = tmp_path / "run" / "run.json", tmp_path / "hidden"
+    run.rename(known)
+    timer = threading.Timer(0.5, known.rename, [run])
+    timer.start()
+    assert "finished at step 4" in check(*finished)
+    timer.join()
+    run.unlink()
+    with pytest.raises(UserError, match="holds other files"):
+        check(*finished, "run.folder_wait=0.1")
+
+
+def test_an_attempt_that_is_shown_nothing_does_not_take_the_run_for_a_new_one(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config("demo", [*tiny, f"run.dir={tmp_path}/run", "run.ranks=1", "run.folder_wait=5"])
+    plans = check_run(config, 1)
+    first = open_run(config, plans)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 1.0}\n')
+    shown, is_file, exists = time.monotonic() + 1, Path.is_file, Path.exists
+
+    def hidden(path: Path) -> bool:
+        return path.parent == tmp_path / "run" and time.monotonic() < shown
+
+    monkeypatch.setattr(Path, "is_file", lambda path: not hidden(path) and is_file(path))
+    monkeypatch.setattr(Path, "exists", lambda path: not hidden(path) and exists(path))
+    monkeypatch.setattr(claim_folder, "_holds_other_files", lambda folder: False)
+    second = open_run(config, plans)
+    assert (second["id"], second["attempts"]) == (first["id"], 2)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["id"] == first["id"]

@@ -1,0 +1,38 @@
+"""Wait for files that a network folder shows late: another machine wrote them, and this one does not see them yet.
+
+NFS keeps what it knows of a folder for up to a minute (nfs(5), acdirmax).
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+POLL_SECONDS = 0.5
+"""How often a file that is not shown is looked for: each look is a question to the file server."""
+
+
+def wait_until_shown(
+    not_shown: Callable[[], Path | None], seconds: float, say: Callable[[str], None] | None = None
+) -> bool:
+    """Wait until `not_shown` returns None, for at most so many seconds; return whether it did. Until then it returns a
+    path that lacks. `say` gets a line if there is something to wait for."""
+    lacks = not_shown()
+    if lacks is not None and seconds and say is not None:
+        say(f"{lacks} is not shown here: waiting up to {seconds:g} s for it (run.folder_wait)")
+    give_up = time.monotonic() + seconds
+    while lacks is not None and time.monotonic() < give_up:
+        with suppress(OSError):
+            os.listdir(lacks.parent)  # opening a folder makes a client of NFS ask the server for it
+        time.sleep(min(POLL_SECONDS, seconds))
+        lacks = not_shown()
+    return lacks is None
+
+
+def size_shown(path: Path) -> int:
+    """Return the bytes of a file as far as they are shown; -1 if it is not."""
+    try:
+        return path.stat().st_size
+    except OSError:  # among them ESTALE, of a file that the server has replaced
+        return -1
