@@ -75,12 +75,8 @@ class Alerts:
         """Return the alert to send now; None for an unknown cause, one that was sent recently, or with alerts switched
         off."""
         now = self._clock()
-        if (
-            not text
-            or cause not in ADVICE
-            or not self.every
-            or now - self._sent.get(cause, -self.every) < self.every
-        ):
+        ago = now - self._sent.get(cause, now - self.every)  # negative: the clock was set back since
+        if not text or cause not in ADVICE or not self.every or 0 <= ago < self.every:
             return None
         self._sent[cause] = now
         with suppress(OSError):  # the full disk may be the cause

@@ -1,5 +1,6 @@
 """Show a run's history: its attempts and checkpoints on a timeline, and its disturbances."""
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from html import escape
 from typing import Any
@@ -29,7 +30,11 @@ def history_section(run: RunRecord) -> str:
 
 
 def last_sign(run: RunRecord, attempt: Attempt) -> datetime:
-    """Return when this attempt was last known to be running."""
+    """Return when this attempt was last known to be running, by the clock at its start if it has counted its seconds:
+    the clock may have been set since."""
+    if attempt.spent and attempt.ended is not None:
+        with suppress(OverflowError, ValueError):  # no file is trusted
+            return attempt.started + timedelta(seconds=attempt.spent)
     seconds = number(run.summary.get("seconds")) or 0.0
     return max(
         [attempt.ended or attempt.moment(seconds), attempt.started, *(save.at for save in attempt.saves)]
@@ -40,11 +45,12 @@ def _attempts(run: RunRecord) -> str:
     if not run.history:
         return ""
     shown = run.history[-MAX_ATTEMPTS:]
-    start, end = shown[0].started, max(last_sign(run, attempt) for attempt in shown)
+    start = min(attempt.started for attempt in shown)  # not the first one's, where a clock was set back
+    end = max(last_sign(run, attempt) for attempt in shown)
     span = max((end - start).total_seconds(), 1.0)
 
     def place(when: datetime) -> float:
-        return 1000 * (when - start).total_seconds() / span
+        return min(max(1000 * (when - start).total_seconds() / span, 0.0), 1000.0)
 
     bars, rows = "", ""
     height = 1000 / len(shown)

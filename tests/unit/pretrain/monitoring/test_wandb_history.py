@@ -258,6 +258,19 @@ def test_one_alert_a_cause_and_interval_over_all_attempts(tmp_path: Path) -> Non
     assert Alerts(tmp_path / "none", "run", 0).due("nan", "switched off") is None
 
 
+@pytest.mark.parametrize("jump", [3600, -3600, -365 * 86_400])
+def test_alerts_go_on_after_the_clock_was_set(tmp_path: Path, jump: float) -> None:
+    now = 1e9
+    alerts = Alerts(tmp_path, "run", every=60, clock=lambda: now)
+    assert alerts.due("failed", "at first") is not None
+    now += jump
+    assert alerts.due("failed", "after the clock was set") is not None
+    now += 59
+    assert Alerts(tmp_path, "run", 60, clock=lambda: now).due("failed", "again") is None
+    now += 1
+    assert alerts.due("failed", "later") is not None
+
+
 def test_alerts_reach_wandb(tmp_path: Path, server: Server) -> None:
     one = monitor.open_tracker(tmp_path, MonitorSettings(tracker="wandb"), "abc", {}, first_rank=True)
     one.alert("restart", "again")

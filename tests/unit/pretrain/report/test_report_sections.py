@@ -87,6 +87,27 @@ def test_attempts_and_checkpoints_on_a_line_of_time(tmp_path: Path) -> None:
     assert '<path class="resumed" d="M' in raw
 
 
+@pytest.mark.parametrize("hours", [1, -1])
+def test_attempts_last_as_long_as_they_did_where_a_clock_was_set(tmp_path: Path, hours: int) -> None:
+    """Set before the first save: all that follows is dated an hour later, or earlier than the first start."""
+    run = make_run(tmp_path / "run")
+    began, lines = datetime(2026, 3, 4, 10, 15, tzinfo=UTC), []
+    for i, line in enumerate(THREE_ATTEMPTS):
+        at = began + timedelta(minutes=i, hours=hours if i else 0)
+        spent = {"spent": 100.0} if line["event"] == "ended" else {}
+        lines.append({"at": at.isoformat(), **line, **spent})
+    write_attempts(run, lines)
+    page = page_of(run)
+    assert page.text.count("1 min 40 s") == 3
+    raw = (run / "report.html").read_text()
+    bars = re.findall(r'<rect class="attempt \w+" x="([^"]+)" y="[^"]+" width="([^"]+)"', raw)
+    assert len(bars) == 3
+    assert all(float(left) >= 0 and float(left) + float(width) <= 1004 for left, width in bars), bars
+    ticks = re.findall(r'<path class="save" d="M(\S+) ', raw)
+    assert ticks, "the save of the first attempt"
+    assert all(0 <= float(tick) <= 1000 for tick in ticks), ticks
+
+
 def test_the_next_attempt_logs_the_end_of_one_that_was_killed(tmp_path: Path) -> None:
     AttemptLog(tmp_path, writes=False).started(0, {}, {})
     assert list(tmp_path.iterdir()) == []
