@@ -5,7 +5,6 @@ are tolerated.
 """
 
 import re
-import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import Any
 
 from pretrain.evaluate.learning import learning_of
 from pretrain.objectives.metrics import HEADLINE, headline_of
-from pretrain.run.folder import refuse_other_format
-from pretrain.run.heartbeat import TRAINING, is_dead, read_heartbeat
+from pretrain.run.folder import RUN, SUMMARY, refuse_other_format
+from pretrain.run.folder_clock import time_in
+from pretrain.run.heartbeat import HEARTBEAT, TRAINING, age_here, is_dead, read_heartbeat
 from pretrain.run.metrics_file import METRICS, PROBE, probe_words
 from pretrain.run.time_budget import SHARE
 from pretrain.run.time_left import phase_at, phases_in, seconds_left
-from pretrain.run.tolerant_json import number, objects, table, tables, text_of
+from pretrain.run.tolerant_json import is_count, number, objects, table, tables, text_of
 
 NOT_STARTED, STARTING, RUNNING, STALLED = "not started", "starting", "running", "stalled"
 STOPPED, FINISHED, CRASHED = "saved and stopped", "finished", "crashed"
@@ -85,7 +85,7 @@ class Status:
     events: int = 0
     last_event: str = ""
     quiet: float | None = None
-    """Seconds since the run last wrote anything."""
+    """Seconds since the run last wrote anything; unknown if its files are dated in the future."""
     host: str = ""
     job: str = ""
     """Slurm job of the newest attempt."""
@@ -96,14 +96,11 @@ class Status:
 
 
 def read_status(folder: Path, now: float | None = None) -> Status:
-    """Return the status of the run in `folder`, which need not exist yet; `now`: seconds since 1970."""
-    now = time.time() if now is None else now
+    """Return the status of the run in `folder`, which need not exist yet; `now`: seconds since 1970, by the clock that
+    dates its files."""
+    now = time_in(folder) if now is None else now
     status = Status(folder)
-    summary, run, heartbeat = (
-        table(folder / "summary.json"),
-        table(folder / "run.json"),
-        read_heartbeat(folder),
-    )
+    summary, run, heartbeat = table(folder / SUMMARY), table(folder / RUN), read_heartbeat(folder)
     refuse_other_format(run, folder)
     lines = list(tables(text_of(folder / METRICS, TAIL)))
     _figures(status, summary, lines, heartbeat)
@@ -189,21 +186,18 @@ def _checkpoint(status: Status, now: float) -> None:
 
 def _health(status: Status, summary: dict[str, Any], heartbeat: dict[str, Any], now: float) -> None:
     folder = status.folder
-    begun = _changed(folder / "run.json")
-    said = max(
-        (_changed(folder / name) or 0.0 for name in ("summary.json", METRICS)), default=0.0
-    )  # what the run wrote last, except for its heartbeat
+    begun = _changed(folder / RUN)
     if begun is None and not summary:
         status.why = "nothing was trained here yet"
         if (at := _changed(folder / SUBMITTED)) is not None and _find_error(status, at):
             status.health, status.why = CRASHED, "a job before the training failed"
         return
+    begun = begun or 0.0
+    dates = [at for name in (SUMMARY, METRICS, HEARTBEAT) if (at := _changed(folder / name)) is not None]
     told = summary.get("status")
     if told == "finished":  # no attempt will start any more, even if copying changed the files' times
         status.health, status.why = FINISHED, "all steps are done"
-    elif said < (begun or 0.0) and heartbeat.get("at", 0.0) < (
-        begun or 0.0
-    ):  # an attempt that has not reached training
+    elif _has_only_begun(status, begun, dates, heartbeat):
         _judge(status, STARTING, begun or now, UNKNOWN_SILENCE, "an attempt of the run began", {}, now)
     elif told == "stopped":
         status.health, status.why = STOPPED, "it was asked to stop, or came to run.stop_after"
@@ -211,19 +205,21 @@ def _health(status: Status, summary: dict[str, Any], heartbeat: dict[str, Any], 
         status.health, status.why = CRASHED, "it ended with an error"
         status.error = str(summary.get("error") or "")
         if not status.error:
-            _find_error(status, begun or 0.0)
+            _find_error(status, begun)
     else:
         status.doing, status.host = str(heartbeat.get("doing", "")), str(heartbeat.get("host", ""))
         status.job = str(heartbeat.get("job", ""))
-        _judge(
-            status,
-            RUNNING,
-            max(said, heartbeat.get("at", 0.0)),
-            _patience(status),
-            "it wrote",
-            heartbeat,
-            now,
-        )
+        # not the newest: one that was dated before a clock was set back stays ahead of those written since
+        at = min(dates, key=lambda date: abs(now - date), default=0.0)
+        _judge(status, RUNNING, at, _patience(status), "it wrote", heartbeat, now)
+
+
+def _has_only_begun(status: Status, begun: float, dates: list[float], heartbeat: dict[str, Any]) -> bool:
+    """Return whether the newest attempt has not reached training: by the number of the one that wrote the heartbeat, or
+    by dates in a run of an older version, which has no numbers."""
+    if begun and is_count(heartbeat.get("attempt")):
+        return bool(heartbeat["attempt"] < status.attempts)
+    return max(dates, default=0.0) < begun
 
 
 def _patience(status: Status) -> float:
@@ -235,18 +231,25 @@ def _patience(status: Status) -> float:
 def _judge(
     status: Status, alive: str, at: float, patience: float, what: str, heartbeat: dict[str, Any], now: float
 ) -> None:
-    """Judge a run that has not logged its end: it is running, stalled, or dead."""
-    status.quiet = max(0.0, now - at)
+    """Judge a run that has not logged its end: it is running, stalled, or dead. `at`: the date of what it wrote."""
+    age = now - at if (known := age_here(heartbeat)) is None else known
+    silence = abs(age)  # a date far ahead says as little about what goes on as one long ago
+    status.quiet = age if age > 0 else 0.0 if silence <= patience else None
     if heartbeat and is_dead(heartbeat):
         status.health, status.why = CRASHED, "its process is gone and said nothing: it was killed"
         _find_error(status, at - 60)
         return
     last = _find_error(status, at - 1)
-    if status.error and status.quiet > (MOMENT if last else patience):
+    if status.error and silence > (MOMENT if last else patience):
         status.health, status.why = CRASHED, "a log has an error, and nothing was written since"
-    elif status.quiet > patience:
+    elif silence > patience:
         status.health, status.error, status.log = STALLED, "", ""
-        status.why = f"nothing was written for {status.quiet:,.0f} s, where {patience:,.0f} s would be long"
+        status.why = f"nothing was written for {age:,.0f} s, where {patience:,.0f} s would be long"
+        if status.quiet is None:
+            status.why = (
+                f"its newest file is dated {silence:,.0f} s ahead: a clock was set back and nothing written since, "
+                "or this machine's is behind"
+            )
     else:
         status.health, status.error, status.log = alive, "", ""
         status.why = f"{what} {status.quiet:,.0f} s ago"

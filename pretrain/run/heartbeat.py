@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.run.atomic_write import replace
-from pretrain.run.tolerant_json import table
+from pretrain.run.folder import RUN
+from pretrain.run.tolerant_json import number, table
 
 HEARTBEAT = ".heartbeat.json"
 STARTING, TRAINING, EVALUATING, SAVING = "starting", "training", "evaluating", "saving"
@@ -31,6 +32,7 @@ class Heartbeat:
             "pid": os.getpid(),
             "pid_namespace": _pid_namespace(),
             "job": os.environ.get("SLURM_JOB_ID", ""),
+            "attempt": table(folder / RUN).get("attempts"),
         }
         self._last, self._doing = 0.0, ""
 
@@ -41,7 +43,7 @@ class Heartbeat:
         ):
             return
         self._last, self._doing = time.monotonic(), doing
-        words = {**self._who, "at": time.time(), "step": step, "doing": doing}
+        words = {**self._who, **_since_boot(), "step": step, "doing": doing}
         with suppress(OSError):
             replace(self._path, json.dumps(words))
 
@@ -50,9 +52,18 @@ def read_heartbeat(folder: Path) -> dict[str, Any]:
     """Read the newest heartbeat; empty if there is none or it cannot be read."""
     try:
         values = table(folder / HEARTBEAT)
-        return {**values, "at": float(values["at"]), "step": int(values["step"]), "pid": int(values["pid"])}
+        return {**values, "step": int(values["step"]), "pid": int(values["pid"])}
     except (ValueError, KeyError, TypeError, OverflowError):
         return {}
+
+
+def age_here(heartbeat: dict[str, Any]) -> float | None:
+    """Return the seconds since it was written, by the clock that counts from this machine's start and that nobody sets;
+    None if it was written on another machine, or before this one was restarted."""
+    now, then = _since_boot(), number(heartbeat.get("uptime"))
+    if not now or now["boot"] != heartbeat.get("boot") or then is None or then > now["uptime"]:
+        return None
+    return float(now["uptime"] - then)
 
 
 def is_dead(heartbeat: dict[str, Any]) -> bool:
@@ -74,6 +85,14 @@ def _pid_namespace() -> str:
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
+
+
+def _since_boot() -> dict[str, Any]:
+    """Return which start of which machine this is, and the seconds since then (Linux); empty elsewhere."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return {"boot": boot, "uptime": round(time.clock_gettime(time.CLOCK_BOOTTIME), 3)}
+    return {}
 
 
 def _is_zombie(pid: int) -> bool:

@@ -71,7 +71,7 @@ class Folder:
         self.write("summary.json", json.dumps(words), ago)
 
     def heartbeat(self, ago: float, step: int = 20, doing: str = TRAINING, **who: Any) -> None:
-        words = {"at": NOW - ago, "step": step, "doing": doing, "host": "elsewhere", "pid": 1, "job": "17"}
+        words = {"step": step, "doing": doing, "host": "elsewhere", "pid": 1, "job": "17"}
         self.write(HEARTBEAT, json.dumps(words | who), ago)
 
     def status(self) -> Status:
