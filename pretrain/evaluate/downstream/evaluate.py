@@ -17,21 +17,19 @@ from pretrain.evaluate.downstream.device import use_threads
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tuning.seed_run import SeedRun
 from pretrain.evaluate.downstream.results.facts import (
-    choice_notes,
     common_facts,
     conditions_now,
     conditions_of,
-    constant_notes,
-    cut_notes,
-    split_notes,
     trained_facts,
     untrained_facts,
 )
 from pretrain.evaluate.downstream.results.files import (
     SeedResult,
+    Unfinished,
     differing,
     over_seeds,
     read_seed,
+    read_unfinished,
     saved_model,
     seed_file,
     seed_note,
@@ -116,9 +114,15 @@ class Evaluation:
         is_saved = not self.save or not part.encoder.pretrained or path.with_suffix("").is_dir()
         if found is None or not (is_saved or self.task in UNTRAINED):
             use_threads(self.settings.threads)
-            found = (self._score_as_is if self.task in UNTRAINED else self._fine_tune)(part, progress)
-            found = replace(found, conditions=conditions_now(self.settings))
+            conditions = conditions_now(self.settings)
+            unfinished = read_unfinished(path, {**known, "conditions": conditions})
+            if self.task in UNTRAINED:
+                found = self._score_as_is(part, progress)
+            else:
+                found = self._fine_tune(part, progress, unfinished)
+            found = replace(found, conditions=conditions)
             write_seed(path, known, found)
+            unfinished.remove()
         return found
 
     def _known_by(self, part: Part) -> dict[str, Any]:
@@ -194,11 +198,11 @@ class Evaluation:
             details = UNTRAINED[self.task].score(part.encoder, self._data, self.settings, part.seed, advance)
         return SeedResult(part.seed, {"dev": details.pop("scores")}, time.monotonic() - started, details)
 
-    def _fine_tune(self, part: Part, progress: ShowProgress) -> SeedResult:
+    def _fine_tune(self, part: Part, progress: ShowProgress, unfinished: Unfinished) -> SeedResult:
         """Fine-tune with one seed, and score every split."""
         task, name = FINE_TUNED[self.task], self._doing(part, part.seed)
         model, result = SeedRun(
-            name, task, self._data, part.encoder, self.settings, part.seed, progress
+            name, task, self._data, part.encoder, self.settings, part.seed, progress, unfinished
         ).run()
         if self.save and part.encoder.pretrained:
             self._save(model, part.encoder, part.seed)
@@ -215,38 +219,26 @@ class Evaluation:
 
     def _note(self, scores: list[SeedResult], floor: list[SeedResult]) -> dict[str, Any]:
         """Return what result.json holds."""
-        data, task = self._data, UNTRAINED.get(self.task) or FINE_TUNED[self.task]
         if self.task in UNTRAINED:
-            details = untrained_facts(data, scores[0].details)
-            trivial = {"dev": details.pop("trivial")}
-            notes = [*data.notes, *details.pop("notes", [])]
+            facts = untrained_facts(self._data, scores[0].details)
         else:
-            trivial = {split.name: FINE_TUNED[self.task].trivial(split, data) for split in data.scored}
-            details = trained_facts(data, self.settings, scores)
-            notes = [
-                *data.notes,
-                *([f"started from {self.start_from}"] if self.start_from else []),
-                *split_notes(data, self.settings),
-                *cut_notes(FINE_TUNED[self.task], scores),
-                *choice_notes(scores),
-                *constant_notes(scores),
-                *constant_notes(floor, "not pretrained, "),
-            ]
+            facts = trained_facts(FINE_TUNED[self.task], self._data, self.settings, scores, floor)
+        started = [f"started from {self.start_from}"] if self.start_from else []
         found, differ = conditions_of((*scores, *floor))
         return {
             "task": self.name,
-            "headline": task.headline,
+            "headline": (UNTRAINED.get(self.task) or FINE_TUNED[self.task]).headline,
             "encoder": {"folder": str(self.encoder.folder), **self.encoder.identity},
             "scores": over_seeds(scores),
             "not_pretrained": over_seeds(floor) if floor else {},
-            "trivial": trivial,
-            "notes": [*notes, *differ],
-            "details": details,
+            "trivial": facts.trivial,
+            "notes": [*self._data.notes, *started, *facts.notes, *differ],
+            "details": facts.details,
             "settings": identity(self.settings),
             "conditions": found,
             "seeds": [one.seed for one in scores],
             "floor_seeds": [one.seed for one in floor],
             "seconds": sum(one.seconds for one in (*scores, *floor)),
-            "files": data.files,
+            "files": self._data.files,
             **common_facts(self.task, self.encoder, self.settings),
         }

@@ -1,5 +1,6 @@
 """The fine-tunings that a seed chooses between: every combination of the grid's values, and its restarts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -26,6 +27,11 @@ class Candidate(NamedTuple):
         names = [f"{key}={value:g}" for key, value in self.values.items()]
         return " ".join(names + ([f"restart {self.restart}"] if self.restart else [])) or "first training"
 
+    def outcome(self, tuned: float | None) -> dict[str, Any]:
+        """Return what result.json says of it: `tuned` is its metric on the tuning examples, None where its loss was not
+        finite."""
+        return {**self.values, "restart": self.restart, "tuned": tuned}
+
     def of(self, settings: EvaluationSettings) -> EvaluationSettings:
         """Return the settings with its values in place."""
         return replace(settings, **self.values)
@@ -48,3 +54,13 @@ def candidates(settings: EvaluationSettings) -> list[Candidate]:
         for values in combinations
         for restart in range(settings.restarts)
     ]
+
+
+def leading(outcomes: Sequence[dict[str, Any]]) -> int | None:
+    """Return the number of the best outcome, the earlier of equal ones; None where no loss was finite.
+
+    >>> leading([{"tuned": None}, {"tuned": 60.0}, {"tuned": 60.0}])
+    1
+    """
+    finite = [number for number, one in enumerate(outcomes) if one["tuned"] is not None]
+    return max(finite, key=lambda number: outcomes[number]["tuned"], default=None)

@@ -14,13 +14,16 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.device import chosen_device
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.fine_tuning.candidates import Candidate, candidates
+from pretrain.evaluate.downstream.fine_tuning.candidates import Candidate, candidates, leading
 from pretrain.evaluate.downstream.fine_tuning.fine_tune import DivergedError, FineTuner, Trained
 from pretrain.evaluate.downstream.heads.frozen import frozen_tagger, with_states
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
-from pretrain.evaluate.downstream.results.files import SeedResult
+from pretrain.evaluate.downstream.results.files import SeedResult, Unfinished
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Split, Task, TaskData, carve, drawn
+
+Tuning = tuple[Split, list[Feature]]
+"""What candidates and epochs are chosen by: examples, and their features."""
 
 
 @dataclass
@@ -51,6 +54,8 @@ class SeedRun:
     settings: EvaluationSettings
     seed: int
     progress: ShowProgress
+    unfinished: Unfinished
+    """What an earlier call that was stopped knew of it."""
     constant: dict[str, bool] = field(default_factory=dict)
     """Of each split that was scored last: whether all predictions are the same."""
 
@@ -94,7 +99,8 @@ class SeedRun:
             "cut_inputs": cut,
             "constant": [name for name, is_constant in self.constant.items() if is_constant],
         }
-        return best.tuner.model, SeedResult(self.seed, splits, time.monotonic() - started, details)
+        seconds = self.unfinished.seconds + time.monotonic() - started
+        return best.tuner.model, SeedResult(self.seed, splits, seconds, details)
 
     @cached_property
     def _builder(self) -> InputBuilder:
@@ -134,43 +140,72 @@ class SeedRun:
             return with_states(frozen_tagger(model), found, self._builder, chosen_device(), advance)
 
     def _best(
-        self,
-        model: nn.Module,
-        features: list[Feature],
-        tune: tuple[Split, list[Feature]],
-        scored: dict[str, list[Feature]],
+        self, model: nn.Module, features: list[Feature], tune: Tuning, scored: dict[str, list[Feature]]
     ) -> tuple[Fitted, list[dict[str, Any]]]:
-        """Train every candidate, `model` as the first one. Return the one with the best metric of an epoch on the
-        tuning examples, the earlier of equal ones; and of each its values, restart and that metric, None where its loss
-        was not finite. The table is empty where there is but one."""
-        every = candidates(self.settings)
-        best: Fitted | None = None
-        table: list[dict[str, Any]] = []
-        for number, candidate in enumerate(every):
-            model = self._new_model(candidate).to(chosen_device()) if number else model
-            doing = f"{self.name}, {number + 1} of {len(every)}: {candidate}" if len(every) > 1 else self.name
-            note: dict[str, Any] = {**candidate.values, "restart": candidate.restart, "tuned": None}
-            table.append(note)
+        """Train every candidate that an earlier call has not finished, `model` as the first one. Return the one with
+        the best metric of an epoch on the tuning examples, the earlier of equal ones, and the outcome of each; these
+        are empty where there is but one.
+
+        Of an earlier call the outcomes are kept, and no weights: where the best one is of then, it is trained again,
+        which gives the same to the bit. That costs as much as one candidate, and only after a kill."""
+        every, started = candidates(self.settings), time.monotonic()
+        first = {0: model}
+
+        def fit(number: int, doing: str, curves: bool) -> Fitted:
+            found = first.pop(number, None)
+            found = self._new_model(every[number]) if found is None else found
+            return self._fit(every[number], found.to(chosen_device()), features, tune, scored, doing, curves)
+
+        wanted = self.settings.by_epoch
+        if len(every) == 1:
+            return fit(0, self.name, wanted), []
+        is_again = wanted and self._is_less_again(len(every), features, tune, scored)
+        outcomes, best = self._finished(every), None
+        for number in range(len(outcomes), len(every)):
+            tuned = None
             try:
-                fitted = self._fit(candidate, model, features, tune, scored, doing)
+                doing = f"{self.name}, {number + 1} of {len(every)}: {every[number]}"
+                fitted = fit(number, doing, wanted and not is_again)
+                tuned = fitted.tuned
             except DivergedError:
-                if best is None and number == len(every) - 1:
+                if leading(outcomes) is None and number == len(every) - 1:
                     raise
-                continue
-            note["tuned"] = fitted.tuned
-            if best is None or fitted.tuned > best.tuned:
+            outcomes.append(every[number].outcome(tuned))
+            if leading(outcomes) == number and not is_again:
                 best = fitted
-        assert best is not None
-        return best, table if len(every) > 1 else []
+            self.unfinished.candidates = outcomes
+            self.unfinished.keep(self.unfinished.seconds + time.monotonic() - started)
+        chosen = leading(outcomes)
+        assert chosen is not None
+        if best is None:
+            best = fit(chosen, f"{self.name}: again the best one, {every[chosen]}", wanted)
+        return best, outcomes
+
+    def _finished(self, every: Sequence[Candidate]) -> list[dict[str, Any]]:
+        """Return the outcomes of an earlier call; none where they are not those of the first candidates."""
+        kept = self.unfinished.candidates
+        expected = [one.outcome(note.get("tuned")) for one, note in zip(every, kept, strict=False)]
+        return kept if kept == expected else []
+
+    def _is_less_again(
+        self, count: int, features: list[Feature], tune: Tuning, scored: dict[str, list[Feature]]
+    ) -> bool:
+        """Return whether the chosen one's curve of by_epoch is had by fewer passes if it is trained once more at the
+        end than if every candidate is scored after each epoch, since which one is chosen is not known before. An
+        epoch's training is as three passes for each example. On published files scoring all is nearly always less: the
+        dev file of MNLI is a twentieth of its training file. The third way, to keep the weights of every epoch, takes
+        as many times the model's memory."""
+        return (count - 1) * sum(map(len, scored.values())) > 3 * len(features) + len(tune[1])
 
     def _fit(
         self,
         candidate: Candidate,
         model: nn.Module,
         features: list[Feature],
-        tune: tuple[Split, list[Feature]],
+        tune: Tuning,
         scored: dict[str, list[Feature]],
         doing: str,
+        curves: bool,
     ) -> Fitted:
         settings = candidate.of(self.settings)
         tuner = FineTuner(
@@ -183,7 +218,7 @@ class SeedRun:
             return self.task.score(tune[0].items, tune[1], answers, self.data)[self.task.headline]
 
         def after_epoch() -> None:
-            if settings.by_epoch:
+            if curves:
                 curve = {
                     split.name: self._scores(tuner, split, scored[split.name], lambda n: None)
                     for split in self.data.scored

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from pretrain.evaluate.downstream.device import conditions
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.results.files import SeedResult, means_by_epoch
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import SPLITS, Material, Task, TaskData
+from pretrain.evaluate.downstream.tasks.base import SPLITS, Material, Scores, Task, TaskData
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
 
 PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", *metrics.EXTRA)
@@ -30,13 +30,27 @@ def common_facts(task: str, encoder: Encoder, settings: EvaluationSettings) -> d
     }
 
 
+class Facts(NamedTuple):
+    """What result.json says of a task beside the scores."""
+
+    details: dict[str, Any]
+    trivial: dict[str, Scores]
+    """Split -> scores of the best answer without input."""
+    notes: list[str]
+    """What is said below the table."""
+
+
 def trained_facts(
-    data: TaskData, settings: EvaluationSettings, scores: Sequence[SeedResult]
-) -> dict[str, Any]:
-    """Return the details of a fine-tuning: version, examples and rows left out of each split, ids of labels, and what
+    task: Task,
+    data: TaskData,
+    settings: EvaluationSettings,
+    scores: Sequence[SeedResult],
+    floor: Sequence[SeedResult],
+) -> Facts:
+    """Return the facts of a fine-tuning: version, examples and rows left out of each split, ids of labels, and what
     was chosen on which examples."""
     first, splits = scores[0].details, (data.train, *data.scored)
-    facts = {
+    details = {
         "version": data.version,
         "examples": {split.name: len(split.items) for split in splits},
         "skipped": {split.name: split.skipped for split in splits},
@@ -44,20 +58,29 @@ def trained_facts(
         "labels": first["labels"],
     }
     if settings.by_epoch:
-        facts["by_epoch"] = means_by_epoch([one.details["by_epoch"] for one in scores])
-    return facts
+        details["by_epoch"] = means_by_epoch([one.details["by_epoch"] for one in scores])
+    notes = [
+        *split_notes(data, settings),
+        *cut_notes(task, scores),
+        *choice_notes(scores),
+        *constant_notes(scores),
+        *constant_notes(floor, "not pretrained, "),
+    ]
+    return Facts(details, {split.name: task.trivial(split, data) for split in data.scored}, notes)
 
 
-def untrained_facts(material: Material, details: dict[str, Any]) -> dict[str, Any]:
-    """Return the details of a task without training, which chooses nothing: `details` and how many items there are."""
-    return {
+def untrained_facts(material: Material, found: dict[str, Any]) -> Facts:
+    """Return the facts of a task without training, which chooses nothing: those that scoring `found`, and how many
+    items there are."""
+    details = {
         "version": "",
         "examples": {"dev": material.size},
         "skipped": {"dev": material.skipped},
         "selection": {"set": None, "chooses": []},
         "labels": {},
-        **details,
+        **{key: value for key, value in found.items() if key not in ("trivial", "notes")},
     }
+    return Facts(details, {"dev": found["trivial"]}, found.get("notes", []))
 
 
 def conditions_now(settings: EvaluationSettings) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Write and read results: a JSON file per seed while a task is evaluated, and one for all of it at the end.
 
-OUT/TASK/seed-1.json         scores of one fine-tuning, and the hashes and settings that it is known by
-OUT/TASK/floor-seed-1.json   of the same encoder, not pretrained
-OUT/TASK/result.json         all seeds with median and spread, the floors, versions
+OUT/TASK/seed-1.json              scores of one fine-tuning, and the hashes and settings that it is known by
+OUT/TASK/floor-seed-1.json        of the same encoder, not pretrained
+OUT/TASK/seed-1.unfinished.json   of a grid that goes on: what its finished candidates came to
+OUT/TASK/result.json              all seeds with median and spread, the floors, versions
 """
 
 import json
@@ -18,7 +19,7 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import defaults
 from pretrain.evaluate.downstream.tasks.base import Scores
 from pretrain.run.task_scores import RESULT
-from pretrain.run.tolerant_json import table
+from pretrain.run.tolerant_json import number, objects, table
 
 FORMAT = 2
 """Version of these files: results of another one are not continued."""
@@ -60,6 +61,42 @@ def differing(note: dict[str, Any], identity: dict[str, Any]) -> list[str]:
     if isinstance(settings, dict):  # of a version without some settings: it had what is their default now
         before = before | {"settings": json.loads(json.dumps(defaults())) | settings}
     return [key for key in known if before.get(key) != known[key]]
+
+
+@dataclass
+class Unfinished:
+    """A seed with several candidates while they are trained: what those that are finished came to, in a file beside the
+    seed's. A part of the work (a seed, with weights or without) has a file of its own, which one process writes, so
+    that shares and jobs need not know of each other."""
+
+    path: Path
+    identity: dict[str, Any]
+    """That of the seed, and its conditions: metrics of another precision or machine are not to choose by together, and
+    the result is then to the bit that of a training which nothing has stopped."""
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    """Of each finished one in its turn: values, restart, and the metric that it is compared by as `tuned`."""
+    seconds: float = 0.0
+    """What they took."""
+
+    def keep(self, seconds: float) -> None:
+        """Write what is known now, whole or not at all."""
+        note = {"format": FORMAT, "identity": self.identity}
+        _write(self.path, {**note, "candidates": self.candidates, "seconds": seconds})
+
+    def remove(self) -> None:
+        """Forget it, when the seed has its result."""
+        self.path.unlink(missing_ok=True)
+
+
+def read_unfinished(seed: Path, identity: dict[str, Any]) -> Unfinished:
+    """Return what an earlier call that was stopped knew of the seed whose file is to be `seed`; nothing where there was
+    none of the same identity, or its file is damaged."""
+    found = Unfinished(seed.with_suffix(".unfinished.json"), identity)
+    note = seed_note(found.path)
+    seconds = number(note.get("seconds"))
+    if note and not differing(note, identity) and seconds is not None:
+        found.candidates, found.seconds = objects(note.get("candidates")), seconds
+    return found
 
 
 def saved_model(out: Path, task: str, seed: int, encoder: Encoder) -> Path:
