@@ -1,5 +1,6 @@
 """Define the verb that scores an encoder on tasks: evaluate."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -79,6 +80,15 @@ def evaluate(
             " the states of both side by side (features=last, say).",
         ),
     ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Show beside MODEL what an earlier `maskmill evaluate` found of another encoder on the same examples:"
+            " its run or model folder, or what --out named. Can be given several times.",
+        ),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     jobs: Annotated[
         int,
         typer.Option(min=1, help="Score so many tasks and seeds at a time, each on its share of the cores."),
@@ -105,6 +115,7 @@ def evaluate(
     \b
     Example:
         maskmill evaluate runs/demo mrpc rte --data glue --seeds 5
+        maskmill evaluate models/bert mrpc rte --data glue --seeds 5 --against runs/demo
         maskmill evaluate models/bert blimp --data blimp
         maskmill evaluate models/bert own --data reviews recipe=small epochs=5"""
     from launch.settings.evaluation import read_changes
@@ -117,6 +128,7 @@ def evaluate(
     from pretrain.evaluate.downstream import parts
     from pretrain.evaluate.downstream.encoders import find_encoders
     from pretrain.evaluate.downstream.evaluate import Evaluation
+    from pretrain.evaluate.downstream.results.against import Other, read_other, remarks
     from pretrain.evaluate.downstream.results.table import result_lines
     from pretrain.evaluate.downstream.settings import settings_for
     from pretrain.evaluate.downstream.tasks.registry import check_name, chosen_tasks
@@ -128,6 +140,9 @@ def evaluate(
         raise UserError(f"{start_from} cannot start from itself", where="--start-from")
     chosen, missing = chosen_tasks([word for word in words if "=" not in word], suite, data)
     found = find_encoders(model)
+    wanted = list(dict.fromkeys(against or []))
+    for folder in wanted:
+        read_other(folder)  # refuses what is none before hours of work
     evaluations = [
         each
         for name, folder in chosen
@@ -154,8 +169,29 @@ def evaluate(
     notes = [evaluation.run(stages(errors)) for evaluation in evaluations]
     if out is None and (model / CONFIG).is_file():
         record_scores(model)
-    for line in result_lines(notes):
+
+    def command_for(other: Other, names: list[str]) -> str:
+        of_names = dict.fromkeys(each.task for each in evaluations if each.name in names)
+        options = {
+            "--suite": suite,
+            "--data": data,
+            "--seeds": seeds if seeds > 1 else "",
+            "--start-from": start_from,
+            "--beside": "FOLDER" if beside else "",
+            "--out": "" if other.weights else other.name,
+        }
+        words_of = [*([] if suite else of_names), *(word for word in words if "=" in word)]
+        return _command(other.name if other.weights else "MODEL", words_of, options, floor)
+
+    others = [read_other(folder) for folder in wanted]
+    for line in (*result_lines(notes, others, markdown), *remarks(notes, others, command_for)):
         say(line)
     if missing:
         say(f"not scored, for {data} has no folder of theirs: {', '.join(missing)}")
     say(f"results: {out or model / 'evaluation'}")
+
+
+def _command(model: str, words: list[str], options: dict[str, object], floor: bool) -> str:
+    """Return the command line that scores a model as this call did its own, without the options that are empty."""
+    given = [str(word) for name, value in options.items() if value for word in (name, value)]
+    return shlex.join(["maskmill", "evaluate", model, *words, *given, *([] if floor else ["--no-floor"])])

@@ -1,4 +1,6 @@
-"""Format seconds and bytes for people."""
+"""Format seconds, bytes and tables for people."""
+
+from collections.abc import Iterable, Sequence
 
 
 def duration(seconds: float | None) -> str:
@@ -23,3 +25,9 @@ def in_bytes(count: float) -> str:
         if count >= factor:
             return f"{count / factor:,.1f} {unit}"
     return f"{count / 1e3:,.0f} kB"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

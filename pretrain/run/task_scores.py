@@ -41,9 +41,14 @@ class TaskScore(NamedTuple):
             self.metric,
             shown(self.metric, self.median),
             self._range,
-            f"{shown(self.metric, floor.median)} {floor._range}".strip() if floor else "",
+            floor.whole if floor else "",
             "" if self.trivial is None else shown(self.metric, self.trivial),
         )
+
+    @property
+    def whole(self) -> str:
+        """Median and range in one cell."""
+        return f"{shown(self.metric, self.median)} {self._range}".strip()
 
     @property
     def _range(self) -> str:
@@ -51,15 +56,20 @@ class TaskScore(NamedTuple):
         return ends if self.seeds > 1 else ""
 
 
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Return what the results in a folder of them hold, by task; what cannot be read is left out."""
+    return [note for path in sorted(folder.glob(f"*/{RESULT}")) if (note := table(path))]
+
+
 def read_task_scores(run: Path) -> list[TaskScore]:
     """Return the scores in a run folder, by task; what cannot be read is left out."""
-    notes = [table(path) for path in sorted((run / EVALUATION).glob(f"*/{RESULT}"))]
-    return [score for note in notes for score in task_scores(note)]
+    return [score for note in read_results(run / EVALUATION) for score in task_scores(note)]
 
 
-def task_scores(note: dict[str, Any]) -> Iterator[TaskScore]:
-    """Yield the score of each split of a result; a split without a readable one is left out."""
-    metric, splits = str(note.get("headline")), _dict(note.get("scores"))
+def task_scores(note: dict[str, Any], metric: str = "") -> Iterator[TaskScore]:
+    """Yield the score of each split of a result, by the metric that its task is known by or another one; a split
+    without a readable one is left out."""
+    metric, splits = metric or str(note.get("headline")), _dict(note.get("scores"))
     weights = str(_dict(note.get("encoder")).get("weights") or "")
     for split, scores in splits.items():
         name = (str(note.get("task")), split if len(splits) > 1 else "", metric)

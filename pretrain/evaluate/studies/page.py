@@ -27,7 +27,7 @@ from pretrain.evaluate.studies.design import Design
 from pretrain.evaluate.studies.equality import by_arms
 from pretrain.evaluate.studies.measured import Cell, Measured, best_values
 from pretrain.evaluate.studies.picture import figure_to_draw, picture_of
-from pretrain.run.human import duration
+from pretrain.run.human import duration, markdown
 from pretrain.run.tolerant_json import table as read_table
 
 RESULT, TABLE, PICTURE, EPOCHS, PAGE = "result.json", "table.md", "picture.svg", "epochs.svg", "README.md"
@@ -216,9 +216,3 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 def _pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items())
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
