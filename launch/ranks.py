@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from pretrain.distributed.watchdog import stage_in
+
 GLIBC_ENVIRONMENT = {
     # glibc returns large blocks to the system, which clears them again at each use; a training step allocates the
     # same ones repeatedly
@@ -205,11 +207,14 @@ class _Rank:
         with self._log.open("rb") as file:
             file.seek(self._before)
             lines = file.read().decode(errors="replace").strip().splitlines()
+        stages = [found for line in lines if (found := stage_in(line))]
+        lines = [line for line in lines if not stage_in(line)]
         if self.code in QUIET_CODES:
             return "\n".join(line for line in lines if line.startswith("maskmill: "))
         how = f"killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
-        if self.code == -signal.SIGALRM:  # pretrain/distributed/watchdog.py
-            how = "a step took longer than run.step_limit; the stack of each rank is in its log"
+        if self.code == -signal.SIGALRM:
+            stage, limit = stages[-1] if stages else ("a stage of it", "its limit")
+            how = f"{stage} took longer than {limit}; the stack of each rank is in its log"
         return "\n".join([*lines[-20:], f"maskmill: rank {self.number} ended: {how}; see {self._log}"])
 
 

@@ -4,7 +4,6 @@ Per phase: read shares of global batches with their counts -> run forward and ba
 one optimizer step -> log, evaluate, save
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from pretrain.checkpoint.background_save import Saver
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.determinism import seed_dropout, set_arithmetic, set_threads, settle_products
 from pretrain.distributed.engine import Engine, build_engine
-from pretrain.distributed.watchdog import Watchdog, patience, rank_log
+from pretrain.distributed.watchdog import Watchdog, patience
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.monitoring.run_log import RunLog, is_due
 from pretrain.optim.schedule import learning_rate
@@ -29,7 +28,7 @@ from pretrain.training.batch_counts import BatchCounts, StopRequest, with_batch_
 from pretrain.training.device_feed import Feed, HostShare, model_feed, training_loader
 from pretrain.training.loss_guard import ROLLBACK, Guard, poisoned
 from pretrain.training.probe import Probe
-from pretrain.training.progress import is_over, progress, reached, run_is_over, time_budget
+from pretrain.training.progress import is_over, phases_left, progress, reached, run_is_over, time_budget
 from pretrain.training.resume import Position, begin, enter, phase_memory, roll_back, save
 from pretrain.training.settled_micro_batch import settled
 from pretrain.training.start_run import open_on_all_ranks
@@ -59,33 +58,39 @@ class Run:
     memory: StreamMemory
     stop: StopRequest
     world: World
+    watchdog: Watchdog
 
 
-def train(config: RunConfig, console: Console, command: str) -> None:
+def train(config: RunConfig, console: Console, command: str, watchdog: Watchdog) -> None:
     """Start or resume the run that `config` describes. All ranks call this.
 
-    Raises UserError for errors the user can fix. After a signal, saves a checkpoint and exits with STOPPED."""
+    Raises UserError for errors the user can fix. After a signal, saves a checkpoint and exits with STOPPED. In either
+    case `watchdog` limits the rest of the process."""
     stop = StopRequest()
     world = World.from_environment()
     set_arithmetic(config)
-    world = world.start(patience(config))
+    watchdog.stage("connecting")
+    world = world.start(patience(config.run))
     set_threads(config, world)
     settle_products(world.device)
-    held, begun = None, False
+    held = None
     try:
+        watchdog.stage("checking settings and shards")
         config, chosen = settled(config, world)
         plans = raise_on_all_ranks(world, lambda: check_run(config, world.size))
         probe = Probe(config, plans[0], world)
+        watchdog.stage("opening the run folder, from the mirror if it is empty")
         about, held = open_on_all_ranks(config, plans, world, console)
-        begun = True
+        watchdog.log_in(Path(config.run.dir), world.rank)
         if about["finished"]:
             if world.rank == 0:
                 done = f"finished at step {about['step']:,}; nothing to do"
                 console.print(f"{config.run.dir}: {done}", soft_wrap=True)
             return
         summary(config, plans, world, console, chosen)
-        position = run_phases(config, plans, probe, about["id"], world, stop, console, command)
+        position = run_phases(config, plans, probe, about["id"], world, stop, console, command, watchdog)
         stopped = not (run_is_over(plans, position) or reached(config.run.stop_after, position))
+        watchdog.stage("writing the report")
         if world.rank == 0:
             if stopped:
                 again = "rerun the same command to resume"
@@ -93,8 +98,8 @@ def train(config: RunConfig, console: Console, command: str) -> None:
             draw_report(Path(config.run.dir), console)
     finally:
         # after a rank has failed, NCCL may wait forever for its collectives
-        with Watchdog(config.run.step_limit if begun else 0, rank_log(config, world)):
-            world.stop()
+        watchdog.stage("leaving the other ranks")
+        world.stop()
         if held is not None:
             held.close()
     if stopped:
@@ -110,12 +115,15 @@ def run_phases(
     stop: StopRequest,
     console: Console,
     command: str,
+    watchdog: Watchdog,
 ) -> Position:
     """Train phase by phase from the newest checkpoint, and return the position reached."""
+    watchdog.stage("building the model and the engine")
     # init_from or the teacher may be a folder that some node cannot see
     model = raise_on_all_ranks(world, lambda: plans[0].objective.fresh_model(plans[0].index.vocabulary))
     engine = build_engine(model, config, world)
-    position, resumed = begin(config, plans, engine, world, console)
+    position, resumed = begin(config, plans, engine, world, console, watchdog)
+    watchdog.stage("opening the run log and W&B")
     guard = Guard(config, position, world, engine.precision)
     wanted = raise_on_all_ranks(
         world,
@@ -128,15 +136,22 @@ def run_phases(
     ):
         shared = (run_log, position, saver, guard)
         for plan in phases_left(plans, position, config.run.stop_after):
+            watchdog.stage("preparing the phase, compiling")
             enter(plan, engine, position)
             run_log.enter(plan, position)
             now, memory = plan.phase.config, phase_memory(plan, resumed, world)
             feed = model_feed(plan, engine, world, compiled, memory, console)
+            watchdog.stage("reading held-out examples")
             held_out, budget = HeldOut(plan, now, world), time_budget(plan, position, world)
-            loop(Run(now, plan, engine, feed, held_out, probe, budget, *shared, memory, stop, world))
+            run = Run(
+                now, plan, engine, feed, held_out, probe, budget, *shared, memory, stop, world, watchdog
+            )
+            loop(run)
         done = run_is_over(plans, position)
+        watchdog.stage("finishing the last checkpoint and its copy")
         saver.finish(for_good=done)
         run_log.ended("finished" if done else "stopped")
+        watchdog.stage("closing the run log and W&B")
     # no rank exits while another still connects: there may have been no steps left to run
     world.gather(None)
     return position
@@ -151,35 +166,19 @@ def draw_report(folder: Path, console: Console) -> None:
         console.print(f"maskmill: WARNING: no report: {why}", soft_wrap=True, markup=False)
 
 
-def phases_left(plans: list[Plan], position: Position, stop_after: int) -> Iterator[Plan]:
-    """Yield the unfinished phases, each after the previous one has finished, unless the run stops before; of a run
-    without steps the first, which saves the starting weights."""
-    if plans[-1].phase.last == 0:
-        yield plans[0]
-        return
-    for plan in plans:
-        if is_over(plan.phase, position):
-            continue
-        if reached(stop_after, position):
-            return
-        yield plan
-        if not is_over(plan.phase, position):
-            return
-
-
 def loop(run: Run) -> None:
     """Step until the phase ends, run.stop_after is reached, or a stop is requested."""
     config, run_log, position, saver = run.config, run.run_log, run.position, run.saver
-    phase, budget = run.plan.phase, run.budget
+    phase, budget, watchdog = run.plan.phase, run.budget, run.watchdog
     with (
         training_loader(run.plan, run.feed, position, run.world) as loader,
         run.feed.ahead(iter(loader)) as shares,
-        Watchdog(config.run.step_limit, rank_log(config, run.world)) as watchdog,
+        watchdog.steps(),
     ):
         if position.batch == 0 and not run_log.has_evaluation(0):  # evaluate the starting weights
             run_log.evaluation(position, run.held_out.evaluate)
             watchdog.feed()
-        take_probe(run, watchdog)
+        take_probe(run)
         first_checkpoint(run)
         steps = with_batch_counts(shares, run.world, run.stop, run.plan.objective, budget)
         while not (is_over(phase, position) or reached(config.run.stop_after, position)):
@@ -203,7 +202,7 @@ def loop(run: Run) -> None:
             if is_due(position.step, config.train.eval_every, ends):
                 watchdog.feed()
                 held_out_loss = run_log.evaluation(position, run.held_out.evaluate)
-            take_probe(run, watchdog)
+            take_probe(run)
             ends = ends or reached(config.run.stop_after, position)
             if is_due(position.step, config.train.checkpoint_every, ends):
                 watchdog.feed()
@@ -269,14 +268,14 @@ def consumed(run: Run, applied: bool, counts: BatchCounts) -> None:
         run_log.rolled_back(position)
 
 
-def take_probe(run: Run, watchdog: Watchdog) -> None:
+def take_probe(run: Run) -> None:
     """Score the model on the task of train.probe, if that is due at this step and metrics.jsonl lacks it."""
     step, phase = run.position.step, run.plan.phase
     due = step == 0 or is_due(step, run.config.train.probe_every, is_over(phase, run.position))
     if run.probe.name and due and not run.run_log.has_evaluation(step, PROBE):
-        watchdog.feed()
+        run.watchdog.feed()
         run.run_log.evaluation(run.position, run.probe.evaluate, PROBE)
-        watchdog.feed()
+        run.watchdog.feed()
 
 
 def first_checkpoint(run: Run) -> None:

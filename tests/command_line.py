@@ -1,6 +1,7 @@
 """The real command line for tests: a small text, a tiny run, and what `maskmill` is called with."""
 
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -89,6 +90,13 @@ def as_only_rank() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        disarm()
+
+
+def disarm() -> None:
+    """Stop the timers of a training in this process, whose watchdog lasts until a process ends."""
+    faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def running(pid: int) -> bool:

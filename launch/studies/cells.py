@@ -30,7 +30,11 @@ from pretrain.run.machine import machine_name
 
 DIVERGED = re.compile("(is not finite|is a spike: .*), the [0-9]+th batch in a row that was skipped")
 """What a run says that ended because its gradients or its losses did not stay in bounds (training/loss_guard.py)."""
-RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "step_limit", "folder_wait", "stop_after"}
+RUNTIME = {"dir", "threads", "live", "restarts", "restart_delay", "stop_after"} | {
+    "step_limit",
+    "stage_limit",
+    "folder_wait",
+}
 """Settings of run.* that a result does not depend on beyond rounding."""
 
 LATER: dict[str, dict[str, Any]] = {"schedule": {"decay_to": 0.0}, "data": {"both_directions": False}}

@@ -66,10 +66,14 @@ def train(
 
         logs, run = Path(config.run.dir) / "logs", config.run
         raise SystemExit(start_ranks(sys.argv[1:], run.ranks, logs, run.restarts, run.restart_delay))
+    from pretrain.distributed.watchdog import Watchdog
+
+    watchdog = Watchdog(config.run)
+    watchdog.stage("importing torch")
     with waiting(errors, "starting") if first_rank() else nullcontext():
         from pretrain.train import train as train_run
 
-    train_run(config, console, command=shlex.join(["maskmill", *sys.argv[1:]]))
+    train_run(config, console, command=shlex.join(["maskmill", *sys.argv[1:]]), watchdog=watchdog)
 
 
 @app.command()

@@ -41,6 +41,9 @@ class RunSettings:
     step_limit: float = 1800.0
     """Seconds that a step, an evaluation or a checkpoint may take; beyond it every rank writes its stack to
     logs/rank-N.log in run.dir and ends. 0: no limit."""
+    stage_limit: float = 1800.0
+    """The same for each stage of a start and of the end, as connecting, building the engine, loading a checkpoint,
+    compiling, the report and W&B: minutes, however short a step is. 0: no limit."""
     folder_wait: float = 90.0
     """Seconds that ranks wait for files of run.dir that another machine wrote and a network folder does not show yet,
     before these count as missing. Longer than a client may keep what it knows of a folder: NFS does for a minute."""

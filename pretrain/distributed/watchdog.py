@@ -1,68 +1,96 @@
-"""End a process that hangs, with its stack in its log, unless it is fed before a time limit.
+"""End a process that hangs, with its stack in its log, unless it comes to its next stage or step before a time limit.
 
-One hanging rank, for example on a dead disk, blocks all others in the next collective. Every rank has a watchdog,
-so that each log shows where its rank was.
+One hanging rank, for example on a dead disk, blocks all others in the next collective. Every rank has a watchdog, from
+the import of torch to the exit of its process, so that each log shows where its rank was. Does not import torch.
 """
 
 import faulthandler
 import os
+import re
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
 
-from pretrain.config.settings import RunConfig
-from pretrain.distributed.world import World
+from pretrain.config.settings import RunSettings
 
 STACK_SECONDS = 5.0
 """Seconds between writing the stack and ending the process, so that the other ranks' timeouts write theirs too."""
+STEPS = "a step, an evaluation or a save"
+
+_STAGE = re.compile(r"\[[-0-9]+ [0-9:]+\] (.+) \((run\.\w+): \S+ s\)")
+_LOG = re.compile(r"rank-[0-9]+\.log$")
+_STDERR = 2
 
 
 class Watchdog:
-    """End the process if it goes without `feed` for `limit` seconds while open (0: no limit).
+    """Ends this process if a stage of its start or end takes longer than run.stage_limit, or a step longer than
+    run.step_limit (seconds; 0: no limit). The timers are the process's: it has one watchdog, on its main thread.
 
     Neither part needs the interpreter, which a hang may hold: faulthandler's own thread writes the stacks of all
-    threads, and the kernel's alarm ends the process by SIGALRM. The launcher restarts it."""
+    threads, and the kernel's alarm ends the process by SIGALRM. The launcher restarts it. Nothing stops a watchdog,
+    since a process may also hang as it ends."""
 
-    def __init__(self, limit: float, log: Path) -> None:
-        self._limit, self._path = limit, log
+    def __init__(self, run: RunSettings) -> None:
+        self._run, self._log, self._limit = run, _STDERR, 0.0
 
-    def __enter__(self) -> "Watchdog":
-        if self._limit:
-            self._log = self._opened()
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            self.feed()
-        return self
+    def log_in(self, folder: Path, rank: int) -> None:
+        """Write to this rank's log in the run folder, which is this run's, instead of to standard error. Does not
+        recreate a deleted folder."""
+        path = folder / "logs" / f"rank-{rank}.log"
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            self._log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._limit:
-            faulthandler.cancel_dump_traceback_later()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            self._log.close()
+    def stage(self, name: str) -> None:
+        """Begin a stage of the start or of the end. All ranks begin the same ones, in the same order."""
+        self._begin(name, "stage_limit")
 
-    def _opened(self) -> IO[Any]:
-        """Open the log; do not recreate a deleted run folder."""
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Return a context for the training loop, with `feed` before each step, evaluation and save."""
+        self._begin(STEPS, "step_limit")
         try:
-            self._path.parent.mkdir(exist_ok=True)
-            return self._path.open("ab")
-        except OSError:
-            return os.fdopen(os.dup(2), "ab")
+            yield
+        finally:
+            self.stage("leaving the training loop")
 
     def feed(self) -> None:
-        """Restart the timer after progress."""
+        """Restart the timer of the present stage: there was progress."""
         if self._limit:
             faulthandler.dump_traceback_later(self._limit, file=self._log)
             signal.setitimer(signal.ITIMER_REAL, self._limit + STACK_SECONDS)
+        else:
+            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _begin(self, name: str, setting: str) -> None:
+        self._limit = getattr(self._run, setting)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        self.feed()  # first, since writing may hang too
+        if self._log == _STDERR and not _is_rank_log(_STDERR):
+            return  # a person's terminal, say
+        line = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {name} (run.{setting}: {self._limit:g} s)\n"
+        with suppress(OSError):
+            os.write(self._log, line.encode())
 
 
-def rank_log(config: RunConfig, world: World) -> Path:
-    """Return the file to which a hanging rank writes its stack."""
-    return Path(config.run.dir) / "logs" / f"rank-{world.rank}.log"
+def stage_in(line: str) -> tuple[str, str] | None:
+    """Return the stage whose begin this line of a rank's log tells, and the setting that limits it; None for another
+    line."""
+    found = _STAGE.fullmatch(line.strip())
+    return None if found is None else (found[1], found[2])
 
 
-def patience(config: RunConfig) -> timedelta:
-    """Return how long ranks wait for each other: longer than the step limit, so that the watchdog fires first."""
-    return timedelta(seconds=max(1800.0, config.run.step_limit + 600.0))
+def patience(run: RunSettings) -> timedelta:
+    """Return how long ranks wait for each other: longer than the limits, so that the watchdog ends them first."""
+    return timedelta(seconds=max(1800.0, run.step_limit + 600.0, run.stage_limit + 600.0))
+
+
+def _is_rank_log(descriptor: int) -> bool:
+    """Return whether a launcher has made the log of this rank its standard error (Linux; elsewhere False)."""
+    with suppress(OSError):
+        return _LOG.search(os.readlink(f"/proc/self/fd/{descriptor}")) is not None
+    return False

@@ -27,6 +27,7 @@ NO_PART_OF_A_RECIPE = {
         "restarts",
         "restart_delay",
         "step_limit",
+        "stage_limit",
         "folder_wait",
     ),
     "checkpoint": None,

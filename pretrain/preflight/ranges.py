@@ -83,6 +83,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "run.restarts": (0, 1_000_000),
     "run.restart_delay": (0, 86_400),
     "run.step_limit": (0, 1_000_000),
+    "run.stage_limit": (0, 1_000_000),
     "run.folder_wait": (0, 86_400),
     "train.steps": (0, math.inf),
     "train.minutes": (0, math.inf),

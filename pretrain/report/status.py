@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pretrain.distributed.watchdog import stage_in
 from pretrain.evaluate.learning import learning_of
 from pretrain.objectives.metrics import HEADLINE, headline_of
 from pretrain.run.folder import RUN, SUMMARY, refuse_other_format
@@ -35,8 +36,8 @@ STEPS_OF_SILENCE, LEAST_SILENCE = 20, 120.0
 MOMENT = 30.0
 """Maximum seconds that a failing rank takes to end the others."""
 UNKNOWN_SILENCE = 1800.0
-"""Seconds allowed for phases without a usual time: starting, evaluating, saving, the first steps. run.step_limit's
-default."""
+"""Seconds allowed for what has no usual time: a stage of a start, evaluating, saving, the first steps. The default of
+run.step_limit and run.stage_limit."""
 
 _ERROR = re.compile(
     r"(maskmill: (?!WARNING|restarting)|(\[rank\d+\]: ?)?([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|OutOfMemory)\b"
@@ -198,7 +199,8 @@ def _health(status: Status, summary: dict[str, Any], heartbeat: dict[str, Any], 
     if told == "finished":  # no attempt will start any more, even if copying changed the files' times
         status.health, status.why = FINISHED, "all steps are done"
     elif _has_only_begun(status, begun, dates, heartbeat):
-        _judge(status, STARTING, begun or now, UNKNOWN_SILENCE, "an attempt of the run began", {}, now)
+        stage, at = _stage(folder, begun or now)
+        _judge(status, STARTING, at, UNKNOWN_SILENCE, f"{stage} began", {}, now, since=begun)
     elif told == "stopped":
         status.health, status.why = STOPPED, "it was asked to stop, or came to run.stop_after"
     elif told == "failed":
@@ -229,9 +231,17 @@ def _patience(status: Status) -> float:
 
 
 def _judge(
-    status: Status, alive: str, at: float, patience: float, what: str, heartbeat: dict[str, Any], now: float
+    status: Status,
+    alive: str,
+    at: float,
+    patience: float,
+    what: str,
+    heartbeat: dict[str, Any],
+    now: float,
+    since: float | None = None,
 ) -> None:
-    """Judge a run that has not logged its end: it is running, stalled, or dead. `at`: the date of what it wrote."""
+    """Judge a run that has not logged its end: it is running, stalled, or dead. `at`: the date of what it wrote.
+    `since`: an older error is of an attempt before; None: that is `at`."""
     age = now - at if (known := age_here(heartbeat)) is None else known
     silence = abs(age)  # a date far ahead says as little about what goes on as one long ago
     status.quiet = age if age > 0 else 0.0 if silence <= patience else None
@@ -239,7 +249,7 @@ def _judge(
         status.health, status.why = CRASHED, "its process is gone and said nothing: it was killed"
         _find_error(status, at - 60)
         return
-    last = _find_error(status, at - 1)
+    last = _find_error(status, (at if since is None else since) - 1)
     if status.error and silence > (MOMENT if last else patience):
         status.health, status.why = CRASHED, "a log has an error, and nothing was written since"
     elif silence > patience:
@@ -253,6 +263,14 @@ def _judge(
     else:
         status.health, status.error, status.log = alive, "", ""
         status.why = f"{what} {status.quiet:,.0f} s ago"
+
+
+def _stage(folder: Path, begun: float) -> tuple[str, float]:
+    """Return what an attempt since `begun` does before its first step, and since when, by the first rank's log."""
+    log = folder / "logs" / "rank-0.log"
+    at = _changed(log) or 0.0
+    stages = [stage for line in text_of(log, TAIL).splitlines() if (stage := stage_in(line))]
+    return (stages[-1][0], at) if stages and at >= begun else ("an attempt of the run", max(at, begun))
 
 
 def _find_error(status: Status, since: float) -> bool:

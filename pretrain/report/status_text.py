@@ -58,8 +58,9 @@ def what_next(status: Status, again: str) -> str:
     if status.health == STALLED:
         job = f"squeue --jobs={status.job}; " if status.job else ""
         return (
-            f"{job}look at the end of the logs in {logs}; a rank that hangs is ended after run.step_limit seconds and "
-            "restarted; if no process is left, rerun the same command to resume from the newest checkpoint"
+            f"{job}look at the end of the logs in {logs}; a rank that hangs is ended after run.step_limit, or "
+            "run.stage_limit, seconds and restarted; if no process is left, rerun the same command to resume from the "
+            "newest checkpoint"
         )
     assert status.health == CRASHED
     place = f"resume from step {status.checkpoint_step:,}" if status.checkpoint else "start over"

@@ -1,6 +1,6 @@
 """Track a run's progress batch by batch, read it, validated, from a checkpoint's state, and tell where a phase ends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -115,6 +115,22 @@ def run_is_over(plans: list[Plan], position: Position) -> bool:
 def reached(stop_after: int, position: Position) -> bool:
     """Return whether the run is at run.stop_after; 0: it does not stop."""
     return 0 < stop_after <= position.step
+
+
+def phases_left(plans: list[Plan], position: Position, stop_after: int) -> Iterator[Plan]:
+    """Yield the unfinished phases, each after the previous one has finished, unless the run stops before; of a run
+    without steps the first, which saves the starting weights."""
+    if plans[-1].phase.last == 0:
+        yield plans[0]
+        return
+    for plan in plans:
+        if is_over(plan.phase, position):
+            continue
+        if reached(stop_after, position):
+            return
+        yield plan
+        if not is_over(plan.phase, position):
+            return
 
 
 def _counts(value: object) -> bool:

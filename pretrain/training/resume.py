@@ -30,6 +30,7 @@ from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.distributed.engine import Engine
 from pretrain.distributed.partition_map import KINDS, Reader
 from pretrain.distributed.precision import resolve_precision
+from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.encoder import set_thetas
 from pretrain.model.initialize import vocabulary_rows
@@ -48,13 +49,20 @@ from pretrain.training.stream_memory import StreamMemory
 
 
 def begin(
-    config: RunConfig, plans: list[Plan], engine: Engine, world: World, console: Console
+    config: RunConfig,
+    plans: list[Plan],
+    engine: Engine,
+    world: World,
+    console: Console,
+    watchdog: Watchdog,
 ) -> tuple[Position, Checkpoint | None]:
     """Load the run's newest checkpoint, or the model in init_from, into the engine; return the position to resume
     from and that checkpoint."""
     folder = Path(config.run.dir)
+    watchdog.stage("looking for the newest whole checkpoint, here and in the mirror")
     say = partial(console.print, soft_wrap=True, markup=False)
     checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say))
+    watchdog.stage("loading a checkpoint or init_from")
     if checkpoint is not None:
         position = position_of(checkpoint)
         plan = plans[min(position.phase, len(plans) - 1)]

@@ -69,6 +69,7 @@ def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
     from rich.console import Console
 
     from launch.settings.recipe import load_config
+    from pretrain.distributed.watchdog import Watchdog
     from pretrain.monitoring.run_log import RunLog
     from pretrain.train import train
 
@@ -81,7 +82,8 @@ def ours(shards: str, sizes: dict[str, Any], gate: Gate) -> None:
     RunLog.step = gated  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         settings = [*run_settings(shards, sizes), f"run.dir={folder}/run"]
-        train(load_config(sizes.get("recipe", "demo"), settings), Console(quiet=True), "benchmark")
+        config = load_config(sizes.get("recipe", "demo"), settings)
+        train(config, Console(quiet=True), "benchmark", Watchdog(config.run))
 
 
 def run_settings(shards: str, sizes: dict[str, Any]) -> list[str]:

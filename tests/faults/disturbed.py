@@ -45,6 +45,7 @@ def _train_once(settings: list[str], factors: dict[tuple[int, int], float]) -> s
     from launch.settings.recipe import load_config
     from pretrain import train as training
     from pretrain.distributed.engine import Engine
+    from pretrain.distributed.watchdog import Watchdog
 
     now, seed_dropout, call = [0], training.seed_dropout, Engine.__call__
 
@@ -64,7 +65,8 @@ def _train_once(settings: list[str], factors: dict[tuple[int, int], float]) -> s
         patch.setattr(training, "seed_dropout", noted)
         patch.setattr(Engine, "__call__", disturbed)
         try:
-            training.train(load_config("demo", settings), Console(quiet=True), "test")
+            config = load_config("demo", settings)
+            training.train(config, Console(quiet=True), "test", Watchdog(config.run))
         except (UserError, RuntimeError) as error:
             return str(error)
         except SystemExit as end:

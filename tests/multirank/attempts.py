@@ -68,6 +68,7 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
     from launch.settings.recipe import load_config
     from pretrain import train
     from pretrain.distributed import engine
+    from pretrain.distributed.watchdog import Watchdog
     from pretrain.preflight import check_run
 
     rank, found = int(os.environ["RANK"]), []
@@ -100,7 +101,9 @@ def _run_all(attempts: list[Attempt], ports: list[int]) -> list[tuple[dict[int, 
             get_accelerator().is_fp16_supported = lambda attempt=attempt: attempt.fp16
             check_run._precision = (lambda config: "fp16") if attempt.fp16 else precision
             try:
-                train.train(config, Console(file=output, width=500), "maskmill train demo")
+                train.train(
+                    config, Console(file=output, width=500), "maskmill train demo", Watchdog(config.run)
+                )
             except SystemExit as error:
                 assert error.code == train.STOPPED  # noqa: PT017 (it need not be raised)
         found.append((dict(seen), output.getvalue(), time.perf_counter() - started))

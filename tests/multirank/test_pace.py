@@ -15,6 +15,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.loader.prefetch import Prefetch
 from launch.settings.recipe import load_config
 from pretrain.distributed.engine import Engine
+from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.encoder import Encoder
 from pretrain.monitoring.run_log import RunLog
@@ -173,7 +174,8 @@ def trained(recipe: str, settings: list[str]) -> dict[str, Any]:
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         Counter(world.rank, patch)
-        train(load_config(recipe, settings), Console(file=out, width=300), "maskmill train")
+        config = load_config(recipe, settings)
+        train(config, Console(file=out, width=300), "maskmill train", Watchdog(config.run))
     return {"refused": refused, "said": out.getvalue()}
 
 

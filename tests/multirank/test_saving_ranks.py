@@ -22,6 +22,7 @@ from pretrain.checkpoint import store as checkpoint
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.store import checkpoints, damage_of, newest_checkpoint
 from pretrain.config.settings import RunConfig
+from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
 from pretrain.training import claim_folder
@@ -134,9 +135,9 @@ def starts_apart(settings: list[str], folder: str) -> str:
     own = Path(folder) / os.environ["RANK"]
     own.mkdir()
     os.chdir(own)
-    settings = [*settings, "run.dir=run", "run.ranks=2", "run.folder_wait=0.5"]
     try:
-        train(load_config("demo", settings), Console(quiet=True), "test")
+        config = load_config("demo", [*settings, "run.dir=run", "run.ranks=2", "run.folder_wait=0.5"])
+        train(config, Console(quiet=True), "test", Watchdog(config.run))
     except UserError as error:
         return str(error)
     except SystemExit as end:
@@ -174,9 +175,8 @@ def leaves(settings: list[str], folder: str) -> tuple[float, float]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunLog, "ended", late)
         patch.setattr(World, "stop", leave)
-        train(
-            load_config("demo", [*settings, f"run.dir={folder}", "run.ranks=2"]), Console(quiet=True), "test"
-        )
+        config = load_config("demo", [*settings, f"run.dir={folder}", "run.ranks=2"])
+        train(config, Console(quiet=True), "test", Watchdog(config.run))
     return through[-1], left[-1]
 
 
@@ -203,7 +203,8 @@ def attempts(settings: dict[str, list[str]], ports: list[int]) -> dict[str, str]
     def attempt(port: int, given: list[str]) -> str:
         os.environ["MASTER_PORT"] = str(port)
         try:
-            train.train(load_config("demo", given), Console(quiet=True), "test")
+            config = load_config("demo", given)
+            train.train(config, Console(quiet=True), "test", Watchdog(config.run))
         except UserError as error:
             return str(error)
         except SystemExit as end:

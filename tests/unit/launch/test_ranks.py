@@ -12,7 +12,7 @@ import pytest
 
 from launch import ranks
 from pretrain.distributed.launch_env import is_launched
-from tests.command_line import environ, running, until
+from tests.command_line import ROOT, environ, running, until
 
 SCRIPT = """
 import os, signal, sys, time
@@ -150,6 +150,33 @@ def test_ranks_that_were_killed_are_started_again(start, tmp_path: Path, capfd) 
 def test_after_the_last_restart_the_failure_is_the_run_s(start, capfd) -> None:  # type: ignore[no-untyped-def]
     assert start(FALLS_TWICE, restarts=1) == 128 + 9
     assert "restart 1 of 1" in capfd.readouterr().err
+
+
+HANGS = f"""
+sys.path.insert(0, {str(ROOT)!r})
+from pretrain.config.settings import RunSettings
+from pretrain.distributed import watchdog
+watchdog.STACK_SECONDS = 0.2
+dog = watchdog.Watchdog(RunSettings(stage_limit=1.5))
+dog.stage("importing torch")
+dog.stage("connecting")
+if rank == 1 and not os.path.exists("done"):
+    open("done", "w").close()
+    time.sleep(60)
+"""
+
+
+def test_a_hanging_start_is_named_and_ranks_are_started_again(start, tmp_path: Path, capfd) -> None:  # type: ignore[no-untyped-def]
+    assert start(HANGS, restarts=1) == 0
+    said = capfd.readouterr().err
+    assert (
+        "maskmill: rank 1 ended: connecting took longer than run.stage_limit; the stack of each rank" in said
+    )
+    assert "in <module>" in said
+    assert "importing torch" not in said
+    assert "restart 1 of 1" in said
+    log = (tmp_path / "logs" / "rank-1.log").read_text()
+    assert log.index("connecting (run.stage_limit: 1.5 s)") < log.index("Timeout (0:00:01.5")
 
 
 @pytest.mark.parametrize("code", [2, 3])

@@ -270,6 +270,22 @@ def test_between_start_and_first_step(folder: Folder) -> None:
     )
 
 
+def test_a_start_is_judged_by_its_newest_stage(folder: Folder) -> None:
+    """Not by how long all of it has taken; and an error before that stage, on another rank, is still one."""
+    folder.run("stopped", ago=9000, began=4000, attempts=2)
+    folder.heartbeat(ago=9000)
+    assert folder.status().health == STALLED
+    line = "[2026-03-04 05:06:07] {} (run.stage_limit: 1800 s)\n"
+    stages = line.format("connecting") + line.format("loading a checkpoint or init_from")
+    folder.write("logs/rank-0.log", stages, ago=600)
+    assert folder.status().health == STARTING
+    assert folder.status().why == "loading a checkpoint or init_from began 600 s ago"
+    folder.write("logs/rank-0.log", stages, ago=1900)
+    assert folder.status().health == STALLED
+    folder.write("logs/rank-1.log", "RuntimeError: no memory\n", ago=3000)
+    assert (folder.status().health, folder.status().error) == (CRASHED, "RuntimeError: no memory")
+
+
 def test_jobs_that_wait_and_fail(folder: Folder) -> None:
     jobs = {"command": "maskmill slurm demo --submit", "jobs": [{"job": "12", "name": "read"}]}
     folder.write("logs/slurm.json", json.dumps(jobs), ago=50)

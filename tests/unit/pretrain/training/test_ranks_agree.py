@@ -1,14 +1,10 @@
-"""One rank's view of what all decide together, the other ranks played by a world that answers for them; and a hang."""
+"""One rank's view of what all decide together, the other ranks played by a world that answers for them."""
 
 import math
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +12,11 @@ import pytest
 import torch
 
 from pretrain.config.settings import RunConfig
-from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World
 from pretrain.objectives.registry import with_defaults
 from pretrain.training.batch_counts import StopRequest, with_batch_counts
 from pretrain.training.loss_guard import Guard
 from pretrain.training.resume import Position
-
-ROOT = Path(__file__).parents[4]
 
 
 @dataclass(frozen=True)
@@ -79,45 +72,3 @@ def test_a_spike_of_another_rank_is_one_here() -> None:
 
     assert [judged(5.0), judged(5.0), judged(5.1)] == [True, False, True]
     assert math.isclose(guard._loss, 5.05, rel_tol=1e-6)
-
-
-HANG = """
-import sys, time
-from pathlib import Path
-from pretrain.distributed import watchdog
-watchdog.STACK_SECONDS = 0.3
-with watchdog.Watchdog(float(sys.argv[1]), Path(sys.argv[2])) as dog:
-    for _ in range(4):
-        time.sleep(float(sys.argv[1]) / 2)
-        dog.feed()
-    def hangs():
-        time.sleep(60)
-    if sys.argv[3] == "hang":
-        hangs()
-time.sleep(2 * float(sys.argv[1]))
-print("went on")
-"""
-
-
-def test_a_run_folder_that_has_gone_is_not_made_anew(tmp_path: Path) -> None:
-    """It could not come back under its name."""
-    with Watchdog(100, tmp_path / "gone" / "logs" / "rank-0.log"):
-        pass
-    assert not (tmp_path / "gone").exists()
-
-
-@pytest.mark.parametrize("ends", ["hang", pytest.param("well", marks=pytest.mark.slow)])
-def test_a_hang_is_written_down_and_ended(tmp_path: Path, ends: str) -> None:
-    """And nothing else: neither what is fed in time nor what comes behind it."""
-    log, started = tmp_path / "logs" / "rank-0.log", time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", HANG, "1.5", str(log), ends],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    if ends == "well":
-        assert (done.returncode, done.stdout, log.read_text()) == (0, "went on\n", "")
-        return
-    assert done.returncode == -signal.SIGALRM, done.stderr
-    assert "Timeout (0:00:01.5" in log.read_text()
-    assert "in hangs" in log.read_text()
-    assert time.monotonic() - started < 60
