@@ -23,13 +23,15 @@ from pretrain.preflight.memory import Memory, memory_by_stage, meta_model
 from pretrain.preflight.micro_batch import chosen, is_open, with_micro_batches
 from pretrain.preflight.passes import PassCost, pass_costs
 from pretrain.preflight.step_time import (
+    COMPILED_PER_PASS,
     COMPILED_PER_PRODUCT,
-    OPERATIONS_PER_GRADIENT,
+    EAGER_PER_PASS,
     Cluster,
     StepTime,
     StepWork,
     collectives_per_step,
     communication_bytes,
+    gradient_operations,
     step_time,
     update_operations,
 )
@@ -68,7 +70,7 @@ class Forecast:
     """Bytes per step through collectives."""
     step: StepTime
     operations: int
-    """Launches per forward and backward pass over a micro-batch."""
+    """Operations that the host starts per forward and backward pass over a micro-batch, without those of gradients."""
     utilisation: float
     calibrated: bool
     """Whether utilisation was measured on this kind of GPU."""
@@ -131,14 +133,15 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     moved = communication_bytes(
         stage, parameters, micro_batches, 4, weight_bytes, scattered=precision != "bf16"
     )
-    tensors = sum(1 for _ in model.parameters())
+    tensors, offloaded = sum(1 for _ in model.parameters()), config.zero.offload == "cpu"
     operations = launches_of_pass(config, precision, cluster.gpu, passes[-1])
     work = StepWork(
         arithmetic=flops / (peak * utilisation),
         updated=parameters / (ranks if stage else 1),
         moved=moved,
-        pass_operations=micro_batches * (operations + OPERATIONS_PER_GRADIENT * tensors),
-        update_operations=update_operations(stage, tensors),
+        pass_operations=micro_batches * operations
+        + gradient_operations(stage, precision, tensors, micro_batches, offloaded),
+        update_operations=update_operations(stage, precision, tensors, offloaded),
         collectives=collectives_per_step(stage, parameters, micro_batches, config.encoder.layers),
     )
     step = step_time(work, cluster)
@@ -232,9 +235,11 @@ def _vocabulary_size(config: RunConfig) -> int:
 
 
 def launches_of_pass(config: RunConfig, precision: str, gpu: Gpu, cost: PassCost) -> int:
-    """Return the operations that the host launches per pass. A model is compiled if its attention is flash attention
+    """Return the operations that the host starts per pass. A model is compiled if its attention is flash attention
     and ZeRO does not fetch parameters during the pass (training/compile_model.py)."""
     compiled = (
         config.train.compile != "off" and config.zero.stage < 3 and precision != "fp32" and gpu.has_bf16
     )
-    return COMPILED_PER_PRODUCT * cost.products if compiled else cost.operations
+    if compiled:
+        return COMPILED_PER_PRODUCT * cost.products + COMPILED_PER_PASS
+    return cost.operations + EAGER_PER_PASS

@@ -1,17 +1,18 @@
-"""Predict the seconds of one step from sizes and links. A model of few terms, each stated; nothing is fitted to a run.
+"""Predict the seconds of one step from sizes and links. A model of few terms, each stated.
 
     step = max(arithmetic, launches) x (1 + straggling) + optimizer + communication
 
 arithmetic      operations of the model / (peak x utilisation); utilisation is an assumption, or measured
-launches        the floor of a pass: the host starts each operation, LAUNCH_SECONDS apart; small models wait for that
+launches        the host's part of a pass: it starts each operation, LAUNCH_SECONDS apart; small models wait for that.
+                Operations are kernels, products and copies, as a pretended GPU counts them (tests/fake_gpu)
 straggling      ranks wait for the slowest: the expected largest of W normal draws, in deviations of DEVIATION
 optimizer       LAMB's two passes: BYTES_PER_PARAMETER of memory traffic for each parameter that a rank updates; no less
-                than the launches that DeepSpeed and LAMB need for it
+                than the operations that the host starts for it, counted with LAMB
 communication   reduce-scatter and all-gather in rings: inside the node over all of the data, between nodes over each
                 GPU's part of it, one after the other, at LINK_EFFICIENCY of the stated bandwidth; not overlapped. Each
                 collective has NCCL's latency, however little it moves
 
-The floors are lower bounds: Python's own time in the engine and waits for data come on top.
+Waits for data, and for the device at log steps, come on top.
 """
 
 from math import ceil, floor, log2
@@ -26,18 +27,35 @@ DEVIATION = 0.01
 BYTES_PER_PARAMETER = 42
 """LAMB in mixed precision: reads gradient, weight and two moments, writes the moments and the update; reads weight
 and update, writes weight and its half-precision copy."""
-LAUNCH_SECONDS = 5e-6
-"""Host time per operation: Python, PyTorch's dispatcher and autograd, cudaLaunchKernel. PyTorch profiles show 5 to 25
-microseconds; this is the lower end, since it is a floor."""
+LAUNCH_SECONDS = 34e-6
+"""Host time per operation: Python, DeepSpeed's hooks, PyTorch's dispatcher and autograd, cudaLaunchKernel. Measured
+(docs/benchmarks.md) as what the host needs for forward and backward of a micro-batch, over the operations counted here:
+BERT-large 53 ms for 1,566 on an H200 and 66 ms on an H100, BERT-base 34 ms for 894 on the H200, so 34, 42 and 38
+microseconds. The least of them for every GPU, since it is the host's; all ran compiled at stage 1 in bf16."""
 COMPILED_PER_PRODUCT = 2
-"""Launches in a compiled model per matrix product or attention: itself, and one fused kernel for everything up to the
+"""Operations in a compiled model per matrix product or attention: itself, and one fused kernel for everything up to the
 next."""
-OPERATIONS_PER_GRADIENT = 2
-"""Per tensor and micro-batch: DeepSpeed adds its gradient to the fp32 sum and copies it to the communication bucket."""
-OPERATIONS_PER_UPDATE = 1
-"""Per tensor and step: the norm of its gradient, for clipping."""
-LAMB_LAUNCHES = 3
-"""Per flat tensor and step (optim/lamb_triton.py): the update and its norms, their sum over ranks, the weights."""
+EAGER_PER_PASS, COMPILED_PER_PASS = 143, 180
+"""Per micro-batch, whatever the number of layers: copies of the batch, deterministic gradients of lookups, which sort
+in several kernels, sums of the loss and the meter, and in a compiled model the operators that stay whole. Counted for
+two layers of 46 tensors at stage 1 in bf16: 437 = 248 + 46 + 143 and 334 = 2 x 54 + 46 + 180, where passes.py has 248
+operations, 54 of them products, and 46 are `PER_GRADIENT`."""
+PER_GRADIENT = {"bf16": (2, 1, 3, 2), "fp16": (2, 2, 3, 2), "fp32": (1, 1, 3, 2)}
+"""Per tensor and micro-batch, by ZeRO stage. Stage 1 in bf16: one addition to the fp32 sum (`add_in_one_pass`). Stage 0
+in bf16: zeros and the addition. Stage 1 in fp16: a conversion and the addition; stage 2 has a copy to the bucket beside
+them, by the code, since only its launches were counted. Stage 3: 486 = 248 + 143 + 2 x 46 + 3."""
+PER_REDUCED = 2
+"""Per tensor and step, at stages 0 and 1: a copy to the bucket, and one back; none in bf16 at stage 1, where the sums
+are flat. Stages 2 and 3 reduce at each micro-batch, which is in `PER_GRADIENT`."""
+PER_OFFLOADED = 10
+"""Per tensor and micro-batch with zero.offload=cpu: 843 = 248 + 143 + 9.8 x 46."""
+PER_UPDATE = 79
+"""Per step, whatever the number of tensors: norm, clipping, LAMB's two flat tensors, the weights in low precision.
+Counted at stage 1 in bf16, where no operation is a tensor's (`measure_whole`); 85 with offload, for AdamW."""
+PER_UPDATED = {"bf16": (30, 0, 3, 3), "fp16": (30, 20, 20, 20), "fp32": (8, 3, 3, 3)}
+"""Per tensor and step beside them, by ZeRO stage: its norm, and in fp16 whether it is finite; at stage 0 LAMB steps
+each tensor by itself. Counted with 46 tensors: 230 in fp32 and 1,015 in fp16 at stage 1, 211 at stage 3 and 1,483 at
+stage 0 in bf16. Stage 0 in fp32 is read from the code; the rest, not counted, are those of DeepSpeed's same class."""
 SMALL_ALL_REDUCES = 3
 """Per step: whether a gradient overflowed, the gradient's norm, LAMB's norms."""
 RING_BASE, RING_HOP = 8.4e-6, {NVLINK: 3.4e-6, PCIE: 5.7e-6}
@@ -70,9 +88,9 @@ class StepWork(NamedTuple):
     moved: float
     """Bytes through collectives (`communication_bytes`)."""
     pass_operations: int = 0
-    """Launches by the host in forward and backward of all micro-batches."""
+    """Operations that the host starts in forward and backward of all micro-batches."""
     update_operations: int = 0
-    """Launches by the host for the optimizer."""
+    """Operations that the host starts for the optimizer."""
     collectives: int = 0
     """Reduce-scatters and all-gathers (`collectives_per_step`)."""
 
@@ -148,10 +166,20 @@ def collectives_per_step(stage: int, parameters: int, micro_batches: int, layers
     return micro_batches * (buckets + 2 * max(buckets, layers))
 
 
-def update_operations(stage: int, tensors: int) -> int:
-    """Return the operations that the host launches to update this many tensors. LAMB's flat tensors are the two groups
-    of parameters, with weight decay and without; at stage 0 each tensor is one."""
-    return OPERATIONS_PER_UPDATE * tensors + LAMB_LAUNCHES * (2 if stage else tensors)
+def gradient_operations(
+    stage: int, precision: str, tensors: int, micro_batches: int, offloaded: bool = False
+) -> int:
+    """Return the operations that the host starts in a step to add up and reduce the gradients of so many tensors."""
+    if offloaded:
+        return PER_OFFLOADED * tensors * micro_batches
+    flat = stage == 1 and precision == "bf16"
+    reduced = 0 if flat or stage >= 2 else PER_REDUCED * tensors
+    return PER_GRADIENT[precision][stage] * tensors * micro_batches + reduced
+
+
+def update_operations(stage: int, precision: str, tensors: int, offloaded: bool = False) -> int:
+    """Return the operations that the host starts to update so many tensors with LAMB; `offloaded`: on the device."""
+    return PER_UPDATE + (0 if offloaded else PER_UPDATED[precision][stage] * tensors)
 
 
 def straggling(ranks: int) -> float:

@@ -126,7 +126,7 @@ def test_three_billion_parameters_are_planned() -> None:
     assert higher.step.total > lower.step.total
     assert any("stage 1 fits as well" in line for line in higher.warnings)
     whole = load_config("bert_3b", ["train.micro_batch=16", "zero.stage=3"])
-    assert not forecast(phases_of(whole)[0], cluster).warnings, "in one micro-batch both take as long"
+    assert not forecast(phases_of(whole)[0], cluster).warnings, "in one micro-batch it gathers no more often"
 
 
 @pytest.mark.multirank

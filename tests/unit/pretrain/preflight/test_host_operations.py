@@ -1,0 +1,106 @@
+"""What the plan has the host start, beside what a pretended GPU counted and the time that hosts of GPUs took."""
+
+import re
+
+import pytest
+
+from launch.settings.recipe import load_config
+from pretrain.config.phases import phases_of
+from pretrain.config.settings import RunConfig
+from pretrain.distributed.precision import resolve_precision
+from pretrain.preflight.forecast import forecast, launches_of_pass
+from pretrain.preflight.gpus import GPUS
+from pretrain.preflight.memory import meta_model
+from pretrain.preflight.passes import pass_costs
+from pretrain.preflight.step_time import LAUNCH_SECONDS, Cluster, gradient_operations, update_operations
+from tests.command_line import ROOT, TINY
+
+H100 = GPUS["h100"]
+PAGE = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+COUNTED = [
+    (row[0], int(row[1]) + int(row[2]), int(row[4].replace(",", "")) + int(row[5].replace(",", "")))
+    for row in re.findall(
+        r"^\| ([^|]*(?:ZeRO|compile)[^|]*) \| (\d+), (\d+), (\d+) \| ([\d,]+?), (\d+), \d+ \|$",
+        PAGE,
+        re.MULTILINE,
+    )
+]
+"""Run, operations of a micro-batch, and of the rest of a step, of the page's table; tests/fake_gpu has counted them."""
+
+
+def settings_of(run: str) -> list[str]:
+    """The settings of a run of the table, in words there; the table begins with the default."""
+    precision = next((name for name in ("bf16", "fp16", "fp32") if name in run), "bf16")
+    stage = next(iter(re.findall(r"ZeRO-(\d)", run)), "1")
+    compiled = "not compiled" not in run and "train.compile=off" not in run
+    offload = ["zero.offload=cpu"] if "offloaded" in run else []
+    kept = [setting for setting in TINY if not setting.startswith("optim.name")]
+    optimizer = "adamw" if "AdamW" in run else "lamb"
+    return [
+        *kept, *offload, f"optim.name={optimizer}", f"train.precision={precision}", f"zero.stage={stage}",
+        f"train.compile={'on' if compiled else 'off'}",
+    ]  # fmt: skip
+
+
+def counts_of(config: RunConfig, micro_batches: int = 1, vocabulary: int = 30_522) -> tuple[float, int]:
+    """Operations that the plan expects of a micro-batch, gradients included, and of an update."""
+    precision, stage = resolve_precision(config, "cuda"), config.zero.stage
+    offloaded = config.zero.offload == "cpu"
+    tensors = sum(1 for _ in meta_model(config, vocabulary).parameters())
+    passed = launches_of_pass(
+        config, precision, H100, pass_costs(meta_model(config, vocabulary), config, precision)[-1]
+    )
+    gradients = gradient_operations(stage, precision, tensors, micro_batches, offloaded)
+    return passed + gradients / micro_batches, update_operations(stage, precision, tensors, offloaded)
+
+
+def test_the_table_is_found() -> None:
+    assert len(COUNTED) == 7
+    assert COUNTED[0][1:] == (334, 79)
+
+
+@pytest.mark.parametrize(("run", "micro_batch", "rest"), COUNTED)
+def test_the_plan_counts_what_a_pretended_gpu_counted(run: str, micro_batch: int, rest: int) -> None:
+    found = counts_of(
+        phases_of(load_config("demo", settings_of(run)))[0].config, micro_batches=3, vocabulary=300
+    )
+    assert found == (pytest.approx(micro_batch, rel=0.04), pytest.approx(rest, rel=0.08))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "forward", "backward", "where"),
+    [
+        ("bert_large", 21, 45, "21 + 45, 4 ms"),
+        ("bert_large", 16, 37, "16 + 37, 18 ms"),
+        ("bert_base", 9, 25, "host 9 + 25, 10 ms"),
+    ],
+)
+def test_the_host_was_no_quicker_than_the_plan_says(
+    recipe: str, forward: int, backward: int, where: str
+) -> None:
+    """On an H100, an H200 and the H200 again, by the page; the least of the three is what the plan counts with."""
+    assert where in PAGE
+    operations, _ = counts_of(phases_of(load_config(recipe, []))[0].config)
+    measured = (forward + backward) / 1e3
+    assert 0.75 * measured < operations * LAUNCH_SECONDS < 1.01 * measured
+
+
+def test_a_whole_step_that_was_measured_is_met() -> None:
+    """BERT-large at 128 tokens took 323.7 ms on an H100 and 304.3 on an H200: its arithmetic, not the host, decides."""
+    row = ["phases.phase1.train.global_batch=512", "phases.phase1.train.micro_batch=128"]
+    phase = phases_of(load_config("bert_large", row))[0]
+    for gpu, measured in (("h100", 0.3237), ("h200", 0.3043)):
+        step = forecast(phase, Cluster(1, 1, GPUS[gpu])).step
+        assert step.launching == 0
+        assert step.total == pytest.approx(measured, rel=0.015)
+
+
+def test_bert_mini_waits_for_the_host_as_it_did() -> None:
+    """59 ms on an H200 shared with other runs, in two micro-batches; the arithmetic alone is a fortieth of that."""
+    row = ["data.sequence_length=64", "data.masked_lm_prob=0.25", "data.max_predictions=0", "optim.name=lamb"]
+    found = forecast(
+        phases_of(load_config("bert_mini", [*row, "train.global_batch=256", "train.micro_batch=128"]))[0],
+        Cluster(1, 1, GPUS["h200"]),
+    )
+    assert found.micro_batches == 2
+    assert 0.5 * 0.059 < found.step.total < 0.059
