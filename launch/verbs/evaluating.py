@@ -72,6 +72,14 @@ def evaluate(
     save: Annotated[
         bool, typer.Option("--save", help="Keep the fine-tuned models, as Hugging Face folders.")
     ] = False,
+    predictions: Annotated[
+        bool,
+        typer.Option(
+            "--predictions",
+            help="Keep what each fine-tuned model says of every scored example: of questions the files of SQuAD's"
+            " scripts, with the 20 best answers.",
+        ),
+    ] = False,
     beside: Annotated[
         Path | None,
         typer.Option(
@@ -157,6 +165,7 @@ def evaluate(
                 floor,
                 save,
                 start_from,
+                predictions,
             )
         )
     ]

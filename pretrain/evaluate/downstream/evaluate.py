@@ -28,11 +28,13 @@ from pretrain.evaluate.downstream.results.files import (
     Unfinished,
     differing,
     over_seeds,
+    predictions_folder,
     read_seed,
     read_unfinished,
     saved_model,
     seed_file,
     seed_note,
+    write_predictions,
     write_result,
     write_seed,
 )
@@ -67,6 +69,8 @@ class Evaluation:
     """Keep each fine-tuned model as a Hugging Face folder."""
     start_from: str = ""
     """Another task, whose fine-tuned models in `out`, a seed each, are trained further instead of the encoder."""
+    predictions: bool = False
+    """Keep what each fine-tuned model says of every scored example, in the form in which others score it."""
 
     def __post_init__(self) -> None:
         """Raises UserError for settings of another kind of task."""
@@ -111,8 +115,7 @@ class Evaluation:
         path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
         known = self._known_by(part)
         found = read_seed(path, known)
-        is_saved = not self.save or not part.encoder.pretrained or path.with_suffix("").is_dir()
-        if found is None or not (is_saved or self.task in UNTRAINED):
+        if found is None or not self._is_kept(part):
             use_threads(self.settings.threads)
             conditions = conditions_now(self.settings)
             unfinished = read_unfinished(path, {**known, "conditions": conditions})
@@ -124,6 +127,19 @@ class Evaluation:
             write_seed(path, known, found)
             unfinished.remove()
         return found
+
+    def _is_kept(self, part: Part) -> bool:
+        """Return whether all is there that is kept of a part beside its scores."""
+        if self.task in UNTRAINED or not part.encoder.pretrained:
+            return True
+        wanted = {self._saved(part.seed): self.save, self._said(part.seed): self.predictions}
+        return all(folder.is_dir() for folder, is_wanted in wanted.items() if is_wanted)
+
+    def _saved(self, seed: int) -> Path:
+        return seed_file(self.out, self.name, seed, pretrained=True).with_suffix("")
+
+    def _said(self, seed: int) -> Path:
+        return predictions_folder(self.out, self.name, seed)
 
     def _known_by(self, part: Part) -> dict[str, Any]:
         """Return what tells the score of a part from others."""
@@ -201,17 +217,15 @@ class Evaluation:
     def _fine_tune(self, part: Part, progress: ShowProgress, unfinished: Unfinished) -> SeedResult:
         """Fine-tune with one seed, and score every split."""
         task, name = FINE_TUNED[self.task], self._doing(part, part.seed)
-        model, result = SeedRun(
-            name, task, self._data, part.encoder, self.settings, part.seed, progress, unfinished
-        ).run()
-        if self.save and part.encoder.pretrained:
-            self._save(model, part.encoder, part.seed)
+        run = SeedRun(name, task, self._data, part.encoder, self.settings, part.seed, progress, unfinished)
+        model: Any  # of transformers, or a head of its own with the same method
+        model, result = run.run()
+        if part.encoder.pretrained:
+            if self.save:
+                model.save_pretrained(self._saved(part.seed))
+                part.encoder.tokenizer.save_pretrained(self._saved(part.seed))
+            write_predictions(self._said(part.seed), run.predictions() if self.predictions else {})
         return result
-
-    def _save(self, model: Any, encoder: Encoder, seed: int) -> None:
-        folder = self.out / self.name / f"seed-{seed}"
-        model.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)
 
     def _doing(self, part: Part, seed: int) -> str:
         what = "" if part.encoder.pretrained else ", not pretrained"

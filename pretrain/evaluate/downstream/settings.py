@@ -1,5 +1,6 @@
 """Define how an encoder is fine-tuned and scored: the settings of `maskmill evaluate`, typed and documented here."""
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -71,6 +72,9 @@ class EvaluationSettings:
     carve: float = 0.0
     """Where a task's folder has no training file: train on this share of its dev file and score the rest of it, the
     same rows for every seed and encoder."""
+    null_threshold: str = "0"
+    """Questions that may have no answer: none is given where its odds are above this number, a difference of two sums
+    of logits; tune: the number with the best F1 on the tuning examples of tune_share."""
     test: bool = False
     """Score the test file beside the dev file, where a task is published with one that has its labels. Nothing is
     chosen by either."""
@@ -95,6 +99,8 @@ FEATURES = ("embeddings", "second_to_last", "last", "sum_last_4", "concat_last_4
 """Values of features."""
 SCHEDULES = ("linear", "constant", "slanted")
 """Values of schedule."""
+TUNE = "tune"
+"""Value of null_threshold: chosen on the tuning examples."""
 GRID = ("lr", "batch", "epochs", "head_lr", "warmup", "weight_decay", "layer_decay", "dropout")
 """Settings that a grid can have values of: those of the training, not of the examples."""
 RUNTIME = {"precision", "threads"}
@@ -173,11 +179,19 @@ RANGES = {
         lambda value: value >= 0 and (value < 1 or float(value).is_integer()),
     ),
     "carve": ("in [0, 1)", lambda value: 0 <= value < 1),
+    "null_threshold": (f"a number, or {TUNE}", lambda value: value == TUNE or _is_number(value)),
     "part": ("in (0, 1]", lambda value: 0 < value <= 1),
     "labels": ("auto, classes or numbers", lambda value: value in ("auto", "classes", "numbers")),
     "precision": ("auto, fp32 or bf16", lambda value: value in ("auto", "fp32", "bf16")),
     "threads": ("at least 0", lambda value: value >= 0),
 }
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def _checked(settings: EvaluationSettings) -> EvaluationSettings:
@@ -192,7 +206,12 @@ def _checked(settings: EvaluationSettings) -> EvaluationSettings:
         raise UserError(
             f"must be below epochs={shortest:g}, got {settings.head_epochs:g}", where="head_epochs"
         )
-    chooses = {"patience": settings.patience, "grid": settings.grid, "restarts": settings.restarts > 1}
+    chooses = {
+        "patience": settings.patience,
+        "grid": settings.grid,
+        "restarts": settings.restarts > 1,
+        f"null_threshold={TUNE}": settings.null_threshold == TUNE,
+    }
     for name, is_set in chooses.items():
         if is_set and not settings.tune_share:
             raise UserError(

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
 from torch import nn
 
 from data_pipeline.errors import UserError
@@ -42,6 +43,15 @@ class Fitted:
         return max(self.trained.tuned, default=-math.inf)
 
 
+class Answered(NamedTuple):
+    """What a model answers to a split, and by what data that was scored."""
+
+    split: Split
+    features: list[Feature]
+    answers: list[NDArray[Any]]
+    data: TaskData
+
+
 @dataclass
 class SeedRun:
     """One fine-tuning, from its examples to its scores."""
@@ -56,8 +66,8 @@ class SeedRun:
     progress: ShowProgress
     unfinished: Unfinished
     """What an earlier call that was stopped knew of it."""
-    constant: dict[str, bool] = field(default_factory=dict)
-    """Of each split that was scored last: whether all predictions are the same."""
+    answered: dict[str, Answered] = field(default_factory=dict)
+    """What each split was scored by last."""
 
     def run(self) -> tuple[nn.Module, SeedResult]:
         """Return the fine-tuned model and its scores on every split. Raises UserError for an encoder that does not fit
@@ -74,6 +84,7 @@ class SeedRun:
         else:
             untrained = FineTuner(task, model, self._builder, settings, self.seed, chosen_device())
             best, table = Fitted(Candidate({}, 0), untrained, Trained(), []), []
+        data = self._decided(best.tuner, (tune, tuned))
         splits, cut = {}, {"train": task.count_cut(features)}
         is_scored = bool(best.curves) and not tune.items  # after the last epoch, whose weights it has
         for split in self.data.scored:
@@ -82,7 +93,7 @@ class SeedRun:
                 splits[split.name] = (
                     best.curves[-1][split.name]
                     if is_scored
-                    else self._scores(best.tuner, split, found, advance)
+                    else self._scores(best.tuner, split, found, data, advance)
                 )
             cut[split.name] = task.count_cut(found)
         details = {
@@ -92,15 +103,20 @@ class SeedRun:
             "tune_examples": len(tune.items),
             "candidates": table,
             "chosen": {**best.candidate.values, "restart": best.candidate.restart} if table else {},
+            "decided": {} if data is self.data else {"null_threshold": data.null_threshold},
             "labels": self.data.label_ids,
             "by_epoch": best.curves,
             "last_losses": best.trained.losses[-10:],
             "trained_examples": len(features) if settings.epochs else 0,
             "cut_inputs": cut,
-            "constant": [name for name, is_constant in self.constant.items() if is_constant],
+            "constant": [name for name, one in self.answered.items() if task.is_constant(one.answers, data)],
         }
         seconds = self.unfinished.seconds + time.monotonic() - started
         return best.tuner.model, SeedResult(self.seed, splits, seconds, details)
+
+    def predictions(self) -> dict[str, dict[str, str]]:
+        """Return split -> file -> content: what the scored model says of each example. To be called after `run`."""
+        return {name: self.task.predictions(one.split.items, *one[1:]) for name, one in self.answered.items()}
 
     @cached_property
     def _builder(self) -> InputBuilder:
@@ -111,7 +127,7 @@ class SeedRun:
         train = drawn(self.data.train, self.settings.train_examples, self.seed)
         if not self.settings.tune_share:
             return train, Split("tune", [])
-        tune, train = carve(train, self.settings.tune_share)
+        tune, train = carve(train, self.settings.tune_share, self.task.groups(train.items))
         if not tune.items or not train.items:
             raise UserError(
                 f"leaves {len(train.items)} examples to train on and {len(tune.items)} to choose by",
@@ -214,13 +230,14 @@ class SeedRun:
         fitted = Fitted(candidate, tuner, Trained(), [])
 
         def tune_score() -> float:
-            answers = tuner.answers(tune[1], lambda n: None)
-            return self.task.score(tune[0].items, tune[1], answers, self.data)[self.task.headline]
+            told = (tune[0].items, tune[1], tuner.answers(tune[1], lambda n: None))
+            return self.task.score(*told, self.task.decided(*told, self.data))[self.task.headline]
 
         def after_epoch() -> None:
             if curves:
+                data = self._decided(tuner, tune)
                 curve = {
-                    split.name: self._scores(tuner, split, scored[split.name], lambda n: None)
+                    split.name: self._scores(tuner, split, scored[split.name], data, lambda n: None)
                     for split in self.data.scored
                 }
                 fitted.curves.append(curve)
@@ -229,9 +246,22 @@ class SeedRun:
             fitted.trained = tuner.train(features, advance, tune_score if tune[1] else None, after_epoch)
         return fitted
 
+    def _decided(self, tuner: FineTuner, tune: tuple[Split, list[Feature]]) -> TaskData:
+        """Return the data with what the model's answers to the tuning examples choose; itself where they choose
+        nothing, and are not asked for."""
+        if self.data.null_threshold is not None:
+            return self.data
+        answers = tuner.answers(tune[1], lambda n: None)
+        return self.task.decided(tune[0].items, tune[1], answers, self.data)
+
     def _scores(
-        self, tuner: FineTuner, split: Split, features: list[Feature], advance: Callable[[int], None]
+        self,
+        tuner: FineTuner,
+        split: Split,
+        features: list[Feature],
+        data: TaskData,
+        advance: Callable[[int], None],
     ) -> Scores:
         answers = tuner.answers(features, advance)
-        self.constant[split.name] = self.task.is_constant(answers, self.data)
-        return self.task.score(split.items, features, answers, self.data)
+        self.answered[split.name] = Answered(split, features, answers, data)
+        return self.task.score(split.items, features, answers, data)

@@ -63,6 +63,7 @@ def trained_facts(
         *split_notes(data, settings),
         *cut_notes(task, scores),
         *choice_notes(scores),
+        *threshold_notes(scores),
         *constant_notes(scores),
         *constant_notes(floor, "not pretrained, "),
     ]
@@ -132,6 +133,16 @@ def choice_notes(scores: Sequence[SeedResult]) -> list[str]:
     return [f"chosen {of}: {'; '.join(chosen)}"]
 
 
+def threshold_notes(scores: Sequence[SeedResult]) -> list[str]:
+    """Return a note of the threshold for no answer of each seed, where the tuning examples chose it."""
+    found = [
+        f"{one['null_threshold']:.4g} by {one['examples']} questions with seed {seed.seed}"
+        for seed in scores
+        if (one := _decided(seed))
+    ]
+    return [f"null_threshold chosen by questions kept from training: {'; '.join(found)}"] if found else []
+
+
 def constant_notes(scores: Sequence[SeedResult], of: str = "") -> list[str]:
     """Return a note for each split whose examples all have the same prediction, and with which seeds: a score that is
     no better than a trivial one, and a correlation that is not defined."""
@@ -146,18 +157,26 @@ def constant_notes(scores: Sequence[SeedResult], of: str = "") -> list[str]:
 
 
 def _selection(scores: Sequence[SeedResult]) -> dict[str, Any]:
-    """Return on which examples what was chosen: the best epoch of each seed, counted from 1, and of the candidates of a
-    grid the best one, on the tuning share of the training examples, or nothing. Scored examples never choose."""
-    tuned = [one.details["tuned"] for one in scores]
-    if not all(tuned):
+    """Return on which examples what was chosen: the best epoch of each seed, counted from 1, of the candidates of a
+    grid the best one, and the threshold for no answer, on the tuning share of the training examples, or nothing.
+    Scored examples never choose."""
+    tuned, decided = [one.details["tuned"] for one in scores], [_decided(one) for one in scores]
+    if not all(tuned) and not all(decided):
         return {"set": None, "chooses": []}
-    found = {
-        "set": "tune",
-        "examples": scores[0].details["tune_examples"],
-        "chooses": ["epoch", *scores[0].details["chosen"]],
-        "epochs": [1 + int(np.argmax(one)) for one in tuned],
-    }
+    found: dict[str, Any] = {"set": "tune", "examples": scores[0].details["tune_examples"], "chooses": []}
+    if all(tuned):
+        found["chooses"] += ["epoch", *scores[0].details["chosen"]]
+        found["epochs"] = [1 + int(np.argmax(one)) for one in tuned]
+    if all(decided):
+        found["chooses"].append("null_threshold")
+        found["decided"] = decided
     if scores[0].details["chosen"]:
         found["chosen"] = [one.details["chosen"] for one in scores]
         found["candidates"] = [one.details["candidates"] for one in scores]
     return found
+
+
+def _decided(score: SeedResult) -> dict[str, Any]:
+    """Return what the tuning examples chose of a seed after its training, and how many they are; empty for nothing."""
+    found = score.details.get("decided")  # absent from a seed that an older version scored
+    return {**found, "examples": score.details["tune_examples"]} if found else {}

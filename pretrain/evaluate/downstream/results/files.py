@@ -4,6 +4,7 @@ OUT/TASK/seed-1.json              scores of one fine-tuning, and the hashes and 
 OUT/TASK/floor-seed-1.json        of the same encoder, not pretrained
 OUT/TASK/seed-1.unfinished.json   of a grid that goes on: what its finished candidates came to
 OUT/TASK/result.json              all seeds with median and spread, the floors, versions
+OUT/TASK/predictions/seed-1/dev/  what was answered to each example of a split, if that is asked for
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.files import write_whole
+from data_pipeline.io.files import temporary_folder, whole_folder, write_whole
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import defaults
 from pretrain.evaluate.downstream.tasks.base import Scores
@@ -123,6 +124,26 @@ def saved_model(out: Path, task: str, seed: int, encoder: Encoder) -> Path:
 def write_seed(path: Path, identity: dict[str, Any], result: SeedResult) -> None:
     """Write the result of one seed, whole or not at all."""
     _write(path, {"format": FORMAT, "identity": identity, "result": asdict(result)})
+
+
+def predictions_folder(out: Path, task: str, seed: int) -> Path:
+    """Return where the predictions of one seed are."""
+    return out / task / "predictions" / f"seed-{seed}"
+
+
+def write_predictions(folder: Path, found: dict[str, dict[str, str]]) -> None:
+    """Write split -> file -> content into a folder, all of it or nothing, in place of what is there: that is of an
+    earlier result. Without any, no folder is left."""
+    if folder.is_dir():
+        with temporary_folder(folder) as old:
+            folder.rename(old / folder.name)
+    if not found:
+        return
+    with whole_folder(folder) as partial:
+        for split, files in found.items():
+            (partial / split).mkdir()
+            for name, content in files.items():
+                write_whole(partial / split / name, content.encode())
 
 
 def write_result(out: Path, task: str, note: dict[str, Any]) -> Path:

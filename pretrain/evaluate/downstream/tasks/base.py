@@ -48,6 +48,8 @@ class TaskData:
     """The classes of each column, where a task predicts several."""
     version: str = ""
     """What the files themselves say of their version."""
+    null_threshold: float | None = 0.0
+    """Of questions: the odds of no answer above which none is given; None: still to be chosen, by `Task.decided`."""
 
     @property
     def label_ids(self) -> dict[str, Any]:
@@ -88,7 +90,7 @@ class Task(ABC):
     cut: ClassVar[str] = "inputs cut to max_length"
     """What `count_cut` counts."""
     file_settings: ClassVar[tuple[str, ...]] = ()
-    """Settings that say how its files are read."""
+    """Other settings that are for some kinds of tasks: how files are read, when an answer is withheld."""
 
     def __init__(self, name: str, folder: str, headline: str) -> None:
         self.name, self.folder, self.headline = name, folder, headline
@@ -106,6 +108,13 @@ class Task(ABC):
         self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
     ) -> Scores:
         """Return the metrics of a model's answers to `features`: arrays as `answer` gives them."""
+
+    @abstractmethod
+    def predictions(
+        self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
+    ) -> dict[str, str]:
+        """Return file -> content: what the answers to `features` say of each item, in the form in which others score
+        it."""
 
     @abstractmethod
     def trivial(self, split: Split, data: TaskData) -> Scores:
@@ -150,6 +159,17 @@ class Task(ABC):
         if not data.labels or not are_named:
             return model, data
         return model, replace(data, labels=tuple(known[name.lower()] for name in names))
+
+    def decided(
+        self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
+    ) -> TaskData:
+        """Return the data with what a model's answers to tuning examples still have to choose, if anything: `score`
+        and `predictions` want it chosen."""
+        return data
+
+    def groups(self, items: Sequence[Any]) -> Sequence[str]:
+        """Return of each item a name that it shares with those which may not be divided from it; empty: all may."""
+        return ()
 
     def is_constant(self, answers: list[NDArray[Any]], data: TaskData) -> bool:
         """Return whether a model gives several examples one and the same label or number; False where a task has

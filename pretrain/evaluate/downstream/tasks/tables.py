@@ -1,4 +1,5 @@
-"""Read rows of tab-separated files and JSON lines, with the number of the line in every message."""
+"""Read rows of tab-separated files and JSON lines, with the number of the line in every message, and write such lines
+of predictions."""
 
 import json
 from collections import Counter
@@ -142,6 +143,19 @@ def read_json_lines(path: Path) -> Table:
         rows.append({str(key): _text(value) for key, value in row.items() if _is_value(value)})
         numbers.append(number)
     return Table(path, rows, numbers, len(lines) - len(rows))
+
+
+def predicted_lines(labels: Sequence[Any], predicted: Sequence[Any]) -> dict[str, str]:
+    """Return a file of JSON lines, an object for each example in its order, and under which name.
+
+    >>> predicted_lines(["yes"], ["no"])
+    {'predictions.jsonl': '{"index": 0, "label": "yes", "predicted": "no"}\\n'}
+    """
+    rows = [
+        {"index": i, "label": label, "predicted": said}
+        for i, (label, said) in enumerate(zip(labels, predicted, strict=True))
+    ]
+    return {"predictions.jsonl": "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)}
 
 
 def _is_value(value: Any) -> bool:

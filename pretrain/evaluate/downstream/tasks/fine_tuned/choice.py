@@ -24,7 +24,7 @@ from pretrain.evaluate.downstream.tasks.base import (
     hashes,
     not_empty,
 )
-from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines, read_tsv
+from pretrain.evaluate.downstream.tasks.tables import at_line, predicted_lines, read_lines, read_tsv
 
 ENDINGS = 4
 
@@ -56,6 +56,12 @@ class Choice(Task):
     ) -> Scores:
         """Return the accuracy; see Task.score."""
         return {"accuracy": metrics.accuracy(_gold(items), np.stack(answers).argmax(-1))}
+
+    def predictions(
+        self, items: Sequence[Item], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
+    ) -> dict[str, str]:
+        """Return a file of the right place and the chosen one, counted from 0; see Task.predictions."""
+        return predicted_lines(_gold(items).tolist(), np.stack(answers).argmax(-1).tolist())
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return the accuracy of always the same, most often right, place."""

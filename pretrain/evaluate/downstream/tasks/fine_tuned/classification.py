@@ -30,7 +30,7 @@ from pretrain.evaluate.downstream.tasks.base import (
     with_dropout,
     with_training,
 )
-from pretrain.evaluate.downstream.tasks.tables import Table, at_line, read_tsv, some
+from pretrain.evaluate.downstream.tasks.tables import Table, at_line, predicted_lines, read_tsv, some
 
 METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
     "accuracy": metrics.accuracy,
@@ -165,6 +165,18 @@ class Classification(Task):
     ) -> Scores:
         """Return the task's metrics; see Task.score."""
         return self._scores(_gold(items, data), _predicted(answers, data))
+
+    def predictions(
+        self,
+        items: Sequence[TextItem],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> dict[str, str]:
+        """Return a file of each text's label and the predicted one; see Task.predictions."""
+        said = _predicted(answers, data).tolist()
+        named = [data.labels[i] for i in said] if data.labels else said
+        return predicted_lines([item.label if data.labels else float(item.label) for item in items], named)
 
     def is_constant(self, answers: list[NDArray[Any]], data: TaskData) -> bool:
         """Return whether several texts have one and the same prediction; see Task.is_constant."""

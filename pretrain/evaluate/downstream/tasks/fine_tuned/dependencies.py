@@ -111,11 +111,13 @@ class Dependencies(Task):
         self, items: Sequence[Tree], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
     ) -> Scores:
         """Return the metrics of the official scorer, F1 in percent; see Task.score."""
-        said = [
-            _predicted(tree, feature, answer, data)
-            for tree, feature, answer in zip(items, features, answers, strict=True)
-        ]
-        return _official(items, said)
+        return _official(items, _sentences(items, features, answers, data))
+
+    def predictions(
+        self, items: Sequence[Tree], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
+    ) -> dict[str, str]:
+        """Return the file with predicted columns that the official scorer reads; see Task.predictions."""
+        return {"predictions.conllu": "".join(_sentences(items, features, answers, data))}
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best of two answers: all words hang on the one before, or all on the one after,
@@ -176,6 +178,15 @@ def _feature(tree: Tree, builder: InputBuilder, ids: dict[str, dict[str, int]]) 
         known = ids[RELATIONS].get(columns[RELATIONS][word], IGNORED)
         targets["relations"][place] = known if targets["heads"][place] != IGNORED else IGNORED
     return Feature((built,), {"owners": owners, "root": root, **targets}, builder.left_padded)
+
+
+def _sentences(
+    items: Sequence[Tree], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
+) -> list[str]:
+    return [
+        _predicted(tree, feature, answer, data)
+        for tree, feature, answer in zip(items, features, answers, strict=True)
+    ]
 
 
 def _predicted(tree: Tree, feature: Feature, answer: NDArray[Any], data: TaskData) -> str:

@@ -5,8 +5,9 @@ Texts longer than an input are read in windows that overlap; a window without th
 their tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.inputs.windows import Window, windows
-from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.settings import TUNE, EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import (
     Feature,
     Scores,
@@ -26,7 +27,13 @@ from pretrain.evaluate.downstream.tasks.base import (
     one_file,
     with_training,
 )
-from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_over, best_threshold
+from pretrain.evaluate.downstream.tasks.fine_tuned.answers import (
+    BEST,
+    Candidate,
+    answer_files,
+    candidate,
+)
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_over, best_threshold, tuned_threshold
 from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import (
     MISPLACED,
     Answer,
@@ -36,16 +43,8 @@ from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import (
 )
 from pretrain.evaluate.downstream.tasks.tables import some
 
-QUESTION_TOKENS, STEP, BEST, ANSWER_TOKENS = 64, 128, 20, 30
-"""Longest question; tokens from one window's start to the next; candidate starts and ends; longest answer."""
-
-
-class Candidate(NamedTuple):
-    """The best answer to a question, and how much likelier it is that there is none (a difference of logits)."""
-
-    text: str
-    score: float
-    no_answer: float
+QUESTION_TOKENS, STEP = 64, 128
+"""Longest question; tokens from one window's start to the next."""
 
 
 class Questions(Task):
@@ -61,7 +60,7 @@ class Questions(Task):
     outputs = ("start", "end")
     per_token = True
     cut = f"questions cut to {QUESTION_TOKENS} tokens"
-    file_settings = ("carve",)
+    file_settings = ("carve", "null_threshold")
 
     def __init__(self, name: str, folder: str, files: tuple[str, str]) -> None:
         """`files`: patterns of the training and dev files."""
@@ -83,8 +82,8 @@ class Questions(Task):
                 where=folder,
                 expected="one to train on, or epochs=0, which scores a model that has been fine-tuned",
             )
-        texts = [item.context for item in first.items]
-        train, first, notes = with_training(train, first, folder / pattern, settings, texts)
+        groups = self.groups(first.items)
+        train, first, notes = with_training(train, first, folder / pattern, settings, groups)
         if not others and not paths[0].match(self.files[1]):
             notes.append(f"dev is {paths[0].name}")
         train = sound(train)
@@ -95,8 +94,9 @@ class Questions(Task):
                 notes.append(
                     f"{split.name}: {count} questions, scored by the words of their answers, {MISPLACED}"
                 )
-        files = hashes([*train_paths, *paths])
-        return TaskData(train, (first, *others), (), files, tuple(notes), version=versions[0])
+        scored, files = (first, *others), hashes([*train_paths, *paths])
+        threshold = _threshold(settings, train, scored, folder)
+        return TaskData(train, scored, (), files, tuple(notes), version=versions[0], null_threshold=threshold)
 
     def _scored_paths(self, folder: Path) -> list[Path]:
         """Return the dev file. Without one, of a user's own files all that are not for training: a single one, whatever
@@ -106,6 +106,10 @@ class Questions(Task):
         if self.folder != "." or not others or list(folder.glob(dev_pattern)):
             return [one_file(folder, dev_pattern)]
         return sorted(others)
+
+    def groups(self, items: Sequence[Question]) -> list[str]:
+        """Return the text that each is about; see Task.groups."""
+        return [item.context for item in items]
 
     def features(self, items: Sequence[Question], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return a feature per window; see Task.features."""
@@ -135,27 +139,50 @@ class Questions(Task):
         """Return exact match and F1, and where questions may have no answer their best over all thresholds as well; see
         Task.score."""
         candidates = self.candidates(items, features, answers)
-        may_be_none = _may_be_none(items)
-        found = _means(items, ["" if may_be_none and one.no_answer > 0 else one.text for one in candidates])
-        if may_be_none:
-            pairs = [
-                best_over(_texts(item), one.text, may_be_none)
-                for item, one in zip(items, candidates, strict=True)
-            ]
-            odds, has = [one.no_answer for one in candidates], [bool(item.answers) for item in items]
+        found = _means(items, _given(items, candidates, data))
+        if _may_be_none(items):
             for i, name in enumerate(("exact", "f1")):
-                found[f"best_{name}"] = best_threshold([pair[i] for pair in pairs], odds, has)
+                found[f"best_{name}"] = best_threshold(*_by_odds(items, candidates, i))
         return found
 
+    def decided(
+        self,
+        items: Sequence[Question],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> TaskData:
+        """Return the data with the threshold that has the best F1 on these questions; see Task.decided."""
+        if data.null_threshold is not None:
+            return data
+        candidates = self.candidates(items, features, answers)
+        return replace(data, null_threshold=tuned_threshold(*_by_odds(items, candidates, 1)))
+
+    def predictions(
+        self,
+        items: Sequence[Question],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> dict[str, str]:
+        """Return the files of run_squad.py; see answer_files and Task.predictions."""
+        found = self.candidates(items, features, answers, BEST)
+        threshold = data.null_threshold if _may_be_none(items) else None
+        return answer_files([item.id for item in items], found, threshold)
+
     def candidates(
-        self, items: Sequence[Question], features: Sequence[Feature], answers: list[NDArray[Any]]
+        self,
+        items: Sequence[Question],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        count: int = 1,
     ) -> list[Candidate]:
-        """Return the best answer to each question over its windows."""
-        found: list[list[tuple[Window, NDArray[Any]]]] = [[] for _ in items]
+        """Return the `count` best answers to each question over its windows."""
+        found: list[list[Any]] = [[] for _ in items]
         for feature, logits in zip(features, answers, strict=True):
             number, window = feature.extra
             found[number].append((window, logits))
-        return [_candidate(item.context, of_item) for item, of_item in zip(items, found, strict=True)]
+        return [candidate(item.context, of_item, count) for item, of_item in zip(items, found, strict=True)]
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return the scores of never an answer."""
@@ -165,6 +192,43 @@ class Questions(Task):
 def _may_be_none(items: Sequence[Question]) -> bool:
     """Return whether a question has no answer: the file is scored as SQuAD 2.0 then, else as 1.1."""
     return any(not item.answers for item in items)
+
+
+def _threshold(
+    settings: EvaluationSettings, train: Split, scored: Sequence[Split], folder: Path
+) -> float | None:
+    """Return the threshold of the settings; None where the tuning examples are to choose it. Raises UserError where
+    these cannot: what has no answer is what it is chosen for."""
+    if not any(_may_be_none(split.items) for split in scored):
+        return 0.0
+    if settings.null_threshold != TUNE:
+        return float(settings.null_threshold)
+    if not _may_be_none(train.items):
+        raise UserError(
+            f"has no question without an answer among {len(train.items)} to train on",
+            where=folder,
+            expected=f"some, for null_threshold={TUNE} to choose by",
+            remedy="null_threshold=0, or another number",
+        )
+    return None
+
+
+def _given(items: Sequence[Question], candidates: Sequence[Candidate], data: TaskData) -> list[str]:
+    """Return what is answered to each question: none above the threshold, where a question may have none."""
+    if not _may_be_none(items):
+        return [one.text for one in candidates]
+    assert data.null_threshold is not None, "chosen by `decided` before anything is scored"
+    return [one.given(data.null_threshold) for one in candidates]
+
+
+def _by_odds(
+    items: Sequence[Question], candidates: Sequence[Candidate], metric: int
+) -> tuple[list[float], list[float], list[bool]]:
+    """Return of each question the exact match (0) or F1 (1) of the best answer, the odds that there is none, and
+    whether there is one."""
+    pairs = [best_over(_texts(item), one.text, True) for item, one in zip(items, candidates, strict=True)]
+    odds, has = [one.no_answer for one in candidates], [bool(item.answers) for item in items]
+    return [pair[metric] for pair in pairs], odds, has
 
 
 def _means(items: Sequence[Question], said: Sequence[str]) -> Scores:
@@ -177,28 +241,6 @@ def _means(items: Sequence[Question], said: Sequence[str]) -> Scores:
 
 def _texts(item: Question) -> list[str]:
     return [answer.text for answer in item.answers]
-
-
-def _candidate(context: str, windows: Sequence[tuple[Window, NDArray[Any]]]) -> Candidate:
-    """Return the best answer over the windows: of the BEST likeliest starts and ends of each, the pair of the highest
-    sum whose end is not before its start, which has at most ANSWER_TOKENS tokens, and whose start has more context in
-    no other window."""
-    best = Candidate("", -np.inf, 0.0)
-    null = np.inf
-    for window, logits in windows:
-        null = min(null, float(logits[window.cls].sum()))
-        starts, ends = (np.argsort(-logits[:, i], kind="stable")[:BEST].tolist() for i in (0, 1))
-        for start in starts:
-            if window.spans[start] is None or not window.is_widest[start]:
-                continue
-            for end in ends:
-                if window.spans[end] is None or not 0 <= end - start < ANSWER_TOKENS:
-                    continue
-                score = float(logits[start, 0] + logits[end, 1])
-                text = context[window.spans[start][0] : window.spans[end][1]].strip()
-                if text and score > best.score:
-                    best = Candidate(text, score, 0.0)
-    return best._replace(no_answer=null - best.score)
 
 
 def _target(window: Window, answer: Answer | None) -> tuple[int, int]:

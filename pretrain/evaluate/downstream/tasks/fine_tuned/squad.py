@@ -3,10 +3,12 @@
 They differ in answers of which normalizing leaves nothing, as of "the": in 1.1's such an answer is one like any other,
 and has an F1 of 0 with another of the kind; in 2.0's it is none, and two that are none have an F1 of 1."""
 
+import math
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -53,8 +55,25 @@ def best_threshold(scores: Sequence[float], no_answer: Sequence[float], answerab
     question has the score of its answer, above it that of none. `scores`: of the best answer that is not empty.
 
     As find_best_thresh of SQuAD 2.0's script: questions are taken in from the surest answer on."""
-    found = best = float(sum(not has for has in answerable))
-    for i in sorted(range(len(scores)), key=lambda i: no_answer[i]):
-        found += scores[i] if answerable[i] else -1.0
-        best = max(best, found)
-    return 100 * best / max(1, len(scores))
+    return 100 * max(_sums(scores, no_answer, answerable)[1]) / max(1, len(scores))
+
+
+def tuned_threshold(scores: Sequence[float], no_answer: Sequence[float], answerable: Sequence[bool]) -> float:
+    """Return the lowest threshold with the highest mean score (see best_threshold): the odds of the last question that
+    is answered, or, where none best is, a number just below all odds. One of several questions with the same odds, as
+    coarse numbers have them, is never answered alone."""
+    odds, sums = _sums(scores, no_answer, answerable)
+    ends = [i for i in range(len(odds)) if i + 1 == len(odds) or odds[i] != odds[i + 1]]
+    best = max(ends, key=lambda i: sums[i])
+    return odds[best] if best else math.nextafter(odds[1], -math.inf)
+
+
+def _sums(
+    scores: Sequence[float], no_answer: Sequence[float], answerable: Sequence[bool]
+) -> tuple[list[float], list[float]]:
+    """Return the odds from the lowest on, behind that none is low enough, and the sum of the scores where questions up
+    to these are answered."""
+    order = sorted(range(len(scores)), key=lambda i: no_answer[i])
+    gains = [scores[i] if answerable[i] else -1.0 for i in order]
+    first = float(sum(not has for has in answerable))
+    return [-math.inf, *(no_answer[i] for i in order)], list(accumulate(gains, initial=first))

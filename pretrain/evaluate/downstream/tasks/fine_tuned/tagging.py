@@ -176,6 +176,20 @@ class Tagging(Task):
             found.append(tags)
         return found
 
+    def predictions(
+        self,
+        items: Sequence[Sentence],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> dict[str, str]:
+        """Return a file of words, their tags and the predicted ones, as conlleval reads it; see Task.predictions."""
+        sentences = [
+            "".join(f"{' '.join(row)}\n" for row in zip(sentence.words, sentence.tags, said, strict=True))
+            for sentence, said in zip(items, self.predicted(items, features, answers, data), strict=True)
+        ]
+        return {"predictions.conll": "\n".join(sentences)}
+
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best of no entity at all, and of every word being one of always the same type."""
         gold = [list(sentence.tags) for sentence in split.items]

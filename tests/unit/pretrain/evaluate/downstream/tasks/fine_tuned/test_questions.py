@@ -160,7 +160,8 @@ def planted(item: Question, wanted: tuple[int, int], null: float = -3.0) -> dict
             if span:
                 logits[place, 1] += 10 * (span[1] == wanted[1])
         answers.append(logits)
-    return TASK.score([item], features, answers, None)  # type: ignore[arg-type]
+    split = Split("dev", [item])
+    return TASK.score([item], features, answers, TaskData(split, (split,)))
 
 
 def test_the_likeliest_answer_of_all_windows_is_given() -> None:
