@@ -123,7 +123,8 @@ def test_the_files_of_2_0_have_the_scores_that_are_reported(tmp_path: Path) -> N
 
 def test_the_files_of_1_1_have_the_scores_that_are_reported(tmp_path: Path) -> None:
     folder = squad(tmp_path / "task", "1.1")
-    note, files = run(evaluation("squad1", folder, null_threshold="-99"))
+    note, files = run(evaluation("squad1", folder, null_threshold="tune", tune_share=0.4))
+    assert note["details"]["selection"]["chooses"] == ["epoch"], "of these no answer is ever withheld"
     assert files.keys() == {"predictions.json", "nbest_predictions.json"}
     assert all(files["predictions.json"].values())
     file = json.loads((folder / "dev-v1.1.json").read_text())

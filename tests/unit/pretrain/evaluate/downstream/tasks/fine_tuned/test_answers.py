@@ -23,7 +23,7 @@ TASK = FINE_TUNED["squad2"]
 TEXT = "the quick fox jumped over some lazy dogs, that slept all day in the U.S. and did not wake up. " * 5
 ITEMS = [
     Question("one", "who slept?", TEXT, (Answer("dogs", TEXT.index("dogs")),)),
-    Question("two", "who ran?", TEXT, ()),
+    Question("two", "who ran?", "the fox " * 60, ()),  # the same answers at many places
     Question("three", "who jumped?", TEXT[:60], (Answer("fox", TEXT.index("fox")),)),
 ]
 
@@ -112,9 +112,15 @@ def test_the_files_say_what_is_given_and_how_likely_it_is_that_there_is_no_answe
             rows = files["nbest_predictions.json"][item.id]
             assert next(row["text"] for row in rows if row["text"]) == said.text
     with_answers = [ITEMS[0], ITEMS[2]]
-    files = TASK.predictions(*asked(with_answers, [9.0, 9.0]), data(with_answers))
+    _, *answered = asked(with_answers, [9.0, 9.0])
+    files = TASK.predictions(with_answers, *answered, data(with_answers))
     assert files.keys() == {"predictions.json", "nbest_predictions.json"}
     assert all(json.loads(files["predictions.json"]).values()), "as in 1.1, none is withheld"
+    said = TASK.candidates(with_answers, *answered)
+    right = [
+        one._replace(answers=(Answer(best.text, 0),)) for one, best in zip(with_answers, said, strict=True)
+    ]
+    assert TASK.score(right, *answered, data(right)) == {"f1": 100, "exact": 100}
 
 
 def test_a_question_without_a_candidate_has_no_answer_in_any_file() -> None:
