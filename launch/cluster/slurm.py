@@ -21,7 +21,7 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.io.redact import redact
 from launch.cluster.chain import Chain
 from launch.cluster.pipeline import STAGES, Job
-from pretrain.report.status import SUBMITTED
+from pretrain.report.health import SUBMITTED
 from pretrain.run.tolerant_json import table
 
 SCRIPTS = Path(__file__).parents[1] / "sbatch"

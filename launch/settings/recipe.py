@@ -185,6 +185,8 @@ def _checked(values: dict[str, Any], owner: type, prefix: str, where: str) -> di
             raise UserError(f"{full} is a list of values", where=where, expected=f"{full}=[a, b]")
         elif value is None:
             raise UserError(f"{full} has no value", where=where, expected=f"{full}=value")
+        elif hints[key] is str and isinstance(value, bool):
+            value = "on" if value else "off"  # YAML reads these words as true and false
         result[key] = whole(value) if hints[key] is int else value
     return result
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from pretrain.evaluate.scores import leading, sum_of
 from pretrain.objectives.metrics import HELD_OUT, leading_kind
-from pretrain.report.status import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED, Status
+from pretrain.report.health import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED
+from pretrain.report.status import Status
 from pretrain.run.folder import EXPORT, NOTE, model_folders
 from pretrain.run.human import duration
 from pretrain.run.tolerant_json import table

@@ -444,3 +444,10 @@ def test_what_one_recipe_changes_no_other_sees() -> None:
     schema().optim.lr = 5.0
     schema().data.sources.append("text.txt")
     assert (schema().optim.lr, schema().data.sources) == (RunConfig().optim.lr, RunConfig().data.sources)
+
+
+def test_off_and_on_mean_in_a_recipe_what_they_mean_on_the_command_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    for word in ("off", "on", "auto"):
+        recipe.write_text(f"extends: demo\ntrain:\n  compile: {word}\n")
+        assert load_config(str(recipe), []).train.compile == word

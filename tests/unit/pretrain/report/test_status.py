@@ -12,17 +12,8 @@ from typing import Any
 import pytest
 
 from pretrain.monitoring.wandb.connection import warn
-from pretrain.report.status import (
-    CRASHED,
-    FINISHED,
-    NOT_STARTED,
-    RUNNING,
-    STALLED,
-    STARTING,
-    STOPPED,
-    Status,
-    read_status,
-)
+from pretrain.report.health import CRASHED, FINISHED, NOT_STARTED, RUNNING, STALLED, STARTING, STOPPED
+from pretrain.report.status import Status, read_status
 from pretrain.report.status_text import in_words
 from pretrain.run.heartbeat import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, read_heartbeat
 from tests.command_line import ROOT, Maskmill

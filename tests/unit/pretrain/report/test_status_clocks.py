@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.report.status import RUNNING, STALLED, STARTING, STOPPED, read_status
+from pretrain.report.health import RUNNING, STALLED, STARTING, STOPPED
+from pretrain.report.status import read_status
 from pretrain.report.status_text import in_words
 from pretrain.run.folder_clock import time_in
 from pretrain.run.heartbeat import EVALUATING, HEARTBEAT, TRAINING, Heartbeat, age_here, read_heartbeat
