@@ -5,9 +5,11 @@ the import of torch to the exit of its process, so that each log shows where its
 """
 
 import faulthandler
+import math
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,15 +32,19 @@ class Watchdog:
     run.step_limit (seconds; 0: no limit). The timers are the process's: it has one watchdog, on its main thread.
 
     Neither part needs the interpreter, which a hang may hold: faulthandler's own thread writes the stacks of all
-    threads, and the kernel's alarm ends the process by SIGALRM. The launcher restarts it. Nothing stops a watchdog,
-    since a process may also hang as it ends."""
+    threads, and the kernel's alarm ends the process by SIGALRM. The launcher restarts it. Where the interpreter is
+    free, as in a rank that waits for another one, a line after the stacks says so. Nothing stops a watchdog, since a
+    process may also hang as it ends."""
 
     def __init__(self, run: RunSettings) -> None:
         self._run, self._log, self._limit = run, _STDERR, 0.0
+        self._rank, self._what, self._due = os.environ.get("RANK", "0"), "", math.inf
+        self._begun, self._teller = threading.Event(), threading.Thread(target=self._tell, daemon=True)
 
     def log_in(self, folder: Path, rank: int) -> None:
         """Write to this rank's log in the run folder, which is this run's, instead of to standard error. Does not
         recreate a deleted folder."""
+        self._rank = str(rank)
         path = folder / "logs" / f"rank-{rank}.log"
         with suppress(OSError):
             path.parent.mkdir(exist_ok=True)
@@ -60,21 +66,43 @@ class Watchdog:
     def feed(self) -> None:
         """Restart the timer of the present stage: there was progress."""
         if self._limit:
+            self._due = time.monotonic() + self._limit + STACK_SECONDS / 2
             faulthandler.dump_traceback_later(self._limit, file=self._log)
             signal.setitimer(signal.ITIMER_REAL, self._limit + STACK_SECONDS)
         else:
+            self._due = math.inf
             faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _begin(self, name: str, setting: str) -> None:
         self._limit = getattr(self._run, setting)
+        self._what = f"{name} took longer than run.{setting} ({self._limit:g} s)"
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         self.feed()  # first, since writing may hang too
+        self._begun.set()
+        if self._limit and not self._teller.is_alive():
+            self._teller.start()
         if self._log == _STDERR and not _is_rank_log(_STDERR):
             return  # a person's terminal, say
         line = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {name} (run.{setting}: {self._limit:g} s)\n"
         with suppress(OSError):
             os.write(self._log, line.encode())
+
+    def _tell(self) -> None:
+        """Say, between the stacks and the end, why this rank ends."""
+        while True:
+            wait = None if self._due == math.inf else max(0.0, self._due - time.monotonic())
+            if self._begun.wait(wait):
+                self._begun.clear()
+            elif time.monotonic() >= self._due:  # not fed meanwhile
+                with suppress(OSError):
+                    os.write(self._log, f"{self._line()}\n".encode())
+                return
+
+    def _line(self) -> str:
+        who = f"maskmill: rank {self._rank} on {os.uname().nodename} ends"
+        follows = "its stacks are above; started again, the run goes on from its newest checkpoint"
+        return f"{who}: {self._what}; {follows}"
 
 
 def stage_in(line: str) -> tuple[str, str] | None:

@@ -15,12 +15,13 @@ from tests.command_line import ROOT, SECRETS, until
 STAND_INS = {
     "srun": 'echo "srun $*" >>"$TOLD"; trap \'echo "srun got USR1" >>"$TOLD"; exit 3\' USR1; '
     'touch "$TOLD.started"; echo "$SAYS" >&2; for _ in $(seq "$TENTHS"); do sleep 0.1; done; exit "$CODE"',
-    "scontrol": 'if [[ "$1 $2" == "show job" ]]; then echo "   Requeue=1 Restarts=$RESTARTED BatchFlag=1"; exit; fi; '
+    "scontrol": 'if [[ "$1 $2" == "show job" ]]; then [[ -n $RESTARTED ]] || exit 1; '
+    'echo "   Requeue=1 Restarts=$RESTARTED BatchFlag=1"; exit; fi; '
     'echo "scontrol $*" >>"$TOLD"; if [[ $1 == show ]]; then tr , "\\n" <<<"$3"; fi',
     "squeue": 'echo "$EXCLUDED"',
     # only the folder of the run is asked for
     "maskmill": '[[ "$*" == "settings run.dir --recipe demo run.dir=r" ]] && echo "$RUN_DIR"',
-    "sinfo": "printf 'n1\\nn2\\nn3\\n'",
+    "sinfo": """if [[ "$*" == *--dead* ]]; then echo "$DEAD"; else printf 'n1\\nn2\\nn3\\n'; fi""",
 }
 
 
@@ -42,6 +43,7 @@ class Script:
             "TENTHS": "0",
             "EXCLUDED": "n/a",
             "RESTARTED": "0",
+            "DEAD": "",
             "RUN_DIR": "",
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "n1,n2",
@@ -160,7 +162,7 @@ def test_a_fault_requeues_without_its_node(script: Script) -> None:
     said = "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Exited with exit code 1"
     code, output = script.run(CODE="137", SAYS=said)
     assert code == 0
-    assert "a fault on n2" in output
+    assert "requeued: a fault on n2, rank 1: Killed; the next attempt goes on from the newest" in output
     assert script.told()[-3:-1] == ["scontrol requeue 7", "scontrol show hostnames n2"]
     assert script.told()[-1] == "scontrol update JobId=7 ExcNodeList=n2"
     assert script.run(CODE="137", SAYS=said, EXCLUDED="n3")[0] == 0
@@ -172,6 +174,43 @@ def test_a_fault_requeues_without_its_node(script: Script) -> None:
     assert code == 137
     assert "that is enough" in output
     assert "scontrol requeue 7" not in script.told()[before:]
+
+
+@pytest.mark.parametrize(
+    "said", ["n2: task 1: Alarm clock", "n2: tasks 4-7: Alarm clock", "n2: task 0: Exited with exit code 142"]
+)
+def test_a_step_beyond_its_limit_is_told_in_words(script: Script, said: str) -> None:
+    code, output = script.run(CODE="142", SAYS=f"srun: error: {said}")
+    rank = said.split()[2].rstrip(":")
+    assert code == 0
+    assert (
+        f"requeued: a fault on n2, rank {rank}: a step took longer than run.step_limit, the stack" in output
+    )
+
+
+def test_a_fault_that_srun_ties_to_no_node(script: Script) -> None:
+    _, output = script.run(CODE="1", SAYS="srun: error: n[1-2]: tasks 0-15: Killed")
+    assert "requeued: a fault on some node; the next attempt" in output
+
+
+LOST = (
+    "attempt 0 was ended by Slurm since {} failed or was cut off; this one goes on from the newest checkpoint"
+)
+
+
+def test_an_attempt_says_which_node_slurm_lost_before_it(script: Script) -> None:
+    """By srun's words, or where srun was lost itself, by which of the nodes do not answer now."""
+    again = {"SLURM_RESTART_COUNT": "1", "RESTARTED": "1"}
+    script.run(SAYS="srun: error: Node failure on n2")
+    assert LOST.format("n2") in script.run(**again)[1]
+    script.run()
+    assert LOST.format("n1") in script.run(**again, DEAD="n1")[1]
+    assert "attempt 0 was ended by Slurm (preempted, requeued by somebody" in script.run(**again)[1]
+
+
+def test_an_attempt_that_the_one_before_asked_for_needs_no_explanation(script: Script) -> None:
+    assert "was ended by Slurm" not in script.run(CODE="137")[1]
+    assert "was ended by Slurm" not in script.run(SLURM_RESTART_COUNT="1", RESTARTED="1", DEAD="n1")[1]
 
 
 @pytest.mark.parametrize("attempt", ["", "1"])
@@ -186,6 +225,12 @@ def test_a_node_that_was_cut_off_does_not_requeue_what_runs_elsewhere(script: Sc
     assert (script.folder / "r/logs/faults-7").read_text() == ""
     assert script.run(CODE="137", RESTARTED=attempt or "0", **variables)[0] == 0
     assert "scontrol requeue 7" in script.told()
+
+
+def test_a_controller_that_does_not_answer_for_a_moment_ends_nothing(script: Script) -> None:
+    code, output = script.run(CODE="137", RESTARTED="")
+    assert code == 0, output
+    assert "requeued: a fault on some node" in output
 
 
 def test_faults_of_an_earlier_job_of_the_run_do_not_count(script: Script) -> None:

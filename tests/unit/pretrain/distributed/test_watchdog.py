@@ -18,7 +18,7 @@ from pathlib import Path
 from pretrain.config.settings import RunSettings
 from pretrain.distributed import watchdog
 
-watchdog.STACK_SECONDS = 0.2
+watchdog.STACK_SECONDS = 0.6
 dog = watchdog.Watchdog(RunSettings(step_limit={step}, stage_limit={stage}))
 dog.log_in(Path(sys.argv[1]), 0)
 
@@ -63,6 +63,10 @@ def test_a_hang_is_written_down_and_ended(tmp_path: Path, body: str, name: str) 
     told, _, stack = log.partition("Timeout (0:00:01)!")
     assert told.splitlines()[-1].endswith(f"] {name}")
     assert "in hangs" in stack
+    what, setting = re.fullmatch(r"(.+) \((run\.\w+): 1 s\)", name).groups()
+    *_, why = log.splitlines()
+    assert re.match(rf"maskmill: rank 0 on \S+ ends: {what} took longer than {setting} \(1 s\); its stacks", why)
+    assert "goes on from its newest checkpoint" in why
 
 
 def test_what_goes_on_is_left_alone(tmp_path: Path) -> None:
