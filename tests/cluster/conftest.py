@@ -10,7 +10,7 @@ from slurm import Cluster
 
 @pytest.fixture
 def slowed(cluster: Cluster) -> Iterator[Path]:
-    """While this file is there, steps take ten seconds."""
+    """While this file is there, steps take ten seconds, or as many as it says."""
     path = Path(cluster.environment["SLOWED"])
     path.touch()
     yield path

@@ -2,7 +2,7 @@
 
     with Network(["node1", "node2"]) as network:
         subprocess.run([*network.inside("node1"), "ping", "-c1", "node2"])
-        network.disturb("node2", loss=0.2)
+        network.disturb("node2", Link(loss=0.2))
 
 Every node has a TAP device, and so has this machine; a thread here passes their frames on, as a switch does. So it
 takes neither netem nor any other module of the kernel than tun. Needs root.
@@ -15,6 +15,7 @@ import itertools
 import os
 import random
 import select
+import socket
 import struct
 import subprocess
 import threading
@@ -41,6 +42,13 @@ class Link:
     """Share of the frames, in each direction."""
     delay: float = 0.0
     """Seconds, in each direction."""
+    spared: range = range(0)
+    """TCP ports: where there are any, all frames from or to these come through, and so does what is not TCP."""
+
+    def disturbs(self, frame: bytes) -> bool:
+        """Whether this frame is one of those that may be lost or late."""
+        ports = _tcp_ports(frame)
+        return not self.spared or (bool(ports) and not any(port in self.spared for port in ports))
 
 
 class Network:
@@ -100,9 +108,9 @@ class Network:
         """What a command line begins with that is to run in the node's namespace."""
         return ["ip", "netns", "exec", f"mill-{node}"]
 
-    def disturb(self, name: str, *, is_cut: bool = False, loss: float = 0.0, delay: float = 0.0) -> None:
+    def disturb(self, name: str, link: Link) -> None:
         """From now on the link of a node is so."""
-        self._links[name] = Link(is_cut, loss, delay)
+        self._links[name] = link
 
     def mend(self, name: str) -> None:
         """From now on the link of a node is as it was."""
@@ -158,7 +166,7 @@ class Network:
 
     def _pass_on(self, sender: str, frame: bytes) -> None:
         for receiver in self._receivers(sender, frame[:6]):
-            links = (self._links[sender], self._links[receiver])
+            links = [link for link in (self._links[sender], self._links[receiver]) if link.disturbs(frame)]
             if any(link.is_cut or (link.loss and self._chance.random() < link.loss) for link in links):
                 self.disturbed += 1
             elif delay := sum(link.delay for link in links):
@@ -174,6 +182,14 @@ class Network:
             return [name for name in self._names if name != sender]
         number = to[5]
         return [self._names[number]] if to[0] == 2 and number < len(self._names) else []
+
+
+def _tcp_ports(frame: bytes) -> tuple[int, ...]:
+    """Those from and to which an Ethernet frame goes; none where it is not TCP over IPv4."""
+    if frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_TCP:
+        return ()
+    begins = 14 + 4 * (frame[14] & 15)
+    return struct.unpack(">HH", frame[begins : begins + 4])
 
 
 def _write(device: int, frame: bytes) -> None:

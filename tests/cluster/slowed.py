@@ -1,5 +1,5 @@
-"""The command line, whose training steps take long while the file $SLOWED is there: time to disturb a run. Slurm looks
-at time limits twice a minute."""
+"""The command line, whose training steps take long while the file $SLOWED is there: time to disturb a run. It says how
+many seconds; an empty one means SECONDS, since Slurm looks at time limits twice a minute."""
 
 import os
 import time
@@ -13,9 +13,16 @@ SECONDS = 10.0
 compute = train.compute
 
 
+def seconds() -> float:
+    try:
+        return float(Path(os.environ["SLOWED"]).read_text() or SECONDS)
+    except FileNotFoundError:
+        return 0.0
+
+
 def slowly(*arguments):  # type: ignore[no-untyped-def]
-    ends = time.monotonic() + SECONDS
-    while Path(os.environ["SLOWED"]).exists() and time.monotonic() < ends:
+    began = time.monotonic()
+    while time.monotonic() < began + seconds():
         time.sleep(0.1)
     return compute(*arguments)
 

@@ -62,14 +62,18 @@ JobRequeue=1
 KillWait=5
 MinJobAge=3600
 SlurmctldTimeout=30
-SlurmdTimeout=10
+SlurmdTimeout={lost}
 SlurmdParameters=config_overrides
 GresTypes=gpu
 NodeName=node[1-4] NodeHostname={host} NodeAddr={nodes} Port=[{first}-{last}] CPUs=16 RealMemory=16000 \
 Gres=gpu:h100:8 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
-"""
+{srun}"""
 GRES = "AutoDetect=off\nNodeName=node[1-4] Name=gpu Type=h100 File={lab}/dev/nvidia[0-7]\n"
+
+
+SRUN_PORTS = 100
+"""Where sruns are reached, on a cluster with a network, so that their traffic can be told from that of ranks."""
 
 
 class ClusterError(Exception):
@@ -92,6 +96,8 @@ class Cluster:
             OMP_NUM_THREADS="1",
         )
         """What its commands, and so its jobs, start with."""
+        self.ports = range(0)
+        """Those of its daemons, and with a network those of srun."""
         if network is None:
             self.environment["MASTER_ADDR"] = "127.0.0.1"  # the nodes are one host
 
@@ -219,13 +225,23 @@ class Cluster:
         key.write_bytes(secrets.token_bytes(256))
         for number in range(8):
             os.mknod(lab / f"dev/nvidia{number}", 0o666 | 0o020000, os.makedev(1, 3))
-        first, *_, last, port = _free_ports(len(NODES) + 1)
+        ports = _free_ports(len(NODES) + SRUN_PORTS + 1)
+        self.ports = range(ports[0], ports[-1] + 1)
         host = socket.gethostname().partition(".")[0]
-        control, nodes = "127.0.0.1", "127.0.0.1"
+        control, nodes, srun, lost = "127.0.0.1", "127.0.0.1", "", 10
         if self.network:
             control, nodes = self.network.address(HERE), ",".join(map(self.network.address, NODES))
-        values = {"lab": lab, "host": host, "port": port, "first": first, "last": last}
-        values |= {"control": control, "nodes": nodes}
+            srun = f"SrunPortRange={ports[len(NODES)]}-{ports[-2]}\n"
+            # a node is asked three times in it: of a cut of six seconds it notices one time at most
+            lost = 20
+        values = {
+            "lab": lab,
+            "host": host,
+            "port": ports[-1],
+            "first": ports[0],
+            "last": ports[len(NODES) - 1],
+        }
+        values |= {"control": control, "nodes": nodes, "srun": srun, "lost": lost}
         self._configuration.write_text(CONFIGURATION.format(**values))
         (lab / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (lab / "etc/gres.conf").write_text(GRES.format(lab=lab))
@@ -262,8 +278,8 @@ def _interrupt(*_: object) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """So many free ports in a row, below those that the system gives to clients."""
-    for first in sorted(range(20000, 32000, count), key=lambda _: secrets.randbits(32)):
+    """So many free ports in a row, above those where the ranks of the first jobs meet, below those of clients."""
+    for first in sorted(range(21000, 32000, count), key=lambda _: secrets.randbits(32)):
         sockets = [socket.socket() for _ in range(count)]
         try:
             for number, one in enumerate(sockets):
