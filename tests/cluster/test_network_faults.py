@@ -1,9 +1,9 @@
 """Training over links that are cut, slow or lossy: it goes on, or is requeued and goes on, and ends with the weights of
 a run that nothing disturbed.
 
-On two cores that as much other work shares three times over, all took eleven minutes: the undisturbed runs and the
-cluster 91 s, short disturbances of 2 nodes 60 s and of 4 nodes 72 s, three long ones 189 s, a node that is lost 128 s, and
-one that comes back 107 s.
+On two cores with much other work (a load of seven) all took eleven minutes: the undisturbed runs and the cluster 91 s,
+short disturbances of 2 nodes 60 s and of 4 nodes 72 s, three long ones 189 s, a node that is lost 128 s, and one that
+comes back 107 s.
 """
 
 import re
