@@ -65,7 +65,9 @@ def test_a_hang_is_written_down_and_ended(tmp_path: Path, body: str, name: str) 
     assert "in hangs" in stack
     what, setting = re.fullmatch(r"(.+) \((run\.\w+): 1 s\)", name).groups()
     *_, why = log.splitlines()
-    assert re.match(rf"maskmill: rank 0 on \S+ ends: {what} took longer than {setting} \(1 s\); its stacks", why)
+    assert re.match(
+        rf"maskmill: rank 0 on \S+ ends: {what} took longer than {setting} \(1 s\); its stacks", why
+    )
     assert "goes on from its newest checkpoint" in why
 
 
