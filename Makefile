@@ -145,7 +145,7 @@ $(VENV_TORCH)/.ready: pyproject.toml
 	@touch $@
 
 test-torch: $(VENV_TORCH)/.ready
-	@$(VENV_TORCH)/bin/python -m pytest tests/unit/pretrain/training/test_compile_model.py tests/unit/pretrain/model tests/smoke/test_compiled_run.py
+	@$(VENV_TORCH)/bin/python -m pytest tests/unit/pretrain/training/test_compile_model.py tests/unit/pretrain/model tests/unit/pretrain/optim/test_lamb_kernels.py tests/smoke/test_compiled_run.py
 
 gpu-day: env
 	@$(BIN)/python -m tests.gpu_day.carry --source "$(SOURCE)"

@@ -20,18 +20,11 @@ from pretrain.evaluate.downstream.heads.linear import fit_classes, fit_numbers
 from pretrain.evaluate.downstream.inputs.batches import IGNORED, collate, scoring_batches, sizes
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder, token_slice
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
-from pretrain.evaluate.downstream.tasks.base import (
-    Feature,
-    Material,
-    Split,
-    Task,
-    TaskData,
-    drawn,
-    evenly_spaced,
-)
+from pretrain.evaluate.downstream.tasks.base import Feature, Material, Task, TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
 from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import Tagging
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, folder_of
+from pretrain.evaluate.downstream.tasks.splits import Split, drawn, evenly_spaced
 
 BLIMP = "blimp"
 PART = 0.1

@@ -21,7 +21,8 @@ from pretrain.evaluate.downstream.heads.frozen import frozen_tagger, with_states
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.results.files import SeedResult, Unfinished
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Split, Task, TaskData, carve, drawn
+from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData
+from pretrain.evaluate.downstream.tasks.splits import Split, carve, drawn
 
 Tuning = tuple[Split, list[Feature]]
 """What candidates and epochs are chosen by: examples, and their features."""

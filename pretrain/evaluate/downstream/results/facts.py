@@ -11,8 +11,9 @@ from pretrain.evaluate.downstream.device import conditions
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.results.files import SeedResult, means_by_epoch
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import SPLITS, Material, Scores, Task, TaskData
+from pretrain.evaluate.downstream.tasks.base import Material, Scores, Task, TaskData
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
+from pretrain.evaluate.downstream.tasks.splits import SPLITS
 
 PACKAGES = ("maskmill", "torch", "transformers", "tokenizers", *metrics.EXTRA)
 """Whose versions a result states."""

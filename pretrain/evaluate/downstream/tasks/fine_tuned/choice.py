@@ -14,16 +14,8 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import (
-    SPLITS,
-    Feature,
-    Scores,
-    Split,
-    Task,
-    TaskData,
-    hashes,
-    not_empty,
-)
+from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData
+from pretrain.evaluate.downstream.tasks.splits import SPLITS, Split, hashes, not_empty
 from pretrain.evaluate.downstream.tasks.tables import at_line, predicted_lines, read_lines, read_tsv
 
 ENDINGS = 4

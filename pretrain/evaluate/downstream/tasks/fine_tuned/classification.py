@@ -19,17 +19,8 @@ from pretrain.evaluate.downstream.heads.saved import labels_beside
 from pretrain.evaluate.downstream.heads.text_classifier import FILE, LABELS, TextClassifier
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import (
-    Feature,
-    Scores,
-    Split,
-    Task,
-    TaskData,
-    hashes,
-    not_empty,
-    with_dropout,
-    with_training,
-)
+from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData, with_dropout
+from pretrain.evaluate.downstream.tasks.splits import Split, hashes, not_empty, with_training
 from pretrain.evaluate.downstream.tasks.tables import Table, at_line, predicted_lines, read_tsv, some
 
 METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {

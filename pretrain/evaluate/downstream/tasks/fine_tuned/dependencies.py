@@ -21,19 +21,9 @@ from pretrain.evaluate.downstream.heads.saved import labels_beside
 from pretrain.evaluate.downstream.inputs.batches import IGNORED
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import (
-    Feature,
-    Scores,
-    Split,
-    Task,
-    TaskData,
-    hashes,
-    not_empty,
-    one_file,
-    with_dropout,
-    with_training,
-)
+from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData, with_dropout
 from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
+from pretrain.evaluate.downstream.tasks.splits import Split, hashes, not_empty, one_file, with_training
 from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines
 
 FORM, LEMMA, UPOS, XPOS, FEATS, HEAD, DEPREL = 1, 2, 3, 4, 5, 6, 7

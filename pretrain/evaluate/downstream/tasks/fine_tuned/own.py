@@ -4,7 +4,7 @@ from pathlib import Path
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import SPLITS, Split, TaskData, hashes, not_empty
+from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import (
     Classification,
     Columns,
@@ -13,6 +13,7 @@ from pretrain.evaluate.downstream.tasks.fine_tuned.classification import (
     skip_notes,
     text_items,
 )
+from pretrain.evaluate.downstream.tasks.splits import SPLITS, Split, hashes, not_empty
 from pretrain.evaluate.downstream.tasks.tables import Table, read_json_lines, read_tsv
 
 NAMED = "text=, second_text= and label= name the columns"

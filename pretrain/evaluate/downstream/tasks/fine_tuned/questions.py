@@ -17,16 +17,7 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.inputs.windows import Window, windows
 from pretrain.evaluate.downstream.settings import TUNE, EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import (
-    Feature,
-    Scores,
-    Split,
-    Task,
-    TaskData,
-    hashes,
-    one_file,
-    with_training,
-)
+from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.answers import (
     BEST,
     Candidate,
@@ -41,6 +32,7 @@ from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import (
     read_split,
     sound,
 )
+from pretrain.evaluate.downstream.tasks.splits import Split, hashes, one_file, with_training
 from pretrain.evaluate.downstream.tasks.tables import some
 
 QUESTION_TOKENS, STEP = 64, 128

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError, first_line
-from pretrain.evaluate.downstream.tasks.base import Split, not_empty
+from pretrain.evaluate.downstream.tasks.splits import Split, not_empty
 
 MISPLACED = "whose answer is not in the text at its place"
 

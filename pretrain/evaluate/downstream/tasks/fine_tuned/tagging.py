@@ -14,17 +14,8 @@ from pretrain.evaluate.downstream.heads.crf import CrfTagger
 from pretrain.evaluate.downstream.heads.frozen import FrozenTagger
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import (
-    SPLITS,
-    Feature,
-    Scores,
-    Split,
-    Task,
-    TaskData,
-    hashes,
-    not_empty,
-    one_file,
-)
+from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData
+from pretrain.evaluate.downstream.tasks.splits import SPLITS, Split, hashes, not_empty, one_file
 from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines
 
 IGNORED = -100

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained, evenly_spaced, hashes
+from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained
+from pretrain.evaluate.downstream.tasks.splits import evenly_spaced, hashes
 from pretrain.evaluate.downstream.tasks.tables import read_lines
 from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
 

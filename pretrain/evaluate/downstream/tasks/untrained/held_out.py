@@ -28,7 +28,8 @@ from pretrain.evaluate.downstream.shards.example_batches import (
     segments_of,
     with_heads,
 )
-from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained, evenly_spaced
+from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained
+from pretrain.evaluate.downstream.tasks.splits import evenly_spaced
 from pretrain.evaluate.downstream.tasks.untrained.likelihood import (
     projected_rows,
 )

@@ -17,7 +17,8 @@ from data_pipeline.sources.read_counts import Counts
 from data_pipeline.tokenize.sentences import split
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import Material, Untrained, evenly_spaced
+from pretrain.evaluate.downstream.tasks.base import Material, Untrained
+from pretrain.evaluate.downstream.tasks.splits import evenly_spaced
 from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
 
 

@@ -15,10 +15,10 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.base import drawn
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, NAMES, OWN
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
+from pretrain.evaluate.downstream.tasks.splits import drawn
 from pretrain.export.tokenizer import INPUTS
 from tests.command_line import ROOT
 from tests.factories.encoders import encoder_folder, write_encoder

@@ -6,8 +6,9 @@ import pytest
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.settings import settings_for
-from pretrain.evaluate.downstream.tasks.base import Split, TaskData, drawn
+from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, check_setting, chosen_tasks, folder_of
+from pretrain.evaluate.downstream.tasks.splits import Split, drawn
 from tests.factories.tasks import FILES, write
 
 
