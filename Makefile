@@ -9,7 +9,7 @@
 # make audit  look for known vulnerabilities in what they install
 # make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
 # make test-fake-gpu  the host code of CUDA on a pretended H100: Linux, gcc; several GB of packages in .venv-cuda
-# make test-torch TORCH=2.11.0   what is compiled, on another torch that pyproject.toml allows; several GB of packages in .venv-torch-2.11.0
+# make test-torch   what is compiled, on the torch versions that pyproject.toml allows; several GB of packages each; TORCH=2.11.0: that one
 # make gpu-day  what a machine with a GPU and no network needs for tests/gpu_day/day.py, in build/gpu_day; SOURCE=TEXT
 # make test-data DATA=FOLDER   evaluation on the published files of tasks that FOLDER holds; fails where one is missing
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour
@@ -27,7 +27,7 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu test-torch gpu-day test-data lock audit reshard storm fuzz study-mini docs lint format clean
+.PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu test-torch test-one-torch gpu-day test-data lock audit reshard storm fuzz study-mini docs lint format clean
 
 env: $(STAMP)
 
@@ -135,16 +135,20 @@ test-fake-gpu: $(CUDA_STAMP)
 	@$(VENV_CUDA)/bin/python -m pytest tests/fake_gpu -m fake_gpu
 
 # Compiling is what differs most between versions of torch. Old ones are published for CUDA alone; no GPU is needed
-TORCH ?= 2.11.0
+TORCH ?= 2.11.0 2.12.0 2.13.0
 VENV_TORCH = .venv-torch-$(TORCH)
 
+# the interpreter of triton 3.6, torch 2.11's, does not take NumPy 2.4
 $(VENV_TORCH)/.ready: pyproject.toml
 	@test -x $(VENV_TORCH)/bin/python || $(PYTHON) -m venv $(VENV_TORCH)
 	@echo "setting up $(VENV_TORCH) (several GB)"
-	@$(VENV_TORCH)/bin/python -m pip --quiet --disable-pip-version-check install "torch==$(TORCH)" --editable ".[dev]"
+	@$(VENV_TORCH)/bin/python -m pip --quiet --disable-pip-version-check install "torch==$(TORCH)" $(if $(filter 2.11.%,$(TORCH)),"numpy<2.4") --editable ".[dev]"
 	@touch $@
 
-test-torch: $(VENV_TORCH)/.ready
+test-torch:
+	@for one in $(TORCH); do $(MAKE) --no-print-directory test-one-torch TORCH=$$one || exit; done
+
+test-one-torch: $(VENV_TORCH)/.ready
 	@$(VENV_TORCH)/bin/python -m pytest tests/unit/pretrain/training/test_compile_model.py tests/unit/pretrain/model tests/unit/pretrain/optim/test_lamb_kernels.py tests/smoke/test_compiled_run.py
 
 gpu-day: env

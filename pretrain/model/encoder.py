@@ -71,11 +71,14 @@ class Encoder(nn.Module):
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         windowed = visibility._replace(window=self.settings.local_reach)
         everywhere, nearby = self._rotations(batch.positions)
+        packing = batch.packing
+        if recompute and torch.compiler.is_compiling():  # torch 2.11 guards all that `checkpoint` is given
+            packing = replace(packing, lengths=())
         for number, layer in enumerate(self.layers):
             local = self.settings.is_local(number)
             rows = rows_P if number == len(self.layers) - 1 else None
             reach, turned = (windowed, nearby) if local else (visibility, everywhere)
-            given = (x_TH, batch.packing, rows, reach, turned)
+            given = (x_TH, packing, rows, reach, turned)
             x_TH = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)
         return self.final_norm(x_TH)
 

@@ -4,7 +4,8 @@ import logging
 import shutil
 import time
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -113,7 +114,15 @@ def _stop_workers() -> None:
     async_compile.shutdown_compile_workers()
 
 
-def eager(model: nn.Module) -> AbstractContextManager[Any]:
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
     """Return a context in which a compiled `model` runs uncompiled, for micro-batches of other shapes that are too few
-    to be worth a graph. For a model that is not compiled it does nothing, and imports no compiler."""
-    return torch.compiler.set_stance("force_eager") if "forward" in vars(model) else nullcontext()
+    to be worth a graph. For a model that is not compiled it does nothing, and imports no compiler.
+
+    Not the stance `force_eager`, at which torch 2.12 warns that a whole graph was asked for."""
+    compiled = vars(model).pop("forward", None)  # the class's own is behind it
+    try:
+        yield
+    finally:
+        if compiled is not None:
+            model.forward = compiled
