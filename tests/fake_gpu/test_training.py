@@ -55,6 +55,17 @@ CASES = {
     "stage 3, bf16, LAMB": Case("bf16", 3, 442, 4, pass_waits=1),
     "stage 1, bf16, compiled": Case("bf16", 1, 311, 4, ("train.compile=on",), update=69),
     "stage 0, bf16, compiled": Case("bf16", 0, 373, 55, ("train.compile=on",)),
+    "stage 2, bf16, compiled": Case("bf16", 2, 364, 8, ("train.compile=on",)),
+    "stage 1, fp16, compiled": Case("fp16", 1, 358, 8, ("train.compile=on",)),
+    "stage 1, bf16, compiled, recomputed": Case(
+        "bf16", 1, 332, 4, ("train.compile=on", "train.activation_checkpointing=true"), update=69
+    ),
+    "stage 1, bf16, Muon": Case("bf16", 1, 408, 4, (EAGER, "optim.name=muon"), update=337),
+    "stage 1, bf16, StableAdamW": Case("bf16", 1, 408, 4, (EAGER, "optim.name=stable_adamw"), update=73),
+    "stage 3, bf16, AdamW, recomputed": Case(
+        "bf16", 3, 470, 4, (EAGER, ADAMW, "train.activation_checkpointing=true"), 1
+    ),
+    "stage 3, bf16, AdamW, offloaded": Case("bf16", 3, 504, 13, (EAGER, ADAMW, "zero.offload=cpu"), 1),
 }
 
 
