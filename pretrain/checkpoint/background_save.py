@@ -26,6 +26,7 @@ from pretrain.checkpoint.store import FOLDER, LATEST, name_latest, save_checkpoi
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
+from pretrain.run.late_files import folder_wait
 
 FAILED_RUN_WAIT_SECONDS = 60.0
 """Seconds that a failing run waits for a save in progress: the ranks that the save waits for may be gone."""
@@ -110,7 +111,7 @@ class Saver:
 
     def _work(self, step: int, copies: list[Fragment], shapes: dict[str, list[int]], state: dict) -> None:
         try:
-            wait = self._config.run.folder_wait
+            wait = folder_wait(self._config.run)
             folder = save_checkpoint(self._run, step, copies, shapes, state, self._world, wait)
         except UserError as error:
             self._failed = error

@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from pretrain.checkpoint.marker import Damaged
@@ -32,9 +33,17 @@ def drop_leftovers(run: Path) -> None:
             if whole and step_of(folder) >= 0 and not (final / MARKER).is_file():
                 _take_the_place_of(final, folder)
             else:
-                shutil.rmtree(folder, ignore_errors=True)
+                _delete_leftover(folder)
         elif not whole and folder != newest:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _delete_leftover(folder: Path) -> None:
+    """Delete what a killed save left, under another name. A client of a network folder may still resolve the name of an
+    old listing, to the checkpoint that the folder has become; its server refuses to rename what has no such name."""
+    aside = folder.with_name(f"step-{max(0, step_of(folder)):08d}.{secrets.token_hex(4)}{PARTIAL}")
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder.rename(aside), ignore_errors=True)
 
 
 def _take_the_place_of(final: Path, whole: Path) -> None:

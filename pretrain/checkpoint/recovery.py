@@ -11,17 +11,21 @@ from pretrain.checkpoint.mirror import Mirror
 from pretrain.checkpoint.store import DAMAGED, Checkpoint, all_damaged, newest_checkpoint, newest_whole
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
+from pretrain.run.late_files import folder_wait
 
 
-def recovered(config: RunConfig, world: World, say: Callable[[str], None]) -> Checkpoint | None:
+def recovered(
+    config: RunConfig, world: World, say: Callable[[str], None], *, waits: bool = True
+) -> Checkpoint | None:
     """Find the checkpoint to resume from; None for a new run. All ranks call this. If the mirror has a newer whole
     copy than the run folder, because the newest here is damaged or missing, it is fetched, verified and used. `say`
-    gets a line, on the first rank, for each checkpoint fetched or set aside and for an unreachable mirror.
+    gets a line, on the first rank, for each checkpoint fetched or set aside and for an unreachable mirror. `waits`: for
+    files that are shown late, before they count as damage.
 
     Raises UserError if checkpoints exist but none is whole, here or in the mirror, and if none is whole here and
     the mirror is unreadable."""
     folder = Path(config.run.dir)
-    wait = partial(wait_for_files, seconds=config.run.folder_wait, say=say)
+    wait = partial(wait_for_files, seconds=folder_wait(config.run) if waits else 0.0, say=say)
     checkpoint, damaged = newest_whole(folder, world, wait)
 
     def mended() -> bool:

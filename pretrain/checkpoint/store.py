@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +238,7 @@ def newest_whole(
     for name in reversed(world.broadcast([folder.name for folder in checkpoints(run)])):
         folder = run / FOLDER / name
         if wait is not None and not damaged:
-            wait(folder)
+            world.together(partial(wait, folder))
         if not (found := damage_of(folder, world)):
             return open_checkpoint(folder), damaged
         damaged.append((folder, found))

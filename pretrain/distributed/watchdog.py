@@ -97,7 +97,7 @@ class Watchdog:
             elif time.monotonic() >= self._due:  # not fed meanwhile
                 with suppress(OSError):
                     os.write(self._log, f"{self._line()}\n".encode())
-                return
+                self._begun.wait()  # until the end, unless what took so long has come to its end first
 
     def _line(self) -> str:
         who = f"maskmill: rank {self._rank} on {os.uname().nodename} ends"

@@ -9,8 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from pretrain.config.settings import RunSettings
+
 POLL_SECONDS = 0.5
 """How often a file that is not shown is looked for: each look is a question to the file server."""
+
+
+def folder_wait(run: RunSettings) -> float:
+    """Return run.folder_wait, and at most half of what a stage or step may take: the watchdog would end the wait."""
+    return min([run.folder_wait, *(limit / 2 for limit in (run.stage_limit, run.step_limit) if limit)])
 
 
 def wait_until_shown(
@@ -20,7 +27,10 @@ def wait_until_shown(
     path that lacks. `say` gets a line if there is something to wait for."""
     lacks = not_shown()
     if lacks is not None and seconds and say is not None:
-        say(f"{lacks} is not shown here: waiting up to {seconds:g} s for it (run.folder_wait)")
+        say(
+            f"{lacks} is not shown here: waiting up to {seconds:.0f} s for it, in case the folder shows it late "
+            "(run.folder_wait)"
+        )
     give_up = time.monotonic() + seconds
     while lacks is not None and time.monotonic() < give_up:
         with suppress(OSError):

@@ -24,7 +24,7 @@ from pretrain.config.settings import FP8, RunConfig
 from pretrain.objectives.teacher import teacher_identity
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import CONFIG, FORMAT, RUN, read_run, read_summary, refuse_another
-from pretrain.run.late_files import wait_until_shown
+from pretrain.run.late_files import folder_wait, wait_until_shown
 from pretrain.run.metrics_file import METRICS, read_metrics
 from pretrain.run.time_budget import shares_digest
 
@@ -87,7 +87,7 @@ def check_folder(
     """Return this run's run.json from run.dir, or a new one; write nothing. Waits, with a line to `say`, if only that
     file of a run is not shown. Raises UserError if the folder holds something else."""
     folder, identity = Path(config.run.dir), run_identity(plans)
-    wait_until_shown(lambda: folder / RUN if _lacks_run(folder) else None, config.run.folder_wait, say)
+    wait_until_shown(lambda: folder / RUN if _lacks_run(folder) else None, folder_wait(config.run), say)
     run = read_run(folder)
     if run is not None and not checkpoints(folder) and not read_metrics(folder):
         run = None  # a first start that saved nothing: its settings may be corrected
@@ -139,9 +139,11 @@ def _steps_of(identity: dict[str, Any], keys: list[str]) -> str:
 
 def _lacks_run(folder: Path) -> bool:
     """Return whether a run has been here but its run.json, which it wrote first, is not shown."""
-    return not (folder / RUN).is_file() and any(
-        (folder / name).exists() for name in (CONFIG, METRICS, FOLDER)
-    )
+    return not (folder / RUN).is_file() and _has_begun(folder)
+
+
+def _has_begun(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (METRICS, FOLDER))
 
 
 def _holds_other_files(folder: Path) -> bool:
@@ -154,11 +156,16 @@ def _holds_other_files(folder: Path) -> bool:
 def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
     """Create the run folder if missing and count this attempt; only the first rank calls this. Returns the run's
     W&B `id`, and whether it is `finished`, at which `step`."""
-    folder, run = Path(config.run.dir), check_folder(config, plans)
+    folder = Path(config.run.dir)
+    is_known = (folder / RUN).is_file()
+    run = check_folder(config, plans)
     finished = is_finished(folder)
     if not finished:
         folder.mkdir(parents=True, exist_ok=True)
-        if not _is_first(folder, run, config.run.folder_wait):
+        wait = folder_wait(config.run)
+        if not is_known and not _is_first(folder, run, wait):
+            # what else there is may come later still, and without it the run would count as one that saved nothing
+            wait_until_shown(lambda: None if _has_begun(folder) else folder / METRICS, wait)
             run = check_folder(config, plans)
         run["attempts"] += 1
         write_whole(folder / RUN, canonical_json(run, indent=1))
@@ -170,8 +177,6 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
 def _is_first(folder: Path, run: dict[str, Any], wait: float) -> bool:
     """Write run.json where this machine is shown none; return whether there was none indeed: a network folder may not
     show that of an attempt on another machine yet, but refuses to make it twice."""
-    if (folder / RUN).is_file():
-        return True
     with suppress(FileNotFoundError):  # it is there, and not shown
         write_once(folder / RUN, canonical_json(run, indent=1))
     wait_until_shown(lambda: None if (folder / RUN).is_file() else folder / RUN, wait)
@@ -193,7 +198,7 @@ def seen_by_all(folder: Path, about: dict[str, Any], world: "World", wait: float
 
 
 def _is_attempt(folder: Path, about: dict[str, Any]) -> bool:
-    with suppress(UserError):  # shown in part
+    with suppress(OSError, UserError):  # replaced while it is read, or shown in part
         run = read_run(folder)
         return run is not None and (run["id"], run["attempts"]) == (about["id"], about["attempts"])
     return False

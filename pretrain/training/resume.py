@@ -24,6 +24,7 @@ from data_pipeline.loader.dynamic_masking import shards_vocabulary
 from data_pipeline.loader.loader import loader_state, resumed_batch
 from data_pipeline.vocabulary.new_words import old_pieces
 from pretrain.checkpoint.background_save import Saver
+from pretrain.checkpoint.late_checkpoint import wait_for_files
 from pretrain.checkpoint.recovery import recovered
 from pretrain.checkpoint.store import Checkpoint, find_checkpoint, newest_whole
 from pretrain.config.settings import RunConfig, TrainSettings
@@ -38,6 +39,7 @@ from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import model_folders, refuse_another
+from pretrain.run.late_files import folder_wait
 from pretrain.run.metrics_file import cut_metrics
 from pretrain.training import compile_model
 from pretrain.training.claim_folder import identity_of
@@ -136,9 +138,10 @@ def roll_back(
     call this, when a checkpoint exists and no save is in progress. Damaged checkpoints are handled as at a start,
     and reported. Raises UserError if the remaining checkpoints are from before this phase."""
     config, phase = plan.phase.config, plan.phase
-    checkpoint, damaged = newest_whole(Path(config.run.dir), world)
+    wait = partial(wait_for_files, seconds=folder_wait(config.run), say=say)
+    checkpoint, damaged = newest_whole(Path(config.run.dir), world, wait)
     if damaged:  # otherwise retention would keep it as the newest, over those made from now on
-        checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say))
+        checkpoint = raise_on_all_ranks(world, lambda: recovered(config, world, say, waits=False))
     if checkpoint is None:
         raise UserError("no checkpoint to roll back to", where=config.run.dir)
     then = position_of(checkpoint)

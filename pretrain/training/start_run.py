@@ -13,6 +13,7 @@ from pretrain.checkpoint.store import checkpoints
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.preflight.check_run import Plan
+from pretrain.run.late_files import folder_wait
 from pretrain.training.claim_folder import check_folder, lock, open_run, run_identity, seen_by_all
 from pretrain.training.initial_weights.check_source import check_starting_weights
 
@@ -31,7 +32,7 @@ def open_on_all_ranks(
         check_folder(config, plans, say)
         held = lock(folder)
         try:
-            wait_for_newest(folder, config.run.folder_wait, say)  # before it is taken for a leftover
+            wait_for_newest(folder, folder_wait(config.run), say)  # before it is taken for a leftover
             drop_leftovers(folder)  # before free disk space is checked
             if config.checkpoint.mirror and (line := bring_back(config, run_identity(plans))):
                 say(line)
@@ -45,5 +46,5 @@ def open_on_all_ranks(
     about, held = raise_on_all_ranks(world, opened)
     about = world.broadcast(about)
     if not about["finished"]:
-        raise_on_all_ranks(world, lambda: seen_by_all(folder, about, world, config.run.folder_wait))
+        raise_on_all_ranks(world, lambda: seen_by_all(folder, about, world, folder_wait(config.run)))
     return about, held

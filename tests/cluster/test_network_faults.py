@@ -38,8 +38,8 @@ LONG = {"slow": Link(delay=30.0), "lossy": Link(loss=0.99), "cut": Link(is_cut=T
 GOES_ON = "goes on from the newest checkpoint"
 LOST = "attempt 0 was ended by Slurm since {} failed or was cut off; this one " + GOES_ON
 REQUEUED = (
-    r"^requeued: a fault on (node\d), rank (\d): a step took longer than run\.step_limit, "
-    rf"the stack of each rank is in its log; the next attempt {GOES_ON}$"
+    r"^requeued: a fault on (node\d), rank (\d): a step or a stage took longer than run\.step_limit "
+    rf"or run\.stage_limit, the stack of each rank is in its log; the next attempt {GOES_ON}$"
 )
 """In the job's log, with node and rank."""
 HANGS = r"^maskmill: rank {} on \S+ ends: a step, .* longer than run\.step_limit \({} s\); its stacks are above; .*"

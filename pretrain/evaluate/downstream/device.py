@@ -23,7 +23,10 @@ def _resolved(wanted: str, device: torch.device) -> str:
 def conditions(wanted: str) -> dict[str, Any]:
     """Return what a score's last digits depend on: the precision, the CPU threads and the device."""
     device = chosen_device()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
     return {"precision": _resolved(wanted, device), "threads": torch.get_num_threads(), "device": name}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import whole_folder
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.device import use_threads
@@ -31,6 +32,7 @@ from pretrain.evaluate.downstream.results.files import (
     predictions_folder,
     read_seed,
     read_unfinished,
+    remove_seed,
     saved_model,
     seed_file,
     seed_note,
@@ -122,7 +124,7 @@ class Evaluation:
             if self.task in UNTRAINED:
                 found = self._score_as_is(part, progress)
             else:
-                found = self._fine_tune(part, progress, unfinished)
+                found = self._fine_tune(part, progress, unfinished, is_again=found is not None)
             found = replace(found, conditions=conditions)
             write_seed(path, known, found)
             unfinished.remove()
@@ -143,13 +145,17 @@ class Evaluation:
 
     def _known_by(self, part: Part) -> dict[str, Any]:
         """Return what tells the score of a part from others."""
-        return {
+        known = {
             "task": self.name,
             "seed": part.seed,
             "encoder": part.encoder.identity,
             "settings": identity(self.settings),
             "files": self._data.files,
         }
+        is_cut = self.settings.tune_share and self.task in FINE_TUNED  # by texts; older results by questions
+        if is_cut and FINE_TUNED[self.task].groups(self._data.train.items):
+            known["tune_share"] = "groups"
+        return known
 
     def replaced(self) -> str:
         """Say in what an earlier result under the same name differs, which this one takes the place of; empty where
@@ -214,17 +220,28 @@ class Evaluation:
             details = UNTRAINED[self.task].score(part.encoder, self._data, self.settings, part.seed, advance)
         return SeedResult(part.seed, {"dev": details.pop("scores")}, time.monotonic() - started, details)
 
-    def _fine_tune(self, part: Part, progress: ShowProgress, unfinished: Unfinished) -> SeedResult:
-        """Fine-tune with one seed, and score every split."""
+    def _fine_tune(
+        self, part: Part, progress: ShowProgress, unfinished: Unfinished, *, is_again: bool
+    ) -> SeedResult:
+        """Fine-tune with one seed, score every split, and keep what is wanted. `is_again`: what an earlier call kept
+        beside the same scores is replaced, too."""
         task, name = FINE_TUNED[self.task], self._doing(part, part.seed)
-        run = SeedRun(name, task, self._data, part.encoder, self.settings, part.seed, progress, unfinished)
+        saved, said = self._saved(part.seed), self._said(part.seed)
+        saves = self.save or (is_again and saved.is_dir())
+        predicts = part.encoder.pretrained and (self.predictions or (is_again and said.is_dir()))
+        run = SeedRun(
+            name, task, self._data, part.encoder, self.settings, part.seed, progress, unfinished, predicts
+        )
         model: Any  # of transformers, or a head of its own with the same method
         model, result = run.run()
         if part.encoder.pretrained:
-            if self.save:
-                model.save_pretrained(self._saved(part.seed))
-                part.encoder.tokenizer.save_pretrained(self._saved(part.seed))
-            write_predictions(self._said(part.seed), run.predictions() if self.predictions else {})
+            remove_seed(self.out, self.name, part.seed)
+            if saves:
+                with whole_folder(saved) as partial:
+                    model.save_pretrained(partial)
+                    part.encoder.tokenizer.save_pretrained(partial)
+            if predicts:
+                write_predictions(said, run.said)
         return result
 
     def _doing(self, part: Part, seed: int) -> str:

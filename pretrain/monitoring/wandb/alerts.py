@@ -75,8 +75,10 @@ class Alerts:
         """Return the alert to send now; None for an unknown cause, one that was sent recently, or with alerts switched
         off."""
         now = self._clock()
-        ago = now - self._sent.get(cause, now - self.every)  # negative: the clock was set back since
-        if not text or cause not in ADVICE or not self.every or 0 <= ago < self.every:
+        if not text or cause not in ADVICE or not self.every:
+            return None
+        last = self._sent.get(cause)
+        if last is not None and 0 <= now - last < self.every:  # negative: the clock was set back since
             return None
         self._sent[cause] = now
         with suppress(OSError):  # the full disk may be the cause

@@ -184,7 +184,8 @@ def test_a_step_beyond_its_limit_is_told_in_words(script: Script, said: str) -> 
     rank = said.split()[2].rstrip(":")
     assert code == 0
     assert (
-        f"requeued: a fault on n2, rank {rank}: a step took longer than run.step_limit, the stack" in output
+        f"requeued: a fault on n2, rank {rank}: a step or a stage took longer than run.step_limit or "
+        in output
     )
 
 

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-from numpy.typing import NDArray
 from torch import nn
 
 from data_pipeline.errors import UserError
@@ -44,15 +43,6 @@ class Fitted:
         return max(self.trained.tuned, default=-math.inf)
 
 
-class Answered(NamedTuple):
-    """What a model answers to a split, and by what data that was scored."""
-
-    split: Split
-    features: list[Feature]
-    answers: list[NDArray[Any]]
-    data: TaskData
-
-
 @dataclass
 class SeedRun:
     """One fine-tuning, from its examples to its scores."""
@@ -67,8 +57,12 @@ class SeedRun:
     progress: ShowProgress
     unfinished: Unfinished
     """What an earlier call that was stopped knew of it."""
-    answered: dict[str, Answered] = field(default_factory=dict)
-    """What each split was scored by last."""
+    predicts: bool = False
+    """Whether `said` is wanted."""
+    said: dict[str, dict[str, str]] = field(default_factory=dict)
+    """After `run`: split -> file -> content, what the scored model says of each example."""
+    constant: dict[str, bool] = field(default_factory=dict)
+    """Of each split that was scored last: whether all predictions are the same."""
 
     def run(self) -> tuple[nn.Module, SeedResult]:
         """Return the fine-tuned model and its scores on every split. Raises UserError for an encoder that does not fit
@@ -87,14 +81,15 @@ class SeedRun:
             best, table = Fitted(Candidate({}, 0), untrained, Trained(), []), []
         data = self._decided(best.tuner, (tune, tuned))
         splits, cut = {}, {"train": task.count_cut(features)}
-        is_scored = bool(best.curves) and not tune.items  # after the last epoch, whose weights it has
+        # after the last epoch, whose weights it has
+        is_scored = bool(best.curves) and not tune.items and not self.predicts
         for split in self.data.scored:
             found = scored[split.name]
             with self.progress(f"{self.name}: scoring {split.name}", len(found)) as advance:
                 splits[split.name] = (
                     best.curves[-1][split.name]
                     if is_scored
-                    else self._scores(best.tuner, split, found, data, advance)
+                    else self._scores(best.tuner, split, found, data, advance, self.predicts)
                 )
             cut[split.name] = task.count_cut(found)
         details = {
@@ -110,14 +105,10 @@ class SeedRun:
             "last_losses": best.trained.losses[-10:],
             "trained_examples": len(features) if settings.epochs else 0,
             "cut_inputs": cut,
-            "constant": [name for name, one in self.answered.items() if task.is_constant(one.answers, data)],
+            "constant": [name for name, is_constant in self.constant.items() if is_constant],
         }
         seconds = self.unfinished.seconds + time.monotonic() - started
         return best.tuner.model, SeedResult(self.seed, splits, seconds, details)
-
-    def predictions(self) -> dict[str, dict[str, str]]:
-        """Return split -> file -> content: what the scored model says of each example. To be called after `run`."""
-        return {name: self.task.predictions(one.split.items, *one[1:]) for name, one in self.answered.items()}
 
     @cached_property
     def _builder(self) -> InputBuilder:
@@ -262,7 +253,12 @@ class SeedRun:
         features: list[Feature],
         data: TaskData,
         advance: Callable[[int], None],
+        predicts: bool = False,
     ) -> Scores:
-        answers = tuner.answers(features, advance)
-        self.answered[split.name] = Answered(split, features, answers, data)
+        answers = tuner.answers(
+            features, advance
+        )  # large: of a parser some megabytes a sentence, so not kept
+        self.constant[split.name] = self.task.is_constant(answers, data)
+        if predicts:
+            self.said[split.name] = self.task.predictions(split.items, features, answers, data)
         return self.task.score(split.items, features, answers, data)

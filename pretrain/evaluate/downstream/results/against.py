@@ -115,8 +115,11 @@ def remarks(
 
 
 def apart(one: TaskScore, other: TaskScore | None) -> bool:
-    """Return whether both have several seeds, and no seed of the one reaches those of the other."""
+    """Return whether both have several seeds, and no seed of the one reaches those of the other. Not where all seeds of
+    one are equal, as of a model that is not trained: they are one score."""
     if other is None or min(one.seeds, other.seeds) < 2:
+        return False
+    if one.lowest == one.highest or other.lowest == other.highest:
         return False
     return one.lowest > other.highest or one.highest < other.lowest
 

@@ -131,14 +131,18 @@ def predictions_folder(out: Path, task: str, seed: int) -> Path:
     return out / task / "predictions" / f"seed-{seed}"
 
 
+def remove_seed(out: Path, task: str, seed: int) -> None:
+    """Remove the scores of a seed, and then its model and predictions: none of them may be taken for another's."""
+    path = seed_file(out, task, seed, pretrained=True)
+    path.unlink(missing_ok=True)
+    for folder in (path.with_suffix(""), predictions_folder(out, task, seed)):
+        if folder.is_dir():
+            with temporary_folder(folder) as old:
+                folder.rename(old / folder.name)
+
+
 def write_predictions(folder: Path, found: dict[str, dict[str, str]]) -> None:
-    """Write split -> file -> content into a folder, all of it or nothing, in place of what is there: that is of an
-    earlier result. Without any, no folder is left."""
-    if folder.is_dir():
-        with temporary_folder(folder) as old:
-            folder.rename(old / folder.name)
-    if not found:
-        return
+    """Write split -> file -> content into a new folder, all of it or nothing."""
     with whole_folder(folder) as partial:
         for split, files in found.items():
             (partial / split).mkdir()

@@ -91,7 +91,7 @@ def chosen_tasks(names: list[str], suite: str, data: Path) -> tuple[list[tuple[s
             where=data,
             expected=f"{', '.join(missing)} in it" if missing else f"one of {', '.join(NAMES)}, or --suite",
         )
-    return found, missing
+    return list(dict.fromkeys(found)), missing  # a suite may have what was named, too
 
 
 def folders_of(name: str, data: Path) -> list[Path]:

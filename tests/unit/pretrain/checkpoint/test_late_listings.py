@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from pretrain.checkpoint.cleanup import _take_the_place_of, set_aside
+from pretrain.checkpoint.cleanup import _take_the_place_of, drop_leftovers, set_aside
 from pretrain.checkpoint.late_checkpoint import wait_for_newest
 from pretrain.checkpoint.store import LATEST, checkpoints, newest_checkpoint
+from pretrain.config.settings import RunSettings
+from pretrain.run.late_files import folder_wait
 from tests.factories.checkpoints import is_right, save
 
 
@@ -93,7 +95,8 @@ def test_a_checkpoint_is_waited_for(what: str, tmp_path: Path) -> None:
     assert found is not None
     assert is_right(found)
     lacks = path / "checkpoint.json" if not what else path
-    assert said == [f"{lacks} is not shown here: waiting up to 60 s for it (run.folder_wait)"]
+    [line] = said
+    assert line.startswith(f"{lacks} is not shown here: waiting up to 60 s for it, ")
 
 
 def test_a_file_that_is_shown_in_part_is_waited_for(tmp_path: Path) -> None:
@@ -153,3 +156,36 @@ def test_a_leftover_that_is_but_an_old_listing_takes_no_place(tmp_path: Path) ->
     assert found is not None
     assert is_right(found)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", final.name]
+
+
+def test_a_wait_is_shorter_than_what_the_watchdog_allows() -> None:
+    assert folder_wait(RunSettings()) == 90
+    assert folder_wait(RunSettings(step_limit=60, stage_limit=1000)) == 30
+    assert folder_wait(RunSettings(step_limit=0, stage_limit=0)) == 90
+
+
+def test_a_first_save_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000005.0123abcd.partial").mkdir(parents=True)
+    said: list[str] = []
+    wait_for_newest(tmp_path, 60, said.append)
+    assert said == []
+
+
+def test_a_leftover_by_an_old_name_of_a_whole_checkpoint_costs_nothing(tmp_path: Path) -> None:
+    """Both names lead to one folder, as they may on a client of a network folder; its server knows the new one."""
+    final = save(tmp_path, 5)
+    stale = final.with_name(f"{final.name}.0123abcd.partial")
+    stale.symlink_to(final)
+    rename = Path.rename
+
+    def refused(path: Path, target: Path) -> Path:
+        if path == stale:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return rename(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", refused)
+        drop_leftovers(tmp_path)
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert is_right(found)

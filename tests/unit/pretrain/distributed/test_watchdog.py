@@ -93,6 +93,17 @@ for name in "def":
     assert "Timeout" not in log
 
 
+def test_what_ends_between_the_stacks_and_the_end_goes_on(tmp_path: Path) -> None:
+    """And its next stage is watched."""
+    body = "watchdog.STACK_SECONDS = 3\ndog.stage('slow'); time.sleep(3); dog.stage('next'); hangs()"
+    code, _, log = ended(tmp_path, body, step=1, stage=1)
+    assert code == -signal.SIGALRM
+    assert [line.split(" ends: ")[1].split(" took")[0] for line in log.splitlines() if " ends: " in line] == [
+        "slow",
+        "next",
+    ]
+
+
 def test_no_limit_is_none(tmp_path: Path) -> None:
     """Nor does that of the stage before go on."""
     body = "dog.stage('connecting')\nwith dog.steps():\n    time.sleep(1.5)"

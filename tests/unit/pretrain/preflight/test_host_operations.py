@@ -25,8 +25,8 @@ COUNTED = [
         re.MULTILINE,
     )
 ][:7]
-"""Run, operations of a micro-batch, and of the rest of a step, of the first rows of the page's table; tests/fake_gpu counted them. The plan
-follows neither what is recomputed nor other optimizers than LAMB, and offloading at stage 2 alone."""
+"""Run, operations of a micro-batch, and of the rest of a step, of the page's first rows, counted by tests/fake_gpu. The
+plan follows neither what is recomputed nor other optimizers than LAMB, and offloading at stage 2 alone."""
 
 
 def settings_of(run: str) -> list[str]:

@@ -51,16 +51,6 @@ def test_a_reader_with_another_clock_than_the_folder_judges_as_any_other(
     assert read_status(folder.path).health == STALLED
 
 
-@BOTH_WAYS
-def test_the_clock_of_the_machine_that_writes_is_not_compared(folder: Folder, jump: float) -> None:
-    folder.run(ago=300)
-    folder.heartbeat(ago=300, at=NOW + jump)
-    assert folder.status().health == STALLED
-    folder.run("stopped", ago=300, began=20, attempts=2)
-    folder.heartbeat(ago=300, at=NOW + jump)
-    assert folder.status().health == STARTING
-
-
 @pytest.mark.parametrize("ahead", [HOUR, YEAR])
 def test_a_run_whose_files_are_dated_in_the_future_is_not_alive_until_then(
     folder: Folder, ahead: float

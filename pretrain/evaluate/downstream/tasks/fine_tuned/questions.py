@@ -144,9 +144,16 @@ class Questions(Task):
         answers: list[NDArray[Any]],
         data: TaskData,
     ) -> TaskData:
-        """Return the data with the threshold that has the best F1 on these questions; see Task.decided."""
+        """Return the data with the threshold that has the best F1 on these questions; see Task.decided. Raises
+        UserError where all have answers: any threshold that withholds none is as good."""
         if data.null_threshold is not None:
             return data
+        if not _may_be_none(items):
+            raise UserError(
+                f"has no question without an answer among the {len(items)} that are kept to choose by",
+                where=f"null_threshold={TUNE}",
+                remedy="a larger tune_share, or null_threshold=0",
+            )
         candidates = self.candidates(items, features, answers)
         return replace(data, null_threshold=tuned_threshold(*_by_odds(items, candidates, 1)))
 
