@@ -9,7 +9,8 @@
 # make audit  look for known vulnerabilities in what they install
 # make test-browser   the report in a real headless Chromium; screenshots in tests/artefacts
 # make test-fake-gpu  the host code of CUDA on a pretended H100: Linux, gcc; several GB of packages in .venv-cuda
-# make test-torch   what is compiled, on the torch versions that pyproject.toml allows; several GB of packages each; TORCH=2.11.0: that one
+# make test-torch   what is compiled, on the torch versions that pyproject.toml allows; several GB of packages each in .venv-torch-VERSION
+# make test-one-torch TORCH=2.12.0   the same on one of them
 # make gpu-day  what a machine with a GPU and no network needs for tests/gpu_day/day.py, in build/gpu_day; SOURCE=TEXT
 # make test-data DATA=FOLDER   evaluation on the published files of tasks that FOLDER holds; fails where one is missing
 # make reshard   checkpoints of every number of ranks and ZeRO stage continued at every other: 256 pairs, an hour

@@ -67,9 +67,9 @@ def test_finished_seeds_are_not_repeated(glue: Path, tmp_path: Path, monkeypatch
     done: list[tuple[int, bool]] = []
     work = page.Evaluation._fine_tune
 
-    def counted(self: Any, part: Any, *rest: Any) -> Any:
+    def counted(self: Any, part: Any, *rest: Any, **more: Any) -> Any:
         done.append((part.seed, part.encoder.pretrained))
-        return work(self, part, *rest)
+        return work(self, part, *rest, **more)
 
     monkeypatch.setattr(page.Evaluation, "_fine_tune", counted)
     same = [model, "rte", "--data", glue, "--out", out, *QUICK]
