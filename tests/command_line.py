@@ -93,6 +93,13 @@ def as_only_rank() -> Iterator[None]:
         disarm()
 
 
+def hooked(folder: Path, text: str, **more: str) -> dict[str, str]:
+    """An environment in which Python runs `text` at its start: the production code has no hooks for tests."""
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(text, encoding="utf-8")
+    return environ(PYTHONPATH=f"{folder / 'hook'}:{ROOT}", OMP_NUM_THREADS="1", **more)
+
+
 def disarm() -> None:
     """Stop the timers of a training in this process, whose watchdog lasts until a process ends."""
     faulthandler.cancel_dump_traceback_later()

@@ -18,7 +18,7 @@ from pretrain.checkpoint.store import (
     latest_folder,
     parsed_checkpoint,
 )
-from pretrain.run.late_files import size_shown, wait_until_shown
+from pretrain.run.late_files import wait_until_shown
 
 
 def wait_for_newest(run: Path, seconds: float, say: Callable[[str], None]) -> None:
@@ -47,4 +47,11 @@ def _not_shown(folder: Path) -> Path | None:
         return marker
     except UserError:
         return None
-    return next((path for f in files if size_shown(path := folder / f["file"]) < f["bytes"]), None)
+    return next((path for f in files if _size_shown(path := folder / f["file"]) < f["bytes"]), None)
+
+
+def _size_shown(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # among them ESTALE, of a file that the server has replaced
+        return -1

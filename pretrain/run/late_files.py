@@ -38,11 +38,3 @@ def wait_until_shown(
         time.sleep(min(POLL_SECONDS, seconds))
         lacks = not_shown()
     return lacks is None
-
-
-def size_shown(path: Path) -> int:
-    """Return the bytes of a file as far as they are shown; -1 if it is not."""
-    try:
-        return path.stat().st_size
-    except OSError:  # among them ESTALE, of a file that the server has replaced
-        return -1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.checkpoint.store import checkpoints
-from tests.command_line import ROOT, Maskmill, command, environ, until
+from tests.command_line import Maskmill, command, hooked, until
 from tests.run_ends import assert_bit_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
@@ -35,15 +35,11 @@ def install():
 if os.environ.get("RANK"):
     install()
 """
-"""As sitecustomize.py, which Python imports at its start: the production code has no hook for this."""
 
 
-def hooked(folder: Path, action: str) -> dict[str, str]:
+def hanging(folder: Path, action: str) -> dict[str, str]:
     """An environment in which rank 1 does `action` in batch 3 of its first attempt."""
-    (folder / "hook").mkdir()
-    text = HANG.format(done=str(folder / "done"), action=action)
-    (folder / "hook" / "sitecustomize.py").write_text(text)
-    return environ(PYTHONPATH=f"{folder / 'hook'}:{ROOT}", OMP_NUM_THREADS="1")
+    return hooked(folder, HANG.format(done=str(folder / "done"), action=action))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +60,7 @@ def test_a_hang_is_told_by_every_rank_and_the_run_goes_on(
     settings = [*tiny, *RUN, f"run.dir={run}", "run.step_limit=15", "run.restart_delay=0.1"]
     done = subprocess.run(
         command("train", "demo", *settings),
-        env=hooked(tmp_path, "time.sleep(600)"),
+        env=hanging(tmp_path, "time.sleep(600)"),
         capture_output=True,
         text=True,
         timeout=400,
@@ -89,7 +85,7 @@ def test_torchrun_starts_the_ranks_again(undisturbed: Path, tiny: list[str], tmp
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     called = [*launcher, "--max-restarts", "1", "-m", "launch.cli", "train", "demo", *tiny, *RUN]
     called.append(f"run.dir={run}")
-    environment = hooked(tmp_path, "os.kill(os.getpid(), 9)")
+    environment = hanging(tmp_path, "os.kill(os.getpid(), 9)")
     done = subprocess.run(called, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "done").exists()
@@ -104,7 +100,7 @@ def test_ranks_do_not_outlive_a_supervisor_that_is_killed(
     settings = [*tiny, *RUN, f"run.dir={run}"]
     process = subprocess.Popen(
         command("train", "demo", *settings),
-        env=hooked(tmp_path, "time.sleep(600)"),
+        env=hanging(tmp_path, "time.sleep(600)"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

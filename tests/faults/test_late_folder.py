@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import ROOT, Maskmill, command, environ
+from tests.command_line import Maskmill, command, hooked
 from tests.run_ends import assert_bit_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
@@ -35,12 +35,10 @@ if os.environ.get("RANK"):
 
 def late(run: Path, folder: Path) -> dict[str, str]:
     """An environment in which the run's folder is late, and rank 1 is killed once the checkpoint of step 6 is there."""
-    (folder / "hook").mkdir()
     shim = Path(__file__).with_name("late_folder.py").read_text()
     kill = KILL.format(done=str(folder / "done"), newest=str(run / "checkpoints" / "step-00000006"))
-    (folder / "hook" / "sitecustomize.py").write_text(shim + kill)
-    return environ(
-        PYTHONPATH=f"{folder / 'hook'}:{ROOT}", OMP_NUM_THREADS="1", COLUMNS="300",
+    return hooked(
+        folder, shim + kill, COLUMNS="300",
         LATE_FOLDER=str(run), LATE_SECONDS="2", LATE_JOURNAL=str(folder / "journal"),
     )  # fmt: skip
 

@@ -258,6 +258,14 @@ def test_one_alert_a_cause_and_interval_over_all_attempts(tmp_path: Path) -> Non
     assert Alerts(tmp_path / "none", "run", 0).due("nan", "switched off") is None
 
 
+def test_no_rounding_keeps_a_first_alert_back(tmp_path: Path) -> None:
+    for now in (1764251234.567, 1764251234.1, 1.7e9):
+        for every in (0.1, 0.001, 5000.3):
+            assert (
+                Alerts(tmp_path / "none", "run", every, clock=lambda now=now: now).due("nan", "x") is not None
+            )
+
+
 @pytest.mark.parametrize("jump", [3600, -3600, -365 * 86_400])
 def test_alerts_go_on_after_the_clock_was_set(tmp_path: Path, jump: float) -> None:
     now = 1e9

@@ -15,8 +15,9 @@ from data_pipeline.errors import UserError
 from launch.settings.recipe import load_config
 from pretrain.checkpoint.marker import Marker, marked
 from pretrain.distributed import precision
+from pretrain.distributed.world import World
 from pretrain.preflight.check_run import check_run
-from pretrain.run.folder import refuse_another, write_summary
+from pretrain.run.folder import FORMAT, refuse_another, write_summary
 from pretrain.training import before_ranks, claim_folder
 from pretrain.training.before_ranks import check_start
 from pretrain.training.claim_folder import open_run, run_identity
@@ -287,3 +288,27 @@ def test_an_attempt_that_is_shown_nothing_does_not_take_the_run_for_a_new_one(
     second = open_run(config, plans)
     assert (second["id"], second["attempts"]) == (first["id"], 2)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["id"] == first["id"]
+
+
+@pytest.mark.parametrize(
+    "shown", [FileNotFoundError(2, "gone"), OSError(116, "Stale file handle"), b"", b"{"]
+)
+def test_a_run_json_that_is_being_replaced_is_not_there_yet(
+    shown: OSError | bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no error of one rank alone, on which the others would wait."""
+    about = {"format": FORMAT, "identity": {}, "id": "abc", "attempts": 2}
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    read, seen = Path.read_bytes, []
+
+    def replaced(path: Path) -> bytes:
+        seen.append(path.name)
+        if len(seen) > 1:
+            return read(path)
+        if isinstance(shown, bytes):
+            return shown
+        raise shown
+
+    monkeypatch.setattr(Path, "read_bytes", replaced)
+    claim_folder.seen_by_all(tmp_path, about, World(), wait=30)
+    assert len(seen) == 2

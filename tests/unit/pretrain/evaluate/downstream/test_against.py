@@ -71,6 +71,8 @@ def test_a_column_has_median_and_range_and_a_mark_where_no_seed_reaches_the_othe
         ((1.0, 5.0), (2.0, 3.0), False),
         ((1.0,), (3.0, 4.0), False),  # one seed says nothing of others
         ((1.0,), (3.0,), False),
+        ((1.0, 1.0), (3.0, 4.0), False),  # equal seeds, as where nothing is trained, are one score
+        ((1.0, 2.0), (3.0, 3.0), False),
     ],
 )
 def test_apart_are_ranges_of_several_seeds_that_do_not_overlap(

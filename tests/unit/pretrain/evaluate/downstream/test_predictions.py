@@ -226,6 +226,31 @@ def test_predictions_are_kept_once_and_taken_away_with_their_result(tmp_path: Pa
     assert kept.is_file()
 
 
+def test_a_model_and_predictions_of_other_settings_are_not_taken_for_this_results(tmp_path: Path) -> None:
+    first = replace(evaluation("squad1", squad(tmp_path / "task", "1.1")), save=True)
+    run(first)
+    saved, said = first.out / "squad1/seed-1", first.out / "squad1/predictions/seed-1"
+    other = replace(first, settings=replace(first.settings, lr=1e-3))
+    run(replace(other, save=False, predictions=False))
+    assert not saved.exists()
+    assert not said.exists()
+    run(replace(other, predictions=False))
+    was = (saved / "model.safetensors").read_bytes()
+    (saved / "model.safetensors").write_bytes(b"torn")
+    run(replace(other, save=False))
+    assert said.is_dir()
+    assert (saved / "model.safetensors").read_bytes() == was, "kept before, so replaced with the scores"
+    run(replace(other, save=True))
+    assert said.is_dir()
+
+
+def test_a_share_to_tune_by_that_was_cut_by_questions_is_not_gone_on_with(tmp_path: Path) -> None:
+    plain = evaluation("squad1", squad(tmp_path / "task", "1.1"))
+    tuned = replace(plain, settings=replace(plain.settings, tune_share=0.4))
+    assert tuned._known_by(tuned.parts[0])["tune_share"] == "groups"
+    assert "tune_share" not in plain._known_by(plain.parts[0])
+
+
 LABELS = ("entailment", "not_entailment")
 RTE = [
     "index\tsentence1\tsentence2\tlabel",

@@ -202,6 +202,7 @@ def test_a_task_is_found_in_the_folder_of_its_official_name(tmp_path: Path) -> N
     found, missing = chosen_tasks([], "glue", tmp_path)
     assert found == [("mrpc", tmp_path / "MRPC")]
     assert "rte" in missing
+    assert chosen_tasks(["mrpc", "mrpc"], "glue", tmp_path)[0] == found, "each once"
     with pytest.raises(UserError, match="did you mean mrpc"):
         chosen_tasks(["mrcp"], "", tmp_path)
     with pytest.raises(UserError, match="no task to score"):

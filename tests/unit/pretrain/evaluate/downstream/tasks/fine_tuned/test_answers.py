@@ -174,6 +174,11 @@ def test_a_threshold_is_chosen_where_it_is_asked_for() -> None:
     assert better["f1"] == pytest.approx(scores["best_f1"])
     assert better["f1"] > scores["f1"]
     assert TASK.decided(*told, data(ITEMS, 1.5)).null_threshold == 1.5
+    answered = [ITEMS[0], ITEMS[2]]
+    with pytest.raises(
+        UserError, match="no question without an answer among the 2 that are kept to choose by"
+    ):
+        TASK.decided(*asked(answered, [1.0, 1.0]), data(answered, None))
 
 
 def test_odds_are_a_difference_of_sums() -> None:
