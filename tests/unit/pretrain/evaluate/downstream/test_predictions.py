@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import string
 from collections import Counter
 from contextlib import nullcontext
@@ -240,8 +241,10 @@ def test_a_model_and_predictions_of_other_settings_are_not_taken_for_this_result
     run(replace(other, save=False))
     assert said.is_dir()
     assert (saved / "model.safetensors").read_bytes() == was, "kept before, so replaced with the scores"
-    run(replace(other, save=True))
-    assert said.is_dir()
+    shutil.rmtree(saved)
+    run(replace(other, predictions=False))
+    assert saved.is_dir()
+    assert said.is_dir(), "they too"
 
 
 def test_a_share_to_tune_by_that_was_cut_by_questions_is_not_gone_on_with(tmp_path: Path) -> None:
