@@ -108,6 +108,7 @@ class RunLog:
     def enter(self, plan: Plan, position: Position) -> None:
         """Start this phase."""
         self._plan, phase = plan, plan.phase
+        self.heartbeat.write(position.step, STARTING)  # compiling may take minutes
         self._shares = ShareLog(position.batch)
         if self._step is None:  # the first of this attempt
             self._attempt_log.started(position.step, self._summary, self._left)

@@ -20,6 +20,7 @@ from pretrain.objectives.registry import with_defaults
 from pretrain.report.status import read_status
 from pretrain.run import atomic_write
 from pretrain.run.folder import read_summary
+from pretrain.run.heartbeat import STARTING, TRAINING, read_heartbeat
 from pretrain.run.metrics_file import PROBE, JsonLines, read_metrics
 from pretrain.run.time_left import phases_in, seconds_left
 from pretrain.run.tolerant_json import number, table, tables, text_of
@@ -88,6 +89,18 @@ def test_overflows_of_fp16_alone_disturb_nobody(
     written, told = run_log(precision)
     written.event("skip", Position(batch=4), text)
     assert told.causes == alerted
+
+
+def test_a_phase_that_begins_is_not_training_yet(
+    run_log: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, _ = run_log()
+    phase = SimpleNamespace(number=0, name="", first=50, last=100, config=RunConfig())
+    plan: Any = SimpleNamespace(index=SimpleNamespace(statistics={}), phase=phase)
+    with written:
+        written.heartbeat.write(50, TRAINING)
+        written.enter(plan, Position(step=50))
+        assert read_heartbeat(tmp_path)["doing"] == STARTING, "compiling takes longer than steps"
 
 
 def test_a_torn_line_takes_none_of_the_next_with_it(run_log: Any, tmp_path: Path) -> None:
