@@ -189,7 +189,8 @@ def evaluate(
             "--beside": "FOLDER" if beside else "",
             "--out": "" if other.weights else other.name,
         }
-        words_of = [*([] if suite else of_names), *(word for word in words if "=" in word)]
+        named = [name for name in of_names if not suite or name in words]  # a suite's need no naming
+        words_of = [*named, *(word for word in words if "=" in word)]
         return _command(other.name if other.weights else "MODEL", words_of, options, floor)
 
     others = [read_other(folder) for folder in wanted]

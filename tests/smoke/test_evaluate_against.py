@@ -49,3 +49,23 @@ def test_two_commands_put_two_encoders_side_by_side(tmp_path: Path) -> None:
     assert again.startswith("| task | metric | score | lowest to highest | not pretrained | trivial | ")
     with pytest.raises(UserError, match=r"--against .*nowhere: has neither a model nor results"):
         call(theirs, "rte", *same, "--against", tmp_path / "nowhere")
+
+
+def test_the_command_names_what_was_named_beside_a_suite(tmp_path: Path) -> None:
+    data, ours, theirs = (tmp_path / name for name in ("data", "ours", "theirs"))
+    data.mkdir()
+    for task in ("RTE", "CODAH"):
+        write(data / task, FILES[task.lower()])
+    for folder in (ours, theirs):
+        shutil.copytree(encoder_folder("bert"), folder)
+    words = ["codah", "--suite", "glue", "--data", data, "--no-floor", *QUICK]
+    shown = call(theirs, *words, "--against", ours)
+    line = next(
+        line for line in shown.splitlines() if line.startswith(f"{ours}: codah, rte not scored yet: ")
+    )
+    command = line.split(": ")[2]
+    assert (
+        command == f"maskmill evaluate {ours} codah {' '.join(QUICK)} --suite glue --data {data} --no-floor"
+    )
+    call(*shlex.split(command)[2:])
+    assert "not scored yet" not in call(theirs, *words, "--against", ours)

@@ -121,6 +121,8 @@ class Evaluation:
             use_threads(self.settings.threads)
             conditions = conditions_now(self.settings)
             unfinished = read_unfinished(path, {**known, "conditions": conditions})
+            if found is not None and found.conditions == conditions:
+                unfinished.take(found)  # only its best one is trained again, for what was not kept of it
             if self.task in UNTRAINED:
                 found = self._score_as_is(part, progress)
             else:

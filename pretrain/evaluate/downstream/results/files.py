@@ -79,6 +79,11 @@ class Unfinished:
     seconds: float = 0.0
     """What they took."""
 
+    def take(self, found: SeedResult) -> None:
+        """Take over what the candidates of a seed that is finished came to, if it had several."""
+        if candidates := found.details.get("candidates"):
+            self.candidates, self.seconds = candidates, found.seconds
+
     def keep(self, seconds: float) -> None:
         """Write what is known now, whole or not at all."""
         note = {"format": FORMAT, "identity": self.identity}

@@ -109,6 +109,42 @@ def test_a_best_one_of_the_second_call_is_not_trained_again(folder: Path, traine
     assert seed_of(one) == seed_of(whole)
 
 
+@pytest.mark.parametrize(("device", "again"), [("", [RATES[0]]), ("another", [*RATES])])
+def test_only_the_best_one_is_trained_again_for_its_predictions(
+    device: str, again: list[float], folder: Path, trained: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = grid(folder, "out")
+    run(one)
+    before = seed_of(one)
+    trained.clear()
+    if device:
+        change(one, "conditions", monkeypatch)
+    run(replace(one, predictions=True))
+    assert trained == again
+    assert (one.out / "rte/predictions/seed-1/dev/predictions.jsonl").is_file()
+    assert seed_of(one)["result"]["details"] == before["result"]["details"]
+    trained.clear()
+    run(replace(one, predictions=True))
+    assert not trained
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_killed_grid_with_curves_ends_like_one_that_was_not(
+    after: int, folder: Path, trained: list[float]
+) -> None:
+    """Whether the dev file is so large that the chosen one is trained again for its curve, or all have one."""
+    whole, one = (grid(folder, out, by_epoch=True) for out in ("whole", "killed"))
+    run(whole)
+    trained[:] = [-after]
+    with pytest.raises(Killed):
+        run(one)
+    trained.clear()
+    run(one)
+    assert trained == [*RATES[after:], RATES[0]]
+    assert len(seed_of(one)["result"]["details"]["by_epoch"]) == 3
+    assert seed_of(one) == seed_of(whole)
+
+
 def change(one: Evaluation, kind: str, monkeypatch: pytest.MonkeyPatch) -> Evaluation:
     """The same evaluation, in which something that its candidates are known by differs."""
     if kind == "settings":
