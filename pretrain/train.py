@@ -5,6 +5,7 @@ one optimizer step -> log, evaluate, save
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -137,7 +138,7 @@ def run_phases(
         shared = (run_log, position, saver, guard)
         for plan in phases_left(plans, position, config.run.stop_after):
             watchdog.stage("preparing the phase, compiling")
-            enter(plan, engine, position)
+            enter(plan, engine, position, world, partial(console.print, soft_wrap=True, markup=False))
             run_log.enter(plan, position)
             now, memory = plan.phase.config, phase_memory(plan, resumed, world)
             feed = model_feed(plan, engine, world, compiled, memory, console)

@@ -252,8 +252,9 @@ class RunConfig:
     init_moments: bool = False
     """With init_from a run or checkpoint: keep both moments as well, as the second of two phases does."""
     init_positions: str = "repeat"
-    """With init_from a Hugging Face folder of fewer positions than encoder.max_positions, the vectors of those beyond:
-    `repeat` its own in their order, `interpolate` between neighbours over the whole length, or `fresh` ones."""
+    """With init_from a Hugging Face folder of fewer positions than encoder.max_positions, and in a phase of longer
+    examples than those before, the vectors of new positions: `repeat` the old ones in their order, `interpolate`
+    between neighbours over the whole length, or `fresh` ones."""
     init_new_words: str = "mean"
     """With init_from a Hugging Face folder whose vocabulary the run's extends (`maskmill vocab --extend`), the vectors
     and the output's biases of new entries: the `mean` of their old pieces', the `first` of these, or `fresh` ones."""

@@ -1,6 +1,7 @@
 """Send weights between ranks: whole and by name to the first one, and its own to all."""
 
 import math
+from collections.abc import Container
 
 import torch
 import torch.distributed as dist
@@ -11,11 +12,13 @@ from pretrain.distributed.world import World
 
 
 @torch.no_grad()
-def whole_weights(partition: PartitionMap, world: World) -> dict[str, Tensor]:
-    """Return copies of all masters, frozen parameters and buffers by name, on the CPU and with vocabulary padding, on
-    the first rank; {} on the others. Works from the pieces that each rank holds, so at every ZeRO stage, and changes
-    nothing of the engine. All ranks call this."""
-    own = list(partition.fragments(("master",)))
+def whole_weights(
+    partition: PartitionMap, world: World, names: Container[str] | None = None
+) -> dict[str, Tensor]:
+    """Return copies of masters, frozen parameters and buffers by name, all or those of `names`, on the CPU and with
+    vocabulary padding, on the first rank; {} on the others. Works from the pieces that each rank holds, so at every
+    ZeRO stage, and changes nothing of the engine. All ranks call this."""
+    own = [piece for piece in partition.fragments(("master",)) if names is None or piece.name in names]
     told = [(piece.name, piece.start, str(piece.values.dtype).removeprefix("torch.")) for piece in own]
     lengths = [piece.values.numel() for piece in own]
     every = world.gather([told, lengths])  # JSON: who holds what

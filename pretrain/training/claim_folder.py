@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pretrain.distributed.world import World
 
 ADAPTING = ("init_positions", "init_new_words")
-"""Settings of how the weights of init_from are adapted: of no matter without it."""
+"""Settings of how the weights of init_from are adapted: of no matter without it, but for the positions of phases."""
 LOCK_WAIT_SECONDS = 5.0
 """How long a killed process may take to exit, so that the same command can be rerun at once."""
 
@@ -63,8 +63,14 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
         **{f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()},
         "init_from": config.init_from,
         "init_moments": config.init_moments,
-        **({key: getattr(config, key) for key in ADAPTING} if config.init_from else {}),
+        **{key: getattr(config, key) for key in _adapting(config, plan)},
     }
+
+
+def _adapting(config: RunConfig, plan: Plan) -> tuple[str, ...]:
+    if config.init_from:
+        return ADAPTING
+    return ("init_positions",) if plan.phase.name else ()
 
 
 def run_identity(plans: list[Plan]) -> dict[str, Any]:

@@ -38,6 +38,9 @@ class Position:
     """Updates accepted before this phase."""
     elapsed: float = 0.0
     """Seconds of train.minutes that are used in this phase, by the first rank's clock; other ranks do not read it."""
+    positions_trained: int = 0
+    """How many rows of the tables of learned positions have been trained: the length of the longest examples, or all
+    that a folder brought. 0: unknown, as in checkpoints of older versions."""
     spent: bool = False
     """Whether train.minutes of this phase are over: its last update was accepted."""
 

@@ -35,6 +35,7 @@ from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.encoder import set_thetas
 from pretrain.model.initialize import vocabulary_rows
+from pretrain.objectives.teacher import has_teacher
 from pretrain.optim import lamb_torch
 from pretrain.optim.flat_layout import Fragment
 from pretrain.preflight.check_run import Plan
@@ -46,6 +47,7 @@ from pretrain.training.claim_folder import identity_of
 from pretrain.training.initial_weights.check import check_hugging_face
 from pretrain.training.initial_weights.check_source import refuse_another_model
 from pretrain.training.initial_weights.load import InitialWeights, initial_weights
+from pretrain.training.initial_weights.longer_examples import extend_trained_positions
 from pretrain.training.progress import Position, position_of
 from pretrain.training.stream_memory import StreamMemory
 
@@ -83,9 +85,12 @@ def begin(
             console.print(line, soft_wrap=True)
         return position, checkpoint
     _cut_history(folder, 0, world)
+    trained = plans[0].phase.config.data.sequence_length
+    if has_teacher(config):  # the folder of the teacher brings all of them
+        trained = config.encoder.max_positions
     if config.init_from:
-        _start_from(Path(config.init_from), config, plans[0], engine, world, say)
-    return Position(), None
+        trained = _start_from(Path(config.init_from), config, plans[0], engine, world, say)
+    return Position(positions_trained=trained), None
 
 
 def _cut_history(folder: Path, step: int, world: World) -> int:
@@ -94,7 +99,7 @@ def _cut_history(folder: Path, step: int, world: World) -> int:
     return raise_on_all_ranks(world, lambda: cut_metrics(folder, step) if world.rank == 0 else 0)
 
 
-def enter(plan: Plan, engine: Engine, position: Position) -> None:
+def enter(plan: Plan, engine: Engine, position: Position, world: World, say: Callable[[str], None]) -> None:
     """Give the model what the phase sets of it, and move the run from the end of a phase into the next one; inside a
     phase, it stays."""
     set_thetas(engine.module, plan.phase.config.encoder)
@@ -104,6 +109,7 @@ def enter(plan: Plan, engine: Engine, position: Position) -> None:
         position.phase_step, position.elapsed, position.spent = position.step, 0.0, False
         position.losses.clear()  # other lengths have other losses: the first ones are not spikes
         _restart_schedule(plan, engine)
+    extend_trained_positions(plan, engine, position, world, say)
 
 
 def _restart_schedule(plan: Plan, engine: Engine) -> None:
@@ -159,6 +165,8 @@ def roll_back(
     if then.phase < position.phase:  # a checkpoint at the phase boundary, of the previous phase
         position.losses.clear()
         _restart_schedule(plan, engine)
+    position.positions_trained = then.positions_trained
+    extend_trained_positions(plan, engine, position, world, say)
 
 
 def _load(checkpoint: Checkpoint, engine: Engine) -> None:
@@ -258,15 +266,15 @@ def _resuming(checkpoint: Checkpoint, now: dict[str, Any], train: TrainSettings,
 
 def _start_from(
     source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World, say: Callable[[str], None]
-) -> None:
+) -> int:
     """Load the weights of another model; counters restart, and with init_moments the moments are kept. What was
-    changed in them is said on the first rank."""
+    changed in them is said on the first rank. Return how many positions it has trained, as in Position."""
     if not model_folders(source):
         checkpoint = find_checkpoint(source, world)
         refuse_another_model(checkpoint, plan)
         kinds = KINDS if config.init_moments else ("master",)
         engine.partition.load(reader(checkpoint, engine), updates=0, kinds=kinds)
-        return
+        return position_of(checkpoint).positions_trained
     shapes = real_shapes(engine)
     found: list[InitialWeights] = []
 
@@ -285,6 +293,7 @@ def _start_from(
     if world.rank == 0:
         for note in initial.notes:
             say(f"{source}: {note}")
+    return config.encoder.max_positions
 
 
 def _real(fragments: Iterable[Fragment], shapes: dict[str, list[int]]) -> Iterator[Fragment]:

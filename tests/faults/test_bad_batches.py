@@ -14,14 +14,13 @@ from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.training.loss_guard import Guard
 from pretrain.training.resume import Position
-from tests.command_line import setting
+from tests.command_line import Maskmill, setting
 from tests.run_ends import assert_same_weights, final
 
 pytestmark = pytest.mark.slow
 
 NAN = math.nan
 RUN = ["train.steps=8", "encoder.dropout=0", "encoder.attention_dropout=0", "zero.stage=1"]
-PHASES = ["phases=[{name: first, train: {steps: 4}}, {name: second, train: {steps: 4}}]"]
 SPIKES = ["train.spike_window=8", "train.spike_sigma=8"]  # watched from the fifth batch on
 
 
@@ -46,8 +45,18 @@ def damaged(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def phases(tiny: list[str], maskmill: Maskmill, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two phases, the second one of longer examples, whose positions are extended at the border."""
+    folder = tmp_path_factory.mktemp("shorter")
+    data = {"out": str(folder), "sequence_length": 16, "max_predictions": 3}
+    maskmill("prepare", "demo", *tiny, *(f"data.{key}={value}" for key, value in data.items()))
+    first, second = ({"name": name, "train": {"steps": 4}} for name in ("first", "second"))
+    return f"phases={json.dumps([{**first, 'data': data}, second])}"
+
+
+@pytest.fixture(scope="module")
 def said(
-    tiny: list[str], damaged: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny: list[str], damaged: Path, phases: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[Path, list[str]]]:
     """Every run on two ranks: its folder, and what its ranks said."""
     folder = tmp_path_factory.mktemp("runs")
@@ -58,8 +67,8 @@ def said(
         "rollback": (["zero.stage=2", "train.on_spike=rollback", *SPIKES], [*nan(1), *spike(6)]),
         "skip at the start": (["train.checkpoint_every=0"], nan(0, 1)),
         "rollback at the start": (["train.checkpoint_every=0", "train.on_nan=rollback"], nan(1)),
-        "skip at a border": (PHASES, nan(4)),
-        "rollback at a border": ([*PHASES, "train.on_nan=rollback"], nan(4)),
+        "skip at a border": ([phases], nan(4)),
+        "rollback at a border": ([phases, "train.on_nan=rollback"], nan(4)),
         "stop": (["train.on_nan=stop"], nan(2)),
         "hopeless": ([], nan(*range(2, 40))),
         "spike": (["train.on_spike=skip", *SPIKES], spike(5)),

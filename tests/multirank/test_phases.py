@@ -140,6 +140,33 @@ def test_moments_are_kept_and_bias_correction_starts_anew(
     assert_same_tensors(final(tmp_path / "both"), final(tmp_path / "long"))
 
 
+@pytest.mark.multirank
+@pytest.mark.parametrize(
+    ("settings", "fresh"),
+    [
+        (["zero.stage=0", "train.precision=bf16"], False),
+        (["zero.stage=1"], False),
+        (["zero.stage=3", "train.precision=bf16"], False),
+        (["zero.stage=1", "init_positions=fresh"], True),
+    ],
+)
+def test_longer_examples_begin_with_the_trained_positions(
+    phased: list[str], maskmill: Maskmill, tmp_path: Path, settings: list[str], fresh: bool
+) -> None:
+    still = [*settings, "run.ranks=2", "phases.long.optim.lr=1e-30", f"run.dir={tmp_path}/run"]
+    said = maskmill("train", *phased, *still).stdout
+    assert ("phase long: 16 positions extended to 32 (init_positions=repeat)" in said) is not fresh
+    name = "encoder.embeddings.position.weight"
+    short, long = (
+        open_checkpoint(tmp_path / f"run/checkpoints/step-{step:08d}").tensor(name, "master")
+        for step in (4, 8)
+    )
+    assert short[:16].equal(long[:16])
+    assert short[32:].equal(long[32:])
+    assert long[16:32].equal(short[16:32] if fresh else short[:16])
+    assert not short[16:32].equal(short[:16])
+
+
 def test_one_schedule_and_one_count_of_updates_span_the_phases(
     here: None, phased: list[str], maskmill: Maskmill, tmp_path: Path
 ) -> None:

@@ -16,10 +16,7 @@ from pretrain.export.reader import read_weights
 from pretrain.model.initialize import vocabulary_rows, without_padding
 from pretrain.objectives.base import Objective
 from pretrain.training.initial_weights.new_words import Pieces, with_new_rows
-from pretrain.training.initial_weights.positions import EXTENSIONS
-
-_POSITIONS = ".embeddings.position."
-"""In our names of tables of positions."""
+from pretrain.training.initial_weights.positions import EXTENSIONS, is_position_table
 
 
 @dataclass
@@ -96,7 +93,7 @@ def take_tables_apart(found: InitialWeights) -> None:
 def extend_positions(found: InitialWeights) -> None:
     """Lengthen the tables of learned positions to encoder.max_positions, as init_positions says."""
     notes = []
-    for name in (name for name in found.shapes if name in found.weights and _POSITIONS in name):
+    for name in (name for name in found.shapes if name in found.weights and is_position_table(name)):
         table, wanted = found.weights[name], found.shapes[name][0]
         if len(table) < wanted:
             how = found.run.init_positions

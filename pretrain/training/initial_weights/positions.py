@@ -29,9 +29,14 @@ def with_fresh_rows(table_PE: Tensor, fresh_LE: Tensor) -> Tensor:
     return torch.cat((table_PE, fresh_LE[len(table_PE) :]))
 
 
+def is_position_table(name: str) -> bool:
+    """Return whether a parameter of ours with this name is a table of learned positions."""
+    return ".embeddings.position." in name
+
+
 EXTENSIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "repeat": repeated,
     "interpolate": interpolated,
     "fresh": with_fresh_rows,
 }
-"""By the value of init_positions: (the folder's table, a new model's of the run's length) -> the run's first table."""
+"""By the value of init_positions: (the trained rows, fresh ones for the whole length) -> the first table so long."""

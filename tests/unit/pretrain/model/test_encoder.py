@@ -11,6 +11,7 @@ import torch
 from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings, RunConfig
+from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.model.embeddings import FewRows, rotated, rotation
 from pretrain.model.encoder import Encoder
@@ -282,7 +283,7 @@ def test_a_phase_changes_the_thetas_of_the_encoders_that_rotate() -> None:
     engine = SimpleNamespace(module=torch.nn.ModuleList([module, learned]))
     plan = SimpleNamespace(phase=SimpleNamespace(number=1, config=RunConfig(encoder=built.settings)))
     for _ in range(2):
-        enter(plan, engine, Position(phase=1))  # type: ignore[arg-type]
+        enter(plan, engine, Position(phase=1), World(), print)  # type: ignore[arg-type]
         assert torch.equal(module(together), built(together))
     assert learned.settings is before
 
