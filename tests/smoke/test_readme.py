@@ -66,7 +66,7 @@ def test_from_text_to_model(blocks_of_readme: list[str], folder: Path) -> None:
 @pytest.mark.slow
 def test_the_quickstart(folder: Path, maskmill: Maskmill) -> None:
     commands = carry_out(ROOT / "docs" / "quickstart.md", folder, maskmill)
-    assert {"plan", "train", "report", "export", "fill", "push"} <= set(commands)
+    assert {"plan", "train", "report", "export", "fill", "evaluate", "push"} <= set(commands)
     assert "license: cc0-1.0" in (folder / "mine" / "run" / "export" / "README.md").read_text("utf-8")
 
 
