@@ -13,7 +13,8 @@ from pretrain.preflight.flops import peak_source
 from pretrain.run.machine import machine
 from pretrain.run.metrics_file import TRUST
 from pretrain.run.tolerant_json import objects
-from pretrain.training.resume import Position, real_shapes
+from pretrain.training.initial_weights.unpadded import real_shapes
+from pretrain.training.progress import Position
 
 
 def begun(

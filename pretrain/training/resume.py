@@ -4,10 +4,9 @@ Everything but the tensors is in the checkpoint's JSON state: counters, skipped 
 conditions for a bit-exact resume.
 """
 
-import math
 import platform
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
@@ -16,38 +15,31 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.redact import redact_settings
-from data_pipeline.loader.dynamic_masking import shards_vocabulary
 from data_pipeline.loader.loader import loader_state, resumed_batch
-from data_pipeline.vocabulary.new_words import old_pieces
 from pretrain.checkpoint.background_save import Saver
 from pretrain.checkpoint.late_checkpoint import wait_for_files
 from pretrain.checkpoint.recovery import recovered
-from pretrain.checkpoint.store import Checkpoint, find_checkpoint, newest_whole
+from pretrain.checkpoint.store import Checkpoint, newest_whole
 from pretrain.config.settings import RunConfig, TrainSettings
 from pretrain.distributed.engine import Engine
-from pretrain.distributed.partition_map import KINDS, Reader
 from pretrain.distributed.precision import resolve_precision
 from pretrain.distributed.watchdog import Watchdog
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.model.encoder import set_thetas
-from pretrain.model.initialize import vocabulary_rows
 from pretrain.objectives.teacher import has_teacher
 from pretrain.optim import lamb_torch
-from pretrain.optim.flat_layout import Fragment
 from pretrain.preflight.check_run import Plan
-from pretrain.run.folder import model_folders, refuse_another
+from pretrain.run.folder import refuse_another
 from pretrain.run.late_files import folder_wait
 from pretrain.run.metrics_file import cut_metrics
 from pretrain.training import compile_model
 from pretrain.training.claim_folder import identity_of
-from pretrain.training.initial_weights.check import check_hugging_face
-from pretrain.training.initial_weights.check_source import refuse_another_model
-from pretrain.training.initial_weights.load import InitialWeights, initial_weights
 from pretrain.training.initial_weights.longer_examples import extend_trained_positions
+from pretrain.training.initial_weights.start import start_from
+from pretrain.training.initial_weights.unpadded import reader, real_shapes, unpadded
 from pretrain.training.progress import Position, position_of
 from pretrain.training.stream_memory import StreamMemory
 
@@ -89,7 +81,7 @@ def begin(
     if has_teacher(config):  # the folder of the teacher brings all of them
         trained = config.encoder.max_positions
     if config.init_from:
-        trained = _start_from(Path(config.init_from), config, plans[0], engine, world, say)
+        trained = start_from(Path(config.init_from), config, plans[0], engine, world, say)
     return Position(positions_trained=trained), None
 
 
@@ -198,32 +190,8 @@ def save(
         "conditions": conditions(config, world),
         "config": redact_settings(asdict(config)),
     }
-    fragments = chain(_real(engine.partition.fragments(), shapes), memory.fragments())
+    fragments = chain(unpadded(engine.partition.fragments(), shapes), memory.fragments())
     saver.save(position.step, fragments, shapes, state)
-
-
-def real_shapes(engine: Engine) -> dict[str, list[int]]:
-    """Return the shape of every named tensor, without vocabulary padding."""
-    rows = vocabulary_rows(engine.module)
-    return {
-        name: [rows[name], *shape[1:]] if name in rows else list(shape)
-        for name, shape in engine.partition.shapes.items()
-    }
-
-
-def reader(checkpoint: Checkpoint, engine: Engine) -> Reader:
-    """Return a reader of pieces of the engine's tensors from the checkpoint; vocabulary padding is zero.
-
-    Raises UserError if the checkpoint is of another model."""
-    shapes = real_shapes(engine)
-    differing = [
-        f"{n} {checkpoint.shapes.get(n)} (here {shape})"
-        for n, shape in shapes.items()
-        if checkpoint.shapes.get(n) != shape
-    ]
-    if differing:
-        raise UserError(f"holds another model: {', '.join(differing[:5])}", where=checkpoint.folder)
-    return _padded(checkpoint.read, shapes)
 
 
 def conditions(config: RunConfig, world: World) -> dict[str, Any]:
@@ -262,54 +230,3 @@ def _resuming(checkpoint: Checkpoint, now: dict[str, Any], train: TrainSettings,
     name = checkpoint.state.get("phase", {}).get("name", "")
     phase = f" of phase {name}" if name else ""
     return f"resuming from step {checkpoint.step:,}{phase} ({promise}){again}"
-
-
-def _start_from(
-    source: Path, config: RunConfig, plan: Plan, engine: Engine, world: World, say: Callable[[str], None]
-) -> int:
-    """Load the weights of another model; counters restart, and with init_moments the moments are kept. What was
-    changed in them is said on the first rank. Return how many positions it has trained, as in Position."""
-    if not model_folders(source):
-        checkpoint = find_checkpoint(source, world)
-        refuse_another_model(checkpoint, plan)
-        kinds = KINDS if config.init_moments else ("master",)
-        engine.partition.load(reader(checkpoint, engine), updates=0, kinds=kinds)
-        return position_of(checkpoint).positions_trained
-    shapes = real_shapes(engine)
-    found: list[InitialWeights] = []
-
-    def load() -> None:
-        vocabulary = shards_vocabulary(plan.index)
-        pieces = old_pieces(check_hugging_face(config, vocabulary), vocabulary)
-        found.append(initial_weights(plan.objective, plan.index.vocabulary, shapes, pieces))
-
-    world.together(load)
-    [initial] = found
-
-    def read(name: str, kind: str, start: int, length: int) -> Tensor:
-        return initial.weights[name].reshape(-1)[start : start + length]
-
-    engine.partition.load(_padded(read, shapes), updates=0, kinds=("master",))
-    if world.rank == 0:
-        for note in initial.notes:
-            say(f"{source}: {note}")
-    return config.encoder.max_positions
-
-
-def _real(fragments: Iterable[Fragment], shapes: dict[str, list[int]]) -> Iterator[Fragment]:
-    """Strip vocabulary padding, the tail of its tensor, from the fragments."""
-    for fragment in fragments:
-        left = math.prod(shapes[fragment.name]) - fragment.start
-        if left > 0:
-            yield replace(fragment, values=fragment.values[:left])
-
-
-def _padded(read: Callable[[str, str, int, int], Tensor], shapes: dict[str, list[int]]) -> Reader:
-    def padded(name: str, kind: str, start: int, length: int) -> Tensor:
-        real = max(0, min(length, math.prod(shapes[name]) - start))
-        values = torch.zeros(length)
-        if real:
-            values[:real] = read(name, kind, start, real)
-        return values
-
-    return padded

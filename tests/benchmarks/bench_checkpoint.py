@@ -33,7 +33,7 @@ from pretrain.distributed.engine import Engine, build_engine
 from pretrain.distributed.partition_map import KINDS
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
-from pretrain.training.resume import _real, reader, real_shapes
+from pretrain.training.initial_weights.unpadded import reader, real_shapes, unpadded
 from tests.factories.models import fresh_model
 from tests.factories.shards import filled
 
@@ -78,7 +78,7 @@ def engine_of(encoder: EncoderSettings, vocabulary: int, config: RunConfig, worl
 def save(engine: Engine, saver: Saver, step: int) -> None:
     shapes = real_shapes(engine)
     state = {"updates": engine.partition.updates, "held_out_loss": None}
-    saver.save(step, _real(engine.partition.fragments(), shapes), shapes, state)
+    saver.save(step, unpadded(engine.partition.fragments(), shapes), shapes, state)
 
 
 def stall(arguments: argparse.Namespace, world: World, folder: Path) -> str:
