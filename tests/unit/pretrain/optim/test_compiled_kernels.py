@@ -1,11 +1,12 @@
 """Triton's kernels of LAMB and StableAdamW as compiled for GPUs, without one: what they read, and what they need."""
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kernel_resources import resources_of
 
 POINTERS = ("weights", "gradients", "firsts", "seconds", "updates", "ratios", "partials")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,16 +72,10 @@ def test_kernels_read_and_write_once_on_an_h100() -> None:
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_keep_all_in_registers(tmp_path: Path, capability: int) -> None:
     """An A100, an H100, a B200. Spilled registers are local memory, read and written beside the tensors."""
-    from triton import knobs
-
     for variant in VARIANTS:
         binary = tmp_path / "kernel.cubin"
         binary.write_bytes(compiled(variant, capability)["cubin"])
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", said)
-        assert found, said
-        registers, stack, local = map(int, found.groups())
+        registers, stack, local = resources_of(binary)
         print(f"sm_{capability}, {variant}: {registers} registers, {stack} bytes of stack, {local} local")
         assert (stack, local) == (0, 0)
         assert registers <= MOST_REGISTERS.get(variant, 64)
