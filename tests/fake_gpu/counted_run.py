@@ -1,7 +1,8 @@
 """`maskmill` with the counts of each step in a file: `python counted_run.py FILE train demo ...`, as the only rank.
 
-A line of JSON a step: how many micro-batches it had, what their forward and backward passes did to the device, and what
-all else of the step did: the update, the log, evaluation and checkpoints where they are due.
+A line of JSON a step: how many micro-batches it had and of how many tokens, spare ones included; what their forward and
+backward passes did to the device, and the bytes of Inductor's kernels in them; and what all else of the step did: the
+update, the log, evaluation and checkpoints where they are due.
 """
 
 import json
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from counts import Counts, read_counts
+from counts import Counts, read_counts, show_waits
+from inductor_bytes import Traffic
 
 from launch import cli
 from pretrain import train
@@ -23,16 +25,19 @@ class Steps:
     """Counts passes and steps by wrapping two functions of the loop."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._passes, self._micro_batches = path, Counts(), 0
+        self._path, self._passes, self._traffic = path, Counts(), Traffic()
+        self._micro_batches = self._tokens = self._bytes = 0
         self._before = read_counts()
 
     def counted_passes(self, compute: Callable[..., bool]) -> Callable[..., bool]:
         """train.compute: forward and backward over a step's micro-batches."""
 
         def counted(run: Any, share: Any, counts: Any) -> bool:
-            before = read_counts()
+            before, moved = read_counts(), self._traffic.bytes
             accepted = compute(run, share, counts)
             self._passes, self._micro_batches = read_counts().since(before), counts.micro_batches
+            self._bytes = self._traffic.bytes - moved
+            self._tokens = sum(micro_batch.tokens for micro_batch in share.ready)
             return accepted
 
         return counted
@@ -46,6 +51,8 @@ class Steps:
             whole, self._before = now.since(self._before), now
             line = {
                 "micro_batches": self._micro_batches,
+                "tokens": self._tokens,
+                "bytes": self._bytes,
                 "passes": self._passes._asdict(),
                 "rest": whole.since(self._passes)._asdict(),
                 "cublas_variable": CUBLAS in os.environ,
@@ -60,5 +67,7 @@ if __name__ == "__main__":
     steps = Steps(Path(sys.argv[1]))
     train.compute = steps.counted_passes(train.compute)
     RunLog.step = steps.counted_step(RunLog.step)  # type: ignore[method-assign]
+    if "FAKE_GPU_STACKS" in os.environ:
+        show_waits()
     sys.argv = ["maskmill", *sys.argv[2:]]
     cli.main()

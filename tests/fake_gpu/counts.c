@@ -7,8 +7,9 @@
 #include <stdlib.h>
 
 static long counts[COUNTS];
-static const char *const WORDS[COUNTS] = {"launch", "copy", "wait", "staged", "mistake"};
+static const char *const WORDS[COUNTS] = {"launch", "copy", "wait", "staged", "triton", "product", "mistake"};
 static int tracing;
+static void (*at_wait)(const char *name);
 
 __attribute__((constructor)) static void begin(void)
 {
@@ -22,11 +23,19 @@ void fake_gpu_counts(long into[COUNTS])
         into[which] = __atomic_load_n(&counts[which], __ATOMIC_RELAXED);
 }
 
+/* For Python: what is called at each wait, by the function that waits. */
+void fake_gpu_at_wait(void (*called)(const char *name))
+{
+    at_wait = called;
+}
+
 void count(enum count which, const char *name)
 {
     __atomic_add_fetch(&counts[which], 1, __ATOMIC_RELAXED);
     if (tracing)
         fprintf(stderr, "[fake gpu] %s %s\n", WORDS[which], name);
+    if (which == WAITS && at_wait)
+        at_wait(name);
 }
 
 void mistake(const char *format, ...)

@@ -5,6 +5,7 @@
 static int product(const char *name)
 {
     count(LAUNCHES, name);
+    count(PRODUCTS, name);
     return 0;
 }
 

@@ -47,5 +47,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t context, cublasLtMatmulDesc_t ope
                               const cublasLtMatmulAlgo_t *algorithm, void *space, size_t bytes, cudaStream_t stream)
 {
     count(LAUNCHES, "cublasLtMatmul");
+    count(PRODUCTS, "cublasLtMatmul");
     return CUBLAS_STATUS_SUCCESS;
 }

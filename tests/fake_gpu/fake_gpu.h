@@ -34,6 +34,8 @@ enum count {
     COPIES,   /* asynchronous copies */
     WAITS,    /* times that the host waits for the device */
     STAGED,   /* asynchronous copies whose host side is not page-locked: a real GPU may make the host wait */
+    TRITON,   /* of the launches those through the driver: kernels that Triton has compiled */
+    PRODUCTS, /* of the launches those of cuBLAS */
     MISTAKES, /* launches and copies that a real GPU refuses */
     COUNTS
 };

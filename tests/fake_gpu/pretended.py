@@ -1,10 +1,12 @@
 """Processes that see the pretended GPU, which is built at the first of them. pytest's own does not see it."""
 
+import json
 import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import library
 
@@ -39,6 +41,18 @@ def on_gpu(
     assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert mistakes == ("[fake gpu] mistake" in done.stderr), done.stderr
     return done
+
+
+def trained(folder: Path, number: int, settings: list[str], **more: str) -> list[dict[str, Any]]:
+    """The counts of each step of a run of so many, as counted_run.py writes them; it has ended and warned of nothing.
+    `more`: variables."""
+    counts, run = folder / "counts.jsonl", folder / "run"
+    script = str(HERE / "counted_run.py")
+    arguments = (script, str(counts), "train", "demo", *settings, f"run.dir={run}")
+    done = on_gpu(*arguments, **ONLY_RANK, **ZEROS, **more)
+    assert f"step {number}/{number}" in done.stdout
+    assert "determinis" not in done.stdout + done.stderr
+    return [json.loads(line) for line in counts.read_text(encoding="utf-8").splitlines()]
 
 
 @cache
