@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pretended import ONLY_RANK, ZEROS, on_gpu
@@ -12,6 +13,17 @@ from tests.gpu_day.members import prepare_members
 pytestmark = pytest.mark.fake_gpu
 
 DAY = "tests/gpu_day/day.py"
+STUDY = """
+title: Two rates
+question: Does it end?
+recipe: demo
+evaluate:
+  - {task: held_out, data: shards}
+  - {task: attention, data: shards, metrics: [sep_attention]}
+arms: {a: {}, b: {settings: {optim.lr: 1e-3}}}
+settings:
+"""
+"""Scored as the shipped ones are that read no files of tasks; its settings follow."""
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +41,34 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def figures_of(part: str, carried: Path, out: Path, *more: str) -> dict[str, Any]:
+    """What a part finds, which must end."""
+    given = [str(out), f"--carried={carried}", "--tiny", "--minutes=40", "--parts", part, *more]
+    on_gpu(DAY, *given, **ONLY_RANK, **ZEROS)
+    found = json.loads((out / "results.json").read_text())
+    assert "H100" in found["machine"]["gpu"]
+    assert found["parts"][part]["status"] == "done"
+    return dict(found["parts"][part]["figures"])
+
+
 @pytest.mark.parametrize("part", ["twice", "resume", "family", "bench", "fp8", "lamb", "mini"])
 def test_a_part_ends(part: str, carried: Path, tmp_path: Path) -> None:
     """`tests` fails by values there, which test_marked_tests.py looks at."""
-    given = [str(tmp_path / "out"), f"--carried={carried}", "--tiny", "--minutes=40", "--parts", part]
-    on_gpu(DAY, *given, **ONLY_RANK, **ZEROS)
-    found = json.loads((tmp_path / "out/results.json").read_text())
-    assert "H100" in found["machine"]["gpu"]
-    assert found["parts"][part]["status"] == "done"
-    figures = found["parts"][part]["figures"]
+    figures = figures_of(part, carried, tmp_path / "out")
     if part == "bench":
         assert len(figures["rows"]) == 12
     if part == "mini":
         assert figures["step"] == 4
         assert (tmp_path / "out/mini.tar.0").is_file()
+
+
+def test_the_studies_end(tiny: list[str], tmp_path: Path) -> None:
+    """One of two runs side by side, which are trained, exported and scored; those that are shipped take minutes."""
+    given = dict(each.split("=", 1) for each in [*tiny, "train.steps=2", "run.ranks=1", "train.compile=off"])
+    study = tmp_path / "rates.yaml"
+    study.write_text(STUDY + "\n".join(f"  {key}: {json.dumps(value)}" for key, value in given.items()))
+    assert figures_of("studies", tmp_path, tmp_path / "out", "--studies", str(study)) == {
+        "rates": "done, 2 runs"
+    }
+    measured = json.loads((tmp_path / "out/studies/rates/cells/a-1.json").read_text())
+    assert "attention.sep_attention" in measured["figures"]

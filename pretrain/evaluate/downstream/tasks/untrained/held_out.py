@@ -123,7 +123,7 @@ class _Sums:
             np.add.at(self.sums[row], cells, values)
 
     def _add_pairs(self, labels: NDArray[np.int8], logits_BC: torch.Tensor) -> None:
-        known = labels != NO_LABEL
+        known = np.flatnonzero(labels != NO_LABEL)  # by number: a GPU would have to count what a mask selects
         targets = labels[known].astype(np.int64)
         losses, right = judged(logits_BC[torch.from_numpy(known).to(logits_BC.device)], targets)
         for row, values in enumerate((np.ones(len(losses)), losses, right)):
