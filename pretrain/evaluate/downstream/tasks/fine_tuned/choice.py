@@ -1,7 +1,6 @@
 """Choose the right one of several endings: SWAG (Zellers et al. 2018) and CODAH (Chen et al. 2019)."""
 
 import csv
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.errors import UserError
+from data_pipeline.errors import UserError, first_line
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
@@ -119,29 +118,45 @@ def _files(settings: EvaluationSettings) -> list[str]:
 
 
 def _swag_items(path: Path) -> tuple[list[Item], int]:
-    """Return the items, and how many rows are empty."""
+    """Return the items, and how many rows are empty. Each line is a row of its own: SWAG's texts have no line breaks,
+    so a quote that a line leaves open is a stray one, which would take in the rows behind it."""
     needed = ["sent1", "sent2", *(f"ending{i}" for i in range(ENDINGS)), "label"]
-    reader = csv.reader(io.StringIO("\n".join(read_lines(path)), newline=""))
-    names = next(reader, [])
+    lines = read_lines(path)
+    while lines and not lines[-1]:
+        lines.pop()
+    names = _cells(lines[0], path, 1) if lines else []
     if lacking := [name for name in needed if name not in names]:
         raise UserError(
             f"has no column {', '.join(lacking)}", where=at_line(path, 1), expected="SWAG's line of names"
         )
     items, empty = [], 0
-    for cells in reader:
-        if not cells:
+    for number, line in enumerate(lines[1:], 2):
+        if not line:
             empty += 1
             continue
+        cells = _cells(line, path, number)
         if len(cells) != len(names):
             raise UserError(
                 "has another number of columns than the first line",
-                where=at_line(path, reader.line_num),
+                where=at_line(path, number),
                 expected=f"{len(names)}, separated by commas",
             )
         row = dict(zip(names, cells, strict=True))
         endings = tuple(f"{row['sent2']} {row[f'ending{i}']}".strip() for i in range(ENDINGS))
-        items.append(Item(row["sent1"], endings, _label(row["label"], path, reader.line_num)))
+        items.append(Item(row["sent1"], endings, _label(row["label"], path, number)))
     return items, empty
+
+
+def _cells(line: str, path: Path, number: int) -> list[str]:
+    """Return the cells of one line of comma-separated values."""
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error as error:
+        raise UserError(
+            f"is no row of comma-separated values: {first_line(error)}",
+            where=at_line(path, number),
+            expected='a row in a line, with every quote closed, and "" for a quote within quotes',
+        ) from None
 
 
 def _label(text: str, path: Path, line: int) -> int:

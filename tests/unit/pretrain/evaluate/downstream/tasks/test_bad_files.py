@@ -143,6 +143,29 @@ def test_a_label_is_none_of_the_task(task: str, line: str, message: str, tmp_pat
     assert re.search(message, refused(task, folder))
 
 
+def swag(ending: str, rest: str = ",b,c,d,2") -> str:
+    return f"0,v,1,A b,He sits.,She,gold,{ending}{rest}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "message"),
+    [
+        # as one record these three have as many columns as the first line
+        ([swag('"a'), swag("c"), swag('e"')], 3, "unexpected end of data"),
+        ([swag('"a'), *[swag("c" * 1000)] * 200], 3, "unexpected end of data"),
+        ([swag("c"), swag('"' + "a" * 140_000)], 4, "field larger than field limit"),
+        ([swag("c"), swag("a", ',b,c,d,"2')], 4, "unexpected end of data"),
+        ([swag("c"), swag('"a"b')], 4, "',' expected after '\"'"),
+        ([swag("c"), swag("a\rb")], 4, "new-line character seen in unquoted field"),
+    ],
+)
+def test_a_stray_quote_takes_in_no_rows(rows: list[str], line: int, message: str, tmp_path: Path) -> None:
+    folder = broken(tmp_path / "task", "swag", "val.csv", lambda lines: [*lines, *rows])
+    found = refused("swag", folder)
+    assert f"val.csv, line {line}: is no row of comma-separated values: {message}" in found
+    assert "every quote closed" in found
+
+
 @pytest.mark.parametrize("task", ["conll2003", "wnut17", "tagging"])
 def test_a_type_of_entities_that_training_lacks_is_scored_and_said(task: str, tmp_path: Path) -> None:
     word = {"conll2003": "Al NNP I-NP I-NEW", "wnut17": "Al\tB-NEW", "tagging": "Al B-NEW"}[task]
