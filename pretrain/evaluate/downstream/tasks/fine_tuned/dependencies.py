@@ -4,10 +4,10 @@ scorer.
 Words and sentences are the file's own. All columns are learnt together, with a decoder each (van der Goot et al.
 2021)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,27 +22,25 @@ from pretrain.evaluate.downstream.inputs.batches import IGNORED
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData, with_dropout
+from pretrain.evaluate.downstream.tasks.fine_tuned.conllu import (
+    DEPREL,
+    FORM,
+    HEAD,
+    LEMMA,
+    RELATIONS,
+    TAGS,
+    Tree,
+    read_trees,
+    written,
+)
 from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
-from pretrain.evaluate.downstream.tasks.splits import Split, hashes, not_empty, one_file, with_training
-from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines
+from pretrain.evaluate.downstream.tasks.splits import Split, hashes, one_file, with_training
 
-FORM, LEMMA, UPOS, XPOS, FEATS, HEAD, DEPREL = 1, 2, 3, 4, 5, 6, 7
-COLUMNS = 10
-TAGS = {"upos": UPOS, "xpos": XPOS, "feats": FEATS, "lemma": LEMMA}
-"""Column of the file that each tagger predicts; lemmas by rules."""
-RELATIONS = "deprel"
 MEASURED = ("LAS", "UAS", "UPOS", "XPOS", "UFeats", "Lemmas", "CLAS", "MLAS", "BLEX")
-
-
-class Tree(NamedTuple):
-    """A sentence: its rows as they are in the file, and which of them are words."""
-
-    rows: tuple[tuple[str, ...], ...]
-    words: tuple[int, ...]
-
-    def column(self, number: int) -> list[str]:
-        """Return one column of the words."""
-        return [self.rows[row][number] for row in self.words]
+NONE = "BeyondMaxLength"
+BEYOND = {"upos": NONE, "xpos": NONE, "feats": f"Case={NONE}", "lemma": NONE, RELATIONS: "dep"}
+"""What words beyond max_length are given: values that no treebank has. Their feature is a universal one, since the
+scorer leaves out all others, and no feature is right where there is none."""
 
 
 class Dependencies(Task):
@@ -60,14 +58,16 @@ class Dependencies(Task):
         what the official scorer refuses: cycles, several roots."""
         dev_path = one_file(folder, "*dev.conllu")
         train_paths = sorted(folder.glob("*train.conllu"))
-        train = _split("train", one_file(folder, "*train.conllu")) if train_paths else None
-        train, dev, notes = with_training(train, _split("dev", dev_path), folder / "train.conllu", settings)
+        train = read_trees("train", one_file(folder, "*train.conllu")) if train_paths else None
+        train, dev, notes = with_training(
+            train, read_trees("dev", dev_path), folder / "train.conllu", settings
+        )
         label_sets = {
             name: tuple(sorted({value for tree in train.items for value in _labels(tree, name)}))
             for name in (*TAGS, RELATIONS)
         }
         test_paths = [one_file(folder, "*test.conllu")] if settings.test else []
-        scored = (dev, *(_split("test", path) for path in test_paths))
+        scored = (dev, *(read_trees("test", path) for path in test_paths))
         notes += [note for split in scored for note in _unseen(split, label_sets) if train.items]
         files = hashes([*train_paths, dev_path, *test_paths])
         return TaskData(train, scored, (), files, tuple(notes), label_sets)
@@ -121,7 +121,7 @@ class Dependencies(Task):
             said = []
             for tree in split.items:
                 heads = heads_of(len(tree.words))
-                said.append(_written(tree, {name: [common[name]] * len(heads) for name in common}, heads))
+                said.append(written(tree, {name: [common[name]] * len(heads) for name in common}, heads))
             found.append(_official(split.items, said))
         return {name: max(scores[name] for scores in found) for name in MEASURED}
 
@@ -180,8 +180,10 @@ def _sentences(
 
 
 def _predicted(tree: Tree, feature: Feature, answer: NDArray[Any], data: TaskData) -> str:
-    """Return the sentence with the predicted columns. Words that were cut off hang on the last word that was not, with
-    its labels."""
+    """Return the sentence with the predicted columns. Words that were cut off are wrong in all of them: they have the
+    values of BEYOND, and hang on the first word that was not cut and is not their head in the file. Two exceptions: any
+    lemma is right for the official scorer where the file has _, and where a single word was not cut off, all others
+    hang on it, those too that it is the head of."""
     places = feature.inputs[0].first_tokens
     words, rows = list(places), np.array(list(places.values()))
     sets = data.label_sets
@@ -203,64 +205,16 @@ def _predicted(tree: Tree, feature: Feature, answer: NDArray[Any], data: TaskDat
         "root" if head == 0 else sets[RELATIONS][i] for head, i in zip(heads, best, strict=True)
     ]
     whole = [0 if head == 0 else words[head - 1] + 1 for head in heads]
-    for word in range(len(words), len(forms)):
-        whole.append(word)
-        for column in columns.values():
-            column.append(column[-1])
-        columns[RELATIONS][-1] = "dep"
-    return _written(tree, columns, whole)
-
-
-def _written(tree: Tree, columns: dict[str, list[str]], heads: Sequence[int]) -> str:
-    """Return the sentence in CoNLL-U with these columns and heads, the rest as it is. Exactly the root's child has the
-    relation root."""
-    rows = [list(row) for row in tree.rows]
-    for i, row in enumerate(tree.words):
-        for name, number in TAGS.items():
-            rows[row][number] = columns[name][i]
-        rows[row][HEAD] = str(heads[i])
-        relation = columns[RELATIONS][i]
-        rows[row][DEPREL] = "root" if heads[i] == 0 else ("dep" if relation == "root" else relation)
-    return "".join("\t".join(row) + "\n" for row in rows) + "\n"
+    for head in map(int, tree.column(HEAD)[len(words) :]):
+        whole.append(next((word + 1 for word in words if word + 1 != head), words[0] + 1))
+        for name, column in columns.items():
+            column.append(BEYOND[name])
+    return written(tree, columns, whole)
 
 
 def _official(trees: Sequence[Tree], said: Sequence[str]) -> Scores:
     gold = "".join("".join("\t".join(row) + "\n" for row in tree.rows) + "\n" for tree in trees)
     return metrics.conll18(gold, "".join(said), MEASURED)
-
-
-def _split(name: str, path: Path) -> Split:
-    lines = read_lines(path)
-    _check_numbers(lines, path)
-    text = "\n".join(lines) + "\n"
-    metrics.check_conllu(text, path)
-    return not_empty(Split(name, list(_trees(text))), path)
-
-
-def _check_numbers(lines: Sequence[str], path: Path) -> None:
-    """Raise UserError for a word without the number of its head: within multi-word tokens the official scorer looks for
-    none."""
-    for number, line in enumerate(lines, 1):
-        cells = line.split("\t")
-        if cells[0].isdigit() and len(cells) == COLUMNS and not cells[HEAD].isdigit():
-            raise UserError(
-                f"has the head {cells[HEAD]!r}",
-                where=at_line(path, number),
-                expected="the number of a word, or 0",
-            )
-
-
-def _trees(text: str) -> Iterator[Tree]:
-    """Yield the sentences of a file that the official scorer has accepted."""
-    rows: list[tuple[str, ...]] = []
-    for line in text.split("\n"):
-        if line.startswith("#"):
-            continue
-        if line:
-            rows.append(tuple(line.split("\t")))
-        elif rows:
-            yield Tree(tuple(rows), tuple(i for i, row in enumerate(rows) if row[0].isdigit()))
-            rows = []
 
 
 DEPENDENCIES = Dependencies()

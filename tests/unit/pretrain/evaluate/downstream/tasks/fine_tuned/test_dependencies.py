@@ -1,7 +1,6 @@
 """Trees, tags and lemmas: the best tree against all trees, rules against their words, the official scores."""
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,8 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.heads.parser import Biaffine, Parser, best_tree
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.dependencies import HEAD
+from pretrain.evaluate.downstream.tasks.base import Feature, TaskData
+from pretrain.evaluate.downstream.tasks.fine_tuned.conllu import HEAD, TAGS
 from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from tests.factories.encoders import ENCODERS, encoder_folder
@@ -190,18 +189,59 @@ class _Fixed(torch.nn.Module):
         return type("Output", (), {"last_hidden_state": states})()
 
 
+def right(feature: Feature, data: TaskData) -> np.ndarray:
+    """The answer of a model that is right about every word of its input."""
+    targets, count = feature.targets, len(feature.inputs[0].ids)
+    tags = [np.eye(len(data.label_sets[name]))[np.maximum(0, targets[name])] for name in TAGS]
+    arcs, relations = np.zeros((2, count, count))
+    for place in feature.inputs[0].first_tokens.values():
+        arcs[place, targets["heads"][place]] = 1
+        relations[place, targets["heads"][place]] = targets["relations"][place]
+    return np.concatenate([*tags, arcs, relations], 1)
+
+
 def test_words_beyond_the_input_are_counted_as_wrong_not_left_out(tmp_path: Path) -> None:
-    data = read(tmp_path)
-    encoder = Encoder(encoder_folder("bert"))
-    one = FineTuner(
-        TASK,
-        TASK.model(encoder, data, 1, EvaluationSettings(dropout=0)),
-        encoder.builder(9),
-        replace(EvaluationSettings()),
-        1,
-        CPU,
+    """By what the scores of the words before are, where these are all right. To say the same of each, and hang it on
+    the one before, would be right here: it is the same word with the same labels, but for the head of the last one."""
+    heads = [*range(9), 1]
+    rows = [
+        f"{n}\tfox\tfox\tX\tFW\t_\t{head}\t{'dep' if head else 'root'}\t_\t_"
+        for n, head in enumerate(heads, 1)
+    ]
+    files = {f"x-ud-{name}.conllu": [*rows, "", *rows[:2], ""] for name in ("train", "dev")}
+    data = TASK.read(write(tmp_path, files), EvaluationSettings())
+    trees = data.train.items
+    features = TASK.features(trees, Encoder(encoder_folder("bert")).builder(9), data)
+    kept = [len(feature.inputs[0].first_tokens) for feature in features]
+    assert 2 < kept[0] < 9
+    assert kept[1] == 2
+    answers = [right(feature, data) for feature in features]
+    every = ("LAS", "UAS", "UPOS", "XPOS", "UFeats", "Lemmas", "CLAS", "MLAS", "BLEX")
+    assert TASK.score(trees, features, answers, data) == pytest.approx(
+        dict.fromkeys(every, 100 * sum(kept) / 12)
     )
-    features = TASK.features(data.train.items, one.builder, data)
-    assert any(feature.inputs[0].was_cut for feature in features)
-    found = TASK.score(data.train.items, features, one.answers(features, lambda n: None), data)
-    assert 0 <= found["LAS"] < 100
+    whole = TASK.features(trees, Encoder(encoder_folder("bert")).builder(64), data)
+    found = TASK.score(trees, whole, [right(feature, data) for feature in whole], data)
+    assert found == pytest.approx(dict.fromkeys(every, 100))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        # of ten words, six have relations of content: dogs, n't, sleep, foxes, jumped, it
+        ("dogs\tdog", "dogs\tdogs", {"Lemmas": 90, "BLEX": 500 / 6}),
+        ("foxes\tfox\tNOUN\tNNS\tNumber=Plur", "foxes\tfox\tNOUN\tNNS\tNumber=Sing", {"UFeats": 90, "MLAS": 500 / 6}),
+        # "over" is a functional child: MLAS loses the word that it belongs to
+        ("over\tover\tADP", "over\tover\tX", {"UPOS": 90, "MLAS": 500 / 6}),
+        ("5\tcase", "5\tmark", {"LAS": 90, "MLAS": 500 / 6}),
+        # and here the word that it is said to belong to as well
+        ("5\tcase", "3\tcase", {"LAS": 90, "UAS": 90, "MLAS": 400 / 6}),
+        ("3\tobl", "3\tobj", {"LAS": 90, "CLAS": 500 / 6, "MLAS": 500 / 6, "BLEX": 500 / 6}),
+        ("\tRB\t", "\tNN\t", {"XPOS": 90}),
+    ],
+)  # fmt: skip
+def test_each_metric_counts_its_own_columns(old: str, new: str, wrong: dict[str, float]) -> None:
+    names = ("LAS", "UAS", "UPOS", "XPOS", "UFeats", "Lemmas", "CLAS", "MLAS", "BLEX")
+    assert GOLD.count(old) == 1
+    found = metrics.conll18(GOLD, GOLD.replace(old, new), names)
+    assert found == pytest.approx(dict.fromkeys(names, 100) | wrong)
