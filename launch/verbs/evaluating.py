@@ -197,7 +197,7 @@ def evaluate(
     for line in (*result_lines(notes, others, markdown), *remarks(notes, others, command_for)):
         say(line)
     if missing:
-        say(f"not scored, for {data} has no folder of theirs: {', '.join(missing)}")
+        say(f"not scored, for {data} has no folder or files of theirs: {', '.join(missing)}")
     say(f"results: {out or model / 'evaluation'}")
 
 

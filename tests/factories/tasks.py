@@ -11,8 +11,14 @@ SNLI = f"index captionID pairID {PARSES} sentence1 sentence2 label1 gold_label".
 STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
 
 
+OTHER = {"neutral": "contradiction", "entailment": "neutral", "contradiction": "entailment"}
+"""Another class than this one."""
+
+
 def nli(gold: str, texts: str = "A man.\tA woman.", labels: int = 1) -> str:
-    return "\t".join(["0", "1", "1e", "fiction", "(", "(", "(", "(", texts, *[gold] * labels, gold])
+    """A row of MNLI, whose gold label is none of its annotators'."""
+    said = [OTHER[gold]] * labels
+    return "\t".join(["0", "1", "1e", "fiction", "(", "(", "(", "(", texts, *said, gold])
 
 
 SQUAD = {
@@ -41,7 +47,11 @@ TREES = [
 ]
 FILES: dict[str, dict[str, list[str]]] = {
     "cola": {
-        "train.tsv": ["gj04\t1\t\tOur friends won't buy this.", 'gj04\t0\t*\tThe "car honked.'],
+        "train.tsv": [
+            "gj04\t1\t\tOur friends won't buy this.",
+            'gj04\t0\t*\t"The car honked.',
+            'gj04\t0\t*\tThe "car honked.',
+        ],
         "dev.tsv": ["gj04\t1\t\tThe sailors rode."],
     },
     "sst2": {
@@ -52,6 +62,7 @@ FILES: dict[str, dict[str, list[str]]] = {
         "train.tsv": [
             "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
             '1\t7\t8\tHe said " no .\tNo , he said .',
+            '1\t7\t8\t" No , he said .\tHe said no .',
             "0\t7\t8\tA\tB",
         ],
         "dev.tsv": ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", "1\t7\t8\tA\tB"],
@@ -86,10 +97,10 @@ FILES: dict[str, dict[str, list[str]]] = {
         "dev.tsv": ["index\tsentence1\tsentence2\tlabel", "0\tA.\tB.\t0"],
     },
     "snli": {
-        "train.tsv": [SNLI, "0\tc\tp\t(\t(\t(\t(\tA.\tB.\tneutral\tneutral"],
+        "train.tsv": [SNLI, "0\tc\tp\t(\t(\t(\t(\tA.\tB.\tentailment\tneutral"],
         "dev.tsv": [
             SNLI,
-            "0\tc\tp\t(\t(\t(\t(\tA.\tB.\tentailment\tentailment",
+            "0\tc\tp\t(\t(\t(\t(\tA.\tB.\tneutral\tentailment",
             "1\tc\tp\t(\t(\t(\t(\tA.\tB.\tneutral\t-",
         ],
     },

@@ -296,4 +296,4 @@ def test_suites_look_for_their_tasks_in_the_folder_and_below(glue: Path, tmp_pat
     assert [line.split()[0] for line in shown.splitlines()[1:7]] == [
         *["cola", "mnli", "mnli", "rte", "ud-English-A", "ud-English-B"]
     ]
-    assert "has no folder of theirs: blimp, sst2" in shown
+    assert "has no folder or files of theirs: blimp, sst2" in shown

@@ -87,6 +87,10 @@ class Task(ABC):
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read the files of the task. Raises UserError for one that is missing or malformed."""
 
+    def is_in(self, folder: Path) -> bool:
+        """Return whether a folder of the official name is this task's: other tasks may share it."""
+        return True
+
     @abstractmethod
     def features(self, items: Sequence[Any], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return the features of `items`, in their order; several of an item where it is cut into windows."""

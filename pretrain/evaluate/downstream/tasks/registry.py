@@ -72,9 +72,9 @@ def folder_of(name: str, data: Path) -> Path:
 
 
 def chosen_tasks(names: list[str], suite: str, data: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the tasks to score, each with its folder, and those of the suite that there is no folder of. Those of a
-    suite are looked for in `data` and the folders in it; there may be several treebanks. Raises UserError where there
-    is nothing to score."""
+    """Return the tasks to score, each with its folder, and those of the suite that there is no folder of, or, where
+    tasks share one, no file. Those of a suite are looked for in `data` and the folders in it; there may be several
+    treebanks. Raises UserError where there is nothing to score."""
     if suite and suite not in SUITES:
         raise UserError(f"no such suite: {suite}", where="--suite", expected=f"one of {', '.join(SUITES)}")
     found = [(name, folder_of(check_name(name), data)) for name in names]
@@ -95,8 +95,10 @@ def chosen_tasks(names: list[str], suite: str, data: Path) -> tuple[list[tuple[s
 
 
 def folders_of(name: str, data: Path) -> list[Path]:
-    """Return the folders of a task in `data` or in a folder in it: every treebank, else the first of its name."""
+    """Return the folders of a task in `data` or in a folder in it: every treebank, else the first of its name, or of
+    those that several tasks share the first that has its file."""
     places = [data, *sorted(entry for entry in data.iterdir() if entry.is_dir())] if data.is_dir() else []
     if name == "ud":
         return [entry for place in places for entry in sorted(place.glob("UD_*")) if entry.is_dir()]
-    return [folder for place in places if (folder := folder_of(name, place)) != place][:1]
+    found = [folder for place in places if (folder := folder_of(name, place)) != place]
+    return [folder for folder in found if name in UNTRAINED or FINE_TUNED[name].is_in(folder)][:1]

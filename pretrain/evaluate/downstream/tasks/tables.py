@@ -26,10 +26,10 @@ class Table:
     """Lines between rows that are no row: empty, or too short where the official file has such."""
 
     def column(self, names: Sequence[str], remedy: str = "") -> Iterator[str]:
-        """Yield one column, the first of `names` that the first row has. Raises UserError where it has none of them, or
-        a row has no value."""
+        """Yield one column: of the first row that has any of `names` the first of these. Raises UserError where no row
+        has one of them, or a row has no value."""
         first = self.rows[0] if self.rows else {}
-        name = next((name for name in names if name in first), None)
+        name = next((name for row in self.rows for name in names if name in row), None)
         if self.rows and name is None:
             raise UserError(
                 f"has no column {' or '.join(names)}",
@@ -84,9 +84,9 @@ def read_lines(path: Path) -> list[str]:
 
 def read_tsv(path: Path, columns: list[str] | None = None, short_rows: bool = False) -> Table:
     """Return the rows of a tab-separated file, where quotes are characters like any other. `columns`: their names in a
-    file without a first line of names. A row with another number of columns than there are names is an error, or
-    skipped and counted with `short_rows`: the official files of QQP have some. Empty lines between rows are skipped and
-    counted."""
+    file without a first line of names. A row with another number of columns than there are names is an error; with
+    `short_rows` one with fewer is skipped and counted: the official files of QQP have some. Empty lines between rows
+    are skipped and counted."""
     lines = read_lines(path)
     while lines and not lines[-1]:
         lines.pop()
@@ -103,7 +103,7 @@ def read_tsv(path: Path, columns: list[str] | None = None, short_rows: bool = Fa
         if len(cells) == len(columns):
             rows.append(dict(zip(columns, cells, strict=True)))
             numbers.append(number)
-        elif short_rows or not line:
+        elif not line or (short_rows and len(cells) < len(columns)):
             skipped += 1
         else:
             raise UserError(

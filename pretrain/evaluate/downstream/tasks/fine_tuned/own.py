@@ -1,5 +1,6 @@
 """Classify the texts of a user's own files, or predict a number for them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_pipeline.errors import UserError
@@ -16,6 +17,8 @@ from pretrain.evaluate.downstream.tasks.fine_tuned.classification import (
 from pretrain.evaluate.downstream.tasks.splits import SPLITS, Split, hashes, not_empty
 from pretrain.evaluate.downstream.tasks.tables import Table, read_json_lines, read_tsv
 
+SECONDS = ("text2", "sentence2", "hypothesis")
+"""Usual names of the column of a second text."""
 NAMED = "text=, second_text= and label= name the columns"
 
 
@@ -35,7 +38,8 @@ class Own(Classification):
         names = SPLITS[: 2 + settings.test]
         paths = [_either(folder, name) for name in names]
         tables = [_own_table(path) for path in paths]
-        items = [text_items(table, _own_columns(settings, table), NAMED) for table in tables]
+        columns = _own_columns(settings, tables)
+        items = [text_items(table, columns, NAMED) for table in tables]
         splits = [
             not_empty(Split(name, found, table.skipped), table.path)
             for name, found, table in zip(names, items, tables, strict=True)
@@ -58,14 +62,13 @@ def _own_table(path: Path) -> Table:
     return read_json_lines(path) if path.suffix == ".jsonl" else read_tsv(path)
 
 
-def _own_columns(settings: EvaluationSettings, table: Table) -> Columns:
-    """Return the columns that the settings name, or those of the usual names."""
-    seconds = [settings.second_text] if settings.second_text else ["text2", "sentence2", "hypothesis"]
-    first = table.rows[0] if table.rows else {}
-    has_second = bool(settings.second_text) or any(name in first for name in seconds)
+def _own_columns(settings: EvaluationSettings, tables: Sequence[Table]) -> Columns:
+    """Return the columns that the settings name, or those of the usual names. Where any row of any file has a second
+    text, all must have one."""
+    has_second = any(name in row for table in tables for row in table.rows for name in SECONDS)
     return Columns(
         (settings.text,) if settings.text else ("text", "sentence", "sentence1", "premise"),
-        tuple(seconds) if has_second else (),
+        (settings.second_text,) if settings.second_text else SECONDS if has_second else (),
         (settings.label,) if settings.label else ("label", "score", "target"),
     )
 

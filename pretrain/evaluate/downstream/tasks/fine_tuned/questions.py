@@ -90,6 +90,10 @@ class Questions(Task):
         threshold = _threshold(settings, train, scored, folder)
         return TaskData(train, scored, (), files, tuple(notes), version=versions[0], null_threshold=threshold)
 
+    def is_in(self, folder: Path) -> bool:
+        """Return whether the dev file is there: both versions have the folder SQuAD; see Task.is_in."""
+        return bool(list(folder.glob(self.files[1])))
+
     def _scored_paths(self, folder: Path) -> list[Path]:
         """Return the dev file. Without one, of a user's own files all that are not for training: a single one, whatever
         its name, or one a language (XQuAD)."""

@@ -214,6 +214,26 @@ def test_empty_lines_between_rows_are_counted_and_said(task: str, tmp_path: Path
         (['{"text": "a", "label": 1}', '["b"]'], "line 2: is no JSON object"),
         (['{"text": "a", "label": 1}', "[" * 100_000], "line 2: is no JSON object"),
         (
+            ['{"text": null, "label": 1}', '{"text": "a", "label": 1}'],
+            "train.jsonl, line 1: has no text .exp",
+        ),
+        (
+            ['{"text": "a", "label": 1}', '{"text": "b", "text2": "c", "label": 1}'],
+            "train.jsonl, line 1: has no text2 .expected a text or",
+        ),
+        (
+            ['{"text": "a", "text2": null, "label": 1}', '{"text": "b", "hypothesis": "c", "label": 1}'],
+            "train.jsonl, line 1: has no hypothesis",
+        ),
+        (
+            ['{"text": "a", "text2": "b", "label": 1}', '{"text": "b", "text2": null, "label": 1}'],
+            "train.jsonl, line 2: has no text2",
+        ),
+        (
+            ['{"text": "a", "text2": "b", "label": 1}'],
+            "dev.jsonl, line 1: has no column text2 or sentence2 or hypothesis .expected one of text, label; text=",
+        ),
+        (
             ['{"body": "a", "label": 1}'],
             "has no column text or sentence or .*expected one of body, label; text=",
         ),
@@ -222,6 +242,11 @@ def test_empty_lines_between_rows_are_counted_and_said(task: str, tmp_path: Path
 def test_own_json_lines(lines: list[str], message: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "task", {"train.jsonl": lines, "dev.jsonl": ['{"text": "a", "label": 1}']})
     assert re.search(message, refused("own", folder))
+
+
+def test_own_second_texts_of_the_dev_file_alone_are_asked_of_the_training_file(tmp_path: Path) -> None:
+    files = {"train.jsonl": ['{"text": "a", "label": 1}'], "dev.tsv": ["text\ttext2\tlabel", "a\tb\t1"]}
+    assert "train.jsonl, line 1: has no column text2 or" in refused("own", write(tmp_path / "task", files))
 
 
 def test_the_diagnostic_file_without_labels_is_not_the_one(tmp_path: Path) -> None:

@@ -35,11 +35,24 @@ def test_rows_are_as_they_were_published(tmp_path: Path) -> None:
     def data(task: str) -> TaskData:
         return read(task, write(tmp_path / task, FILES[task]))
 
-    assert [i.first for i in data("cola").train.items] == ["Our friends won't buy this.", 'The "car honked.']
-    assert data("mrpc").train.items[0] == ('He said " no .', "No , he said .", "1")
+    assert [i.first for i in data("cola").train.items] == [
+        "Our friends won't buy this.",
+        '"The car honked.',
+        'The "car honked.',
+    ]
+    assert data("mrpc").train.items == [
+        ('He said " no .', "No , he said .", "1"),
+        ('" No , he said .', "He said no .", "1"),
+        ("A", "B", "0"),
+    ]
     assert data("mnli").labels == ("contradiction", "entailment", "neutral")
     assert [split.name for split in data("mnli").scored] == ["dev_matched", "dev_mismatched"]
-    assert data("mnli").scored[0].items[0].label == "contradiction"
+    assert [item.label for item in data("mnli").train.items] == ["neutral", "entailment"]
+    assert [split.items[0].label for split in data("mnli").scored] == ["contradiction", "entailment"]
+    assert [split.items[0].label for split in (data("snli").train, *data("snli").scored)] == [
+        "neutral",
+        "entailment",
+    ]
     assert data("stsb").labels == ()
     endings = ("He sits, down", "He runs", "He eats", "He is")
     assert data("swag").train.items == [("He sits.", endings, 0)]
@@ -113,6 +126,14 @@ def test_snli_is_read_as_its_own_page_has_it(tmp_path: Path) -> None:
     ]
     assert data.train.items == [("A dog.", "It runs.", "neutral")]
     assert data.files.keys() == files.keys()
+
+
+def test_of_questions_rows_that_are_cut_short_are_skipped_and_no_others(tmp_path: Path) -> None:
+    """Those with too few columns are in the published file; one with too many has a tab in a text."""
+    head, *rows = FILES["qqp"]["train.tsv"]
+    files = {**FILES["qqp"], "train.tsv": [head, *rows, "2\t1\t2\tWhy?\tWhy\tnot?\t0"]}
+    with pytest.raises(UserError, match=r"train\.tsv, line 4: has 7 columns \(expected 6, separated by tabs"):
+        read("qqp", write(tmp_path / "qqp", files))
 
 
 def test_what_is_skipped_is_counted_and_said(tmp_path: Path) -> None:
@@ -207,3 +228,22 @@ def test_a_task_is_found_in_the_folder_of_its_official_name(tmp_path: Path) -> N
         chosen_tasks(["mrcp"], "", tmp_path)
     with pytest.raises(UserError, match="no task to score"):
         chosen_tasks([], "", tmp_path)
+
+
+def test_of_a_suite_a_task_whose_file_is_not_in_the_folder_it_shares_is_missing(tmp_path: Path) -> None:
+    """SQuAD 1.1 and 2.0 have one folder: with the files of one of them, the suite goes on without the other."""
+    squad, every = tmp_path / "SQuAD", ["squad1", "squad2"]
+    write(squad, FILES["squad1"])
+    found, missing = chosen_tasks([], "all", tmp_path)
+    assert found == [("squad1", squad)]
+    assert "squad2" in missing
+    assert "squad1" not in missing
+    write(squad, {"train-v2.0.json": FILES["squad2"]["train-v2.0.json"]})
+    assert chosen_tasks([], "all", tmp_path)[0] == [("squad1", squad)], "nothing to score is in it"
+    write(squad, FILES["squad2"])
+    assert chosen_tasks([], "all", tmp_path)[0] == [(name, squad) for name in every]
+    (squad / "dev-v1.1.json").unlink()
+    assert chosen_tasks([], "all", tmp_path)[0] == [("squad2", squad)]
+    assert chosen_tasks(["squad1"], "", tmp_path)[0] == [("squad1", squad)], (
+        "named, so its files are asked for"
+    )
