@@ -1,5 +1,5 @@
-"""Load encoders of any Hugging Face folder, with or without their weights: the only import of transformers' Auto
-classes.
+"""Load encoders of any Hugging Face folder, with or without their weights: in the evaluation on tasks the only use of
+transformers' Auto classes.
 
 Only safetensors are read, and no code of a folder is run."""
 

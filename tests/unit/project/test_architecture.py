@@ -144,6 +144,25 @@ def test_each_outside_library_is_imported_in_one_place() -> None:
         assert users <= places, f"{library} is imported in {sorted(users - places)}"
 
 
+def auto_classes(path: Path) -> set[str]:
+    """What a module takes from transformers by which it could load any folder: its Auto classes, or all of it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "transformers"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "transformers":
+            found |= {alias.name for alias in node.names if alias.name.startswith(("Auto", "pipeline", "*"))}
+    return found
+
+
+def test_evaluation_loads_encoders_through_one_module() -> None:
+    """Which takes safetensors alone and runs no code of a folder."""
+    folder = ROOT / "pretrain/evaluate/downstream"
+    users = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if auto_classes(path)}
+    assert users == {"encoders.py"}
+    assert auto_classes(folder / "encoders.py") == {"transformers", "AutoConfig", "AutoTokenizer"}
+
+
 def test_the_data_pipeline_runs_without_torch() -> None:
     code = (
         "import sys; import data_pipeline.prepare, data_pipeline.loader.loader;"

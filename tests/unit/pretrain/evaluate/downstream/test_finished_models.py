@@ -179,16 +179,62 @@ def test_scores_by_epoch_change_nothing(tmp_path: Path, tune_share: float) -> No
     assert "by_epoch" not in one["details"]
 
 
-def test_a_saved_parser_predicts_the_same(tmp_path: Path) -> None:
-    folder = write(tmp_path / "task", FILES["ud"])
-    settings = settings_for("ud", {"epochs": 2, "max_length": 64})
+TAGGED = ["a b X B-A", "c d e O", "", "x y X I-A", "", "z z z O", "c d e B-A"]
+ENDINGS = [
+    "ran",
+    "slept",
+    "is lazy",
+    "was",
+    "fox",
+    "jumped over it",
+    "some others",
+    "did not",
+    "the quick dogs",
+]
+CHOICES = [",".join(ENDINGS[(2 * n + 5 * i) % 9] for i in range(4)) for n in range(16)]
+SWAG = [
+    FILES["swag"]["train.csv"][0],
+    *(f"{n},v,1,A,The fox {ENDINGS[n % 9]}.,It,gold,{four},{n % 4}" for n, four in enumerate(CHOICES)),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "files"),
+    [
+        ("ud", FILES["ud"]),
+        ("tagging", {"train.txt": TAGGED, "dev.txt": TAGGED}),
+        ("swag", {"train.csv": SWAG, "val.csv": SWAG}),
+        ("squad1", FILES["squad1"]),
+    ],
+)
+def test_a_saved_model_predicts_the_same(task: str, files: dict[str, list[str]], tmp_path: Path) -> None:
+    folder = write(tmp_path / "task", files)
+    settings = settings_for(task, {"epochs": 2, "max_length": 64})
     one = Evaluation(
-        "ud", Encoder(encoder_folder("bert")), folder, tmp_path / "out", settings, [1], False, save=True
+        task,
+        Encoder(encoder_folder("bert")),
+        folder,
+        tmp_path / "out",
+        settings,
+        [1],
+        has_floor=False,
+        save=True,
+        predictions=True,
     )
     progress: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
     note = one.run(progress)
-    encoder = Encoder(tmp_path / "out" / "ud" / "seed-1")
-    again = replace(one, encoder=encoder, out=tmp_path / "again", settings=replace(settings, epochs=0))
+    encoder = Encoder(tmp_path / "out" / task / "seed-1")
+    again = replace(
+        one, encoder=encoder, out=tmp_path / "again", settings=replace(settings, epochs=0), save=False
+    )
     assert again.run(progress)["scores"]["dev"] == note["scores"]["dev"]
-    with pytest.raises(UserError, match=r"head.safetensors: the head cannot be read.*--save"):
+    said = [
+        {path.name: path.read_text() for path in (out / task / "predictions/seed-1/dev").iterdir()}
+        for out in (one.out, again.out)
+    ]
+    assert said[0] == said[1] != {}
+    without = (
+        r"head.safetensors: the head cannot be read.*--save" if task == "ud" else "lacks weights of Bert"
+    )
+    with pytest.raises(UserError, match=without):
         replace(again, encoder=one.encoder, out=tmp_path / "third").run(progress)

@@ -14,7 +14,8 @@ from data_pipeline.records import Examples
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.untrained.held_out import HeldOut
-from tests.factories.encoders import ENCODERS, encoder_folder
+from pretrain.export.tokenizer import INPUTS
+from tests.factories.encoders import ENCODERS, encoder_folder, write_encoder
 from tests.factories.shards import random_examples, write_folder
 from tests.factories.vocabularies import trained
 
@@ -38,11 +39,11 @@ def shards(folder: Path, name: str, aside: Examples, sequences: str = "segment_p
     return folder
 
 
-def score(name: str, folder: Path, part: float = 1.0) -> dict[str, Any]:
+def score(name: str, folder: Path, part: float = 1.0, encoder: Path | None = None) -> dict[str, Any]:
     settings = EvaluationSettings(part=part)
     done: list[int] = []
     material = TASK.read(folder, settings)
-    found = TASK.score(Encoder(encoder_folder(name)), material, settings, 1, done.append)
+    found = TASK.score(Encoder(encoder or encoder_folder(name)), material, settings, 1, done.append)
     assert sum(done) == material.size
     return found
 
@@ -92,22 +93,52 @@ def test_figures_are_those_of_one_example_at_a_time(name: str, tmp_path: Path) -
 
 
 @torch.no_grad()
-def test_pairs_are_judged_by_the_head_for_pairs(tmp_path: Path) -> None:
-    examples = mixed("bert", 30, labels=(0, 0, 1))
-    found = score("bert", shards(tmp_path, "bert", examples))
-    model = transformers.BertForPreTraining.from_pretrained(encoder_folder("bert")).eval()
-    right = []
+def pairs_by_hand(model: Any, head: str, examples: Examples) -> list[tuple[float, bool]]:
+    """(loss, right) of each pair, one at a time."""
+    found = []
     for n, label in enumerate(examples.labels.tolist()):
         one = examples.take(np.array([n]))
         segments = (np.arange(len(one.tokens)) >= one.first_lengths[0]).astype(np.int64)
         given = (torch.from_numpy(one.tokens.astype(np.int64))[None], torch.from_numpy(segments)[None])
-        logits = model(given[0], token_type_ids=given[1]).seq_relationship_logits[0]
-        right.append(int(logits.argmax()) == label)
+        logits = model(given[0], token_type_ids=given[1])[head][0]
+        found.append((-float(logits.log_softmax(-1)[label]), int(logits.argmax()) == label))
+    return found
+
+
+def test_pairs_are_judged_by_the_head_for_pairs(tmp_path: Path) -> None:
+    examples = mixed("bert", 30, labels=(0, 0, 1))
+    found = score("bert", shards(tmp_path, "bert", examples))
+    model = transformers.BertForPreTraining.from_pretrained(encoder_folder("bert")).eval()
+    right = [right for _, right in pairs_by_hand(model, "seq_relationship_logits", examples)]
     assert found["scores"]["nsp_accuracy"] == pytest.approx(100 * np.mean(right))
     assert found["trivial"]["nsp_accuracy"] == pytest.approx(100 * np.mean(examples.labels == 0))
     assert (
         "nsp_accuracy" not in score("roberta", shards(tmp_path / "r", "roberta", mixed("roberta")))["scores"]
     )
+
+
+def test_orders_of_pairs_are_judged_by_the_head_for_orders(tmp_path: Path) -> None:
+    """ALBERT's: of two segments, which one was first."""
+    kind, sizes = "AlbertForPreTraining", {"embedding_size": 16}
+    write_encoder(tmp_path / "model", kind, trained("unigram"), INPUTS, sizes)
+    model = transformers.AlbertForPreTraining.from_pretrained(tmp_path / "model").eval()
+    torch.nn.init.normal_(model.sop_classifier.classifier.weight, std=3.0)  # so that the answers differ
+    model.save_pretrained(tmp_path / "model")
+    examples = mixed("albert", 30, labels=(0, 0, 1))
+    folder = shards(tmp_path / "shards", "albert", examples, "sentence_order")
+    found = score("albert", folder, encoder=tmp_path / "model")
+    losses, right = map(np.array, zip(*pairs_by_hand(model, "sop_logits", examples), strict=True))
+    assert 0 < right.mean() < 1
+    for of, chosen in (
+        ("", slice(None)),
+        ("_in_order", examples.labels == 0),
+        ("_swapped", examples.labels == 1),
+    ):
+        assert found["scores"][f"sop_accuracy{of}"] == pytest.approx(100 * right[chosen].mean())
+        assert found["scores"][f"sop_loss{of}"] == pytest.approx(losses[chosen].mean(), rel=1e-4)
+    assert found["trivial"]["sop_accuracy"] == pytest.approx(100 * np.mean(examples.labels == 0))
+    assert {cell["pair"] for cell in found["cells"]} == {"in_order", "swapped"}
+    assert not [name for name in found["scores"] if name.startswith("nsp")]
 
 
 def test_the_trivial_answer_is_the_unigram_at_the_same_positions(tmp_path: Path) -> None:
