@@ -11,23 +11,34 @@ def chosen_device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def precision(wanted: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the autocast of a forward pass: bf16, or none for fp32; auto is bf16 on CUDA."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=_resolved(wanted, device) == "bf16")
+def precision(wanted: str, device: torch.device, *, fine_tuned: bool) -> AbstractContextManager[Any]:
+    """Return the autocast of a forward pass: bf16, or none for fp32. Auto is bf16 on CUDA where a model is
+    `fine_tuned`, and fp32 elsewhere: the heads of pretraining are judged by log-probabilities as they are, of BLiMP by
+    which of two sums of them is larger, and what rounds counts against the encoder."""
+    wanted = _resolved(wanted, device, fine_tuned)
+    return torch.autocast(device.type, torch.bfloat16, enabled=wanted == "bf16")
 
 
-def _resolved(wanted: str, device: torch.device) -> str:
-    return wanted if wanted != "auto" else "bf16" if device.type == "cuda" else "fp32"
+def _resolved(wanted: str, device: torch.device, fine_tuned: bool) -> str:
+    return wanted if wanted != "auto" else "bf16" if fine_tuned and _is_gpu(device) else "fp32"
 
 
-def conditions(wanted: str) -> dict[str, Any]:
-    """Return what a score's last digits depend on: the precision, the CPU threads and the device."""
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def conditions(wanted: str, *, fine_tuned: bool) -> dict[str, Any]:
+    """Return what a score's last digits depend on: the precision (see `precision`), the CPU threads and the device."""
     device = chosen_device()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
         name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
-    return {"precision": _resolved(wanted, device), "threads": torch.get_num_threads(), "device": name}
+    return {
+        "precision": _resolved(wanted, device, fine_tuned),
+        "threads": torch.get_num_threads(),
+        "device": name,
+    }
 
 
 def use_threads(threads: int) -> None:

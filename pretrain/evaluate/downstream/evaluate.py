@@ -40,7 +40,8 @@ from pretrain.evaluate.downstream.results.files import (
     write_result,
     write_seed,
 )
-from pretrain.evaluate.downstream.settings import EvaluationSettings, identity
+from pretrain.evaluate.downstream.settings import EvaluationSettings, defaults, identity
+from pretrain.evaluate.downstream.tasks.base import Task, Untrained
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, check_setting
 
 HEAD_SETTINGS = ("features", "crf", "bilstm")
@@ -119,7 +120,7 @@ class Evaluation:
         found = read_seed(path, known)
         if found is None or not self._is_kept(part):
             use_threads(self.settings.threads)
-            conditions = conditions_now(self.settings)
+            conditions = conditions_now(self._kind, self.settings)
             unfinished = read_unfinished(path, {**known, "conditions": conditions})
             if found is not None and found.conditions == conditions:
                 unfinished.take(found)  # only its best one is trained again, for what was not kept of it
@@ -151,13 +152,20 @@ class Evaluation:
             "task": self.name,
             "seed": part.seed,
             "encoder": part.encoder.identity,
-            "settings": identity(self.settings),
+            "settings": self._deciding,
             "files": self._data.files,
         }
         is_cut = self.settings.tune_share and self.task in FINE_TUNED  # by texts; older results by questions
         if is_cut and FINE_TUNED[self.task].groups(self._data.train.items):
             known["tune_share"] = "groups"
         return known
+
+    @property
+    def _deciding(self) -> dict[str, Any]:
+        """The settings that decide the result: carve is at its default where nothing is carved, as beside a training
+        file, so that it does not make another result of a task that ignores it."""
+        is_carved = self.task in FINE_TUNED and self._data.train.is_carved
+        return identity(self.settings) | ({} if is_carved else {"carve": defaults()["carve"]})
 
     def replaced(self) -> str:
         """Say in what an earlier result under the same name differs, which this one takes the place of; empty where
@@ -168,6 +176,10 @@ class Evaluation:
             if note and (other := differing(note, self._known_by(part))):
                 return f"{self.name}: replaces a result of other {' and '.join(other)} in {path.parent}"
         return ""
+
+    @property
+    def _kind(self) -> Task | Untrained:
+        return UNTRAINED.get(self.task) or FINE_TUNED[self.task]
 
     @cached_property
     def _data(self) -> Any:
@@ -260,14 +272,14 @@ class Evaluation:
         found, differ = conditions_of((*scores, *floor))
         return {
             "task": self.name,
-            "headline": (UNTRAINED.get(self.task) or FINE_TUNED[self.task]).headline,
+            "headline": self._kind.headline,
             "encoder": {"folder": str(self.encoder.folder), **self.encoder.identity},
             "scores": over_seeds(scores),
             "not_pretrained": over_seeds(floor) if floor else {},
             "trivial": facts.trivial,
             "notes": [*self._data.notes, *started, *facts.notes, *differ],
             "details": facts.details,
-            "settings": identity(self.settings),
+            "settings": self._deciding,
             "conditions": found,
             "seeds": [one.seed for one in scores],
             "floor_seeds": [one.seed for one in floor],

@@ -127,7 +127,7 @@ class VectorReader:
         for chosen in scoring_batches(lengths, TOKENS):
             plain = [replace(features[i], targets={}) for i in chosen]
             batch = collate(plain, self._builder, self._device, choices=False)
-            with precision(self._settings.precision, self._device):
+            with precision(self._settings.precision, self._device, fine_tuned=True):
                 states = self._model(**batch).last_hidden_state.float().cpu().numpy()
             for i, rows in zip(chosen.tolist(), states, strict=True):
                 place = token_slice(int(lengths[i]), states.shape[1], self._builder.left_padded)

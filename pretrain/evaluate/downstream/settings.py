@@ -90,7 +90,7 @@ class EvaluationSettings:
     labels: str = "auto"
     """Own files: predict classes or numbers; auto: numbers where all labels are numbers and more than twenty differ."""
     precision: str = "auto"
-    """fp32 or bf16; auto: bf16 on CUDA, fp32 on CPU."""
+    """fp32 or bf16; auto: bf16 on CUDA where a model is fine-tuned, fp32 without training and on CPU."""
     threads: int = 0
     """CPU threads; 0: all cores."""
 

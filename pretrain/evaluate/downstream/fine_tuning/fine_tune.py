@@ -137,7 +137,7 @@ class FineTuner:
         return collate(features, self.builder, self.device, self.task.kind == "MultipleChoice")
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return precision(self.settings.precision, self.device)
+        return precision(self.settings.precision, self.device, fine_tuned=True)
 
 
 def _set_trained(parameters: Sequence[nn.Parameter], *, trained: bool) -> None:

@@ -11,7 +11,7 @@ from pretrain.evaluate.downstream.device import conditions
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.results.files import SeedResult, means_by_epoch
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.tasks.base import Material, Scores, Task, TaskData
+from pretrain.evaluate.downstream.tasks.base import Material, Scores, Task, TaskData, Untrained
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
 from pretrain.evaluate.downstream.tasks.splits import SPLITS
 
@@ -85,10 +85,11 @@ def untrained_facts(material: Material, found: dict[str, Any]) -> Facts:
     return Facts(details, {"dev": found["trivial"]}, found.get("notes", []))
 
 
-def conditions_now(settings: EvaluationSettings) -> dict[str, Any]:
-    """Return under what conditions a score is computed in this process."""
+def conditions_now(task: Task | Untrained, settings: EvaluationSettings) -> dict[str, Any]:
+    """Return under what conditions a score of the task is computed in this process."""
+    wanted = settings.precision if isinstance(task, Task) or task.has_precision else "fp32"
     versions = {name: version(name) for name in PACKAGES if metrics.is_installed(name)}
-    return {**conditions(settings.precision), "versions": versions}
+    return {**conditions(wanted, fine_tuned=isinstance(task, Task)), "versions": versions}
 
 
 def conditions_of(scores: Sequence[SeedResult]) -> tuple[list[dict[str, Any]], list[str]]:

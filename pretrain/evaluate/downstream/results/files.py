@@ -60,7 +60,10 @@ def differing(note: dict[str, Any], identity: dict[str, Any]) -> list[str]:
     known, before = json.loads(json.dumps(identity)), note["identity"]
     settings = before.get("settings")
     if isinstance(settings, dict):  # of a version without some settings: it had what is their default now
-        before = before | {"settings": json.loads(json.dumps(defaults())) | settings}
+        settings = json.loads(json.dumps(defaults())) | settings
+        if not known["settings"]["carve"]:  # nothing is carved, nor was it before, of the same files
+            settings["carve"] = 0
+        before = before | {"settings": settings}
     return [key for key in known if before.get(key) != known[key]]
 
 

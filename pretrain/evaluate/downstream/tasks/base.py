@@ -195,6 +195,9 @@ class Material:
 class Untrained(ABC):
     """A task that scores an encoder as it is, by its head of pretraining."""
 
+    has_precision: ClassVar[bool] = True
+    """Whether it computes in settings.precision; if not, in fp32."""
+
     def __init__(self, name: str, folder: str, headline: str) -> None:
         self.name, self.folder, self.headline = name, folder, headline
 

@@ -1,7 +1,7 @@
 """Find, divide and draw from the examples of a task's files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ class Split:
     items: Sequence[Any]
     skipped: int = 0
     """Rows left out because they are malformed in the official file itself."""
+    is_carved: bool = False
+    """Whether these are training examples taken from the dev file."""
 
 
 def evenly_spaced(count: int, part: float) -> NDArray[np.int64]:
@@ -96,6 +98,7 @@ def with_training(
             where=f"carve={settings.carve:g}",
             expected="some of both",
         )
+    train = replace(train, is_carved=True)
     return train, rest, [f"no {missing.name}: {settings.carve:.0%} of {dev.name} trained on, the rest scored"]
 
 

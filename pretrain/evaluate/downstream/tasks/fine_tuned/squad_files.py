@@ -1,6 +1,7 @@
 """Read questions about texts from files in SQuAD's format (Rajpurkar et al. 2016, 2018)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,4 +69,4 @@ def sound(split: Split) -> Split:
         for item in split.items
         if not item.answers or item.context.startswith((a := item.answers[0]).text, max(0, a.start))
     ]
-    return Split(split.name, kept, len(split.items) - len(kept))
+    return replace(split, items=kept, skipped=len(split.items) - len(kept))

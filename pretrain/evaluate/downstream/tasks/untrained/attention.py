@@ -49,6 +49,8 @@ BATCH_TOKENS = 2048
 class AttentionTask(Untrained):
     """The task `attention`. Its items are examples."""
 
+    has_precision = False
+
     def __init__(self) -> None:
         super().__init__("attention", ".", "sep_attention")
 

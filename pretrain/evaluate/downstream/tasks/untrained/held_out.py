@@ -99,7 +99,7 @@ class _Sums:
         """Predict these examples."""
         batch = self.batches.batch(examples)
         with (
-            precision(self.settings.precision, self.device),
+            precision(self.settings.precision, self.device, fine_tuned=False),
             projected_rows(model, batch.owners, batch.places),
         ):
             output = model(**batch.inputs)

@@ -48,6 +48,9 @@ def score_sentences(
     Masked models (Salazar et al. 2020): each token masked in turn. XLNet: each token predicted by the query stream, all
     others visible. Left-to-right models: each token from those before it. Special tokens are not predicted.
 
+    Sentences of the same ids are scored once, so that their scores are equal to the bit: two copies in batches of other
+    sizes may differ by rounding, and one would be the likelier one.
+
     Raises UserError for a model without a head for words, as ELECTRA's discriminator."""
     refuse_discriminator(encoder)
     is_causal = encoder.reads_one_way
@@ -59,27 +62,38 @@ def score_sentences(
         raise UserError("its tokenizer has no mask token", where=encoder.folder)
     builder = encoder.builder(encoder.max_positions if encoder.max_positions < 1 << 20 else 512)
     inputs = [builder.single(sentence) for sentence in sentences]
+    distinct, copies = _distinct(inputs)
     if is_causal:
         scorer: Scorer = Causal(model, builder, device, settings)
-        batches = batches_by_cost([len(one.ids) for one in inputs], TOKENS)
+        batches = batches_by_cost([len(one.ids) for one in distinct], TOKENS)
     else:
         chosen = Permuted if encoder.config.model_type == "xlnet" else Masked
         scorer = chosen(model, builder, device, settings)
-        batches = batches_by_cost([len(one.ids) ** 2 for one in inputs], TOKENS)
-    found = np.zeros(len(inputs))
+        batches = batches_by_cost([len(one.ids) ** 2 for one in distinct], TOKENS)
+    found, counts = np.zeros(len(distinct)), np.bincount(copies, minlength=len(distinct))
     for batch in batches:
-        found[batch] = scorer.score([inputs[i] for i in batch])
-        advance(len(batch))
+        found[batch] = scorer.score([distinct[i] for i in batch])
+        advance(int(counts[batch].sum()))
     predicted = [[one.ids[place] for place in scorer.predicted(one)] for one in inputs]
     frequencies = np.bincount([token for ids in predicted for token in ids], minlength=len(encoder.tokenizer))
     unknown = 0 if builder.unknown is None else int(frequencies[builder.unknown])
     return SentenceScores(
-        found,
+        found[copies],
         np.array([len(ids) for ids in predicted]),
         frequencies,
         unknown / max(1, int(frequencies.sum())),
         sum(one.was_cut for one in inputs),
     )
+
+
+def _distinct(inputs: Sequence[Input]) -> tuple[list[Input], NDArray[np.int64]]:
+    """Return the inputs without those of the same ids as an earlier one, and of each of `inputs` its place there."""
+    places: dict[tuple[int, ...], int] = {}
+    copies = [places.setdefault(tuple(one.ids), len(places)) for one in inputs]
+    first: dict[int, Input] = {}
+    for place, one in zip(copies, inputs, strict=True):
+        first.setdefault(place, one)
+    return list(first.values()), np.array(copies, np.int64)
 
 
 def refuse_discriminator(encoder: Encoder) -> None:
@@ -129,7 +143,7 @@ class Scorer(ABC):
     def forward(self, arrays: dict[str, NDArray[Any]], **tensors: Tensor) -> Tensor:
         """Return the logits of a batch."""
         batch = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
-        with precision(self.settings.precision, self.device):
+        with precision(self.settings.precision, self.device, fine_tuned=False):
             return self.model(**batch, **tensors).logits
 
 

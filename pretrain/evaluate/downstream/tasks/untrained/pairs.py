@@ -47,6 +47,8 @@ SEGMENTS = ("segment_a", "segment_b")
 class PairContext(Untrained):
     """The task `pairs`. Its items are examples."""
 
+    has_precision = False
+
     def __init__(self) -> None:
         super().__init__("pairs", ".", "use_segment_b")
 

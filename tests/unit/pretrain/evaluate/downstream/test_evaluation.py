@@ -14,7 +14,7 @@ from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.evaluate import Evaluation
 from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
-from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.downstream.settings import identity, settings_for
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, NAMES, OWN
 from pretrain.evaluate.downstream.tasks.sources import SOURCES
@@ -240,6 +240,34 @@ def test_questions_that_are_cut_are_counted_once_whatever_their_windows(tmp_path
     one = evaluation("squad1", folder, epochs=1.0, max_length=90)
     found = replace(one, encoder=Encoder(tmp_path / "model"), has_floor=False).run(SILENT)["notes"]
     assert found == ["train: 1 questions cut to 64 tokens", "dev: 1 questions cut to 64 tokens"]
+
+
+def test_a_share_to_carve_makes_no_other_result_where_nothing_is_carved(tmp_path: Path) -> None:
+    rows = [f"{n}\tA fox {n}.\tIt slept.\t{label}" for n in range(4) for label in RTE]
+    head = FILES["rte"]["train.tsv"][0]
+    folder = write(tmp_path / "task", {name: [head, *rows] for name in ("train.tsv", "dev.tsv")})
+    one = replace(evaluation("rte", folder, epochs=1.0), has_floor=False)
+    one.run(SILENT)
+    path = tmp_path / "out" / "rte" / "seed-1.json"
+    kept = json.loads(path.read_text())
+    assert kept["identity"]["settings"] == identity(one.settings), (
+        "what older versions kept is of this identity"
+    )
+    half = replace(one, settings=replace(one.settings, carve=0.5))
+    for carve in (0.0, 0.5):  # what older versions kept with either
+        kept["identity"]["settings"]["carve"] = carve
+        path.write_text(json.dumps(kept))
+        was = path.stat().st_mtime_ns
+        assert [again.replaced() for again in (one, half)] == ["", ""]
+        assert half.run(SILENT)["scores"] == one.run(SILENT)["scores"]
+        assert path.stat().st_mtime_ns == was, "trained again"
+    (folder / "train.tsv").unlink()
+    half, third = (replace(one, settings=replace(one.settings, carve=carve)) for carve in (0.5, 0.3))
+    half.run(SILENT)
+    assert half.replaced() == ""
+    assert "replaces a result of other settings in" in third.replaced()
+    blimp = evaluation("blimp", write_pairs(tmp_path / "pairs", 4), carve=0.5)
+    assert blimp._known_by(blimp.parts[0])["settings"]["carve"] == 0
 
 
 def test_a_file_says_its_version_and_a_result_repeats_it(tmp_path: Path) -> None:

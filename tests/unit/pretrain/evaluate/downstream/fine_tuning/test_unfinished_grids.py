@@ -151,7 +151,7 @@ def change(one: Evaluation, kind: str, monkeypatch: pytest.MonkeyPatch) -> Evalu
         return replace(one, settings=replace(one.settings, weight_decay=0.02))
     if kind == "conditions":
         now = page.conditions_now
-        monkeypatch.setattr(page, "conditions_now", lambda settings: {**now(settings), "device": "another"})
+        monkeypatch.setattr(page, "conditions_now", lambda *given: {**now(*given), "device": "another"})
     if kind == "files":
         with (one.folder / "train.tsv").open("a") as file:
             file.write("99\tA.\tB.\tentailment\n")

@@ -10,9 +10,11 @@ from transformers import AutoTokenizer
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import NOT_PRETRAINED, Encoder
+from pretrain.evaluate.downstream.inputs.builder import Input
 from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.untrained import likelihood
 from pretrain.evaluate.downstream.tasks.untrained.blimp import Blimp, Paradigm, summary
-from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
+from pretrain.evaluate.downstream.tasks.untrained.likelihood import Causal, Masked, Scorer, score_sentences
 from tests.factories.encoders import encoder_folder
 from tests.factories.tasks import write_pairs
 
@@ -55,6 +57,34 @@ def test_masked_models_score_as_one_token_at_a_time(name: str) -> None:
 def test_scores_do_not_depend_on_the_batch() -> None:
     alone = [scores("bert", [sentence])[0] for sentence in SENTENCES * 20]
     assert scores("bert", SENTENCES * 20) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize(("name", "scorer"), [("bert", Masked), ("causal", Causal)])
+def test_sentences_of_the_same_ids_are_equally_likely_whatever_their_batches(
+    name: str, scorer: type[Scorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair that differs in unknown words alone is not right by what a batch of another size rounds: here each batch
+    adds more than the one before."""
+    pair = ["the quick \u2a00 jumped over it", "the quick \u2a01 jumped over it"]
+    others = [f"the quick {word} jumped over it" for word in ("fox", "dogs", "others")]
+    score, batches = scorer.score, []
+
+    def rounded(self: Scorer, sentences: list[Input]) -> list[float]:
+        batches.append(len(sentences))
+        return [value + 1e-6 * len(batches) for value in score(self, sentences)]
+
+    monkeypatch.setattr(scorer, "score", rounded)
+    monkeypatch.setattr(likelihood, "TOKENS", 8)
+    done: list[int] = []
+    sentences = [pair[0], *others, pair[1]]
+    encoder = Encoder(encoder_folder(name))
+    found = score_sentences(encoder, sentences, EvaluationSettings(), 1, done.append)
+    assert len(batches) > 1
+    assert sum(done) == len(sentences) == len(found.tokens)
+    assert len(set(found.log_likelihoods.tolist())) == 4
+    for order in ([0, -1], [-1, 0]):
+        one = Paradigm("a", "x", [sentences[order[0]]], [sentences[order[1]]])
+        assert summary([one], found.log_likelihoods[order])["scores"]["accuracy"] == 0
 
 
 @torch.no_grad()
