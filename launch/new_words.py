@@ -23,7 +23,8 @@ def shown(facts: Mapping[str, Any]) -> Group:
         table.add_column(name, justify="right")
     for entry in words[:SHOWN]:
         saved = f"{entry['saved_per_thousand_words']:.2f}"
-        table.add_row(escape(entry["word"]), f"{entry['occurrences']:,}", f"{len(entry['old_ids'])}", saved)
+        pieces = str(len(entry["old_ids"]) or "unknown")
+        table.add_row(escape(entry["word"]), f"{entry['occurrences']:,}", pieces, saved)
     if len(words) > SHOWN:
         table.add_row(f"and {len(words) - SHOWN:,} more", "", "", "")
     table.add_section()
@@ -31,8 +32,14 @@ def shown(facts: Mapping[str, Any]) -> Group:
     share = text["words_cut_otherwise"] / text["words"]
     parts = len(facts["entries"]) - len(words)
     between = f" and {parts:,} pieces that merges make on the way to them" if parts else ""
+    unknown = sum(not entry["old_ids"] for entry in words)
+    told = (
+        f" {unknown:,} of the new words were unknown to the old vocabulary: chosen as if it cut them into their "
+        "characters, and a model starts them with fresh vectors."
+    )
     return Group(
         table,
         f"{len(words):,} new words{between} behind {old['size']:,} old entries. Tokens per 1,000 words: {before:,.1f} "
-        f"before, {after:,.1f} after. {share:.2%} of the words hold no new word and are cut otherwise than before.",
+        f"before, {after:,.1f} after. {share:.2%} of the words hold no new word and are cut otherwise than before."
+        + (told if unknown else ""),
     )

@@ -1,8 +1,9 @@
 """Extend a vocabulary by words of new text, with every old id unchanged, and record what they save.
 
 NEW_WORDS, next to the extended tokenizer.json, names the vocabulary that was extended by its hash, and lists each new
-entry with the ids of the old pieces of its text, from whose vectors a model's vector of it can start. Training computes
-these ids from the two vocabularies (`old_pieces`), so that shards need nothing but their tokenizer.json.
+entry with the ids of the old pieces of its text, from whose vectors a model's vector of it can start; none for a text
+that the old vocabulary takes as unknown. Training computes these ids from the two vocabularies (`old_pieces`), so that
+shards need nothing but their tokenizer.json.
 """
 
 import json
@@ -23,6 +24,7 @@ from data_pipeline.vocabulary.new_words import (
     Savings,
     WordCounts,
     choose,
+    ids_of,
     measure,
     old_pieces,
     text_of,
@@ -71,7 +73,7 @@ def record(
         piece = extended.tokens[number]
         entry: dict[str, Any] = {"id": number, "piece": piece, "old_ids": pieces}
         if word := chosen.get(piece):
-            saved = word.occurrences * (len(pieces) - 1)
+            saved = word.occurrences * (len(ids_of(old, piece)) - 1)  # what is unknown is a token too
             entry |= {
                 "word": text_of(extended, piece),
                 "occurrences": word.occurrences,

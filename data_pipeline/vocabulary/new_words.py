@@ -95,9 +95,20 @@ def measure(text: WordCounts, chosen: list[NewWord], old: Vocabulary, extended: 
 
 
 def old_pieces(old: Vocabulary, extended: Vocabulary) -> list[list[int]]:
-    """Return for each id of `extended` that `old` lacks, in their order, the ids of `old` that its text is cut into."""
-    model = old.tokenizer.model
-    return [[token.id for token in model.tokenize(piece)] for piece in extended.tokens[old.size :]]
+    """Return for each id of `extended` that `old` lacks, in their order, the ids of `old` that its text is cut into;
+    none where these hold nothing of the text, which is unknown: then they are the same for all such words."""
+    cuts = (ids_of(old, piece) for piece in extended.tokens[old.size :])
+    return [ids if any(_has_text(old, number) for number in ids) else [] for ids in cuts]
+
+
+def ids_of(vocabulary: Vocabulary, piece: str) -> list[int]:
+    """Return the ids that the text of a piece of another vocabulary is cut into."""
+    return [token.id for token in vocabulary.tokenizer.model.tokenize(piece)]
+
+
+def _has_text(vocabulary: Vocabulary, number: int) -> bool:
+    """Return whether an entry is more than the unknown token, or the mark of a word's beginning, alone."""
+    return number != vocabulary.unk and text_of(vocabulary, vocabulary.tokens[number]) != ""
 
 
 def text_of(vocabulary: Vocabulary, piece: str) -> str:
@@ -116,7 +127,7 @@ def _whole_words(vocabulary: Vocabulary, word: str) -> Iterator[str]:
 
 
 def _cut_into(vocabulary: Vocabulary, piece: str) -> int:
-    ids = [token.id for token in vocabulary.tokenizer.model.tokenize(piece)]
+    ids = ids_of(vocabulary, piece)
     return len(text_of(vocabulary, piece)) if vocabulary.unk in ids else len(ids)
 
 

@@ -49,11 +49,19 @@ def test_new_rows(how: str, shape: tuple[int, ...]) -> None:
     assert torch.allclose(found[4:], torch.stack(expected))
 
 
-def extension(name: str, folder: Path, out: Path) -> tuple[Vocabulary, Vocabulary]:
-    """The vocabulary of a model, and its extension, which is saved in `out`."""
+@pytest.mark.parametrize("how", ROWS)
+def test_entries_without_old_pieces_are_fresh(how: str) -> None:
+    table, drawn = torch.randn(4, 3), torch.randn(3, 3)
+    found = with_new_rows(table, ([], [2], []), how, lambda: drawn)
+    assert found[[4, 6]].equal(drawn[[0, 2]])
+    assert found[5].equal(drawn[1] if how == "fresh" else table[2])
+
+
+def extension(name: str, folder: Path, out: Path, text: str = TEXT) -> tuple[Vocabulary, Vocabulary]:
+    """The vocabulary of a model, and its extension by the words of a text, which is saved in `out`."""
     old = load_vocabulary(next(folder.rglob("tokenizer.json")).parent)
-    words = choose(WordCounts.of([Document("0", TEXT)]), old, VocabularySettings(min_frequency=1))
-    assert len(words) == 4
+    words = choose(WordCounts.of([Document("0", text)]), old, VocabularySettings(min_frequency=1))
+    assert len(words) == len(text.split())
     extended = old.extended([word.piece for word in words])
     save_vocabulary(extended, out)
     return old, extended
@@ -102,6 +110,31 @@ def test_old_rows_stay_and_new_ones_are_the_means(name: str, tmp_path: Path) -> 
         ids = tokenizer("some nephrology, dialysis", add_special_tokens=False)["input_ids"]
         assert ids == WordCache(extended).encode(["some nephrology, dialysis"])[0].tolist()
         assert sum(i >= old.size for i in ids) == 2
+
+
+@pytest.mark.parametrize(("name", "how"), [("bert", "mean"), ("bert", "first"), ("albert", "mean")])
+def test_words_of_unknown_characters_start_apart(name: str, how: str, tmp_path: Path) -> None:
+    """From their old piece, [UNK], all would start as one vector."""
+    folder = written(SAME[name], tmp_path / "in")
+    old, extended = extension(
+        name, folder, tmp_path / "vocabulary", "스프레드시트 저장하기 dialysis nephropathy"
+    )
+    unknown = [n for n, pieces in enumerate(old_pieces(old, extended)) if not pieces]
+    assert len(unknown) == 2
+    config = settings(folder, f"data.vocab={tmp_path}/vocabulary", f"init_new_words={how}")
+    found, again = (started_with(config, old, extended) for _ in range(2))
+    assert found.notes == [
+        f"{old.size:,} entries of the vocabulary extended to {extended.size:,} (init_new_words={how}); 2 of the new "
+        "ones are fresh, since the old vocabulary takes them as unknown"
+    ]
+    word = "encoder.embeddings.word.weight"
+    one, other = (found.weights[word][old.size + n] for n in unknown)
+    assert (one - other).abs().min() > 0
+    for tensor_name, tensor in found.weights.items():
+        assert again.weights[tensor_name].equal(tensor)
+    assert one.equal(found.fresh[word][old.size + unknown[0]])
+    fresh = settings(folder, f"data.vocab={tmp_path}/vocabulary", "init_new_words=fresh")
+    assert started_with(fresh, old, extended).notes[0].endswith("(init_new_words=fresh)")
 
 
 def test_fresh_rows_are_those_of_a_new_model(tmp_path: Path) -> None:

@@ -103,8 +103,19 @@ def test_other_languages_with_new_words_and_longer_texts(
     ]  # fmt: skip
     maskmill("vocab", "domain", "--extend", "old", *settings, "vocabulary.new_words=20", cwd=tmp_path)
     maskmill("prepare", "domain", *settings, cwd=tmp_path)
+    started = maskmill("train", "domain", *settings, "train.steps=0", "run.dir=started", cwd=tmp_path).stdout
     maskmill("train", "domain", *settings, cwd=tmp_path)
+    maskmill("export", "started", "--out", "started_out", cwd=tmp_path)
     maskmill("export", "run", "--out", "out", cwd=tmp_path)
+    entries = json.loads((tmp_path / "vocabulary" / "new_words.json").read_bytes())["entries"]
+    korean = [entry for entry in entries if "word" in entry and not entry["word"].isascii()]
+    unknown = [entry for entry in korean if not entry["old_ids"]]
+    assert len(korean) > 1
+    assert len(unknown) == (len(korean) if class_name == "BertForMaskedLM" else 0), "bytes are known"
+    assert ("of the new ones are fresh" in started) == bool(unknown)
+    before = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "started_out")
+    rows = before.get_input_embeddings().weight[[entry["id"] for entry in korean]]
+    assert len(rows.unique(dim=0)) == len(korean)
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert type(model).__name__ == class_name

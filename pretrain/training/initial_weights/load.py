@@ -15,7 +15,7 @@ from pretrain.export.families.electra import DELTA, taken_apart
 from pretrain.export.reader import read_weights
 from pretrain.model.initialize import vocabulary_rows, without_padding
 from pretrain.objectives.base import Objective
-from pretrain.training.initial_weights.new_words import Pieces, with_new_rows
+from pretrain.training.initial_weights.new_words import Pieces, count_unknown, with_new_rows
 from pretrain.training.initial_weights.positions import EXTENSIONS, is_position_table
 
 
@@ -30,7 +30,8 @@ class InitialWeights:
     weights: dict[str, Tensor]
     """By our names, float32, without vocabulary padding."""
     pieces: Pieces = ()
-    """For each entry of the run's vocabulary that the folder's lacks, the folder's ids that its text is cut into."""
+    """For each entry of the run's vocabulary that the folder's lacks, the folder's ids that its text is cut into; none
+    where that is [UNK] alone."""
     notes: list[str] = field(default_factory=list)
     """What is worth a line in the log."""
 
@@ -67,7 +68,8 @@ def initial_weights(
 
 
 def extend_vocabulary(found: InitialWeights) -> None:
-    """Give new words rows in the tensors that have one for each entry of the vocabulary, as init_new_words says."""
+    """Give new words rows in the tensors that have one for each entry of the vocabulary, as init_new_words says; fresh
+    ones where the old vocabulary has no piece of a word."""
     if not found.pieces:
         return
     how, size = found.run.init_new_words, found.vocabulary.size
@@ -78,7 +80,12 @@ def extend_vocabulary(found: InitialWeights) -> None:
             found.weights[name], found.pieces, how, partial(_fresh, found, name)
         )
     old = size - len(found.pieces)
-    found.notes.append(f"{old:,} entries of the vocabulary extended to {size:,} (init_new_words={how})")
+    unknown = count_unknown(found.pieces)
+    told = f"; {unknown:,} of the new ones are fresh, since the old vocabulary takes them as unknown"
+    found.notes.append(
+        f"{old:,} entries of the vocabulary extended to {size:,} (init_new_words={how})"
+        + (told if unknown and how != "fresh" else "")
+    )
 
 
 def _fresh(found: InitialWeights, name: str) -> Tensor:

@@ -138,7 +138,24 @@ def test_a_word_with_an_unknown_character_counts_as_its_characters() -> None:
     assert (word.piece, word.cut_into) == ("xβ", 2)
     extended = extended_by(old, "β-xβ")
     assert pieces_of(extended, "xβ") == ["xβ"]
-    assert old_pieces(old, extended)[-1] == [old.unk]
+    assert old_pieces(old, extended)[-1] == []
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_words_of_unknown_characters_have_no_old_pieces(kind: str, tmp_path: Path) -> None:
+    old, words = trained(kind, False), ("스프레드시트", "저장하기")
+    assert {c for word in words for c in word}.isdisjoint("".join(old.tokens))
+    (tmp_path / "text.txt").write_text("스프레드시트 스프레드시트 저장하기 dialysis\n", "utf-8")
+    data = DataSettings(sources=[str(tmp_path / "text.txt")], vocab=str(tmp_path / "vocabulary"))
+    facts, _ = extend_vocabulary(data, VocabularySettings(min_frequency=1), old, stage)
+    found = {entry["word"]: entry for entry in facts["entries"]}
+    assert [found[word]["old_ids"] for word in words] == [[], []]
+    assert len(found["dialysis"]["old_ids"]) > 1
+    tokens = len(WordCache(old).encode([words[0]])[0])
+    assert found[words[0]]["saved_per_thousand_words"] == 1000 * 2 * (tokens - 1) / 4, "[UNK] is a token"
+    saved = sum(entry["saved_per_thousand_words"] for entry in found.values())
+    text = facts["text"]
+    assert 1000 * (text["tokens_before"] - text["tokens_after"]) / text["words"] == saved
 
 
 @pytest.mark.parametrize("kind", KINDS)
