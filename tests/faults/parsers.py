@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from omegaconf import OmegaConf
 
 from data_pipeline.errors import SeveralErrors, UserError
 from data_pipeline.records import Examples
@@ -21,9 +22,11 @@ from data_pipeline.shards.block import BlockError, check_examples, decode_block,
 from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.scan import lint
 from data_pipeline.shards.writer import BlockReader, problems
+from launch.settings.folder import with_folder_settings
 from launch.settings.recipe import RECIPES, load_config, setting_names
 from pretrain.checkpoint.marker import sealed
 from pretrain.checkpoint.store import open_checkpoint, save_checkpoint
+from pretrain.config.schema import schema
 from pretrain.config.settings import RunConfig
 from pretrain.distributed.world import World
 from pretrain.optim.flat_layout import Fragment
@@ -32,6 +35,7 @@ from pretrain.report.inspection import describe, run_headlines
 from pretrain.run.folder import read_config, read_run, read_summary
 from pretrain.run.metrics_file import cut_metrics, read_metrics
 from pretrain.training.progress import Position, position_of
+from tests.factories.configs import ALONE, valid_config
 from tests.factories.preparations import silent
 from tests.factories.shards import blocks_of, random_examples, shard_folder
 from tests.faults.mutations import changed, changed_json
@@ -46,7 +50,7 @@ def either(rng: random.Random, data: bytes) -> bytes:
     return changed(rng, data) if rng.random() < 0.4 else changed_json(rng, data)
 
 
-def outcome(action: Callable[[], None]) -> str:
+def outcome(action: Callable[[], object]) -> str:
     """TAKEN where `action` comes through, REFUSED where it raises a UserError: of one line, or, where several settings
     are wrong, of one for each below a first one."""
     try:
@@ -95,10 +99,21 @@ def overrides(folder: Path) -> Case:
     return case
 
 
+def configs(folder: Path) -> Case:
+    """A config.json of a model to start from, of any class; what is taken states the settings of a run."""
+    good = [json.dumps(valid_config(name)).encode() for name in ALONE]
+    settings = schema()
+    settings.init_from = str(folder)
+
+    def case(rng: random.Random) -> str:
+        (folder / "config.json").write_bytes(either(rng, rng.choice(good)))
+        return outcome(lambda: OmegaConf.to_object(with_folder_settings(settings, set())))
+
+    return case
+
+
 def same_when_kept(config: RunConfig, folder: Path) -> None:
     """What config.yaml of a run folder keeps of the settings reads as these."""
-    from omegaconf import OmegaConf
-
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)), encoding="utf-8")
     assert repr(read_config(folder)) == repr(config)
 
@@ -419,6 +434,7 @@ def used(run: Path) -> None:
 PARSERS: dict[str, tuple[Callable[[Path], Case], str, int]] = {
     "recipes": (recipes, "a recipe's YAML", 2),
     "overrides": (overrides, "`key=value`", 2),
+    "configs": (configs, "`config.json` of a model to start from", 4),
     "index": (indexes, "`index.json`", 12),
     "tables": (tables, "block tables", 8),
     "tars": (tars, "shards, under their checksums", 8),

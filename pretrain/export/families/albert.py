@@ -152,6 +152,7 @@ ALBERT_FOR_PRETRAINING = Albert(
     },
     heads={"mlm": Head("prediction_logits"), "nsp": Head("sop_logits", per_token=False)},
     fields={**FIELDS, "embedding_size": "embedding_size"},
+    besides={"num_hidden_groups": int},
     fixed={"tie_word_embeddings": True, "inner_group_num": 1},
     defaults={
         "hidden_act": "gelu_new",

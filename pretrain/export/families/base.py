@@ -60,6 +60,8 @@ class Family(WeightNames):
     """Fields that are the same for every model of the family."""
     defaults: Config = field(default_factory=dict)
     """Values of fields that an older config.json may lack."""
+    besides: Mapping[str, type] = field(default_factory=dict)
+    """Fields that `stated` reads besides -> what they hold."""
     special_ids: Mapping[str, str] = field(default_factory=lambda: {"pad_token_id": "pad"})
     """Fields with a special id -> its role in a vocabulary."""
     model_inputs: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")

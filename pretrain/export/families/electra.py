@@ -168,6 +168,7 @@ ELECTRA_FOR_PRETRAINING = ElectraDiscriminator(
     left_out=LEFT_OUT_OF_DISCRIMINATOR,
     fields={**BERT_FOR_PRETRAINING.fields, "embedding_size": "embedding_size"},
     fixed=BERT_FOR_PRETRAINING.fixed,
+    besides={EMBEDDINGS: str},
     defaults=BERT_FOR_PRETRAINING.defaults,
     segment_table="electra.embeddings.token_type_embeddings.weight",
     buffers=("electra.embeddings.position_ids", "electra.embeddings.token_type_ids"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pretrain.config.settings import EncoderSettings
 from pretrain.export.families.base import Head, Part, Weight
 from pretrain.export.families.electra import (
+    EMBEDDINGS,
     LEFT_OUT_OF_DISCRIMINATOR,
     LEFT_OUT_OF_GENERATOR,
     OF_GENERATOR,
@@ -94,6 +95,7 @@ MODERNBERT_DISCRIMINATOR = ModernBertDiscriminator(
         "heads": {"hidden": Head("last_hidden_state"), "rtd": Head("logits")},
         "left_out": LEFT_OUT_OF_DISCRIMINATOR,
         "fixed": {"tie_word_embeddings": True},
+        "besides": {EMBEDDINGS: str},
         "beside": {HEAD_FILE: HEAD},
         "tied": {},
         "pipeline": "",

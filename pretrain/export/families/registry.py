@@ -1,12 +1,13 @@
 """Register the families by their transformers class, and find the family of a folder, without torch or tokenizers."""
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.errors import UserError
-from pretrain.config.settings import RunConfig
+from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.albert import ALBERT_FOR_PRETRAINING
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_MASKED_LM, BERT_FOR_PRETRAINING
@@ -68,23 +69,61 @@ def chosen_families(names: Sequence[str], run: RunConfig) -> list[Family]:
 
 def family_of(folder: Path) -> tuple[Family, dict[str, Any]]:
     """Return the family that reads a folder of transformers, found by the class or else the model_type in its
-    config.json, and the fields of that file. Raises UserError if there is none."""
+    config.json, and the fields of that file. Raises UserError if there is none, or for a field of another kind."""
     path = folder / "config.json"
     try:
         config = dict(json.loads(path.read_text("utf-8")))
         kind, named = config.get("model_type"), list(config.get("architectures") or ())
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError("cannot be read", where=path, expected="a Hugging Face config.json") from error
     readable = [family for family in FAMILIES.values() if family.model_type == kind]
     if not readable:
         known = " or ".join(dict.fromkeys(repr(family.model_type) for family in FAMILIES.values()))
         raise UserError(f"model_type is {kind!r}", where=path, expected=known)
     able = [family for family in readable if family.export_class in named and _is_marked(family, config)]
-    return max(able, key=lambda family: len(family.marks), default=readable[0]), config
+    family = max(able, key=lambda family: len(family.marks), default=readable[0])
+    _check_kinds(family, config, path)
+    return family, config
 
 
 def _is_marked(family: Family, config: Mapping[str, Any]) -> bool:
     return all(config.get(name) == value for name, value in family.marks.items())
+
+
+def _check_kinds(family: Family, config: Mapping[str, Any], path: Path) -> None:
+    """Raise UserError for the first field from which, alone, a setting cannot be read, or one of another kind."""
+    default = EncoderSettings()
+    for key, value in config.items():
+        kind = family.besides.get(key)
+        wrong = kind is not None and not _is_a(kind, value)
+        try:
+            read = family.settings({key: value})
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):  # whatever a value of another kind does to a conversion
+            read, wrong = {}, True
+        for name, found in read.items():
+            if found is not None and not _is_a(type(getattr(default, name)), found):
+                kind, wrong = type(getattr(default, name)), True
+        if wrong:
+            raise UserError(
+                f"cannot be read: {key}={reprlib.repr(value)}",
+                where=path,
+                expected=_KINDS[kind] if kind else "what transformers writes there",
+                remedy="correct it, or take the file that came with the weights",
+            )
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+
+
+def _is_a(kind: type, value: object) -> bool:
+    """Return whether a value of a JSON file is of this kind: true and false are no numbers, whole numbers are ones."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def check_config(folder: Path, run: RunConfig, vocabulary_size: int) -> None:

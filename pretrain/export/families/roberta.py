@@ -44,7 +44,8 @@ class Roberta(Family):
         """Return the encoder settings stated in a config.json, by name; None for those that it lacks or we do not
         have."""
         found = super().settings(config)
-        return found | {"max_positions": (found["max_positions"] or 0) - rows_before(config)}
+        rows, before = found["max_positions"], rows_before(config)
+        return found | {"max_positions": None if rows is None else rows - before}
 
     def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":
         """Return the inputs of transformers' forward for a packed batch, with explicit positions if a token is <pad>
