@@ -10,14 +10,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
 from data_pipeline.errors import UserError
 from data_pipeline.io.files import file_sha256
 from data_pipeline.vocabulary.files import Vocabulary
 from pretrain.config.encoder_settings import SWITCHES
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
+from pretrain.export.families.headers import stored_headers
 from pretrain.export.families.registry import check_vocabulary, family_of, weight_files
 from pretrain.objectives.registry import registered
 
@@ -109,15 +108,7 @@ def _check_head(teacher: Teacher) -> None:
         wanted = {teacher.family.their_name(f"mlm_head.dense.{kind}") for kind in kinds}
     except KeyError:
         wanted = {"a head for masked words"}
-    for path in weight_files(teacher.folder):
-        try:
-            with safe_open(path, "numpy") as file:
-                wanted -= set(file.keys())
-        except SafetensorError as error:
-            raise UserError(
-                f"is damaged: {error}", where=path, expected="a whole safetensors file"
-            ) from error
-    if wanted:
+    if wanted := wanted - stored_headers(teacher.folder).keys():
         raise UserError(
             f"lacks {', '.join(sorted(wanted))}",
             where=teacher.folder,

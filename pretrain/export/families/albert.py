@@ -42,6 +42,10 @@ class Albert(Family):
         shared = {"encoder.sharing": "all", "encoder.groups": groups} if groups != layers else {}
         return super().stated(config, beside) | shared
 
+    def stored_layers(self, config: Config) -> int:
+        """Return how many layers a folder with this config.json holds: one for each group."""
+        return int(config.get("num_hidden_groups", 1))
+
     def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
         """Return the fields of config.json, without class and dtype."""
         groups = run.encoder.groups if run.encoder.sharing == "all" else run.encoder.layers

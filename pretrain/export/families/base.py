@@ -121,6 +121,10 @@ class Family(WeightNames):
             found.pop("embedding_size", None)  # 0 is as wide
         return {f"encoder.{name}": value for name, value in found.items() if self._states(name, config)}
 
+    def stored_layers(self, config: Config) -> int:
+        """Return how many layers a folder with this config.json holds."""
+        return int(self.settings(config)["layers"])
+
     def field_name(self, setting: str) -> str:
         """Return the field of config.json of an encoder setting."""
         return field_of(self.fields[setting]).name

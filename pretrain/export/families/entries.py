@@ -29,6 +29,11 @@ class Weight(NamedTuple):
     to: Callable[["Tensor", Config], "Tensor"]
     back: Callable[["Tensor", Config], "Tensor"]
 
+    @property
+    def same(self) -> bool:
+        """Whether it is stored in our form after all."""
+        return self.back is _same
+
 
 class Part(NamedTuple):
     """A tensor that is stored as some of the rows of another one: equal parts, one below the other."""

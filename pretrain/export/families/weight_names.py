@@ -6,13 +6,18 @@ Does not import torch: conversion only calls methods of the given tensors.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from data_pipeline.errors import UserError
 from pretrain.export.families.entries import Config, Part, Weight, matched, weight_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from pretrain.export.families.headers import Header
+
+Stored = TypeVar("Stored", "Tensor", "Header")
+"""A tensor of a folder, or what its file says of it."""
 
 POSITIONS = "encoder.embeddings.position.weight"
 
@@ -90,30 +95,35 @@ class WeightNames:
         `where`: the folder.
 
         Raises UserError for a tensor without a place and for tied copies that differ."""
-        state, unknown = {}, []
-        sources = self._sources(stored, where)
-        segments = sources.get(self.segment_table)
-        folded = sources.pop(self.segment_table) if segments is not None and len(segments) == 1 else None
-        for theirs, tensor in sources.items():
-            found = self._back(theirs)
-            if not found:
-                unknown.append(theirs)
-            for ours, weight in found:
+        state, folded = {}, None
+        for theirs, tensor, places in self.placed(stored, where):
+            if theirs == self.segment_table and len(tensor) == 1:
+                folded = tensor
+                continue
+            for ours, weight in places:
                 if isinstance(weight, Part):
                     state[ours] = tensor.float().chunk(weight.parts)[weight.number].clone()
                 else:
                     state[ours] = weight.back(tensor.float(), config)
-        if unknown:
-            raise UserError(
-                f"holds tensors of another kind of model: {_some(unknown)}",
-                where=where,
-                expected=f"those of {self.export_class}",
-            )
         if (
             folded is not None and self.positions in state
         ):  # without positions the folder is not whole: its loader says so
             state[self.positions] = state[self.positions] + folded.float()
         return state
+
+    def placed(
+        self, stored: "Mapping[str, Stored]", where: Path
+    ) -> "list[tuple[str, Stored, list[tuple[str, Weight | Part]]]]":
+        """Return each parameter of a folder: its current name, its tensor, and our parameters that it holds, with how.
+        Raises UserError for a tensor without a place and for tied copies that differ."""
+        found = [(name, one, self._back(name)) for name, one in self._sources(stored, where).items()]
+        if unknown := [name for name, _, places in found if not places]:
+            raise UserError(
+                f"holds tensors of another kind of model: {_some(unknown)}",
+                where=where,
+                expected=f"those of {self.export_class}",
+            )
+        return found
 
     def _to(self, name: str) -> tuple[str, Weight | Part]:
         for ours, entry in self.names.items():
@@ -132,7 +142,7 @@ class WeightNames:
                     break
         return found
 
-    def _sources(self, stored: "Mapping[str, Tensor]", where: Path) -> "dict[str, Tensor]":
+    def _sources(self, stored: "Mapping[str, Stored]", where: Path) -> "dict[str, Stored]":
         """Return the tensors that are parameters, by current names: no buffers, one of each tied pair."""
         named = {}
         for name, tensor in stored.items():

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.electra import DELTA, taken_apart
 from pretrain.export.reader import read_weights
 from pretrain.model.initialize import vocabulary_rows, without_padding
 from pretrain.objectives.base import Objective
+from pretrain.training.initial_weights.check_headers import not_whole, other_shape
 from pretrain.training.initial_weights.new_words import Pieces, count_unknown, with_new_rows
 from pretrain.training.initial_weights.positions import EXTENSIONS, is_position_table
 
@@ -61,9 +61,7 @@ def initial_weights(
         step(found)
     for name, shape in shapes.items():
         if list(found.weights[name].shape) != shape:
-            raise UserError(
-                f"{name} has shape {list(found.weights[name].shape)}", where=source, expected=f"{shape}"
-            )
+            raise other_shape(name, found.weights[name].shape, shape, source)
     return found
 
 
@@ -113,11 +111,7 @@ def add_heads(found: InitialWeights) -> None:
     """Give the heads that the folder lacks fresh weights. Raises UserError if the encoder itself is not whole."""
     missing = [name for name in found.shapes if name not in found.weights]
     if parts := [name for name in missing if name.startswith("encoder.")]:
-        raise UserError(
-            f"lacks {', '.join(sorted(parts)[:5])}",
-            where=found.run.init_from,
-            expected="all weights of an encoder",
-        )
+        raise not_whole(parts, found.run.init_from)
     for name in missing:
         found.weights[name] = found.fresh[name]
     if missing:

@@ -166,7 +166,8 @@ def test_pickled_weights_are_refused_with_what_converts_them(folder: Path) -> No
     lines = f"BertForPreTraining.from_pretrained('{folder}').save_pretrained('{folder}')"
     assert f"from transformers import BertForPreTraining; {lines}" in str(caught.value)
     (folder / "model.safetensors").touch()
-    check_hugging_face(settings(folder), load_vocabulary(folder))
+    with pytest.raises(UserError, match=r"model\.safetensors: is damaged"):
+        check_hugging_face(settings(folder), load_vocabulary(folder))
     with pytest.raises(UserError, match="has another vocabulary"):
         check_hugging_face(settings(folder), trained("bpe"))
 

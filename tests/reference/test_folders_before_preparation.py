@@ -1,0 +1,149 @@
+"""What training would refuse of the weights of a folder is refused, in the same line, before shards are made."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from data_pipeline.errors import UserError
+from data_pipeline.vocabulary.files import load_vocabulary
+from pretrain.export.parity import quiet
+from pretrain.export.tokenizer import INPUTS
+from pretrain.training.initial_weights.check import check_hugging_face
+from tests.factories.encoders import NO_SEGMENTS, write_encoder
+from tests.factories.published import DISTILBERT, SAME, written
+from tests.factories.vocabularies import trained
+from tests.reference.test_initial_weights import settings, started
+
+FILE = "model.safetensors"
+SOURCES = {**SAME, "distilbert": DISTILBERT}
+
+
+def check(folder: Path, *overrides: str) -> None:
+    config = settings(folder, *overrides)
+    check_hugging_face(config, load_vocabulary(config.data.vocab))
+
+
+def refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """What is said before a preparation, and what training would say without that."""
+    with pytest.raises(UserError) as before:
+        check(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("pretrain.training.initial_weights.check.check_headers", lambda *_: None)
+        with pytest.raises(UserError) as later:
+            started(settings(folder))
+    return str(before.value), str(later.value)
+
+
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / FILE)
+    change(tensors)
+    save_file(tensors, folder / FILE, {"format": "pt"})
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_whole_folder_passes(name: str, tmp_path: Path) -> None:
+    check(written(SOURCES[name], tmp_path / "in"), *SOURCES[name].overrides)
+
+
+@pytest.mark.parametrize(
+    ("class_name", "kind", "fields"),
+    [
+        ("BertForSequenceClassification", "wordpiece", {}),
+        ("RobertaForTokenClassification", "bpe", {"type_vocab_size": 1}),
+    ],
+)
+def test_a_classifier_is_refused(
+    class_name: str, kind: str, fields: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = NO_SEGMENTS if fields else INPUTS
+    write_encoder(tmp_path / "in", class_name, trained(kind), inputs, fields)
+    before, later = refusals(tmp_path / "in", monkeypatch)
+    assert "holds tensors of another kind of model: classifier." in before
+    assert before == later
+
+
+REMOVED = {
+    "bert": (".layer.1.attention.self.key.bias", "lacks encoder.layers.1.attention.key.bias"),
+    "roberta": ("position_embeddings.weight", "lacks encoder.embeddings.position.weight"),
+    "modernbert": ("layers.1.attn.Wo.weight", "lacks encoder.layers.1.attention.output.weight"),
+}
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_an_encoder_that_is_not_whole_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, (removed, said) = written(SAME[name], tmp_path / "in"), REMOVED[name]
+    edit(folder, lambda tensors: tensors.pop(next(key for key in tensors if key.endswith(removed))))
+    before, later = refusals(folder, monkeypatch)
+    assert said in before
+    assert before == later
+
+
+def test_a_whole_layer_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(SAME["albert"], tmp_path / "in")
+    group = "albert_layer_groups.1."
+    edit(folder, lambda tensors: [tensors.pop(key) for key in list(tensors) if group in key])
+    before, _ = refusals(folder, monkeypatch)
+    assert "lacks encoder.layers.1.attention.key.bias, encoder.layers.1.attention.key.weight" in before
+
+
+@pytest.mark.parametrize(
+    ("ending", "shape", "said"),
+    [
+        (
+            "layer.1.attention.output.dense.weight",
+            (32, 16),
+            "encoder.layers.1.attention.output.weight has shape",
+        ),
+        (
+            "layer.0.intermediate.dense.weight",
+            (48, 32),
+            "encoder.layers.0.feed_forward.intermediate.weight has",
+        ),
+        ("word_embeddings.weight", (100, 32), "encoder.embeddings.word.weight has shape [100, 32]"),
+    ],
+)
+def test_other_shapes_are_refused(
+    ending: str, shape: tuple[int, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(SAME["bert"], tmp_path / "in")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if name.endswith(ending):
+                tensors[name] = torch.zeros(shape)
+
+    edit(folder, change)
+    before, later = refusals(folder, monkeypatch)
+    assert said in before
+    assert before == later
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(SAME["bert"], tmp_path / "in")
+    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100])
+    before, later = refusals(folder, monkeypatch)
+    assert f"{folder}/{FILE}: is damaged" in before
+    assert before == later
+
+
+def test_weights_in_several_files_are_one_model(tmp_path: Path) -> None:
+    whole = written(SAME["mlm"], tmp_path / "in")
+    parts = written(SAME["mlm"], tmp_path / "parts")
+    with quiet():
+        transformers.BertForMaskedLM.from_pretrained(whole).save_pretrained(parts, max_shard_size="20KB")
+    (parts / FILE).unlink()
+    files = sorted(parts.glob("model-*.safetensors"))
+    assert len(files) > 2
+    check(parts)
+    one, other = started(settings(whole)).weights, started(settings(parts)).weights
+    assert one.keys() == other.keys()
+    assert all(other[name].equal(tensor) for name, tensor in one.items())
+    files[1].unlink()
+    with pytest.raises(UserError, match="lacks encoder"):
+        check(parts)
