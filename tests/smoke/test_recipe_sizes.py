@@ -63,11 +63,41 @@ def billions(config: RunConfig, updates: float) -> float:
     return batch_sizes(config).before(int(updates)) * config.data.sequence_length / 1e9
 
 
-@pytest.mark.parametrize("name", ["modernbert_base", "modernbert_large"])
-def test_modernbert_has_two_trillion_tokens_in_three_phases(name: str) -> None:
-    phases = [phase.config for phase in phases_of(load_config(name, []))]
-    assert [phase.data.sequence_length for phase in phases] == [1024, 8192, 8192]
-    assert [billions(p, p.train.steps) for p in phases] == pytest.approx([1700, 250, 50], rel=0.01)
+MODERNBERT = {  # rates and batches of the phases, the smallest batch, billions of tokens: warm-ups of batch and rate
+    "modernbert_base": ([8e-4, 3e-4, 3e-4], [4608, 8 * 72, 8 * 72], 768, 50, 3),
+    "modernbert_large": ([5e-4, 5e-5, 5e-5], [4928, 8 * 77, 8 * 78], 448, 10, 2),
+}
+"""Of section 2.2 and table 3 of arXiv 2412.13663, whose later batches are those of one of eight GPUs."""
+
+
+@pytest.mark.parametrize("name", MODERNBERT)
+def test_modernberts_phases_are_the_published_ones(name: str) -> None:
+    rates, batches, smallest, batch_warmup, rate_warmup = MODERNBERT[name]
+    phases = phases_of(load_config(name, []))
+    configs = [phase.config for phase in phases]
+    assert [c.data.sequence_length for c in configs] == [1024, 8192, 8192]
+    assert [billions(c, c.train.steps) for c in configs] == pytest.approx([1700, 250, 50], rel=1e-3)
+    assert [c.train.global_batch for c in configs] == batches
+    assert [c.train.global_batch // 8 % c.train.micro_batch for c in configs] == [0, 0, 0], (
+        "full micro-batches"
+    )
+    main, ramp = configs[0], batch_sizes(configs[0])
+    assert (ramp.smallest, ramp.at(ramp.ramp), [batch_sizes(c).ramp for c in configs[1:]]) == (
+        smallest,
+        batches[0],
+        [0, 0],
+    )
+    assert billions(main, ramp.ramp) == pytest.approx(batch_warmup, rel=1e-3)
+    assert billions(main, main.schedule.warmup) == pytest.approx(rate_warmup, rel=1e-3)
+    assert rate_of(phases[0], int(main.schedule.warmup) // 2) < 0.51 * rates[0]
+    assert [rate_of(phase, phase.config.train.steps // 2) for phase in phases[:2]] == rates[:2]
+    quarter = rate_of(phases[2], configs[2].train.steps // 4)
+    assert quarter == pytest.approx(0.5 * rates[2], rel=1e-3), "1 - sqrt is half done"
+    assert rate_of(phases[2], configs[2].train.steps) == pytest.approx(0, abs=1e-3 * rates[2])
+    assert {(c.optim.name, c.optim.weight_decay, c.optim.decoupled_decay, c.train.clip) for c in configs} == {
+        ("stable_adamw", 1e-5, True, 0.0)
+    }
+    assert (main.optim.betas, main.optim.eps, main.data.masked_lm_prob) == ([0.9, 0.98], 1e-6, 0.3)
 
 
 ETTIN = {  # rates of the phases, weight decay, billions of tokens: warm-ups of batch and rate, phases
@@ -88,6 +118,7 @@ def test_ettins_phases_are_the_published_ones(name: str) -> None:
     phases = phases_of(load_config(name, []))
     configs = [phase.config for phase in phases]
     assert [c.data.sequence_length for c in configs] == [1024, 7999, 7999]
+    assert configs[0].encoder.max_positions == 7999, "max_position_embeddings of the published config.json"
     assert [c.train.global_batch for c in configs] == [4608] * 3
     assert [billions(c, c.train.steps) for c in configs] == pytest.approx(tokens, rel=1e-3)
     main, long = configs[:2]
