@@ -109,7 +109,7 @@ class DistilBert(Mlm):
     """The objective `distilbert`."""
 
     terms = ("soft", "mlm", "cos")
-    families = ("DistilBertForMaskedLM", *MODERN_FAMILIES)
+    families = ("DistilBertForMaskedLM", "BertForMaskedLM", *MODERN_FAMILIES)
     metrics = (*MASKED_METRICS, "soft_accuracy")
 
     @cached_property

@@ -67,7 +67,7 @@ OBJECTIVES = {
         "pretrain.objectives.distilbert:DistilBert",
         _ANY,
         teacher="teacher",
-        needs={"encoder.segments": (0,), "encoder.layer_norm_eps": (1e-12,)},
+        needs={"encoder.segments": (0,)},
     ),
     "spanbert": Registered("pretrain.objectives.spanbert:SpanBert", SINGLES),
     "roberta": Registered(

@@ -12,23 +12,33 @@ _MODERN = [
     *("norm_place=pre", "norm_biases=false", "biases=false", "gated=true", "activation=gelu", "segments=0"),
     *("positions=rope", "layers=3", "global_every=2", "local_attention=8", "attention_output_dropout=0.1"),
 ]
+EUROBERT = "mlm of a EuroBERT"
+"""A member whose encoder has the other switches: those of a EuroBERT."""
+_EUROBERT = [
+    *("norm_place=pre", "norm=rms", "norm_biases=false", "biases=false", "gated=true", "activation=silu"),
+    *("segments=0", "positions=rope", "embedding_norm=false", "head_transform=false", "kv_heads=1"),
+]
 DISENTANGLED = "electra of a ModernBERT, disentangled"
 """The same of ELECTRA, whose discriminator adds to the generator's embeddings."""
-_DISENTANGLED = ["embeddings=disentangled", "generator_layers=2", "generator_share=1"]
+SHARED, SEPARATE = (f"electra of a ModernBERT, {how}" for how in ("shared", "separate"))
+"""The same with embeddings that both models have, or each its own."""
+_EMBEDDINGS = {member: member.rpartition(" ")[2] for member in (DISENTANGLED, SHARED, SEPARATE)}
+_BODIES = {MODERN: _MODERN, EUROBERT: _EUROBERT}
 VARIANTS = {"embedding_size": 16, "sharing": "all"}
 """Encoders that differ from BERT's in kind, for the members that have a place for them."""
 
 
 def member_settings(objective: str, maskmill: Maskmill, folder: Path) -> list[str]:
     """Return settings with which every verb is about this objective; in `folder` a vocabulary of the kind it needs."""
-    if objective == DISENTANGLED:
+    if objective in _EMBEDDINGS:
         settings = [
             one for one in member_settings("electra", maskmill, folder) if "embedding_size" not in one
         ]
         settings += [f"encoder.{one}" for one in _MODERN]
-        return [*settings, *(f"objective.electra.{one}" for one in _DISENTANGLED)]
-    if objective == MODERN:
-        return [*member_settings("mlm", maskmill, folder), *(f"encoder.{one}" for one in _MODERN)]
+        own = (f"embeddings={_EMBEDDINGS[objective]}", "generator_layers=2", "generator_share=1")
+        return [*settings, *(f"objective.electra.{one}" for one in own)]
+    if objective in _BODIES:
+        return [*member_settings("mlm", maskmill, folder), *(f"encoder.{one}" for one in _BODIES[objective])]
     known = registered(objective)
     settings = [f"objective.name={objective}", f"data.masking={known.masking[0]}"]
     settings += [f"{key}={values[0]}" for key, values in known.needs.items()]

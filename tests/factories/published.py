@@ -12,7 +12,7 @@ from torch import Tensor
 from pretrain.export.families.modernbert_electra import HEAD, HEAD_FILE
 from pretrain.export.tokenizer import INPUTS, PROBES
 from tests.factories.encoders import NO_SEGMENTS, write_encoder, write_modernbert
-from tests.factories.vocabularies import trained
+from tests.factories.vocabularies import roberta_tokenizer, trained
 
 
 class Source(NamedTuple):
@@ -21,7 +21,7 @@ class Source(NamedTuple):
     models: dict[str, tuple[str, dict[str, Any]]]
     """Folder in it -> class, fields of its config."""
     kind: str = "wordpiece"
-    """Of the vocabulary; `modernbert`: its tokenizer as it is published."""
+    """Of the vocabulary; `modernbert`, `roberta`: its tokenizer as it is published."""
     specials: str = ""
     inputs: tuple[str, ...] = INPUTS
     overrides: tuple[str, ...] = ()
@@ -46,6 +46,9 @@ SAME = {
     "bert": Source({"": ("BertForPreTraining", {"hidden_act": "relu", "layer_norm_eps": 1e-6})}),
     "mlm": Source({"": ("BertForMaskedLM", {"hidden_act": "gelu_pytorch_tanh"})}),
     "roberta": Source({"": ("RobertaForMaskedLM", {"type_vocab_size": 1})}, "bpe", "", NO_SEGMENTS),
+    "published roberta": Source(
+        {"": ("RobertaForMaskedLM", {"type_vocab_size": 1})}, "roberta", "", NO_SEGMENTS, objective="roberta"
+    ),
     "xlmr": Source(
         {"": ("XLMRobertaForMaskedLM", {"type_vocab_size": 1})}, "unigram", "roberta", NO_SEGMENTS
     ),
@@ -108,6 +111,10 @@ def written(source: Source, folder: Path) -> Path:
         if source.kind == "modernbert":
             write_modernbert(folder / name, **fields)
             continue
+        if source.kind == "roberta":
+            write_encoder(folder / name, class_name, trained("bpe", False), source.inputs, fields)
+            _publish_tokenizer(folder / name)
+            continue
         vocabulary = trained(source.kind, specials=source.specials)
         write_encoder(folder / name, class_name, vocabulary, source.inputs, fields)
     if "generator" in source.models:
@@ -115,6 +122,13 @@ def written(source: Source, folder: Path) -> Path:
     if source.models.get("discriminator", ("",))[0] == "ModernBertModel":
         _write_head(folder / "discriminator")
     return folder
+
+
+def _publish_tokenizer(folder: Path) -> None:
+    """Replace a RoBERTa's tokenizer by the files that roberta-base has."""
+    (folder / "tokenizer.json").write_text(json.dumps(roberta_tokenizer()), "utf-8")
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 64}', "utf-8")
+    (folder / "special_tokens_map.json").unlink()
 
 
 def _share_embeddings(folder: Path) -> None:
@@ -141,10 +155,14 @@ def _write_head(folder: Path) -> None:
 
 
 def assert_same_model(before: Path, after: Path, kind: str = "") -> None:
-    """The two folders have equal weights, configurations and tokenizers, but for fields of use; a tokenizer of the kind
-    `modernbert` comes back with a space before the first word and one for each run of white space, and [CLS] and [SEP]
-    around a text."""
+    """The two folders have equal weights, configurations and tokenizers, but for fields of use, and for the rows of a
+    table of positions that no token uses, which come back as zeros; a tokenizer of the kinds `modernbert` and `roberta`
+    comes back with a space before the first word and one for each run of white space, and with BERT's frame."""
     old, new = (_folded(load_file(path / "model.safetensors")) for path in (before, after))
+    for name, table in load_file(after / "model.safetensors").items():
+        if "roberta" in name and "position_embeddings" in name:
+            assert not table[:2].any(), "of positions 0 and 1, which no token has"
+            assert table[2:].any(1).all()
     copies = old.keys() - new.keys()  # of tensors that are tied
     assert new.keys() <= old.keys()
     assert not {name for name in copies if "decoder" not in name and "lm_loss" not in name}
@@ -163,15 +181,25 @@ def assert_same_model(before: Path, after: Path, kind: str = "") -> None:
     one, two = (transformers.AutoTokenizer.from_pretrained(path) for path in (before, after))
     for text in PROBES:
         ids = one(text)["input_ids"]
-        if kind == "modernbert":
-            ids = [one.cls_token_id, *one(" " + " ".join(text.split()))["input_ids"], one.sep_token_id]
+        if kind in ("modernbert", "roberta"):
+            spaced = one(" " + " ".join(text.split()), add_special_tokens=False)["input_ids"]
+            assert spaced != one(text, add_special_tokens=False)["input_ids"]
+            ids = [one.cls_token_id, *spaced, one.sep_token_id]
         assert two(text)["input_ids"] == ids
+    if kind == "roberta":
+        (cls, sep), words = (
+            (one.cls_token_id, one.sep_token_id),
+            one(" a", add_special_tokens=False)["input_ids"],
+        )
+        assert one(" a", " a")["input_ids"] == [cls, *words, sep, sep, *words, sep]
+        assert two("a", "a")["input_ids"] == [cls, *words, sep, *words, sep]
     known = two.get_vocab()
     assert all(known[token] == number for token, number in one.get_vocab().items())
 
 
 def _folded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with a single segment added to all positions that tokens have: every token shows it."""
+    """The tensors, with a single segment added to all positions that tokens have: every token shows it. The rows before
+    these are left out."""
     for name, table in list(tensors.items()):
         segments = tensors.get(name.replace("position_embeddings", "token_type_embeddings"), table)
         if "position_embeddings" in name and len(segments) == 1:

@@ -30,6 +30,32 @@ def trained(kind: str, lowercase: bool | None = None, specials: str = "") -> Voc
 
 
 @cache
+def roberta_tokenizer() -> dict[str, Any]:
+    """A tokenizer.json in the form of roberta-base's: no space before the first word, runs of blanks as they are, a
+    frame with two </s> between two texts."""
+    vocabulary = trained("bpe", False)
+    bos, eos = (
+        [token, vocabulary.ids[token]] for token in (vocabulary.specials.cls, vocabulary.specials.sep)
+    )
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False}
+    model |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    model |= {"vocab": vocabulary.ids, "merges": [list(pair) for pair in vocabulary.merges]}
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {**token, "lstrip": token["content"] == vocabulary.specials.mask}
+            for token in vocabulary.added_tokens()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": {**byte_level, "type": "RobertaProcessing", "sep": eos, "cls": bos},
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": model,
+    }
+
+
+@cache
 def modernbert_tokenizer() -> dict[str, Any]:
     """A tokenizer.json in the form of ModernBERT's: GPT-NeoX's pieces without the bytes that UTF-8 never has, NFC, no
     space before the first word, and BERT's special tokens, runs of spaces and placeholders beside the model."""

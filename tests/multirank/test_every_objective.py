@@ -10,16 +10,18 @@ from attempts import Attempt, run_attempts
 
 from pretrain.objectives.registry import OBJECTIVES
 from tests.command_line import Maskmill
-from tests.factories.members import DISENTANGLED, MODERN, prepared_member
+from tests.factories.members import DISENTANGLED, EUROBERT, MODERN, SEPARATE, SHARED, prepared_member
 from tests.run_ends import assert_bit_equal, assert_learns
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 STAGES = [3, 0, 1, 2]
 """All of them, and first the one that partitions most. They take minutes: none is in `make test`."""
+CASES = [(member, stage) for member in (*OBJECTIVES, MODERN, DISENTANGLED, EUROBERT) for stage in STAGES]
+CASES += [(SHARED, 2), (SEPARATE, 3)]
 
 
-@pytest.fixture(scope="module", params=[*OBJECTIVES, MODERN, DISENTANGLED])
+@pytest.fixture(scope="module")
 def ended(
     request: pytest.FixtureRequest,
     tiny: list[str],
@@ -31,7 +33,8 @@ def ended(
     folder = tmp_path_factory.mktemp("stages")
     settings = prepared_member(request.param, tiny, maskmill, folder)
     ours = [item for item in request.session.items if item.path == request.path]
-    stages = sorted({item.callspec.params["stage"] for item in ours if isinstance(item, pytest.Function)})
+    cases = [item.callspec.params for item in ours if isinstance(item, pytest.Function)]
+    stages = sorted(case["stage"] for case in cases if case["ended"] == request.param)
     attempts = []
     for stage in stages:
         at = [*settings, f"zero.stage={stage}"]
@@ -42,7 +45,7 @@ def ended(
     return folder, dict(zip(stages, printed[2::3], strict=True))
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("ended", "stage"), CASES, indirect=["ended"], scope="module")
 def test_it_resumes_bit_equal(ended: tuple[Path, dict[int, str]], stage: int) -> None:
     folder, printed = ended
     assert "resuming from step 2 (bit-exact)" in printed[stage]

@@ -1,23 +1,12 @@
 """Define DistilBERT in transformers: BERT's layers under other names, no segments and no pooler."""
 
-from typing import Any
-
-from pretrain.export.families.base import Config, Family, Field, Head
+from pretrain.export.families.base import Family, Field, Head
 from pretrain.export.families.bert import ACTIVATIONS, READABLE_ACTIVATIONS
 
 _LAYER, _THEIR_LAYER = "encoder.layers.{i}", "distilbert.transformer.layer.{i}"
 
 
-class DistilBert(Family):
-    """A family that fixes two settings: its class hard-codes the epsilon of LayerNorm."""
-
-    def settings(self, config: Config) -> dict[str, Any]:
-        """Return the encoder settings stated in a config.json, by name; None for those that it lacks or we do not
-        have."""
-        return super().settings(config) | {"segments": 0, "layer_norm_eps": 1e-12}
-
-
-DISTILBERT_FOR_MASKED_LM = DistilBert(
+DISTILBERT_FOR_MASKED_LM = Family(
     export_class="DistilBertForMaskedLM",
     model_type="distilbert",
     prefix="distilbert",
@@ -51,6 +40,7 @@ DISTILBERT_FOR_MASKED_LM = DistilBert(
         "attention_dropout": "attention_dropout",
         "initializer_range": "initializer_range",
     },
+    implied={"segments": 0, "layer_norm_eps": 1e-12},  # the class itself has the epsilon
     fixed={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
     tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     buffers=("distilbert.embeddings.position_ids",),

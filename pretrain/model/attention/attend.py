@@ -6,6 +6,9 @@ Backends, chosen by device, dtype and dropout:
     flash    torch's lower-level flash kernel, with dropout, a causal mask and a window: same devices
     tiles    dense tiles of near-equal lengths: CPU, fp32 and fp64, older GPUs, any dropout, any visibility
 
+Both kernels count a window as keys (left, right) of the query, which they always include: (w, w), or (w, 0) where it is
+causal. varlen_attn of torch 2.12 has no flag for that: a causal mask would be its window (-1, 0).
+
 A window costs length times window in each of them: tiles are then blocks of queries with the keys in reach.
 
 Shape legend: T packed tokens, N heads, M heads of keys and values, D size of a head.

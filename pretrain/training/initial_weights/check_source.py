@@ -22,8 +22,9 @@ MODEL = (
     *(f"encoder.{key}" for key in ("norm", "norm_place", "norm_biases", "embedding_norm", "head_transform")),
     "objective.electra.embeddings",
     *(f"encoder.{key}" for key in ("biases", "gated", "kv_heads", "positions", "global_every")),
+    "encoder.local_attention",  # no parameter, but what each was trained with
 )
-"""Parts of a run's identity that its weights depend on."""
+"""Parts of a run's identity that a model's weights depend on, or were trained for: the bases of RoPE may change."""
 
 
 def check_starting_weights(config: RunConfig, plan: Plan) -> None:

@@ -182,6 +182,31 @@ def test_the_varlen_kernel_gets_the_window_and_the_groups(monkeypatch: pytest.Mo
     assert asked == [(4, {"window_size": (3, 3)}), (4, {})]
 
 
+@pytest.mark.parametrize(
+    ("visibility", "limits"),
+    [
+        (Visibility(window=3), (False, 3, 3)),
+        (Visibility(causal=True), (True, None, None)),
+        (Visibility(causal=True, window=3), (True, 3, 0)),
+    ],
+)
+def test_the_flash_kernel_gets_the_window(
+    visibility: Visibility, limits: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above: a query and what is left and right of it, which the kernel counts without the query itself."""
+    asked: list[tuple] = []
+
+    def kernel(q: torch.Tensor, *given: object, window_size_left: object, window_size_right: object) -> list:
+        asked.append((given[7], window_size_left, window_size_right))
+        return [q]
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
+    q = torch.empty(8, 4, 64, device="meta", dtype=torch.bfloat16)
+    assert choose_backend(q.device, q.dtype, 64, 0.1, visibility) == "flash"
+    attend(q, q, q, Packing.of([8], "meta"), dropout=0.1, visibility=visibility)
+    assert asked == [limits]
+
+
 def test_backends_that_cannot_limit_what_is_seen_are_not_chosen() -> None:
     meta, half = torch.device("meta"), torch.bfloat16
     ranked = limited("ranks", [3])
@@ -349,9 +374,12 @@ def test_cuda_backends_agree_with_one_at_a_time(backend: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", ["varlen", "flash", "tiles"])
-def test_cuda_windows_and_groups_agree_with_the_cpu(backend: str) -> None:
-    lengths, window = [300, 7, 129], Visibility(window=16)
+@pytest.mark.parametrize(
+    ("backend", "causal"),
+    [("varlen", False), ("flash", False), ("tiles", False), ("flash", True), ("tiles", True)],
+)
+def test_cuda_windows_and_groups_agree_with_the_cpu(backend: str, causal: bool) -> None:
+    lengths, window = [300, 7, 129], Visibility(causal, window=16)
     q, k, v = (x.detach().cuda().bfloat16() for x in draw(lengths, heads=4, size=64))
     qkv = [x.requires_grad_() for x in (q, k[:, :2].contiguous(), v[:, :2].contiguous())]
     exact = [x.detach().double().cpu().requires_grad_() for x in qkv]

@@ -11,6 +11,7 @@ from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config
 from pretrain.config.settings import ObjectiveSettings, RunConfig
+from pretrain.export.families.registry import chosen_families
 from pretrain.objectives.registry import OBJECTIVES, load, meet_needs, registered
 from pretrain.preflight.validate import check
 from pretrain.training.claim_folder import identity_of
@@ -76,6 +77,7 @@ def test_every_group_belongs_to_a_member(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {module.rpartition(".")[0] for module in modules} == {"pretrain.config"}
 
 
+MODERN_BODY = ["norm_place=pre", "norm_biases=false", "biases=false", "gated=true", "positions=rope"]
 OTHERS = {"embedding_size": 64, "sharing": "all", "norm_place": "pre", "gated": True, "positions": "rope"}
 
 
@@ -95,6 +97,23 @@ def test_an_encoder_of_another_kind_is_refused_where_the_objective_has_no_place_
                 UserError, match=f"models of objective.name={name} have no encoder.{key}, got {value}"
             ):
                 check(changed)
+
+
+@pytest.mark.parametrize(
+    ("own", "exported"),
+    [
+        ([], "DistilBertForMaskedLM"),
+        (["layer_norm_eps=1e-5"], "BertForMaskedLM"),  # as of a RoBERTa's student
+        (["layer_norm_eps=1e-5", *MODERN_BODY], "ModernBertForMaskedLM"),
+    ],
+)
+def test_a_distilled_student_has_its_teachers_epsilon(own: list[str], exported: str) -> None:
+    config = loaded("objective.name=distilbert", "encoder.segments=0", *(f"encoder.{one}" for one in own))
+    [family] = chosen_families(load(config).families, config)
+    assert family.export_class == exported
+    assert family.settings(family.config(config, VocabularyStamp.of_size(100)))["layer_norm_eps"] == (
+        config.encoder.layer_norm_eps
+    )
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,20 @@ def test_init_from_is_read_before_any_rank_starts(finished: list[str], tmp_path:
     check(*new, f"init_from={model}")  # the run has weights of its own by now
 
 
+def test_another_window_is_another_model(tiny: list[str], tmp_path: Path) -> None:
+    """As of a Hugging Face folder; the bases of RoPE may change, since longer texts want others."""
+    local = [*tiny, "encoder.global_every=2", "encoder.positions=rope", "encoder.local_attention=8"]
+    folder = tmp_path / "local" / "checkpoints" / "step-00000004"
+    folder.mkdir(parents=True)
+    plans = check_run(load_config("demo", local), 1)
+    (folder / "checkpoint.json").write_bytes(marked(Marker(4, {"identity": run_identity(plans)}, {}, [])))
+    new = [*local, f"run.dir={tmp_path}/new", f"init_from={tmp_path}/local"]
+    check(*new)
+    check(*new, "encoder.rope_theta=160000")
+    with pytest.raises(UserError, match=r"encoder.local_attention=16 \(there: 8\)"):
+        check(*new, "encoder.local_attention=16")
+
+
 def test_moments_that_muon_does_not_keep_are_refused(tiny: list[str], tmp_path: Path) -> None:
     plans = check_run(load_config("demo", [*tiny, "optim.name=muon"]), 1)
     folder = tmp_path / "muon" / "checkpoints" / "step-00000004"
