@@ -109,7 +109,7 @@ class DistilBert(Mlm):
     """The objective `distilbert`."""
 
     terms = ("soft", "mlm", "cos")
-    families = ("DistilBertForMaskedLM", "BertForMaskedLM", *MODERN_FAMILIES)
+    families: tuple[str, ...] = ("DistilBertForMaskedLM", "BertForMaskedLM", *MODERN_FAMILIES)
     metrics = (*MASKED_METRICS, "soft_accuracy")
 
     @cached_property

@@ -18,6 +18,8 @@ _EUROBERT = [
     *("norm_place=pre", "norm=rms", "norm_biases=false", "biases=false", "gated=true", "activation=silu"),
     *("segments=0", "positions=rope", "embedding_norm=false", "head_transform=false", "kv_heads=1"),
 ]
+_FASTER = ["optim.name=adamw", "optim.lr=3e-2"]
+"""Its embeddings are not normed and the head adds no layer: LAMB moves them too little in a few steps."""
 DISENTANGLED = "electra of a ModernBERT, disentangled"
 """The same of ELECTRA, whose discriminator adds to the generator's embeddings."""
 SHARED, SEPARATE = (f"electra of a ModernBERT, {how}" for how in ("shared", "separate"))
@@ -38,7 +40,11 @@ def member_settings(objective: str, maskmill: Maskmill, folder: Path) -> list[st
         own = (f"embeddings={_EMBEDDINGS[objective]}", "generator_layers=2", "generator_share=1")
         return [*settings, *(f"objective.electra.{one}" for one in own)]
     if objective in _BODIES:
-        return [*member_settings("mlm", maskmill, folder), *(f"encoder.{one}" for one in _BODIES[objective])]
+        settings = [
+            *member_settings("mlm", maskmill, folder),
+            *(f"encoder.{one}" for one in _BODIES[objective]),
+        ]
+        return [*settings, *(_FASTER if objective == EUROBERT else [])]
     known = registered(objective)
     settings = [f"objective.name={objective}", f"data.masking={known.masking[0]}"]
     settings += [f"{key}={values[0]}" for key, values in known.needs.items()]
