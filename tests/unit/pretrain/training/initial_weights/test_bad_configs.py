@@ -15,7 +15,7 @@ from pretrain.export.families.registry import check_config
 from tests.factories.configs import ALONE, WORDS, valid_config
 
 SETTINGS = schema()
-"""Of the last folder read: making them anew takes longer than a case."""
+"""With what earlier folders stated: making them anew takes longer than a case."""
 OF_OTHER_KINDS: list[Any] = [None, "a", "12", [], ["a"], -1, 0, 0.5, True, {}, {"a": 1}]
 
 
@@ -24,10 +24,10 @@ def written(folder: Path, fields: dict[str, Any]) -> Path:
     return folder
 
 
-def read(folder: Path) -> Any:
+def read(folder: Path, settings: Any = SETTINGS) -> Any:
     """The settings of a run that starts from the folder."""
-    SETTINGS.init_from = str(folder)
-    return with_folder_settings(SETTINGS, set())
+    settings.init_from = str(folder)
+    return with_folder_settings(settings, set())
 
 
 def refusal(folder: Path) -> str:
@@ -104,7 +104,7 @@ def test_a_long_value_is_not_repeated_and_a_deep_file_is_refused(tmp_path: Path)
 @pytest.mark.parametrize("name", ALONE)
 def test_the_valid_ones_fit_the_run_that_they_state(name: str, tmp_path: Path) -> None:
     folder = written(tmp_path, valid_config(name))
-    config = OmegaConf.to_object(read(folder))
+    config = OmegaConf.to_object(read(folder, schema()))
     check_config(folder, config, WORDS)
     with pytest.raises(UserError, match="vocab_size is 100"):
         check_config(folder, config, WORDS + 1)
