@@ -77,7 +77,7 @@ def write_without_weights(config: RunConfig, tokenizer_json: str, out: Path) -> 
     each folder's family."""
     vocabulary = vocabulary_of(tokenizer_json)
     families = family_folders(chosen_families(load(config).families, config), out)
-    folders = {folder: _with_own_inputs(family.of_run(config), config) for folder, family in families.items()}
+    folders = {folder: with_own_inputs(family.of_run(config), config) for folder, family in families.items()}
     separators = config.data.separators if config.data.separators in SEPARATORS else SEPARATORS[0]
     for folder, family in folders.items():
         folder.mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def write_without_weights(config: RunConfig, tokenizer_json: str, out: Path) -> 
     return folders
 
 
-def _with_own_inputs(family: Family, config: RunConfig) -> Family:
+def with_own_inputs(family: Family, config: RunConfig) -> Family:
     """Return the family without segment ids among its inputs where the model has no segments, since the table that
     transformers needs then has a single row."""
     if not family.segment_table or family.encoder(config).segments:

@@ -20,6 +20,7 @@ from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.float64 import KeepFloat64
 from pretrain.export.families.registry import chosen_families
+from pretrain.export.writer import with_own_inputs
 from pretrain.model.batch import MicroBatch
 from pretrain.model.initialize import initialize, load_parameters, without_padding
 from pretrain.objectives.base import Model
@@ -76,7 +77,7 @@ def batches(draw: st.DrawFn, member: str) -> MicroBatch:
 
 def family_of(run: RunConfig) -> Family:
     [family] = chosen_families(load(run).families, run)
-    return family.of_run(run)
+    return with_own_inputs(family.of_run(run), run)
 
 
 def ours_of(run: RunConfig) -> Model:

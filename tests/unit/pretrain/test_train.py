@@ -18,6 +18,7 @@ from data_pipeline.shards.index import Index
 from data_pipeline.shards.inspect.show_examples import words_of
 from data_pipeline.shards.schema import VocabularyStamp
 from data_pipeline.shards.writer import BlockReader
+from pretrain.config.phases import phases_of
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
@@ -237,7 +238,9 @@ def test_runs_have_a_place(tmp_path: Path) -> None:
     from launch.settings.recipe import load_config
 
     index = SimpleNamespace(identity="d", vocabulary=SimpleNamespace(sha256="v"))
-    plan = SimpleNamespace(index=index, streams=4, precision="fp32", masking=None)
+    plan = SimpleNamespace(
+        index=index, streams=4, precision="fp32", masking=None, phase=phases_of(RunConfig())[0]
+    )
 
     def identity(*changes: str) -> dict:
         return identity_of(load_config("demo", [f"run.dir={tmp_path}", *changes]), plan)  # type: ignore[arg-type]
@@ -254,7 +257,9 @@ def test_runs_have_a_place(tmp_path: Path) -> None:
 )
 def test_a_run_is_that_of_its_teachers_weights_wherever_they_are(name: str, key: str, tmp_path: Path) -> None:
     index = SimpleNamespace(identity="d", vocabulary=SimpleNamespace(sha256="v"))
-    plan = SimpleNamespace(index=index, streams=4, precision="fp32", masking=None)
+    plan = SimpleNamespace(
+        index=index, streams=4, precision="fp32", masking=None, phase=phases_of(RunConfig())[0]
+    )
     config = config_of(name, SETTINGS)
 
     def identity(folder: Path, seed: int) -> dict:

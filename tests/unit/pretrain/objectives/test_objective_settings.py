@@ -10,6 +10,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from launch.settings.manual import manual
 from launch.settings.recipe import load_config
+from pretrain.config.phases import phases_of
 from pretrain.config.settings import ObjectiveSettings, RunConfig
 from pretrain.export.families.registry import chosen_families
 from pretrain.objectives.registry import OBJECTIVES, load, meet_needs, registered
@@ -36,7 +37,9 @@ def loaded(*settings: str) -> RunConfig:
 def identity(config: RunConfig) -> dict[str, Any]:
     stamp = VocabularyStamp.of_size(100)
     index = SimpleNamespace(identity="", vocabulary=stamp)
-    return identity_of(config, SimpleNamespace(index=index, streams=1, masking=None, precision="fp32"))  # type: ignore[arg-type]
+    [phase] = phases_of(config)
+    plan: Any = SimpleNamespace(index=index, streams=1, masking=None, precision="fp32", phase=phase)
+    return identity_of(config, plan)
 
 
 def test_a_member_is_made_from_its_own_settings() -> None:
