@@ -3,6 +3,7 @@ not there, or goes away."""
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -63,12 +64,14 @@ def tracked(
     state = Standin()
     with serving(state), pytest.MonkeyPatch.context() as patch:
         reach(state, patch)
-        settings = [*tiny, *TRACKED, "monitor.artifacts=all", f"run.dir={run}", f"data.out={folder}/shards"]
+        write(folder / "RTE", FILES["rte"])
+        probe = ["train.probe=rte", f"train.probe_data={folder}", "train.probe_every=2"]
+        places = [f"run.dir={run}", f"data.out={folder}/shards"]
+        settings = [*tiny, *TRACKED, "monitor.artifacts=all", *probe, *places]
         prepared = maskmill("prepare", "demo", *settings, cwd=folder)
         maskmill("train", "demo", *settings, "run.stop_after=2")
         trained = maskmill("train", "demo", *settings)
         maskmill("export", str(run))
-        write(folder / "RTE", FILES["rte"])
         quick = ["epochs=1", "max_length=32", "batch=2", "threads=1"]
         maskmill("evaluate", str(run), "rte", "--data", str(folder), *quick)
         assert prepared.stderr == trained.stderr == ""
@@ -83,7 +86,7 @@ def test_one_training_is_one_run_over_its_attempts(tracked: tuple[Standin, Path,
     assert list(of_train) == [known["id"]]
     lines = metrics_file.read_metrics(run)
     assert [p["step"] for p in state.points(known["id"])] == [line["step"] for line in lines]
-    assert len(lines) == 4 + 2 + 3, "steps, trust ratios, evaluations"
+    assert len(lines) == 4 + 2 + 3 + 3, "steps, trust ratios, evaluations, probes"
     assert of_train[known["id"]].exit_code == 0
 
 
@@ -143,7 +146,9 @@ def test_the_dashboard_names_what_a_run_logs(tracked: tuple[Standin, Path, str])
     of_ranks = {pattern for pattern in patterns if r"rank_\d+" in pattern}
     assert len(of_ranks) == 2
     assert {pattern.replace(r"\d+", "0") for pattern in of_ranks} <= logged
-    assert patterns - of_ranks == {f"{PROBE_PREFIX}.*"}, "this run has no probe"
+    [of_probes] = patterns - of_ranks
+    shown = {key for key in logged if re.fullmatch(of_probes, key)}
+    assert shown == {f"{PROBE_PREFIX}rte_accuracy", f"{PROBE_PREFIX}rte_trivial"}
 
 
 def test_a_server_that_goes_away_half_way(
