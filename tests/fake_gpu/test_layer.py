@@ -63,8 +63,8 @@ BUDGET = Layer(launches=67, triton=24, products=18, copies=0, bytes=63)
 those of LayerNorms, 4 are attention's, 1 fills with zeros."""
 SPILLS = {
     "triton_per_fused_embedding_dense_backward_native_layer_norm_native_layer_norm_backward": (
-        "ptxas stops at 72 registers, with which seven programs of 128 threads run at once, and keeps two values "
-        "that are read after the loop over rows in memory meanwhile; once a micro-batch, not in each layer"
+        "probably since ptxas stops at 72 registers, with which seven programs of 128 threads run at once: two values "
+        "that are read after the loop over rows are in memory meanwhile; once a micro-batch, not in each layer"
     )
 }
 """Kernels that keep values in the device's memory which registers have no place for, and why; without their numbers."""

@@ -118,7 +118,7 @@ def test_ettins_phases_are_the_published_ones(name: str) -> None:
     phases = phases_of(load_config(name, []))
     configs = [phase.config for phase in phases]
     assert [c.data.sequence_length for c in configs] == [1024, 7999, 7999]
-    assert configs[0].encoder.max_positions == 7999, "max_position_embeddings of the published config.json"
+    assert configs[0].encoder.max_positions == 7999, "max_position_embeddings of two published config.json"
     assert [c.train.global_batch for c in configs] == [4608] * 3
     assert [billions(c, c.train.steps) for c in configs] == pytest.approx(tokens, rel=1e-3)
     main, long = configs[:2]

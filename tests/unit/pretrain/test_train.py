@@ -2,8 +2,10 @@
 
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,6 +251,15 @@ def test_runs_have_a_place(tmp_path: Path) -> None:
     assert identity(*same, "monitor.tracker=none", "data.workers=3") == identity()
     for change in ("optim.lr=1", "train.steps=9", "run.seed=9", "encoder.layers=1", "train.global_batch=8"):
         assert identity(change) != identity()
+
+
+def test_how_longer_phases_begin_is_of_a_run_with_phases() -> None:
+    index = SimpleNamespace(identity="d", vocabulary=SimpleNamespace(sha256="v"))
+    shared: Any = {"index": index, "streams": 4, "precision": "fp32", "masking": None}
+    config = RunConfig(init_positions="fresh")
+    [plain], [named] = phases_of(config), phases_of(replace(config, phases=[{"name": "long"}]))
+    found = [identity_of(config, SimpleNamespace(**shared, phase=phase)) for phase in (plain, named)]  # type: ignore[arg-type]
+    assert [one.get("init_positions") for one in found] == [None, "fresh"]
 
 
 @pytest.mark.parametrize(

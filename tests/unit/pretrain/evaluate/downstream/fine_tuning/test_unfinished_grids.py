@@ -128,11 +128,13 @@ def test_only_the_best_one_is_trained_again_for_its_predictions(
     assert not trained
 
 
-@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize(("after", "dev"), [(1, 16), (2, 16), (1, 64)])
 def test_a_killed_grid_with_curves_ends_like_one_that_was_not(
-    after: int, folder: Path, trained: list[float]
+    after: int, dev: int, folder: Path, trained: list[float]
 ) -> None:
-    """Whether the dev file is so large that the chosen one is trained again for its curve, or all have one."""
+    """Whether all have a curve, or the dev file is so large that the chosen one is trained again for its own."""
+    head, *rows = (folder / "dev.tsv").read_text().splitlines()
+    write(folder, {"dev.tsv": [head, *(rows * 4)[:dev]]})
     whole, one = (grid(folder, out, by_epoch=True) for out in ("whole", "killed"))
     run(whole)
     trained[:] = [-after]
