@@ -130,10 +130,9 @@ def forecast(phase: Phase, cluster: Cluster, utilisation: float = 0.0) -> Foreca
     )
     stage = config.zero.stage
     weight_bytes = 4 if precision == "fp32" else 2
-    moved = communication_bytes(
-        stage, parameters, micro_batches, 4, weight_bytes, scattered=precision != "bf16"
-    )
     tensors, offloaded = sum(1 for _ in model.parameters()), config.zero.offload == "cpu"
+    scattered = precision != "bf16" or offloaded  # else stage 1 is BF16_Optimizer (distributed/engine.py)
+    moved = communication_bytes(stage, parameters, micro_batches, 4, weight_bytes, scattered)
     operations = launches_of_pass(config, precision, cluster.gpu, passes[-1])
     work = StepWork(
         arithmetic=flops / (peak * utilisation),

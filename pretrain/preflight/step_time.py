@@ -43,7 +43,7 @@ operations, 54 of them products, and 46 are `PER_GRADIENT`."""
 PER_GRADIENT = {"bf16": (2, 1, 3, 2), "fp16": (2, 2, 3, 2), "fp32": (1, 1, 3, 2)}
 """Per tensor and micro-batch, by ZeRO stage. Stage 1 in bf16: one addition to the fp32 sum (`add_in_one_pass`). Stage 0
 in bf16: zeros and the addition. Stage 1 in fp16: a conversion and the addition; stage 2 has a copy to the bucket beside
-them, by the code, since only its launches were counted. Stage 3: 486 = 248 + 143 + 2 x 46 + 3."""
+them: 433 = 2 x 54 + 180 + 3.2 x 46 compiled in bf16. Stage 3: 486 = 248 + 143 + 2 x 46 + 3."""
 PER_REDUCED = 2
 """Per tensor and step, at stages 0 and 1: a copy to the bucket, and one back; none in bf16 at stage 1, where the sums
 are flat. Stages 2 and 3 reduce at each micro-batch, which is in `PER_GRADIENT`."""
@@ -52,10 +52,12 @@ PER_OFFLOADED = 10
 PER_UPDATE = 79
 """Per step, whatever the number of tensors: norm, clipping, LAMB's two flat tensors, the weights in low precision.
 Counted at stage 1 in bf16, where no operation is a tensor's (`measure_whole`); 85 with offload, for AdamW."""
-PER_UPDATED = {"bf16": (30, 0, 3, 3), "fp16": (30, 20, 20, 20), "fp32": (8, 3, 3, 3)}
-"""Per tensor and step beside them, by ZeRO stage: its norm, and in fp16 whether it is finite; at stage 0 LAMB steps
-each tensor by itself. Counted with 46 tensors: 230 in fp32 and 1,015 in fp16 at stage 1, 211 at stage 3 and 1,483 at
-stage 0 in bf16. Stage 0 in fp32 is read from the code; the rest, not counted, are those of DeepSpeed's same class."""
+PER_UPDATED = {"bf16": (30, 0, 20, 3), "fp16": (30, 20, 20, 3), "fp32": (8, 3, 3, 3)}
+"""Per tensor and step beside them, by ZeRO stage: its norm, and in DeepSpeedZeroOptimizer, which is stage 2 and in fp16
+stage 1, whether it is finite, in fp32 not; at stage 0 LAMB steps each tensor by itself. Counted with 46 tensors: 230 in
+fp32 and 1,015 in fp16 at stage 1, and in bf16 1,015 at stage 2, 211 at stage 3 and 1,483 at stage 0. Stage 0 in fp32,
+and stage 3 in fp16, which looks at its gradients whole as in bf16, are read from the code; the rest, not counted, are
+those of DeepSpeed's same class."""
 SMALL_ALL_REDUCES = 3
 """Per step: whether a gradient overflowed, the gradient's norm, LAMB's norms."""
 RING_BASE, RING_HOP = 8.4e-6, {NVLINK: 3.4e-6, PCIE: 5.7e-6}
