@@ -60,6 +60,10 @@ def trained_member(day: Day, name: str, settings: list[str]) -> str:
     return f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last"
 
 
+DROPOUT = ["encoder.dropout=0.1", "encoder.attention_dropout=0.1"]
+"""As bert_base and bert_large have it: attention then is the kernel `flash`, without dropout it is `varlen`."""
+
+
 def settings_512(day: Day) -> list[str]:
     """Of a run in long examples, long enough that a kernel that adds in any order would show."""
     steps = 4 if day.tiny else 60
@@ -76,9 +80,9 @@ def weights_sha(run: Path) -> str:
 
 
 def twice(day: Day, figures: dict[str, Any]) -> None:
-    """The same run twice ends with the same bytes."""
+    """The same run with dropout twice ends with the same bytes."""
     for name in ("first", "second"):
-        day.train(day.out / name, "long", *settings_512(day))
+        day.train(day.out / name, "long", *settings_512(day), *DROPOUT)
         figures[name] = weights_sha(day.out / name)
     shutil.rmtree(day.out / "second")
     if figures["first"] != figures["second"]:
@@ -86,12 +90,12 @@ def twice(day: Day, figures: dict[str, Any]) -> None:
 
 
 def resume(day: Day, figures: dict[str, Any]) -> None:
-    """A run that is killed and goes on ends with the bytes of one that was not."""
+    """A run with dropout that is killed and goes on ends with the bytes of one that was not."""
     whole, killed = day.out / "first", day.out / "killed"
     every = 1 if day.tiny else 10
-    settings = [*settings_512(day), f"train.checkpoint_every={every}"]
+    settings = [*settings_512(day), *DROPOUT, f"train.checkpoint_every={every}"]
     if not whole.is_dir():
-        day.train(whole, "long", *settings_512(day))
+        day.train(whole, "long", *settings_512(day), *DROPOUT)
     kill_after(day, killed, settings, checkpoints=2)
     figures["killed after"] = (killed / "checkpoints" / "latest").read_text().strip()
     day.train(killed, "long", *settings)
