@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launch.settings.recipe import load_config
 from pretrain.config.batch_sizes import batch_sizes
@@ -166,17 +167,13 @@ def test_three_billion_parameters_at_a_tenth_of_the_width(
 ) -> None:
     own = ("encoder.", "train.", "optim.lr")
     narrow = ["encoder.hidden=256", "encoder.heads=4", "encoder.intermediate=1024", "monitor.tracker=jsonl"]
-    batch = [
-        "zero.stage=3",
-        "train.global_batch=2",
-        "train.micro_batch=1",
-        "train.steps=2",
-        "schedule.warmup=1",
-    ]
+    batch = ["train.global_batch=2", "train.micro_batch=1", "train.steps=2", "schedule.warmup=1"]
     batch += ["train.log_every=1", "train.eval_examples=2", "train.checkpoint_every=0"]
     kept = [s for s in tiny if not s.startswith(own)]
     kept += ["data.dupe_factor=3"]  # that of the shards
     maskmill("train", "bert_3b", *kept, *narrow, *batch, f"run.dir={tmp_path}/run", "run.ranks=2")
+    stage = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["zero"]["stage"]
+    assert stage == load_config("bert_3b", []).zero.stage, "the recipe's own"
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["mlm_loss"] for line in lines if line["kind"] == "train"]
     assert len(losses) == 2

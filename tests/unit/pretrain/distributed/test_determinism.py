@@ -11,6 +11,7 @@ from pretrain.distributed.determinism import (
     own_cores,
     ranks_sharing_cores,
     set_arithmetic,
+    set_threads,
     settle_products,
 )
 from pretrain.distributed.world import World
@@ -39,6 +40,23 @@ def test_cores_are_divided_among_the_ranks_that_share_them(
         monkeypatch.setattr(World, "gather", lambda *_: others + told[: len(bound)])
         sharing = ranks_sharing_cores(World(rank=8 + rank, size=16, node=1))
         assert own_cores({"RANK": "8"}, sharing) == cores
+
+
+@pytest.mark.parametrize(("stated", "threads"), [(0, 12), (3, 3)])
+def test_a_rank_that_is_bound_has_a_thread_for_each_of_its_cores(
+    stated: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight ranks of a node, each bound to twelve cores, of which there is nothing to divide; run.threads decides."""
+    of_ranks = [set(range(12 * rank, 12 * rank + 12)) for rank in range(8)]
+    told = [[0, hex(sum(1 << core for core in cores))] for cores in of_ranks]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: of_ranks[3])
+    monkeypatch.setattr(World, "gather", lambda *_: told)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr(torch, "set_num_threads", (found := []).append)
+    config = RunConfig()
+    config.run.threads = stated
+    set_threads(config, World(rank=3, size=8, local_rank=3, local_size=8))
+    assert found == [threads]
 
 
 def test_products_of_half_precision_are_summed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
