@@ -28,6 +28,10 @@ STAMP := $(VENV)/.ready-$(subst =,-,$(subst <,-,$(subst >,-,$(TORCH_SPEC))))
 # quiet unless something fails; pip's own configuration chooses the index
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
+# Python that prints constraints for what is installed beside torch: torch's own version, so that no other package can pull another one;
+# for torch 2.11 a NumPy before 2.4, which the interpreter of its triton 3.6 does not take
+CONSTRAINTS := from importlib.metadata import version; torch = version("torch"); print("torch==" + torch); torch.startswith("2.11.") and print("numpy<2.4")
+
 .PHONY: env demo test test-all test-failed test-cluster test-docker test-browser test-fake-gpu test-torch test-one-torch gpu-day test-data lock audit reshard storm fuzz study-mini docs lint format clean
 
 env: $(STAMP)
@@ -37,8 +41,7 @@ $(STAMP): pyproject.toml Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) with $(TORCH_SPEC) (some minutes the first time)"
 	@$(PIP) install "$(TORCH_SPEC)"
-	@# torch is pinned to what the line above chose, so that no other package can pull another one
-	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
+	@$(BIN)/python -c '$(CONSTRAINTS)' > $(VENV)/torch.txt
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable ".[dev,docs,dask,s3]"
 	@rm -f $(VENV)/.ready-* && touch $@
 
@@ -138,12 +141,14 @@ test-fake-gpu: $(CUDA_STAMP)
 # Compiling is what differs most between versions of torch. Old ones are published for CUDA alone; no GPU is needed
 TORCH ?= 2.11.0 2.12.0 2.13.0
 VENV_TORCH = .venv-torch-$(TORCH)
+PIP_TORCH = $(VENV_TORCH)/bin/python -m pip --quiet --disable-pip-version-check
 
-# the interpreter of triton 3.6, torch 2.11's, does not take NumPy 2.4
 $(VENV_TORCH)/.ready: pyproject.toml
 	@test -x $(VENV_TORCH)/bin/python || $(PYTHON) -m venv $(VENV_TORCH)
 	@echo "setting up $(VENV_TORCH) (several GB)"
-	@$(VENV_TORCH)/bin/python -m pip --quiet --disable-pip-version-check install "torch==$(TORCH)" $(if $(filter 2.11.%,$(TORCH)),"numpy<2.4") --editable ".[dev]"
+	@$(PIP_TORCH) install "torch==$(TORCH)"
+	@$(VENV_TORCH)/bin/python -c '$(CONSTRAINTS)' > $(VENV_TORCH)/torch.txt
+	@$(PIP_TORCH) install --constraint $(VENV_TORCH)/torch.txt --editable ".[dev]"
 	@touch $@
 
 test-torch:

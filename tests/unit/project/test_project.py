@@ -1,7 +1,9 @@
 """What the project promises about itself: one set of linters, workflows that call make, a site without strays."""
 
 import re
+import tomllib
 
+import pytest
 import yaml
 
 from tests.command_line import ROOT
@@ -38,3 +40,38 @@ def test_each_target_is_explained_at_the_top_of_the_makefile() -> None:
     phony = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE).group(1).split())  # type: ignore[union-attr]
     assert explained <= phony
     assert phony - explained <= {"format", "clean"}
+
+
+def test_each_minor_version_of_torch_that_is_allowed_is_tested() -> None:
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (torch,) = [each for each in wanted if each.startswith("torch")]
+    allowed = re.fullmatch(r"torch>=2\.(\d+),<2\.(\d+)", torch)
+    assert allowed is not None, torch
+    versions = re.search(r"^TORCH \?= (.*)$", MAKEFILE, re.MULTILINE)
+    assert versions is not None
+    minors = [version.rpartition(".")[0] for version in versions[1].split()]
+    assert minors == [f"2.{minor}" for minor in range(int(allowed[1]), int(allowed[2]))]
+
+
+@pytest.mark.parametrize(
+    ("version", "constraints"),
+    [
+        ("2.11.0", ["torch==2.11.0", "numpy<2.4"]),
+        ("2.12.0", ["torch==2.12.0"]),
+        ("2.13.0+cpu", ["torch==2.13.0+cpu"]),
+    ],
+)
+def test_environments_have_what_their_torch_takes(
+    version: str, constraints: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = re.search(r"^CONSTRAINTS := (.*)$", MAKEFILE, re.MULTILINE)
+    assert code is not None
+    monkeypatch.setattr("importlib.metadata.version", lambda package: version)
+    exec(code[1], {})
+    assert capsys.readouterr().out.split() == constraints
+    for target, folder in ((r"\$\(STAMP\)", "VENV"), (r"\$\(VENV_TORCH\)/\.ready", "VENV_TORCH")):
+        recipe = recipe_of(target)
+        assert f"python -c '$(CONSTRAINTS)' > $({folder})/torch.txt" in recipe.replace(
+            "$(BIN)", "$(VENV)/bin"
+        )
+        assert f"install --constraint $({folder})/torch.txt --editable" in recipe
