@@ -35,13 +35,11 @@ from pretrain.preflight.validate import wrong_settings
 
 def load_config(recipe: str, overrides: list[str]) -> RunConfig:
     """Load the run that `recipe` and `overrides` describe. Raises UserError for any mistake in them."""
-    merged, given = schema(), set[str]()
-    for path, values in recipe_values(find_recipe(recipe)):
+    merged, chain = schema(), recipe_values(find_recipe(recipe))
+    for path, values in chain:
         merged = _merge(merged, values, where=str(path))
-        given |= {key for key, _ in leaves(values)}
     merged = _with_overrides(merged, overrides)
-    given |= {override.partition("=")[0] for override in overrides}
-    merged = with_folder_settings(merged, given)
+    merged = with_folder_settings(merged, _given(chain, overrides))
     try:
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -59,6 +57,17 @@ def load_config(recipe: str, overrides: list[str]) -> RunConfig:
         raise one_error([_in_phase(error, name) for error, name in wrong.values()], where="settings")
     config.phases = phases if config.phases else []
     return config
+
+
+def given_settings(recipe: str, overrides: list[str]) -> set[str]:
+    """Return the dotted keys that the recipe, those that it extends and the command line set. Raises UserError for a
+    recipe that cannot be read."""
+    return _given(recipe_values(find_recipe(recipe)), overrides)
+
+
+def _given(chain: list[tuple[Path, dict[str, Any]]], overrides: list[str]) -> set[str]:
+    keys = {key for _, values in chain for key, _ in leaves(values)}
+    return keys | {override.partition("=")[0] for override in overrides}
 
 
 def _with_overrides(merged: DictConfig, overrides: list[str]) -> DictConfig:

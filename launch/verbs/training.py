@@ -9,9 +9,13 @@ from typing import Annotated
 
 import typer
 
+from data_pipeline.errors import UserError
 from launch.app import Overrides, Recipe, app, console, errors, first_rank, say
 from launch.progress import waiting
 from launch.settings import completion
+
+USUAL_GPUS = 8
+"""Of a machine, where nothing says otherwise."""
 
 
 def list_recipes(wanted: bool) -> None:
@@ -81,7 +85,10 @@ def plan(
     recipe: Recipe,
     overrides: Overrides = None,
     nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each machine.", min=1)] = 8,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option(help="GPUs of each machine; unless stated, run.ranks where it is set, else 8.", min=1),
+    ] = None,
     gpu: Annotated[
         str,
         typer.Option(
@@ -111,17 +118,37 @@ def plan(
     \b
     Example:
         maskmill plan bert_large --nodes 8 --gpu H100 --price-per-hour 2.5"""
-    from launch.settings.recipe import load_config
+    from launch.settings.recipe import given_settings, load_config
 
     config = load_config(recipe, overrides or [])
+    ranks = config.run.ranks if "run.ranks" in given_settings(recipe, overrides or []) else 0
+    gpus = gpus_of_a_node(ranks, overrides or [], nodes, gpus_per_node)
     with waiting(errors, "planning"):
         from pretrain.preflight.forecast import forecast_phases
         from pretrain.preflight.gpus import gpu_named
         from pretrain.preflight.show import phases_as_values, show_phases
         from pretrain.preflight.step_time import Cluster
 
-        found = forecast_phases(config, Cluster(nodes, gpus_per_node, gpu_named(gpu, network)), utilisation)
+        found = forecast_phases(config, Cluster(nodes, gpus, gpu_named(gpu, network)), utilisation)
     if as_json:
         print(json.dumps(phases_as_values(found, price_per_hour), indent=1))
     else:
         show_phases(found, config.zero.stage, console, price_per_hour)
+
+
+def gpus_of_a_node(ranks: int, overrides: list[str], nodes: int, asked: int | None) -> int:
+    """Return the GPUs of each of `nodes` machines to plan for: those that are asked for, else what run.ranks comes to,
+    else 8. `ranks`: run.ranks, over all machines; 0: nobody has set it. A recipe's counts for one machine alone: on
+    several, what starts the ranks decides. Raises UserError where the command line contradicts itself."""
+    stated = [override for override in overrides if override.startswith("run.ranks=")]
+    if stated and (ranks % nodes or asked not in (None, ranks // nodes)):
+        size = f"--nodes {nodes}" + (f" --gpus-per-node {asked}" if asked else "")
+        raise UserError(
+            f"{stated[-1]} contradicts {size}",
+            where="command line",
+            expected="a rank for each GPU",
+            remedy="leave out run.ranks",
+        )
+    if asked:
+        return asked
+    return ranks // nodes if stated or (ranks and nodes == 1) else USUAL_GPUS
