@@ -44,6 +44,12 @@ def defaults(instructions: list[tuple[str, str]]) -> dict[str, str]:
     return {name: value.strip('"') for name, _, value in pairs}
 
 
+def environment_of(path: Path) -> dict[str, str]:
+    """The variables of its containers."""
+    words = " ".join(stages(path)[1][-1].all("ENV")).split()
+    return dict(word.split("=", 1) for word in words)
+
+
 def base_names(path: Path) -> set[str]:
     """The images that it starts from, build arguments filled in."""
     before, found = stages(path)

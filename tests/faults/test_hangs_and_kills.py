@@ -5,12 +5,15 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
-from pretrain.checkpoint.store import checkpoints
+from pretrain.checkpoint.store import checkpoints, step_of
 from tests.command_line import Maskmill, command, hooked, until
+from tests.factories.dockerfiles import DOCKER, IMAGES, environment_of
 from tests.run_ends import assert_bit_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
@@ -89,6 +92,36 @@ def test_torchrun_starts_the_ranks_again(undisturbed: Path, tiny: list[str], tmp
     done = subprocess.run(called, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "done").exists()
+    assert attempts(run) == 2
+    assert_bit_equal(undisturbed, run)
+
+
+@pytest.mark.skipif(
+    Version(version("torch")) < Version("2.12"), reason="torch 2.11 kills after 30 seconds, whatever is set"
+)
+def test_a_signal_to_torchrun_saves_however_long_a_step_takes(
+    undisturbed: Path, tiny: list[str], maskmill: Maskmill, tmp_path: Path
+) -> None:
+    """As `docker stop` sends it, with the images' environment; this step takes longer than torchrun's own 30 s."""
+    run = tmp_path / "run"
+    settings = [*tiny, *RUN, f"run.dir={run}", "train.checkpoint_every=100"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    process = subprocess.Popen(
+        [*launcher, "-m", "launch.cli", "train", "demo", *settings],
+        env=hanging(tmp_path, "time.sleep(34)") | {name: environment_of(DOCKER / IMAGES[0])[name]},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until((tmp_path / "done").exists, 200, process)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=200)
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped", said[-3000:]
+    assert "SIGKILL" not in said
+    assert process.returncode == 1, "torchrun has one code for all that is not success"
+    (saved,) = checkpoints(run)
+    assert 0 < step_of(saved) < 8
+    maskmill("train", "demo", *settings)
     assert attempts(run) == 2
     assert_bit_equal(undisturbed, run)
 

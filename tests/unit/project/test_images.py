@@ -18,7 +18,7 @@ from packaging.version import Version
 from launch.settings.recipe import load_config
 from pretrain.distributed.world import World
 from tests.command_line import ROOT
-from tests.factories.dockerfiles import DOCKER, IMAGES, defaults, stages
+from tests.factories.dockerfiles import DOCKER, IMAGES, defaults, environment_of, stages
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("dask", "s3")
@@ -85,6 +85,15 @@ def test_both_images_are_of_one_script_and_one_lock() -> None:
         )
     assert steps["Dockerfile"] == steps["Dockerfile.cpu"]
     assert set(steps["Dockerfile"]) == {"system", "environment", "maskmill", "user"}
+
+
+def test_torchrun_waits_longer_than_any_stop_of_the_page() -> None:
+    """So that who stops a container decides how long ranks may save."""
+    waits = {int(environment_of(DOCKER / name)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) for name in IMAGES}
+    assert len(waits) == 1
+    stops = re.findall(r"stop(?:-timeout| --time) (\d+)", (ROOT / "docs/cloud.md").read_text())
+    assert len(stops) > 3
+    assert min(waits) > max(map(int, stops))
 
 
 def test_the_cuda_image_compiles_for_ampere_and_hopper() -> None:
