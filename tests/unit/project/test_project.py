@@ -32,7 +32,13 @@ def test_workflows_call_targets_that_there_are() -> None:
             commands = " ".join(step.get("run", "") for step in job["steps"])
             called |= set(re.findall(r"\bmake ([\w-]+)", commands))
     called |= set(re.findall(r"^part make ([\w-]+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
-    assert {"lint", "docs", "test-all", "test-cluster"} <= called <= targets
+    assert {"lint", "docs", "test-all", "test-cluster", "test-torch", "test-fake-gpu"} <= called <= targets
+
+
+def test_each_torch_that_is_allowed_is_tried_each_night() -> None:
+    nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yaml").read_text())
+    tried = nightly["jobs"]["torch"]["strategy"]["matrix"]["torch"]
+    assert tried == re.search(r"^TORCH \?= (.*)$", MAKEFILE, re.MULTILINE).group(1).split()  # type: ignore[union-attr]
 
 
 def test_each_target_is_explained_at_the_top_of_the_makefile() -> None:
