@@ -64,7 +64,9 @@ class Network:
         self._ends = threading.Event()
         self._switch = threading.Thread(target=self._run, daemon=True)
         self.disturbed = 0
-        """Frames that were lost or late, so far."""
+        """Frames that were lost or late, so far, without the uncounted ones."""
+        self.uncounted = range(0)
+        """TCP ports: where there are any, frames from or to these, and what is not TCP, are left out of the count."""
 
     def __enter__(self) -> "Network":
         self._remove()  # what a test that was killed has left
@@ -168,13 +170,16 @@ class Network:
         for receiver in self._receivers(sender, frame[:6]):
             links = [link for link in (self._links[sender], self._links[receiver]) if link.disturbs(frame)]
             if any(link.is_cut or (link.loss and self._chance.random() < link.loss) for link in links):
-                self.disturbed += 1
+                self._count(frame)
             elif delay := sum(link.delay for link in links):
                 late = (time.monotonic() + delay, next(self._order), self._devices[receiver], frame)
                 heapq.heappush(self._late, late)
-                self.disturbed += 1
+                self._count(frame)
             else:
                 _write(self._devices[receiver], frame)
+
+    def _count(self, frame: bytes) -> None:
+        self.disturbed += Link(spared=self.uncounted).disturbs(frame)
 
     def _receivers(self, sender: str, to: bytes) -> list[str]:
         """Whoever has this hardware address; all others, where it is of a group."""

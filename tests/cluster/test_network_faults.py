@@ -57,6 +57,7 @@ def network() -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def cluster(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(network) as cluster:
+        network.uncounted = cluster.ports  # what is disturbed has to be the ranks' own
         can_be_slowed(cluster, tmp_path_factory.mktemp("slowed"))
         yield cluster
 
