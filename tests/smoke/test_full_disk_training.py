@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pretrain.report.html.history import last_sign
+from pretrain.report.html.record import read_run
 from tests.command_line import ROOT
 from tests.run_ends import assert_bit_equal
 
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.slow
 RUN = ["run.ranks=1", "train.steps=8", "encoder.dropout=0.1", "checkpoint.keep=2"]
 SCRIPT = """
 import contextlib, hashlib, io, json, os, shutil, subprocess, sys, time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", COLUMNS="300")
@@ -62,9 +65,20 @@ def turning_read_only(run, *arguments):
         mount("-o", "remount,bind,ro", "disk")
     checkpoint(run, *arguments)
 
+class Set(datetime):
+    ahead = timedelta()
+
+    @classmethod
+    def now(cls, zone=None):
+        return datetime.now(zone) + cls.ahead
+
 def jumping(run, *arguments):
+    run.saver.wait()
     hours = {2: 1, 4: 0, 6: -1, 8: 0}[run.position.step]
-    time.time = lambda: clock() + 3600 * hours
+    time.time, Set.ahead = lambda: clock() + 3600 * hours, timedelta(hours=hours)
+    for name, module in list(sys.modules.items()):  # those that know the class by its name
+        if name.startswith(("data_pipeline", "pretrain", "launch")) and vars(module).get("datetime") is datetime:
+            module.datetime = Set
     checkpoint(run, *arguments)
 
 clock = time.time
@@ -169,6 +183,11 @@ def test_a_clock_that_jumps_by_an_hour_changes_nothing(said: dict[str, Said], fo
     assert_bit_equal(folder / "expected", folder / "jumped")
     lines = [json.loads(line) for line in (folder / "jumped" / "metrics.jsonl").read_text().splitlines()]
     assert all(0 <= line["seconds"] < 600 for line in lines if "seconds" in line)
+    record = read_run(folder / "jumped")
+    (attempt,) = record.history
+    hours = {save.step: round((save.at - attempt.started).total_seconds() / 3600) for save in attempt.saves}
+    assert hours == {2: 1, 4: 0, 6: -1, 8: 0}, "what is written as a time of day follows the clock"
+    assert 0 < (last_sign(record, attempt) - attempt.started).total_seconds() < 600
 
 
 def test_an_export_that_finds_no_room_leaves_nothing_and_harms_nothing(said: dict[str, Said]) -> None:
