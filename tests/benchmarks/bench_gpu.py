@@ -1,8 +1,8 @@
 """BERT on one CUDA GPU: examples a second, share of the peak, memory beside the plan's figures, top kernels.
 
-    PYTHONPATH=. python tests/benchmarks/bench_gpu.py                                three published sizes, LAMB, bf16
-    PYTHONPATH=. python tests/benchmarks/bench_gpu.py --engine deepspeed --row large-512 --deterministic on
-    PYTHONPATH=. python tests/benchmarks/bench_gpu.py --device cpu --tiny            that it works, without a GPU
+    python tests/benchmarks/bench_gpu.py                                three published sizes, LAMB, bf16
+    python tests/benchmarks/bench_gpu.py --engine deepspeed --row large-512 --deterministic on
+    python tests/benchmarks/bench_gpu.py --device cpu --tiny            that it works, without a GPU
 
 It needs no network and no data: from a checkout, with PyTorch 2.11 or newer built for CUDA, numpy, numba, fsspec and
 pyarrow. Each row is measured on both engines, with deterministic kernels, as a run has them by default, and without.
@@ -18,28 +18,32 @@ everywhere, attention included, unless `--dropout` says otherwise. One step is f
 import argparse
 import json
 import statistics
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from torch.profiler import ProfilerActivity, profile
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # a plain script, also from another working directory
 
-from pretrain.config.settings import RunConfig
-from pretrain.distributed.determinism import set_arithmetic, settle_products
-from pretrain.distributed.precision import dtype_of
-from pretrain.model.attention.attend import choose_backend
-from pretrain.objectives.registry import load
-from pretrain.preflight.flops import peak_flops
-from pretrain.preflight.memory import meta_model, states
-from pretrain.preflight.passes import pass_cost
-from pretrain.training import compile_model
-from pretrain.training.device_feed import Feed, HostShare
-from tests.benchmarks.gpu_engines import engine_of
-from tests.benchmarks.gpu_rows import ROWS, Row, global_batch, sized
-from tests.benchmarks.gpu_steps import host_times, show_waits, step, window
-from tests.factories.models import fresh_model
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+from pretrain.config.settings import RunConfig  # noqa: E402
+from pretrain.distributed.determinism import set_arithmetic, settle_products  # noqa: E402
+from pretrain.distributed.precision import dtype_of  # noqa: E402
+from pretrain.model.attention.attend import choose_backend  # noqa: E402
+from pretrain.objectives.registry import load  # noqa: E402
+from pretrain.preflight.flops import peak_flops  # noqa: E402
+from pretrain.preflight.memory import meta_model, states  # noqa: E402
+from pretrain.preflight.passes import pass_cost  # noqa: E402
+from pretrain.training import compile_model  # noqa: E402
+from pretrain.training.device_feed import Feed, HostShare  # noqa: E402
+from tests.benchmarks.gpu_engines import engine_of  # noqa: E402
+from tests.benchmarks.gpu_rows import ROWS, Row, global_batch, sized  # noqa: E402
+from tests.benchmarks.gpu_steps import host_times, show_waits, step, window  # noqa: E402
+from tests.factories.models import fresh_model  # noqa: E402
 
 CLS, SEP = 2, 3
 ENGINES = ("deepspeed", "plain")

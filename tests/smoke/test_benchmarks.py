@@ -1,6 +1,7 @@
 """The benchmarks run as their own help says, on next to nothing, so that they work on the day they are needed."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,13 @@ from tests.benchmarks.step_profile import kind_of
 from tests.command_line import ROOT, VOCABULARY, environ, write_text
 
 pytestmark = pytest.mark.slow
+
+PLAIN = [
+    path.name
+    for path in sorted((ROOT / "tests/benchmarks").glob("bench_*.py"))
+    if f" python tests/benchmarks/{path.name}" in path.read_text()
+]
+"""Those whose help says that they are started so, not as modules."""
 
 # A script of its own that uses all of TensorFlow that the peer's does.
 TOKENIZATION = """
@@ -152,6 +160,19 @@ def test_a_lamb_step_beside_its_floor_and_its_peers() -> None:
         "aten::",
     ):
         assert words in printed
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_benchmark_is_a_plain_script(name: str, tmp_path: Path) -> None:
+    """From any folder, without a variable that says where the checkout is; an installation knows nothing of tests."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, str(ROOT / "tests/benchmarks" / name), "--help"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: {name}" in done.stdout
+    assert "bench_gpu.py" in PLAIN
 
 
 def test_the_gpu_benchmark_names_one_gpu() -> None:
