@@ -1,9 +1,10 @@
 """Make of what day.py left: rows for docs/benchmarks.md, the utilisation that plan uses, and the trained run.
 
-    python -m tests.gpu_day.bring_home OUT [OUT ...] [--runs runs]
+    python -m tests.gpu_day.bring_home OUT [OUT ...] [--runs runs] [--carried build/gpu_day]
 
 A part that several folders hold counts where it was done last. Prints Markdown; notes the utilisation in
-pretrain/preflight/gpus.py; unpacks the run of `mini` and says how to score it.
+pretrain/preflight/gpus.py; unpacks the run of `mini` and says how to score it. Where that run was not exported there,
+its shards are looked for in the folder that `make gpu-day` filled.
 """
 
 import argparse
@@ -16,9 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.preflight import gpus
+from pretrain.run.folder import CONFIG, EXPORT
 from tests.benchmarks.studies import markdown
+from tests.command_line import ROOT
+from tests.gpu_day import results
 from tests.gpu_day.runs import in_words
 
+BLIMP = "blimp"
+SHARDS = re.compile(r"^(  shards: ).*$", re.MULTILINE)
 CALIBRATED = re.compile(r"^(CALIBRATED: dict\[str, float\] = )(\{.*\})$", re.MULTILINE)
 
 
@@ -26,12 +32,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path, nargs="+")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the trained run goes")
+    parser.add_argument(
+        "--carried", type=Path, default=ROOT / "build/gpu_day", help="what make gpu-day filled"
+    )
     parser.add_argument("--calibrated", type=Path, default=Path(gpus.__file__), help="where it is noted")
     arguments = parser.parse_args()
     machine, parts = together(arguments.out)
-    print(
-        f"{machine['gpu']}, torch {machine['torch']}, DeepSpeed {machine['deepspeed']}, {machine['date']}\n"
-    )
+    print(f"{named(machine)}, DeepSpeed {machine['deepspeed']}, {machine['date']}\n")
     print(markdown(["part", "result", "seconds", "figures"], rows(parts)) + "\n")
     if measured := parts.get("bench", {}).get("figures", {}).get("rows"):
         print(markdown(BENCH_HEAD, bench_rows(measured)) + "\n")
@@ -46,20 +53,37 @@ def main() -> None:
             )
         if (out / "mini.tar.0").is_file():
             unpack(out, arguments.runs)
-            print(
-                f"the run: {arguments.runs / 'mini'}; maskmill evaluate {arguments.runs / 'mini'} --suite blimp"
-            )
+            print("the run:\n" + "\n".join(next_commands(arguments.runs / "mini", arguments.carried)))
 
 
-def together(folders: list[Path]) -> tuple[dict[str, str], dict[str, Any]]:
+def named(machine: dict[str, Any]) -> str:
+    """Return the GPUs and the versions of Python and torch."""
+    several = f"{machine['gpus']} x " if machine.get("gpus", 1) > 1 else ""
+    return f"{several}{machine['gpu']}, Python {machine['python']}, torch {machine['torch']}"
+
+
+def next_commands(run: Path, carried: Path) -> list[str]:
+    """Return the commands that score the trained run. One that was not exported there is exported here first, and its
+    config.yaml then names its shards where they are here."""
+    score = f"    maskmill evaluate {run} {BLIMP} --data {BLIMP}     # with the folder of its files as --data"
+    if (run / EXPORT).is_dir():
+        return [score]
+    config, shards = run / CONFIG, carried.resolve() / "short"
+    text, found = SHARDS.subn(lambda line: line[1] + json.dumps(str(shards)), config.read_text("utf-8"))
+    assert found == 1, f"{config} names the shards {found} times"
+    config.write_text(text, encoding="utf-8")
+    return [f"    maskmill export {run}     # reads {shards}", score]
+
+
+def together(folders: list[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the machine and the parts of all folders. Raises SystemExit where they are of different machines."""
-    found = [json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in folders]
-    machines = [{name: each["machine"][name] for name in ("gpu", "torch", "deepspeed")} for each in found]
+    found = [results.read(folder) for folder in folders]
+    machines = [results.of_machine(each) for each in found]
     if any(machine != machines[0] for machine in machines):
         raise SystemExit(f"of different machines: {machines}")
     parts: dict[str, Any] = {}
     for each in found:
-        parts |= {name: part for name, part in each["parts"].items() if part["status"] != "no time left"}
+        parts |= {name: part for name, part in each["parts"].items() if part["status"] != results.NO_TIME}
     return found[-1]["machine"], parts
 
 

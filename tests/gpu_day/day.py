@@ -4,12 +4,14 @@
 
 Needs Python, a CUDA build of torch, and the folder that `make gpu-day` filled. Installs its wheels beside those of the
 machine, then runs the parts in order of their worth. Each part's result is in OUT/results.json as soon as it ends, its
-output in OUT/log.txt. A part that fails does not stop the next. Exits with 1 if one has failed or had no time.
+output in OUT/log.txt, beside those of earlier calls with the same OUT. A part that fails does not stop the next. Exits
+with 1 if one has failed or had no time. With several GPUs take --minutes 35.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,10 +21,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a plain script, from any working directory
 
+from tests.gpu_day import results  # noqa: E402
 from tests.gpu_day.parts import PARTS  # noqa: E402
-from tests.gpu_day.runs import Day, Failed, in_words  # noqa: E402
+from tests.gpu_day.runs import Day, Failed, LeftOut, in_words  # noqa: E402
 
 STUDIES = sorted(path.stem.replace("_", "-") for path in (ROOT / "launch/studies").glob("*.yaml"))
+MINUTES = 25.0
+LEFT_OUT = "left out"
 LEAST = 20.0
 """Seconds under which no part is begun."""
 
@@ -43,13 +48,17 @@ def main() -> None:
         ends=time.monotonic() + 60 * arguments.minutes,
         studies=tuple(arguments.studies),
     )
-    results = {"machine": machine(day), "parts": {}}
+    all_parts = results.begun(day.out, machine(day))
+    day.gpus = all_parts["machine"]["gpus"]
+    here: dict[str, Any] = {}
     for name in arguments.parts:
-        results["parts"][name] = outcome(name, day)
-        (day.out / "results.json").write_text(json.dumps(results, indent=1))
-        print(line(name, results["parts"][name]), flush=True)
-    print("\n" + "\n".join(line(name, result) for name, result in results["parts"].items()))
-    sys.exit(any(result["status"] != "done" for result in results["parts"].values()))
+        here[name] = outcome(name, day)
+        results.merge(all_parts["parts"], {name: here[name]})
+        results.write(day.out, all_parts)
+        print(line(name, here[name]), flush=True)
+    print("\n" + "\n".join(line(name, result) for name, result in here.items()))
+    well = ("done", LEFT_OUT)
+    sys.exit(any(not result["status"].startswith(well) for result in here.values()))
 
 
 def parse() -> argparse.Namespace:
@@ -58,7 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--carried", type=Path, default=ROOT / "build/gpu_day", help="what make gpu-day filled"
     )
-    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--studies", nargs="+", default=STUDIES, help="of the part of that name")
     parser.add_argument("--list", action="store_true", help="show the parts")
@@ -70,9 +79,12 @@ def environment(carried: Path, out: Path) -> dict[str, str]:
     """Install the carried wheels beside the machine's packages; return the variables under which they are found."""
     site = out.parent / f"{out.name}-site"
     wheels = sorted(carried.glob("wheels/*.whl"))
-    if wheels and not site.is_dir():
+    names, noted = "\n".join(wheel.name for wheel in wheels), site / "wheels.txt"
+    if wheels and not (noted.is_file() and noted.read_text() == names):
+        shutil.rmtree(site, ignore_errors=True)  # of an earlier call, which had others, or which did not end
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
         subprocess.run([*pip, "--target", str(site), *map(str, wheels)], check=True)
+        noted.write_text(names)
     return {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
@@ -81,11 +93,13 @@ def environment(carried: Path, out: Path) -> dict[str, str]:
     }
 
 
-def machine(day: Day) -> dict[str, str]:
-    """Return the names and versions that every figure needs beside it. Raises SystemExit if there is no GPU."""
+def machine(day: Day) -> dict[str, Any]:
+    """Return the names and versions that every figure needs beside it, and the number of GPUs. Raises SystemExit if
+    there is none."""
     code = (
         "import json, platform, torch; from importlib.metadata import version;"
-        "print(json.dumps({'gpu': torch.cuda.get_device_name(0), 'torch': torch.__version__,"
+        "print(json.dumps({'gpu': torch.cuda.get_device_name(0), 'gpus': torch.cuda.device_count(),"
+        "'torch': torch.__version__,"
         "'deepspeed': version('deepspeed'), 'python': platform.python_version()}))"
     )
     done = subprocess.run(
@@ -101,14 +115,17 @@ def outcome(name: str, day: Day) -> dict[str, Any]:
     part, started = PARTS[name], time.monotonic()
     left = day.ends - started
     if left < LEAST:
-        return {"status": "no time left", "seconds": 0.0, "figures": {}}
+        return {"status": results.NO_TIME, "seconds": 0.0, "figures": {}}
     figures: dict[str, Any] = {}
+    results.clear(day.out, part.leaves)
     day.part_ends = started + (left if day.tiny else min(left, part.seconds))
     try:
         part.work(day, figures)
         status = "done"
     except subprocess.TimeoutExpired:
         status = "cut short"
+    except LeftOut as lacking:
+        status = f"{LEFT_OUT}: {lacking}"
     except Failed as failed:
         status = f"failed: {failed}"
     except Exception as error:  # of whatever kind: the parts after it still have their turn

@@ -1,10 +1,12 @@
 """How fast a GPU is, and what a model learns on it in a few minutes."""
 
+import contextlib
 import json
 import math
 import shutil
 import tarfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +25,30 @@ beside bf16)."""
 
 def bench(day: Day, figures: dict[str, Any]) -> None:
     """Three published sizes, both engines, deterministic and not."""
-    found = day.out / "bench.json"
-    tiny = ["--tiny", "--steps", "1", "--windows", "1"] if day.tiny else []
-    figures["rows"] = rows = []
-    try:
+    with measured(day, "bench.json", figures) as benchmark:
         for row in ROWS:  # a process each, so that memory of one is not in the way of the next
-            day.python(BENCHMARK, "--row", row, "--json", str(found), *tiny)
+            benchmark("--row", row)
+
+
+@contextlib.contextmanager
+def measured(day: Day, name: str, figures: dict[str, Any]) -> Iterator[Callable[..., None]]:
+    """While open, give what runs bench_gpu.py with further arguments. The figures get the rows, of a part that is cut
+    short those that it had."""
+    found = day.out / name
+    tiny = ["--tiny", "--steps", "1", "--windows", "1"] if day.tiny else []
+    try:
+        yield lambda *arguments: day.python(BENCHMARK, *arguments, "--json", str(found), *tiny)
     finally:
-        rows += json.loads(found.read_text()) if found.is_file() else []
+        figures["rows"] = json.loads(found.read_text()) if found.is_file() else []
         found.unlink(missing_ok=True)
 
 
 def fp8(day: Day, figures: dict[str, Any]) -> None:
     """BERT-large with products in FP8 beside bf16, and two short runs: held-out losses at most 0.05 apart."""
-    found = day.out / "fp8.json"
-    tiny = ["--tiny", "--steps", "1", "--windows", "1"] if day.tiny else []
-    case = ("--row", "large-128", "--engine", "deepspeed", "--deterministic", "on", "--json", str(found))
-    for precision in ("auto", "fp8"):
-        day.python(BENCHMARK, *case, "--precision", precision, *tiny)
-    figures["rows"] = json.loads(found.read_text())
-    found.unlink()
+    with measured(day, "fp8.json", figures) as benchmark:
+        for precision in ("auto", "fp8"):
+            case = ("--row", "large-128", "--engine", "deepspeed", "--deterministic", "on")
+            benchmark(*case, "--precision", precision)
     steps = 4 if day.tiny else 300
     for precision in ("bf16", "fp8"):
         run = day.out / precision

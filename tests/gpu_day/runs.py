@@ -19,6 +19,10 @@ class Failed(Exception):
     """A part has shown that something does not work; says what."""
 
 
+class LeftOut(Exception):
+    """A part cannot be done on this machine; says what it needs."""
+
+
 @dataclass
 class Day:
     """What all parts share."""
@@ -33,7 +37,12 @@ class Day:
     """For the part that runs."""
     at_once: int = 1
     """Short runs that share the GPU, where nothing is timed."""
+    gpus: int = 1
+    """That torch sees."""
     studies: tuple[str, ...] = ()
+    whole: Path | None = None
+    """The run of `twice` that is left for `resume`: this call's, since one that an earlier call left may be of other
+    code."""
     _log: threading.Lock = field(default_factory=threading.Lock)
 
     def python(self, *arguments: str, expected: tuple[int, ...] = (0,)) -> str:
@@ -63,11 +72,10 @@ class Day:
             stop(process)
             raise
 
-    def train(self, run: Path, shards: str, *settings: str) -> str:
-        """Train bert_mini on carried shards, on the one GPU."""
-        return self.python(
-            *train_command(run, "bert_mini", f"train.shards={self.carried / shards}", *settings)
-        )
+    def train(self, run: Path, shards: str, *settings: str, ranks: int = 1) -> str:
+        """Train bert_mini on carried shards, on so many GPUs."""
+        given = (f"train.shards={self.carried / shards}", *settings)
+        return self.python(*train_command(run, "bert_mini", *given, ranks=ranks))
 
 
 def stop(process: "subprocess.Popen[Any]") -> None:
@@ -76,27 +84,32 @@ def stop(process: "subprocess.Popen[Any]") -> None:
     process.wait()
 
 
-def train_command(run: Path, recipe: str, *settings: str) -> list[str]:
-    """Return the arguments of Python for a run on one GPU, whose metrics stay on this machine. Of bert_mini settings
-    name the shards as train.shards: they are taken as they are, whatever recipe prepared them."""
+def train_command(run: Path, recipe: str, *settings: str, ranks: int = 1) -> list[str]:
+    """Return the arguments of Python for a run on so many GPUs, whose metrics stay on this machine. Of bert_mini
+    settings name the shards as train.shards: they are taken as they are, whatever recipe prepared them."""
     return [
         "-c",
         "from launch.cli import main; main()",
         "train",
         recipe,
         f"run.dir={run}",
-        "run.ranks=1",
+        f"run.ranks={ranks}",
         "run.restarts=0",
         "monitor.tracker=jsonl",
         *settings,
     ]
 
 
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def last_metrics(run: Path) -> dict[str, Any]:
     """Return the last value of each metric of a run."""
     last: dict[str, Any] = {}
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        last |= json.loads(line)
+    for line in metrics(run):
+        last |= line
     return last
 
 
