@@ -10,12 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tests.command_line import ROOT, command, environ
 from tests.gpu_day.members import prepare_members
 
-PURE = "deepspeed hjson antlr4-python3-runtime==4.9.3 py-cpuinfo wcwidth seqeval udtools".split()  # noqa: SIM905
+PURE = "deepspeed hjson py-cpuinfo seqeval udtools".split()  # noqa: SIM905
 """Packages whose wheel fits any machine; some are built here, since there is only source to be had. This one comes too,
 for its version."""
 COMPILED = """pydantic pydantic-core annotated-types typing-inspection webdataset braceexpand omegaconf zstandard xxhash
@@ -58,12 +59,25 @@ def main() -> None:
 
 
 def fetch_wheels(folder: Path, python: str) -> None:
-    """Download or build the wheels, each without what it depends on."""
+    """Download or build the wheels, each without what it depends on, in the versions of this environment: they work
+    together, and pyproject.toml allows them."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     platforms = [f"--platform={platform}" for platform in PLATFORMS]
     target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT), *PURE], check=True)
-    subprocess.run([*pip, "download", "--no-deps", "--dest", str(folder), *target, *COMPILED], check=True)
+    built = [*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT), *pinned(PURE)]
+    published = [*pip, "download", "--no-deps", "--dest", str(folder), *target, *pinned(COMPILED)]
+    for each in (built, published):
+        subprocess.run(each, check=True)
+
+
+def pinned(names: list[str]) -> list[str]:
+    """Return packages with the versions that are installed here. Raises SystemExit where one is not."""
+    try:
+        return [f"{name}=={version(name)}" for name in names]
+    except PackageNotFoundError as error:
+        raise SystemExit(
+            f"{error.name}: is not installed here (expected: all that `make env` brings)"
+        ) from None
 
 
 def prepare(out: Path, source: str) -> None:
