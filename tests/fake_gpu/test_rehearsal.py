@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pretended import ONLY_RANK, ZEROS, on_gpu
+from test_marked_tests import LEAST
 
 from tests.gpu_day.carry import LONG, SHORT, maskmill
 from tests.gpu_day.members import prepare_members
@@ -41,25 +42,37 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def figures_of(part: str, carried: Path, out: Path, *more: str) -> dict[str, Any]:
-    """What a part finds, which must end."""
+def figures_of(
+    part: str, carried: Path, out: Path, *more: str, status: str = "done", code: int = 0
+) -> dict[str, Any]:
+    """What a part finds, which must end so."""
     given = [str(out), f"--carried={carried}", "--tiny", "--minutes=40", "--parts", part, *more]
-    on_gpu(DAY, *given, **ONLY_RANK, **ZEROS)
+    on_gpu(DAY, *given, code=code, **ONLY_RANK, **ZEROS)
     found = json.loads((out / "results.json").read_text())
     assert "H100" in found["machine"]["gpu"]
-    assert found["parts"][part]["status"] == "done"
+    assert found["parts"][part]["status"].startswith(status)
     return dict(found["parts"][part]["figures"])
 
 
-@pytest.mark.parametrize("part", ["twice", "resume", "family", "bench", "fp8", "lamb", "mini"])
+@pytest.mark.parametrize("part", ["twice", "resume", "family", "stages", "bench", "fp8", "lamb", "mini"])
 def test_a_part_ends(part: str, carried: Path, tmp_path: Path) -> None:
-    """`tests` fails by values there, which test_marked_tests.py looks at."""
     figures = figures_of(part, carried, tmp_path / "out")
     if part == "bench":
         assert len(figures["rows"]) == 12
     if part == "mini":
         assert figures["step"] == 4
         assert (tmp_path / "out/mini.tar.0").is_file()
+
+
+def test_the_part_of_tests_fails_by_their_values(tmp_path: Path) -> None:
+    """They have begun: test_marked_tests.py looks at each."""
+    figures = figures_of("tests", tmp_path, tmp_path / "out", status="failed: ", code=1)
+    assert figures["passed"] + len(figures["failed"]) >= LEAST
+    assert figures["skipped"] == []
+
+
+def test_ranks_need_two_gpus(tmp_path: Path) -> None:
+    assert figures_of("ranks", tmp_path, tmp_path / "out", status="left out: needs two GPUs") == {}
 
 
 def test_the_studies_end(tiny: list[str], tmp_path: Path) -> None:

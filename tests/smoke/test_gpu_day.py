@@ -1,6 +1,7 @@
 """What travels to a machine with a GPU is all that training imports there; and what comes back is read."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from pretrain.preflight import gpus
-from tests.command_line import ROOT, environ
-from tests.gpu_day import bring_home, day, parts, runs
+from tests.command_line import ROOT, Maskmill, environ, setting
+from tests.factories.tasks import write_pairs
+from tests.gpu_day import bring_home, day, parts, runs, stages
 from tests.gpu_day.carry import COMPILED, IMAGE, PURE
 
 pytestmark = pytest.mark.slow
@@ -71,6 +73,7 @@ def out(tmp_path: Path) -> Path:
         "machine": {
             "gpu": "NVIDIA H100 80GB HBM3",
             "torch": "2.11.0",
+            "python": "3.12.3",
             "deepspeed": "0.19",
             "date": "2026-01-01",
         },
@@ -103,7 +106,7 @@ def test_rows_and_calibration(
     shutil.copy(gpus.__file__, tmp_path / "gpus.py")
     come_home(monkeypatch, out, f"--calibrated={tmp_path}/gpus.py")
     printed = capsys.readouterr().out
-    assert "NVIDIA H100 80GB HBM3, torch 2.11.0, DeepSpeed 0.19, 2026-01-01" in printed
+    assert "NVIDIA H100 80GB HBM3, Python 3.12.3, torch 2.11.0, DeepSpeed 0.19, 2026-01-01" in printed
     assert "| tests | done | 80 | passed 13 |" in printed
     assert "| large-128 | deepspeed | on | auto | 1,650 | 43.2% | 20.00 GB | 1.053 |" in printed
     assert "| large-128 | deepspeed | on | fp8 | 1,650 | 61.0% | 20.00 GB | 1.053 |" in printed
@@ -117,7 +120,7 @@ def test_the_trained_run_comes_back_whole(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "mini"
-    run.mkdir()
+    (run / "export").mkdir(parents=True)
     (run / "metrics.jsonl").write_text("x" * 50_000)
     with tarfile.open(tmp_path / "mini.tar", "w") as archive:
         archive.add(run, "mini")
@@ -128,7 +131,44 @@ def test_the_trained_run_comes_back_whole(
     shutil.copy(gpus.__file__, tmp_path / "gpus.py")
     come_home(monkeypatch, out, f"--runs={tmp_path}/runs", f"--calibrated={tmp_path}/gpus.py")
     assert (tmp_path / "runs/mini/metrics.jsonl").read_text() == "x" * 50_000
-    assert "maskmill evaluate" in capsys.readouterr().out
+    (command,) = commands_in(capsys.readouterr().out)
+    assert command[:3] == ["maskmill", "evaluate", f"{tmp_path}/runs/mini"]
+
+
+def commands_in(printed: str) -> list[list[str]]:
+    """The command lines for the trained run, in words."""
+    lines = printed.partition("the run:\n")[2].splitlines()
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def test_a_run_that_was_not_exported_there_is_exported_and_scored_here(
+    tiny: list[str],
+    maskmill: Maskmill,
+    out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the commands that are printed, from a machine without transformers, whose shards lay in another folder."""
+    hidden, there, here = tmp_path / "hidden", tmp_path / "there", tmp_path / "here"
+    (hidden / "transformers").mkdir(parents=True)
+    (hidden / "transformers/__init__.py").write_text("raise ImportError('transformers')")
+    shutil.copytree(setting(tiny, "data.out"), there / "short")
+    without = environ(PYTHONPATH=f"{hidden}:{ROOT}")
+    soon = time.monotonic() + 300
+    given = runs.Day(out, there, without, tiny=True, ends=soon, part_ends=soon)
+    parts.PARTS["mini"].work(given, {})
+    there.rename(here)
+    shutil.copy(gpus.__file__, tmp_path / "gpus.py")
+    come_home(
+        monkeypatch,
+        *(out, f"--runs={tmp_path}/runs", f"--carried={here}", f"--calibrated={tmp_path}/gpus.py"),
+    )
+    export, evaluate = commands_in(capsys.readouterr().out)
+    maskmill(*export[1:])
+    write_pairs(tmp_path / "blimp")
+    scored = maskmill(*evaluate[1:], cwd=tmp_path)
+    assert "blimp  accuracy" in scored.stdout
 
 
 def test_results_of_two_machines_are_not_one_table(
@@ -151,6 +191,8 @@ def test_without_a_gpu_it_says_so_and_lists_its_parts(tmp_path: Path) -> None:
         "twice",
         "resume",
         "family",
+        "stages",
+        "ranks",
         "bench",
         "fp8",
         "lamb",
@@ -198,3 +240,25 @@ def test_studies_run_side_by_side_as_far_as_they_can(tiny: list[str], tmp_path: 
     assert figures == {"one": "done, 2 runs", "other": "failed, 0 runs"}
     assert (tmp_path / "studies/one/README.md").is_file()
     assert not (tmp_path / "studies/one/runs").exists()
+
+
+def test_stages_and_ranks_end_on_a_cpu(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of the parts, of two GPUs as two processes. fp16 is for GPUs; the stages that differ most."""
+    monkeypatch.setattr(stages, "KINDS", {"host": stages.KINDS["stage 3 on the host"]})
+    monkeypatch.setattr(stages, "MOVES", ((1, 3),))
+    monkeypatch.setattr(stages, "STAGES", (3,))
+    monkeypatch.setattr(stages, "COUNTS", (2,))
+    (tmp_path / "members").mkdir()
+    (tmp_path / "members/settings.json").write_text(json.dumps({"bert": tiny}))
+    (tmp_path / "long").symlink_to(setting(tiny, "data.out"))
+    soon = time.monotonic() + 600
+    given = runs.Day(tmp_path, tmp_path, environ(), tiny=True, ends=soon, part_ends=soon, gpus=2)
+    figures: dict[str, Any] = {}
+    parts.PARTS["stages"].work(given, figures)
+    assert figures == {"trained": 2, "failed": {}}
+    figures = {}
+    parts.PARTS["ranks"].work(given, figures)
+    assert len(figures["stage 3"]) == 64
+    assert figures["examples/s, 2"] > 0
