@@ -51,7 +51,7 @@ def _check_of_task(design: Design, key: str) -> None:
 
     for scoring in design.evaluate:
         if key.startswith(f"{OF_TASKS}{scoring.known_as}."):
-            check_setting(check_name(scoring.task), key.rpartition(".")[2])
+            check_setting([check_name(scoring.task)], key.rpartition(".")[2])
             settings_for(scoring.task, scoring.settings)
 
 

@@ -84,7 +84,7 @@ def test_finished_seeds_are_not_repeated(glue: Path, tmp_path: Path, monkeypatch
     del older["identity"]["settings"]["labels"]
     older["result"]["conditions"]["threads"] += 1
     path.write_text(json.dumps(older))
-    assert "rte: seeds were scored with different threads\n" in call(*same, "--seeds", 2, "test=false")
+    assert "rte: seeds were scored with different threads\n" in call(*same, "--seeds", 2, "patience=0")
     assert len(done) == 4
     call(*same, "lr=1e-4")  # other settings
     assert len(done) == 6
@@ -140,14 +140,18 @@ def test_a_task_starts_from_the_models_of_another(glue: Path, tmp_path: Path) ->
     assert "rte-from-mnli: started from mnli" in shown
     assert "pearson" in result(tmp_path / "out", "stsb-from-mnli")["scores"]["dev"], "one number, not classes"
     started = result(tmp_path / "out", "rte-from-mnli")
-    assert started["not_pretrained"], "what the task alone gives"
+    assert started["not_pretrained"]
+    assert "not pretrained: trained on rte alone, without mnli" in started["notes"]
     other = error(encoder_folder("roberta"), "rte", *both, "--start-from", "mnli")
-    assert "seed-1: is not known to be fine-tuned from the weights in" in other
+    assert "seed-1: is not known to be fine-tuned from the weights, config.json and tokenizer in" in other
     longer = call(encoder_folder("bert"), "rte", *both, "--start-from", "mnli", "epochs=2")
     assert f"rte-from-mnli: replaces a result of other settings in {tmp_path}" in longer
     scored = result(tmp_path / "out", "ax-from-mnli")
     assert (scored["settings"]["epochs"], scored["not_pretrained"], scored["seeds"]) == (0, {}, [1, 2])
-    assert "cannot start from itself" in error(encoder_folder("bert"), "mnli", *both, "--start-from", "mnli")
+    assert not [line for line in scored["notes"] if "not pretrained" in line]
+    for chosen in (["mnli"], ["--suite", "glue"]):
+        refused = error(encoder_folder("bert"), *chosen, *both, "--start-from", "mnli")
+        assert "mnli cannot start from itself" in refused
 
 
 def test_a_suite_scores_what_is_there_and_names_what_is_not(glue: Path, tmp_path: Path) -> None:
@@ -229,6 +233,9 @@ def test_bad_input_is_one_line(glue: Path, tmp_path: Path) -> None:
     assert "no such folder" in error(model, "rte", "--data", tmp_path / "nowhere")
     assert "unknown key lrr (expected one of lr" in error(model, "rte", "--data", glue, "lrr=1")
     assert "epochs" in error(model, "rte", "--data", glue, "epochs=many")
+    assert "part: is not for rte or cola (expected one of attention, blimp," in error(
+        model, "rte", "cola", "--data", glue, "part=0.1"
+    )
     assert "is no Hugging Face model" in error(tmp_path, "rte", "--data", glue)
     assert "no such suite: superglue" in error(model, "--suite", "superglue", "--data", glue)
     (tmp_path / "run").mkdir()

@@ -15,11 +15,12 @@ def precision(wanted: str, device: torch.device, *, fine_tuned: bool) -> Abstrac
     """Return the autocast of a forward pass: bf16, or none for fp32. Auto is bf16 on CUDA where a model is
     `fine_tuned`, and fp32 elsewhere: the heads of pretraining are judged by log-probabilities as they are, of BLiMP by
     which of two sums of them is larger, and what rounds counts against the encoder."""
-    wanted = _resolved(wanted, device, fine_tuned)
-    return torch.autocast(device.type, torch.bfloat16, enabled=wanted == "bf16")
+    used = used_precision(wanted, device, fine_tuned=fine_tuned)
+    return torch.autocast(device.type, torch.bfloat16, enabled=used == "bf16")
 
 
-def _resolved(wanted: str, device: torch.device, fine_tuned: bool) -> str:
+def used_precision(wanted: str, device: torch.device, *, fine_tuned: bool) -> str:
+    """Return fp32 or bf16: what `wanted` comes to on a device, see `precision`."""
     return wanted if wanted != "auto" else "bf16" if fine_tuned and _is_gpu(device) else "fp32"
 
 
@@ -27,18 +28,14 @@ def _is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def conditions(wanted: str, *, fine_tuned: bool) -> dict[str, Any]:
-    """Return what a score's last digits depend on: the precision (see `precision`), the CPU threads and the device."""
+def conditions() -> dict[str, Any]:
+    """Return what a score's last digits depend on beside the precision: the CPU threads and the device."""
     device = chosen_device()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
         name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
-    return {
-        "precision": _resolved(wanted, device, fine_tuned),
-        "threads": torch.get_num_threads(),
-        "device": name,
-    }
+    return {"threads": torch.get_num_threads(), "device": name}
 
 
 def use_threads(threads: int) -> None:

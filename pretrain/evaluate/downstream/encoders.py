@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from data_pipeline.errors import UserError, first_line
 from data_pipeline.settings import SEPARATORS, DataSettings
-from pretrain.evaluate.downstream.inputs.builder import InputBuilder
+from pretrain.evaluate.downstream.inputs.builder import InputBuilder, deciding_inputs
 from pretrain.export.bundle import weights_hash
 from pretrain.export.parity import quiet
 from pretrain.run.folder import CONFIG, EXPORT, model_folders
@@ -126,17 +126,16 @@ class Encoder:
 
     @cached_property
     def identity(self) -> dict[str, str]:
-        """Return what a score of it is known by: hashes of its weights, or of its sizes where it has none, and of its
-        tokenizer."""
-        tokens = sha256(self.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        """What a score of it is known by: hashes of its weights, where it has some, of config.json with what
+        tokenizer_config.json states of inputs, and of its tokenizer."""
+        tokens, stated = deciding_inputs(self.tokenizer)
+        config = [self._stated, stated]
+        known = {
+            "config": sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+            "tokenizer": sha256(tokens.encode()).hexdigest(),
+        }
         if not self.pretrained:
-            sizes = {k: v for k, v in self.config.to_dict().items() if k not in UNINFLUENTIAL}
-            text = json.dumps(sizes, sort_keys=True, default=str)
-            return {
-                "weights": NOT_PRETRAINED,
-                "config": sha256(text.encode()).hexdigest(),
-                "tokenizer": tokens,
-            }
+            return {"weights": NOT_PRETRAINED, **known}
         if not (weights := weights_hash(self.folder)):
             raise UserError(
                 "has no *.safetensors",
@@ -144,7 +143,15 @@ class Encoder:
                 expected="a Hugging Face folder; a pytorch_model.bin could run code and is not read",
                 remedy="maskmill export RUN writes one",
             )
-        return {"weights": weights, "tokenizer": tokens}
+        return {"weights": weights, **known}
+
+    @property
+    def _stated(self) -> dict[str, Any]:
+        """The fields of config.json that a score can depend on, as they are in the file: the defaults of the others are
+        those of a version of transformers, which a result states."""
+        _ = self.config  # refuses a damaged one
+        fields = json.loads((self.folder / "config.json").read_text("utf-8"))
+        return {name: value for name, value in fields.items() if name not in UNINFLUENTIAL}
 
     def load(
         self, kind: str, seed: int, config: dict[str, Any] | None = None, has_head: bool = False
@@ -224,7 +231,7 @@ def width_of(model: PreTrainedModel) -> int:
 
 
 UNINFLUENTIAL = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
-"""Fields of a config.json that weights drawn from it do not depend on."""
+"""Fields of a config.json that no score depends on."""
 
 
 def find_encoders(source: Path) -> list[Path]:

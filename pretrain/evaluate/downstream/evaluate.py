@@ -17,18 +17,12 @@ from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.device import use_threads
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tuning.seed_run import SeedRun
-from pretrain.evaluate.downstream.results.facts import (
-    common_facts,
-    conditions_now,
-    conditions_of,
-    trained_facts,
-    untrained_facts,
-)
+from pretrain.evaluate.downstream.identities import result_name, score_identity
+from pretrain.evaluate.downstream.results.facts import conditions_now
 from pretrain.evaluate.downstream.results.files import (
     SeedResult,
     Unfinished,
     differing,
-    over_seeds,
     predictions_folder,
     read_seed,
     read_unfinished,
@@ -40,7 +34,8 @@ from pretrain.evaluate.downstream.results.files import (
     write_result,
     write_seed,
 )
-from pretrain.evaluate.downstream.settings import EvaluationSettings, defaults, identity
+from pretrain.evaluate.downstream.results.note import result_note
+from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Task, Untrained
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, check_setting
 
@@ -79,7 +74,7 @@ class Evaluation:
         """Raises UserError for settings of another kind of task."""
         for setting in HEAD_SETTINGS:
             if getattr(self.settings, setting):
-                check_setting(self.task, setting)
+                check_setting([self.task], setting)
         if self.encoder.kind and (not self.settings.features or self.save):
             raise UserError(
                 f"cannot fine-tune {self.task}, nor be saved",
@@ -116,7 +111,7 @@ class Evaluation:
     def score(self, part: Part, progress: ShowProgress) -> SeedResult:
         """Return what an earlier call found for this part, or do the work and keep it."""
         path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
-        known = self._known_by(part)
+        known = self.known_by(part)
         found = read_seed(path, known)
         if found is None or not self._is_kept(part):
             use_threads(self.settings.threads)
@@ -146,34 +141,21 @@ class Evaluation:
     def _said(self, seed: int) -> Path:
         return predictions_folder(self.out, self.name, seed)
 
-    def _known_by(self, part: Part) -> dict[str, Any]:
+    def known_by(self, part: Part) -> dict[str, Any]:
         """Return what tells the score of a part from others."""
-        known = {
-            "task": self.name,
-            "seed": part.seed,
-            "encoder": part.encoder.identity,
-            "settings": self._deciding,
-            "files": self._data.files,
-        }
-        is_cut = self.settings.tune_share and self.task in FINE_TUNED  # by texts; older results by questions
-        if is_cut and FINE_TUNED[self.task].groups(self._data.train.items):
-            known["tune_share"] = "groups"
-        return known
-
-    @property
-    def _deciding(self) -> dict[str, Any]:
-        """The settings that decide the result: carve is at its default where nothing is carved, as beside a training
-        file, so that it does not make another result of a task that ignores it."""
-        is_carved = self.task in FINE_TUNED and self._data.train.is_carved
-        return identity(self.settings) | ({} if is_carved else {"carve": defaults()["carve"]})
+        return score_identity(self._kind, self.name, part.encoder, part.seed, self.settings, self._data)
 
     def replaced(self) -> str:
         """Say in what an earlier result under the same name differs, which this one takes the place of; empty where
         there is none, or it is continued."""
         for part in self.parts:
             path = seed_file(self.out, self.name, part.seed, part.encoder.pretrained)
+            if not path.is_file():
+                continue
             note = seed_note(path)
-            if note and (other := differing(note, self._known_by(part))):
+            if not note:
+                return f"{self.name}: replaces a result of an older version in {path.parent}"
+            if other := differing(note, self.known_by(part)):
                 return f"{self.name}: replaces a result of other {' and '.join(other)} in {path.parent}"
         return ""
 
@@ -206,18 +188,8 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """The task, its treebank, what its tagger is where there are several kinds, and what it was started from."""
-        flags = [name for name in ("bilstm", "crf") if getattr(self.settings, name)]
-        treebank = self.folder.name.removeprefix("UD_") if self.folder.name.startswith("UD_") else ""
-        parts = (
-            self.task,
-            self.encoder.kind,
-            treebank,
-            self.settings.features,
-            *flags,
-            self.start_from and f"from-{self.start_from}",
-        )
-        return "-".join(part for part in parts if part)
+        """What its result is called."""
+        return result_name(self.task, self.encoder, self.folder, self.settings, self.start_from)
 
     def _start(self, seed: int) -> Encoder:
         """Return the encoder that one seed begins with. Raises UserError where the other task has left none, or one of
@@ -264,26 +236,9 @@ class Evaluation:
 
     def _note(self, scores: list[SeedResult], floor: list[SeedResult]) -> dict[str, Any]:
         """Return what result.json holds."""
-        if self.task in UNTRAINED:
-            facts = untrained_facts(self._data, scores[0].details)
-        else:
-            facts = trained_facts(FINE_TUNED[self.task], self._data, self.settings, scores, floor)
         started = [f"started from {self.start_from}"] if self.start_from else []
-        found, differ = conditions_of((*scores, *floor))
-        return {
-            "task": self.name,
-            "headline": self._kind.headline,
-            "encoder": {"folder": str(self.encoder.folder), **self.encoder.identity},
-            "scores": over_seeds(scores),
-            "not_pretrained": over_seeds(floor) if floor else {},
-            "trivial": facts.trivial,
-            "notes": [*self._data.notes, *started, *facts.notes, *differ],
-            "details": facts.details,
-            "settings": self._deciding,
-            "conditions": found,
-            "seeds": [one.seed for one in scores],
-            "floor_seeds": [one.seed for one in floor],
-            "seconds": sum(one.seconds for one in (*scores, *floor)),
-            "files": self._data.files,
-            **common_facts(self.task, self.encoder, self.settings),
-        }
+        if started and floor:
+            started.append(f"not pretrained: trained on {self.task} alone, without {self.start_from}")
+        return result_note(
+            self._kind, self.name, self.encoder, self.settings, self._data, scores, floor, started
+        )

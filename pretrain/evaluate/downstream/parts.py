@@ -6,6 +6,7 @@ from concurrent.futures import as_completed
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.records import ShowProgress
@@ -13,7 +14,8 @@ from data_pipeline.stages.executors import ALL, Share, processes_for_jobs
 from pretrain.evaluate.downstream.encoders import Encoder, find_encoders
 from pretrain.evaluate.downstream.evaluate import Evaluation, Part
 from pretrain.evaluate.downstream.heads.two_way import TwoWay
-from pretrain.evaluate.downstream.tasks.registry import UNTRAINED
+from pretrain.evaluate.downstream.settings import settings_for
+from pretrain.evaluate.downstream.tasks.registry import UNTRAINED, check_name, check_setting
 
 
 def score_parts(
@@ -53,6 +55,67 @@ def _with_threads(evaluation: Evaluation, part: Part, threads: int) -> tuple[Eva
 def _score(evaluation: Evaluation, part: Part) -> None:
     """Score one part in a process of its own, silently."""
     evaluation.score(part, lambda name, total: nullcontext(lambda n: None))
+
+
+def evaluations_of(
+    chosen: Sequence[tuple[str, Path]],
+    changes: dict[str, Any],
+    found: Sequence[Path],
+    out: Path,
+    seeds: Sequence[int],
+    *,
+    floor: bool = True,
+    save: bool = False,
+    start_from: str = "",
+    predictions: bool = False,
+    other: Path | None = None,
+) -> list[Evaluation]:
+    """Return the evaluations of the chosen tasks, each with the folder of its files, by the one of the `found` models
+    that it is for, with `other` beside it. `changes`: settings that differ from the recipe's. See Evaluation for the
+    rest.
+
+    Raises UserError for a setting that none of the tasks can use, a task that starts from itself, two results of one
+    name, and for models and settings that do not fit."""
+    names = [name for name, _ in chosen]
+    for setting in changes:
+        check_setting(names, setting)
+    if start_from and check_name(start_from) in names:
+        raise UserError(
+            f"{start_from} cannot start from itself", where="--start-from", expected="other tasks"
+        )
+    evaluations = [
+        each
+        for name, folder in chosen
+        for each in with_lower_features(
+            Evaluation(
+                name,
+                beside(pick_encoder(name, found), other),
+                folder,
+                out,
+                settings_for(name, changes),
+                seeds,
+                floor,
+                save,
+                start_from,
+                predictions,
+            )
+        )
+    ]
+    _refuse_same_names(evaluations)
+    return evaluations
+
+
+def _refuse_same_names(evaluations: Sequence[Evaluation]) -> None:
+    """Raise UserError where two evaluations would write the same files, as of two versions of a treebank."""
+    folders: dict[str, Path] = {}
+    for one in evaluations:
+        if (first := folders.setdefault(one.name, one.folder)) != one.folder:
+            raise UserError(
+                f"holds {one.name} twice: {first} and {one.folder}",
+                where="--data",
+                expected="one folder of each name",
+                remedy=f"--data {one.folder.parent}",
+            )
 
 
 def with_lower_features(evaluation: Evaluation) -> list[Evaluation]:

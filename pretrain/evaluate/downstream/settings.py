@@ -104,7 +104,8 @@ TUNE = "tune"
 GRID = ("lr", "batch", "epochs", "head_lr", "warmup", "weight_decay", "layer_decay", "dropout")
 """Settings that a grid can have values of: those of the training, not of the examples."""
 RUNTIME = {"precision", "threads"}
-"""Settings that a result is not known by: they change it by no more than rounding."""
+"""Settings that a result is not known by as they are: it is known by the precision that `auto` comes to, and threads
+change it by no more than rounding."""
 
 
 def settings_for(task: str, changes: dict[str, Any]) -> EvaluationSettings:

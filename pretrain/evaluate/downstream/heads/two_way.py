@@ -80,7 +80,9 @@ class TwoWay(Encoder):
     @property
     def identity(self) -> dict[str, str]:
         """Return the hashes of both; see Encoder.identity."""
-        return {**self._one(self.folder).identity, "beside": self._one(self.other).identity["weights"]}
+        other = self._one(self.other).identity
+        hashes = {"beside": other["weights"], "beside_config": other["config"]}
+        return {**self._one(self.folder).identity, **hashes}
 
     def load(self, kind: str, seed: int, config: dict[str, Any] | None = None, has_head: bool = False) -> Any:
         """Return both bare models side by side; see Encoder.load. Raises UserError for a model with a head."""

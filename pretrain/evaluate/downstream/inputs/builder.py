@@ -1,8 +1,10 @@
 """Build an encoder's inputs from texts and words, with its own tokenizer."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
@@ -39,6 +41,26 @@ class Input:
             if (word := self.words[place]) is not None:
                 places.setdefault(word, place)
         return places
+
+
+STATED = (
+    "padding_side",
+    "model_input_names",
+    *(f"{name}_token_id" for name in ("pad", "unk", "cls", "sep", "mask")),
+    "pad_token_type_id",
+    "all_special_ids",
+)
+"""What is read of a tokenizer beside its tokenizer.json, here and by tasks without training."""
+
+
+def deciding_inputs(tokenizer: PreTrainedTokenizerFast) -> tuple[str, dict[str, Any]]:
+    """Return what decides how texts are read: the tokenizer as tokenizer.json has it, with the lower-casing and accents
+    of tokenizer_config.json, and what else the latter states that is read. Truncation and padding are left out, since
+    an InputBuilder turns them off."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    stated = {name: getattr(tokenizer, name) for name in STATED}
+    lists = {name: sorted(value) for name, value in stated.items() if isinstance(value, list)}
+    return json.dumps(backend, sort_keys=True), stated | lists
 
 
 class InputBuilder:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import find_encoders
+from pretrain.evaluate.downstream.encoders import Encoder, find_encoders
 from pretrain.evaluate.downstream.settings import defaults
-from pretrain.export.bundle import weights_hash
 from pretrain.run.folder import CONFIG, model_folders
 from pretrain.run.task_scores import EVALUATION, TaskScore, read_results, task_scores
 
@@ -33,8 +32,8 @@ class Other:
 
     name: str
     """As it was given."""
-    weights: frozenset[str]
-    """Hashes of its models; empty where the folder holds results alone."""
+    models: tuple[dict[str, str], ...]
+    """What a score of each of its models is known by; empty where the folder holds results alone."""
     notes: dict[str, dict[str, Any]]
     """Task -> its result.json."""
 
@@ -43,8 +42,8 @@ class Other:
         found = self.notes.get(note["task"])
         if found is None:
             return "not scored yet"
-        if self.weights and _table(found, "encoder").get("weights") not in self.weights:
-            return "scored with other weights than it has now"
+        if self.models and (what := self._changed(_table(found, "encoder"))):
+            return what
         if files := _differing_files(found, note):
             return f"scored on other files: {', '.join(files)}"
         theirs, ours = (_table(_table(one, "details"), "examples") for one in (found, note))
@@ -57,6 +56,16 @@ class Other:
         if found.get("headline") != note["headline"]:
             return f"scored by {found.get('headline')}, here by {note['headline']}"
         return ""
+
+    def _changed(self, scored: dict[str, Any]) -> str:
+        """Say what of the model that was `scored` is none of its models' now; empty where it is one of them."""
+        if scored.get("weights") not in [model["weights"] for model in self.models]:
+            return "scored with other weights than it has now"
+        if "config" not in scored:
+            return "scored by an older version"
+        if any(model.items() <= scored.items() for model in self.models):
+            return ""
+        return "scored with another config.json or tokenizer than it has now"
 
     def score(self, note: dict[str, Any], of: TaskScore) -> TaskScore | None:
         """Return its score of the same split by the same metric; None where there is none that can be compared."""
@@ -92,7 +101,7 @@ def read_other(folder: Path) -> Other:
             where=f"{OPTION} {folder}",
             expected="a run, a Hugging Face folder, or a folder that --out named",
         )
-    return Other(str(folder), frozenset(map(weights_hash, models)), notes)
+    return Other(str(folder), tuple(Encoder(model).identity for model in models), notes)
 
 
 def remarks(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.device import conditions
+from pretrain.evaluate.downstream.device import chosen_device, conditions, used_precision
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.results.files import SeedResult, means_by_epoch
 from pretrain.evaluate.downstream.settings import EvaluationSettings
@@ -85,11 +85,16 @@ def untrained_facts(material: Material, found: dict[str, Any]) -> Facts:
     return Facts(details, {"dev": found["trivial"]}, found.get("notes", []))
 
 
+def precision_now(task: Task | Untrained, settings: EvaluationSettings) -> str:
+    """Return the precision in which a score of the task is computed in this process."""
+    wanted = settings.precision if isinstance(task, Task) or task.has_precision else "fp32"
+    return used_precision(wanted, chosen_device(), fine_tuned=isinstance(task, Task))
+
+
 def conditions_now(task: Task | Untrained, settings: EvaluationSettings) -> dict[str, Any]:
     """Return under what conditions a score of the task is computed in this process."""
-    wanted = settings.precision if isinstance(task, Task) or task.has_precision else "fp32"
     versions = {name: version(name) for name in PACKAGES if metrics.is_installed(name)}
-    return {**conditions(wanted, fine_tuned=isinstance(task, Task)), "versions": versions}
+    return {"precision": precision_now(task, settings), **conditions(), "versions": versions}
 
 
 def conditions_of(scores: Sequence[SeedResult]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -180,5 +185,5 @@ def _selection(scores: Sequence[SeedResult]) -> dict[str, Any]:
 
 def _decided(score: SeedResult) -> dict[str, Any]:
     """Return what the tuning examples chose of a seed after its training, and how many they are; empty for nothing."""
-    found = score.details.get("decided")  # absent from a seed that an older version scored
+    found = score.details["decided"]
     return {**found, "examples": score.details["tune_examples"]} if found else {}

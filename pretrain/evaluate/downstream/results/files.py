@@ -8,6 +8,7 @@ OUT/TASK/predictions/seed-1/dev/  what was answered to each example of a split, 
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pretrain.evaluate.downstream.tasks.base import Scores
 from pretrain.run.task_scores import RESULT
 from pretrain.run.tolerant_json import number, objects, table
 
-FORMAT = 2
+FORMAT = 3
 """Version of these files: results of another one are not continued."""
 
 
@@ -61,8 +62,6 @@ def differing(note: dict[str, Any], identity: dict[str, Any]) -> list[str]:
     settings = before.get("settings")
     if isinstance(settings, dict):  # of a version without some settings: it had what is their default now
         settings = json.loads(json.dumps(defaults())) | settings
-        if not known["settings"]["carve"]:  # nothing is carved, nor was it before, of the same files
-            settings["carve"] = 0
         before = before | {"settings": settings}
     return [key for key in known if before.get(key) != known[key]]
 
@@ -122,7 +121,7 @@ def saved_model(out: Path, task: str, seed: int, encoder: Encoder) -> Path:
     note = seed_note(result)
     if not note or note["identity"].get("encoder") != encoder.identity:
         raise UserError(
-            f"is not known to be fine-tuned from the weights in {encoder.folder}",
+            f"is not known to be fine-tuned from the weights, config.json and tokenizer in {encoder.folder}",
             where=folder,
             remedy=f"evaluate {task} again, with --save",
         )
@@ -200,7 +199,7 @@ def means_by_epoch(curves: list[list[dict[str, Scores]]]) -> dict[str, dict[str,
     }
 
 
-def over_seeds(results: list[SeedResult]) -> dict[str, dict[str, Any]]:
+def over_seeds(results: Sequence[SeedResult]) -> dict[str, dict[str, Any]]:
     """Return split -> metric -> its spread over the seeds."""
     return {
         split: {metric: spread([one.splits[split][metric] for one in results]) for metric in scores}

@@ -77,7 +77,7 @@ class Task(ABC):
     """Settings that choose another head than that of transformers' class."""
     cut: ClassVar[str] = "inputs cut to max_length"
     """What `count_cut` counts."""
-    file_settings: ClassVar[tuple[str, ...]] = ()
+    file_settings: tuple[str, ...] = ()
     """Other settings that are for some kinds of tasks: how files are read, when an answer is withheld."""
 
     def __init__(self, name: str, folder: str, headline: str) -> None:

@@ -1,10 +1,12 @@
 """Name every task, and the suites of them."""
 
 import difflib
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.settings import RUNTIME
+from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Task, Untrained
 from pretrain.evaluate.downstream.tasks.fine_tuned.choice import Codah, Swag
 from pretrain.evaluate.downstream.tasks.fine_tuned.dependencies import DEPENDENCIES
@@ -47,14 +49,24 @@ def check_name(name: str) -> str:
     )
 
 
-def check_setting(task: str, setting: str) -> None:
-    """Raise UserError for a setting of `maskmill evaluate` that says nothing about this task."""
-    of_some = {name: (*each.head_settings, *each.file_settings) for name, each in FINE_TUNED.items()}
-    able = [name for name, known in of_some.items() if setting in known] or list(FINE_TUNED)
-    if setting == "part":
-        able = list(UNTRAINED)
-    if setting not in RUNTIME and task not in able:
-        raise UserError(f"is not for {task}", where=setting, expected=f"one of {', '.join(able)}")
+def settings_of(task: str) -> set[str]:
+    """Return the settings of `maskmill evaluate` that say something about a task."""
+    if task in UNTRAINED:
+        return {"part", "threads", *(["precision"] if UNTRAINED[task].has_precision else [])}
+    own = {name: {*each.head_settings, *each.file_settings} for name, each in FINE_TUNED.items()}
+    of_some = {"part"}.union(*own.values())
+    return {field.name for field in fields(EvaluationSettings)} - of_some | own[task]
+
+
+def check_setting(tasks: Sequence[str], setting: str) -> None:
+    """Raise UserError for a setting of `maskmill evaluate` that says nothing about any of these tasks."""
+    able = [name for name in NAMES if setting in settings_of(name)]
+    if not set(tasks) & set(able):
+        raise UserError(
+            f"is not for {' or '.join(dict.fromkeys(tasks))}",
+            where=setting,
+            expected=f"one of {', '.join(able)}",
+        )
 
 
 def folder_of(name: str, data: Path) -> Path:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class Classification(Task):
 
     kind = "SequenceClassification"
     head_settings = ("bilstm",)
-    file_settings: ClassVar[tuple[str, ...]] = ("carve",)
+    file_settings: tuple[str, ...] = ("carve",)
 
     def __init__(
         self,
@@ -82,6 +82,8 @@ class Classification(Task):
         self.measured, self.columns, self.labels = measured, columns, labels
         self.scored, self.unlabelled, self.where_absent = scored, unlabelled, where_absent
         self.other_name, self.has_test = other_name, has_test
+        if has_test:
+            self.file_settings = (*self.file_settings, "test")
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read train.tsv and the scored files; see Task.read."""

@@ -176,14 +176,21 @@ def test_a_task_knows_its_settings() -> None:
         "blimp part",
         "blimp threads",
         "uner test",
+        "snli test",
+        "mrpc precision",
+        "blimp precision",
     ]
     for task, setting in map(str.split, [*known, "rte bilstm", "ud epochs"]):
-        check_setting(task, setting)
+        check_setting([task], setting)
     for task, setting in map(
-        str.split, ["uner carve", "mrpc crf", "ud label", "ud part", "blimp epochs", "mrpc test"]
+        str.split,
+        ["uner carve", "mrpc crf", "ud label", "ud part", "blimp epochs", "mrpc test", "pairs precision"],
     ):
         with pytest.raises(UserError, match=f"{setting}: is not for {task}"):
-            check_setting(task, setting)
+            check_setting([task], setting)
+    check_setting(["mrpc", "uner"], "crf")
+    with pytest.raises(UserError, match=r"label: is not for mrpc or uner \(expected one of own\)"):
+        check_setting(["mrpc", "uner"], "label")
 
 
 def test_own_numbers_may_be_classes_and_the_other_way_round(tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.results.against import Other, apart, by_chance, read_other, remarks
 from pretrain.evaluate.downstream.results.files import spread
 from pretrain.evaluate.downstream.results.table import result_lines
 from pretrain.evaluate.downstream.settings import identity, settings_for
-from pretrain.export.bundle import weights_hash
 from pretrain.run.task_scores import EVALUATION, RESULT, task_scores
 from tests.factories.encoders import encoder_folder
+
+NOW = {"weights": "w", "config": "c", "tokenizer": "t"}
 
 
 def note(task: str = "rte", *values: float, **changes: Any) -> dict[str, Any]:
@@ -23,7 +25,7 @@ def note(task: str = "rte", *values: float, **changes: Any) -> dict[str, Any]:
     return {
         "task": task,
         "headline": "accuracy",
-        "encoder": {"weights": "w", "tokenizer": "t"},
+        "encoder": NOW,
         "scores": {"dev": {"accuracy": spread(list(values))}},
         "trivial": {"dev": {"accuracy": 50.0}},
         "notes": [],
@@ -36,8 +38,8 @@ def note(task: str = "rte", *values: float, **changes: Any) -> dict[str, Any]:
     }
 
 
-def other(*notes: dict[str, Any], weights: str = "") -> Other:
-    return Other("runs/mine", frozenset({weights} if weights else ()), {one["task"]: one for one in notes})
+def other(*notes: dict[str, Any], model: dict[str, str] | None = None) -> Other:
+    return Other("runs/mine", (model,) if model else (), {one["task"]: one for one in notes})
 
 
 def said(ours: dict[str, Any], theirs: Other) -> list[str]:
@@ -97,6 +99,12 @@ def test_apart_are_ranges_of_several_seeds_that_do_not_overlap(
         ({"headline": "f1"}, "scored by f1, here by accuracy"),
         ({"task": "wnli"}, "not scored yet"),
         ({"encoder": {"weights": "older"}}, "scored with other weights than it has now"),
+        ({"encoder": {"weights": "w", "tokenizer": "t"}}, "scored by an older version"),
+        ({"encoder": {**NOW, "config": "x"}}, "scored with another config.json or tokenizer than it has now"),
+        (
+            {"encoder": {**NOW, "tokenizer": "x"}},
+            "scored with another config.json or tokenizer than it has now",
+        ),
         (
             {"encoder": None, "files": [], "details": 1, "settings": ""},
             "scored with other weights than it has now",
@@ -106,7 +114,7 @@ def test_apart_are_ranges_of_several_seeds_that_do_not_overlap(
 def test_what_is_not_of_the_same_examples_and_metric_has_no_column_but_a_command(
     changes: dict[str, Any], why: str
 ) -> None:
-    theirs = other({**note("rte", 70.0, 71.0), **changes}, weights="w")
+    theirs = other({**note("rte", 70.0, 71.0), **changes}, model=NOW)
     assert said(OURS, theirs) == [f"runs/mine: rte {why}: evaluate runs/mine rte"]
     assert result_lines([OURS], [theirs])[1].endswith("50.0")
 
@@ -158,12 +166,12 @@ def test_perplexities_per_token_stand_beside_those_of_the_same_vocabulary_alone(
 def test_another_encoder_is_a_run_a_model_or_a_folder_of_results(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(encoder_folder("bert"), model)
-    assert read_other(model) == Other(str(model), frozenset({weights_hash(model)}), {})
+    assert read_other(model) == Other(str(model), (Encoder(model).identity,), {})
     for folder in (model / EVALUATION, tmp_path / "out"):
         (folder / "rte").mkdir(parents=True)
         (folder / "rte" / RESULT).write_text(json.dumps(OURS))
     assert read_other(model).notes == read_other(tmp_path / "out").notes == {"rte": OURS}
-    assert not read_other(tmp_path / "out").weights
+    assert not read_other(tmp_path / "out").models
     for nothing in ("none", "empty"):
         if nothing == "empty":
             (tmp_path / nothing).mkdir()
