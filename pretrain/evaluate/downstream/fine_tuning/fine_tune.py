@@ -64,17 +64,9 @@ class FineTuner:
         settings, lengths = self.settings, sizes(features)
         per_epoch = -(-len(features) // settings.batch)
         total = max(1, round(settings.epochs * per_epoch))
-        optimizer = torch.optim.AdamW(
-            list(param_groups(self.model, settings)),
-            betas=(settings.betas[0], settings.betas[1]),
-            eps=settings.eps,
+        updates = Updates(
+            self.model, settings, total, min(total - 1, round(settings.head_epochs * per_epoch))
         )
-        alone = min(total - 1, round(settings.head_epochs * per_epoch))
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: rate(step, total, settings, alone)
-        )
-        others = [p for group in optimizer.param_groups if not group["of_head"] for p in group["params"]]
-        _set_trained(others, trained=not alone)
         torch.manual_seed(self.seed)  # dropout
         found, best, kept = Trained(), -np.inf, {}
         for epoch in range(-(-total // per_epoch)):
@@ -82,24 +74,7 @@ class FineTuner:
             for chosen in training_batches(lengths, settings.batch, self.seed, epoch):
                 if found.updates == total:
                     break
-                if found.updates == alone:
-                    _set_trained(others, trained=True)
-                with self._precision():
-                    loss = self.model(**self._batch([features[i] for i in chosen])).loss
-                loss.backward()
-                if settings.clip:
-                    nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-                found.losses.append(loss.item())
-                found.updates += 1
-                if not np.isfinite(found.losses[-1]):
-                    raise DivergedError(
-                        f"the loss is {found.losses[-1]} at update {found.updates}",
-                        where=self.task.name,
-                        remedy="lower lr",
-                    )
+                self._update(updates, [features[i] for i in chosen], found)
                 advance(len(chosen))
             found.epochs += 1
             self.model.eval()
@@ -114,6 +89,23 @@ class FineTuner:
         if kept:
             self.model.load_state_dict(kept)
         return found
+
+    def _update(self, updates: "Updates", features: Sequence[Feature], found: Trained) -> None:
+        """Make one update by these features and add it to `found`. Raises DivergedError where the loss is not
+        finite."""
+        updates.begin(found.updates)
+        with self._precision():
+            loss = self.model(**self._batch(features)).loss
+        loss.backward()
+        updates.step()
+        found.losses.append(loss.item())
+        found.updates += 1
+        if not np.isfinite(found.losses[-1]):
+            raise DivergedError(
+                f"the loss is {found.losses[-1]} at update {found.updates}",
+                where=self.task.name,
+                remedy="lower lr",
+            )
 
     @torch.no_grad()
     def answers(self, features: Sequence[Feature], advance: Callable[[int], None]) -> list[NDArray[Any]]:
@@ -140,9 +132,40 @@ class FineTuner:
         return precision(self.settings.precision, self.device, fine_tuned=True)
 
 
-def _set_trained(parameters: Sequence[nn.Parameter], *, trained: bool) -> None:
-    for parameter in parameters:
-        parameter.requires_grad_(trained)
+class Updates:
+    """AdamW with the settings' rates and schedule, which trains the head alone for the first `alone` of `total`
+    updates."""
+
+    def __init__(self, model: nn.Module, settings: EvaluationSettings, total: int, alone: int) -> None:
+        self.model, self.clip, self.alone = model, settings.clip, alone
+        self.optimizer = torch.optim.AdamW(
+            list(param_groups(model, settings)),
+            betas=(settings.betas[0], settings.betas[1]),
+            eps=settings.eps,
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: rate(step, total, settings, alone)
+        )
+        groups = self.optimizer.param_groups
+        self.others = [p for group in groups if not group["of_head"] for p in group["params"]]
+        self._train_others(not alone)
+
+    def begin(self, done: int) -> None:
+        """Prepare for the forward pass of the next update, after `done` ones."""
+        if done == self.alone:
+            self._train_others(True)
+
+    def step(self) -> None:
+        """Update the weights by their gradients, and forget these."""
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+
+    def _train_others(self, trained: bool) -> None:
+        for parameter in self.others:
+            parameter.requires_grad_(trained)
 
 
 def rate(step: int, total: int, settings: EvaluationSettings, alone: int = 0) -> float:
