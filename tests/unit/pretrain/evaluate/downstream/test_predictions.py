@@ -247,13 +247,6 @@ def test_a_model_and_predictions_of_other_settings_are_not_taken_for_this_result
     assert said.is_dir(), "they too"
 
 
-def test_a_share_to_tune_by_that_was_cut_by_questions_is_not_gone_on_with(tmp_path: Path) -> None:
-    plain = evaluation("squad1", squad(tmp_path / "task", "1.1"))
-    tuned = replace(plain, settings=replace(plain.settings, tune_share=0.4))
-    assert tuned._known_by(tuned.parts[0])["tune_share"] == "groups"
-    assert "tune_share" not in plain._known_by(plain.parts[0])
-
-
 LABELS = ("entailment", "not_entailment")
 RTE = [
     "index\tsentence1\tsentence2\tlabel",
