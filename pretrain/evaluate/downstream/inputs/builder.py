@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,13 +23,19 @@ class Input:
     """Whether text was left out, for it was too long."""
     words: tuple[int | None, ...] = ()
     """Of a sentence given in words: each token's word; None for special tokens."""
+    read: int = 0
+    """Of a single text: its characters up to the end of the last token that is left; all where none is left out."""
     is_backwards: bool = False
     """Whether the tokens are in reversed order, for a model that reads from right to left."""
 
     def backwards(self) -> "Input":
         """Return the same tokens in reversed order."""
-        return Input(
-            self.ids[::-1], self.segments[::-1], self.was_cut, self.words[::-1], not self.is_backwards
+        return replace(
+            self,
+            ids=self.ids[::-1],
+            segments=self.segments[::-1],
+            words=self.words[::-1],
+            is_backwards=not self.is_backwards,
         )
 
     @property
@@ -82,8 +88,14 @@ class InputBuilder:
 
     def single(self, text: str) -> Input:
         """Return the input of one text, cut at the end to max_length."""
-        first = self.encoded(text)
-        return self._finished(first, min(len(first), self.max_length - self.special_single))
+        encoding = self.encoded(text)
+        room = self.max_length - self.special_single
+        was_cut, read = len(encoding) > room, len(text)
+        if was_cut:
+            encoding.truncate(room)
+            read = encoding.offsets[-1][1]
+        whole = self.backend.post_process(encoding)
+        return self._in_order(Input(whole.ids, whole.type_ids, was_cut, read=read))
 
     def pair(self, first_text: str, second_text: str) -> Input:
         """Return the input of two texts. A pair that is too long loses tokens one at a time from the end of the longer
@@ -176,12 +188,6 @@ class InputBuilder:
     def encoded(self, text: str) -> Encoding:
         """Return the tokens of a text without special ones."""
         return self.backend.encode(text, add_special_tokens=False)
-
-    def _finished(self, encoding: Encoding, kept: int) -> Input:
-        was_cut = kept < len(encoding)
-        encoding.truncate(kept)
-        whole = self.backend.post_process(encoding)
-        return self._in_order(Input(whole.ids, whole.type_ids, was_cut))
 
     def _in_order(self, one: Input) -> Input:
         return one.backwards() if self.is_backwards else one

@@ -34,6 +34,8 @@ class SentenceScores(NamedTuple):
     """Share of them that the vocabulary does not know."""
     cut: int
     """Sentences that were longer than the model has positions for."""
+    read: NDArray[np.int64]
+    """Of each sentence its characters up to the end of the last token that was scored; all where it was not cut."""
 
 
 def score_sentences(
@@ -83,6 +85,7 @@ def score_sentences(
         frequencies,
         unknown / max(1, int(frequencies.sum())),
         sum(one.was_cut for one in inputs),
+        np.array([one.read for one in inputs]),
     )
 
 

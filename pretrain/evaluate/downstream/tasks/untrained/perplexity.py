@@ -67,15 +67,16 @@ class Perplexity(Untrained):
         advance: Callable[[int], None],
     ) -> dict[str, Any]:
         """Return the perplexity per token; per word (by white space) and the bits per character, which encoders of
-        different vocabularies can be compared by. Left-to-right models have an ordinary perplexity. Trivial: the
+        different vocabularies can be compared by. Of a sentence that was cut the words and characters up to its last
+        token count, a word that is cut in two as one. Left-to-right models have an ordinary perplexity. Trivial: the
         entropy of the tokens' frequencies in the same text, which is lower than any fixed distribution's."""
         found = score_sentences(encoder, material.items, settings, seed, advance)
         tokens = int(found.tokens.sum())
         if not tokens:
             raise UserError("has nothing that the encoder's vocabulary reads", where=encoder.folder)
         total = -float(found.log_likelihoods.sum())
-        words = sum(len(sentence.split()) for sentence in material.items)
-        characters = sum(map(len, material.items))
+        scored = [text[:end] for text, end in zip(material.items, found.read.tolist(), strict=True)]
+        words, characters = sum(len(text.split()) for text in scored), sum(map(len, scored))
         guess = tokens * unigram_entropy(found.frequencies)
         notes = [f"{found.cut} sentences were cut to the encoder's positions"] if found.cut else []
         return {

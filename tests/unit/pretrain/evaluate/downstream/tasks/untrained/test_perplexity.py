@@ -1,6 +1,7 @@
 """Pseudo-perplexity: the likelihoods of a text's sentences, per token, per word and per character."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,22 @@ def test_sentences_longer_than_the_positions_are_cut_and_counted(tmp_path: Path)
     )
     assert found["notes"] == ["1 sentences were cut to the encoder's positions"]
     assert found["tokens"] == 64
+
+
+@pytest.mark.parametrize("name", ["bert", "causal"])
+def test_of_a_cut_sentence_only_what_was_scored_counts(name: str, tmp_path: Path) -> None:
+    encoder, settings = Encoder(encoder_folder(name)), EvaluationSettings()
+    words = ["dogs", "over", "unquickable"] * 30
+    builder = encoder.builder(encoder.max_positions)
+    fits = next(n for n in range(len(words), 0, -1) if not builder.single(" ".join(words[:n])).was_cut)
+    (tmp_path / "one.txt").write_text(f"{' '.join(words)}\n")
+    found = TASK.score(encoder, TASK.read(tmp_path, settings), settings, 1, lambda n: None)
+    assert len(found["notes"]) == 1
+    for figures in (found["scores"], found["trivial"]):
+        nats = math.log(figures["perplexity"]) * found["tokens"]
+        assert nats / math.log(figures["perplexity_per_word"]) == pytest.approx(fits + 1), "one is cut in two"
+        characters = nats / math.log(2) / figures["bits_per_character"]
+        assert len(" ".join(words[:fits])) < characters < len(" ".join(words[: fits + 1]))
 
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
