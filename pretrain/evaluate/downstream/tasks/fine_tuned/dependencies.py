@@ -4,6 +4,7 @@ scorer.
 Words and sentences are the file's own. All columns are learnt together, with a decoder each (van der Goot et al.
 2021)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -111,17 +112,16 @@ class Dependencies(Task):
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best of two answers: all words hang on the one before, or all on the one after,
-        each with the commonest label of training."""
-        common = {
-            name: max(labels, key=_counts(data.train.items, name).__getitem__)
-            for name, labels in data.label_sets.items()
-        }
+        each with the commonest label of training, or, where nothing is trained, of the scored sentences themselves; a
+        word's lemma is what the commonest rule makes of it."""
+        common = {name: _commonest(data.train.items or split.items, name) for name in (*TAGS, RELATIONS)}
         found = []
         for heads_of in (lambda words: [*range(words)], lambda words: [*range(2, words + 1), 0]):
             said = []
             for tree in split.items:
-                heads = heads_of(len(tree.words))
-                said.append(written(tree, {name: [common[name]] * len(heads) for name in common}, heads))
+                columns = {name: [label] * len(tree.words) for name, label in common.items()}
+                columns["lemma"] = [apply_rule(common["lemma"], form) for form in tree.column(FORM)]
+                said.append(written(tree, columns, heads_of(len(tree.words))))
             found.append(_official(split.items, said))
         return {name: max(scores[name] for scores in found) for name in MEASURED}
 
@@ -136,12 +136,10 @@ def _unseen(split: Split, label_sets: dict[str, tuple[str, ...]]) -> list[str]:
     return [f"{split.name}: labels never seen in training: {', '.join(found)}"] if found else []
 
 
-def _counts(trees: Sequence[Tree], name: str) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for tree in trees:
-        for label in _labels(tree, name):
-            counts[label] = counts.get(label, 0) + 1
-    return counts
+def _commonest(trees: Sequence[Tree], name: str) -> str:
+    """Return the commonest label, of equally common ones the first in the alphabet."""
+    counts = Counter(label for tree in trees for label in _labels(tree, name))
+    return max(sorted(counts), key=counts.__getitem__)
 
 
 def _labels(tree: Tree, name: str) -> list[str]:

@@ -14,7 +14,7 @@ from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.fine_tuning.fine_tune import FineTuner
 from pretrain.evaluate.downstream.heads.parser import Biaffine, Parser, best_tree
-from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import Feature, TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.conllu import HEAD, TAGS
 from pretrain.evaluate.downstream.tasks.fine_tuned.lemmas import apply_rule, lemma_rule
@@ -139,6 +139,29 @@ def test_the_trivial_tree_is_the_better_chain(tmp_path: Path) -> None:
     after = sum(head == (i + 2 if i + 1 < len(one) else 0) for one in heads for i, head in enumerate(one))
     assert after > before
     assert TASK.trivial(data.scored[0], data)["UAS"] == pytest.approx(100 * after / words)
+
+
+def test_the_trivial_lemma_is_what_the_commonest_rule_makes_of_each_word(tmp_path: Path) -> None:
+    """Three of four are their words in lower case; all hang on the one before."""
+    pairs = [("Dogs", "dogs"), ("Over", "over"), ("foxes", "fox"), ("It", "it")]
+    rows = [
+        f"{n}\t{form}\t{lemma}\tX\tFW\t_\t{n - 1}\t{'obj' if n > 1 else 'root'}\t_\t_"
+        for n, (form, lemma) in enumerate(pairs, 1)
+    ]
+    files = {f"x-ud-{name}.conllu": [*rows, ""] for name in ("train", "dev")}
+    data = TASK.read(write(tmp_path, files), EvaluationSettings())
+    found = TASK.trivial(data.scored[0], data)
+    assert found["LAS"] == 100
+    assert found["Lemmas"] == found["BLEX"] == pytest.approx(75)
+
+
+def test_without_training_trivial_labels_are_the_commonest_scored_ones(tmp_path: Path) -> None:
+    """With epochs=0 a folder needs no training file, and has no labels of training."""
+    data = read(tmp_path)
+    (tmp_path / "x-ud-train.conllu").unlink()
+    alone = TASK.read(tmp_path, settings_for("ud", {"epochs": 0.0}))
+    assert not alone.train.items
+    assert TASK.trivial(alone.scored[0], alone) == TASK.trivial(data.scored[0], data)
 
 
 def test_tokens_of_a_word_are_averaged_and_the_root_has_a_vector_of_its_own() -> None:
