@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.files import file_sha256, write_whole
 from pretrain.export.families.registry import weight_files
 from pretrain.export.families.stored import stored_tensors
 
@@ -33,12 +35,14 @@ EDITS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def edited_folder(source: Path, edit: str, target: Path) -> Path:
-    """Copy the model of `source` to the folder `target` with its segment table changed, and return it; what is there
-    stays. Raises UserError for an unknown edit and for a model without a table of two segments."""
-    change = _change(edit)
-    if target.is_dir():
-        return target
+    """Copy the model of `source` to the folder `target` with its segment table changed, and return it. What is there
+    stays if it is of the same source and edit, by a note beside it, and is replaced otherwise. Raises UserError for an
+    unknown edit and for a model without a table of two segments."""
+    change, note = _change(edit), target.with_name(f"{target.name}.source.json")
     files = weight_files(source)
+    origin = canonical_json({"edit": edit, "source": _hashes(source)})
+    if target.is_dir() and note.is_file() and note.read_bytes() == origin:
+        return target
     tensors = stored_tensors(source)
     names = [name for name in tensors if name.endswith(TABLE) and len(tensors[name]) == 2]
     if len(names) != 1:
@@ -54,8 +58,17 @@ def edited_folder(source: Path, edit: str, target: Path) -> Path:
     (partial / "model.safetensors.index.json").unlink(missing_ok=True)
     kept = {name: tensor.contiguous() for name, tensor in (tensors | {names[0]: rows.clone()}).items()}
     save_file(kept, partial / "model.safetensors", {"format": "pt"})
+    note.unlink(missing_ok=True)
+    if target.is_dir():
+        shutil.rmtree(target)
     os.replace(partial, target)
+    write_whole(note, origin)
     return target
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a model's folder, but of none in the folders within, as of scores."""
+    return {path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def _change(edit: str) -> Callable[[Tensor, float], Tensor]:

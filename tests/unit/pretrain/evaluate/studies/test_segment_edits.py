@@ -1,10 +1,12 @@
 """The segment table of a folder is changed as the paper's settings say, and nothing else is."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.studies.segment_edits import TABLE, edited_folder
@@ -39,6 +41,27 @@ def test_edits(edit: str, tmp_path: Path) -> None:
         other = table_and_rest(edited_folder(source, "RAND513", tmp_path / "other"))[0]
         assert torch.equal(rows, again)
         assert not torch.equal(rows, other)
+
+
+def test_a_copy_of_another_source_or_edit_is_replaced(tmp_path: Path) -> None:
+    """A study that is scored again with another --model must not score the old one's weights."""
+    source, target = tmp_path / "source", tmp_path / "model"
+    shutil.copytree(encoder_folder("bert"), source)
+    first = table_and_rest(edited_folder(source, "1S", target))
+    (target / "kept").touch()
+    edited_folder(source, "1S", target)
+    assert (target / "kept").exists(), "the same is not copied again"
+    tensors = {name: tensor + 1 for name, tensor in stored_tensors(source).items()}
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    other = table_and_rest(edited_folder(source, "1S", target))
+    assert torch.equal(other[0], first[0] + 1)
+    assert all(torch.equal(other[1][name], tensor + 1) for name, tensor in first[1].items())
+    zeros = table_and_rest(edited_folder(source, "NULL", target))[0]
+    assert not zeros.any()
+    (tmp_path / "model.source.json").unlink()
+    (target / "kept").touch()
+    edited_folder(source, "NULL", target)
+    assert not (target / "kept").exists(), "of a copy without a note nothing is known"
 
 
 def test_wrong_edits_and_models_are_refused(tmp_path: Path) -> None:
