@@ -75,7 +75,7 @@ def accuracy(gold: NDArray[Any], predicted: NDArray[Any]) -> float:
 
 
 def f1(gold: NDArray[Any], predicted: NDArray[Any]) -> float:
-    """Return F1 of class 1 (MRPC, QQP)."""
+    """Return F1 of class 1, or of what is true."""
     return 100 * float(sklearn.metrics.f1_score(gold, predicted, pos_label=1, zero_division=0))
 
 

@@ -30,6 +30,8 @@ METRICS: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
     "pearson": metrics.pearson,
     "spearman": metrics.spearman,
 }
+POSITIVE = "1"
+"""The label whose F1 is measured (MRPC, QQP)."""
 
 
 class TextItem(NamedTuple):
@@ -157,7 +159,7 @@ class Classification(Task):
         data: TaskData,
     ) -> Scores:
         """Return the task's metrics; see Task.score."""
-        return self._scores(_gold(items, data), _predicted(answers, data))
+        return self._scores(_gold(items, data), _predicted(answers, data), data)
 
     def predictions(
         self,
@@ -180,11 +182,17 @@ class Classification(Task):
         those of the mean where it is a number."""
         gold = _gold(split.items, data)
         constants = range(len(data.labels)) if data.labels else [gold.mean()]
-        found = [self._scores(gold, np.full_like(gold, constant)) for constant in constants]
+        found = [self._scores(gold, np.full_like(gold, constant), data) for constant in constants]
         return {name: max(scores[name] for scores in found) for name in self.measured}
 
-    def _scores(self, gold: NDArray[Any], predicted: NDArray[Any]) -> Scores:
-        return {name: METRICS[name](gold, predicted) for name in self.measured}
+    def _scores(self, gold: NDArray[Any], predicted: NDArray[Any], data: TaskData) -> Scores:
+        """Return the metrics of ids, or of numbers. A finished model has ids of its own: F1 is of the label POSITIVE,
+        whatever its id."""
+        pairs = dict.fromkeys(self.measured, (gold, predicted))
+        if "f1" in pairs:
+            positive = data.labels.index(POSITIVE)
+            pairs["f1"] = gold == positive, predicted == positive
+        return {name: METRICS[name](*pair) for name, pair in pairs.items()}
 
 
 def text_items(table: Table, columns: Columns, remedy: str = "") -> list[TextItem]:

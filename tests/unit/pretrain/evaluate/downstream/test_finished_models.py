@@ -85,6 +85,23 @@ def test_classes_are_those_of_the_models_own_pipeline(
     assert len(set(found)) > 1
 
 
+def test_f1_is_of_duplicates_whatever_their_id(task_model: Callable[..., Path], tmp_path: Path) -> None:
+    """A finished model may have the label 1 as its class 0."""
+    task = FINE_TUNED["mrpc"]
+    data = task.read(write(tmp_path / "MRPC", FILES["mrpc"]), settings_for("mrpc", {}))
+    item = data.scored[0].items[0]
+    items = [item._replace(label=label) for label in "1100"]
+    turned = task.finished_model(
+        Encoder(task_model(["1", "0"])), data, settings_for("mrpc", {"epochs": 0.0})
+    )[1]
+    assert turned.labels == ("1", "0")
+    for one in (data, turned):
+        said = [np.eye(2)[one.labels.index(label)] for label in "1000"]
+        assert task.score(items, [], said, one) == pytest.approx({"f1": 200 / 3, "accuracy": 75})
+        split = replace(data.scored[0], items=items)
+        assert task.trivial(split, one) == pytest.approx({"f1": 200 / 3, "accuracy": 50})
+
+
 def test_classes_without_names_are_in_the_order_of_the_task(
     task_model: Callable[..., Path], tmp_path: Path
 ) -> None:
