@@ -27,23 +27,27 @@ RECIPES: dict[str, dict[str, Any]] = {
 which choose on dev; here a tenth of the training examples chooses. bert and small have one rate of them, given
 beforehand. MaChAmp's encoder has 0.38 of its heads' rate. Its AdamW does not correct the bias of the moments, its
 dropout is 0.3 on the encoder's output alone, its tuning examples are a file's: not so here."""
-HEADS: dict[str, dict[str, Any]] = {
-    "squad1": {"max_length": 384},
-    "squad2": {"max_length": 384, "epochs": 2.0, "batch": 48},
-    "questions": {"max_length": 384},
+SCORED_ALONE: dict[str, Any] = {"epochs": 0.0, "tune_share": 0.0, "grid": {}}
+"""What every recipe changes for AX, which has no training examples."""
+LONG: dict[str, Any] = {"max_length": 384}
+"""What recipes change for questions, whose texts are long (google-research/bert, run_squad.py)."""
+TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "squad1": LONG,
+    "squad2": {**LONG, "epochs": 2.0, "batch": 48},
+    "questions": LONG,
     "swag": {"batch": 16},
-    "ax": {"epochs": 0.0},
+    "ax": SCORED_ALONE,
     "ud": {"max_length": 256, "epochs": 20.0, "lr": 3.8e-5, "head_lr": 1e-3},
 }
-"""What every recipe changes for a task (Devlin et al. 2019, sections 4.2 to 4.4). Treebanks: van der Goot et al. 2021
+"""What most recipes change for a task (Devlin et al. 2019, sections 4.2 to 4.4). Treebanks: van der Goot et al. 2021
 (MaChAmp), whose heads learn at 1e-4 but whose schedule starts with an epoch of the heads alone; here they have ten
 times that rate instead."""
 OF_TASKS: dict[str, dict[str, dict[str, Any]]] = {
-    "bert": HEADS | {"swag": {**HEADS["swag"], "lr": 2e-5}},
-    "bert-grid": HEADS,
-    "small": HEADS | {"ud": {**HEADS["ud"], "lr": 1e-4}},
-    "small-grid": HEADS,
-    "electra": HEADS
+    "bert": TASK_DEFAULTS | {"swag": {**TASK_DEFAULTS["swag"], "lr": 2e-5}},
+    "bert-grid": TASK_DEFAULTS,
+    "small": TASK_DEFAULTS | {"ud": {**TASK_DEFAULTS["ud"], "lr": 1e-4}},
+    "small-grid": TASK_DEFAULTS,
+    "electra": TASK_DEFAULTS
     | {
         "rte": {"epochs": 10.0},
         "stsb": {"epochs": 10.0},
@@ -51,6 +55,7 @@ OF_TASKS: dict[str, dict[str, dict[str, Any]]] = {
         "squad2": {"max_length": 512, "epochs": 2.0},
         "questions": {"max_length": 512},
     },
+    "machamp": {"ax": SCORED_ALONE, **dict.fromkeys(("squad1", "squad2", "questions"), LONG)},
 }
 """What a recipe changes for a single task."""
 FROZEN = {
@@ -62,6 +67,12 @@ FROZEN = {
     "dropout": 0.5,
     "tune_share": 0.1,
     "patience": 3,
+    "head_lr": 0.0,
+    "head_epochs": 0.0,
+    "betas": [0.9, 0.999],
+    "layer_decay": 1.0,
+    "grid": {},
 }
 """What every recipe changes where features of a frozen encoder are read: Adam at 1e-3 with dropout of the BiLSTM's
-input, until three epochs bring nothing on a tenth of the training examples."""
+input, until three epochs bring nothing on a tenth of the training examples. What a recipe has for the layers of an
+encoder that learns, or tries in a grid, is not for these."""

@@ -75,20 +75,24 @@ class Classification(Task):
         where_absent: str = "",
         other_name: str = "{}.tsv",
         has_test: bool = False,
+        is_trained: bool = True,
     ) -> None:
         """`measured`: metrics, the one that the task is known by first. `labels`: empty for a number. `scored`: files
         without .tsv. `unlabelled`: a label that stands for none; such rows are skipped and counted (SNLI).
         `where_absent`: what to do without a scored file. `other_name`: that of files that are published under two, with
-        {} for train or dev. `has_test`: a test file is published with labels."""
+        {} for train or dev. `has_test`: a test file is published with labels. `is_trained`: False where there are no
+        training examples, so that a model of another task is scored."""
         super().__init__(name, folder, measured[0])
         self.measured, self.columns, self.labels = measured, columns, labels
         self.scored, self.unlabelled, self.where_absent = scored, unlabelled, where_absent
-        self.other_name, self.has_test = other_name, has_test
+        self.other_name, self.has_test, self.is_trained = other_name, has_test, is_trained
         if has_test:
             self.file_settings = (*self.file_settings, "test")
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read train.tsv and the scored files; see Task.read."""
+        if not self.is_trained:
+            self._refuse_training(settings)
         names = (*self.scored, *(["test"] if settings.test and self.has_test else []))
         paths = [self._path(folder, name) for name in ("train", *names)]
         lacking = next((path for path in paths[1:] if not path.is_file()), None)
@@ -99,6 +103,16 @@ class Classification(Task):
         notes = skip_notes([*splits, *([train] if train else [])])
         train, splits[0], carved = with_training(train, splits[0], paths[0], settings)
         return TaskData(train, tuple(splits), self.labels, hashes(paths), (*notes, *carved))
+
+    def _refuse_training(self, settings: EvaluationSettings) -> None:
+        for name in ("epochs", "tune_share"):
+            if value := getattr(settings, name):
+                raise UserError(
+                    f"{self.name} has no training examples",
+                    where=f"{name}={value:g}",
+                    expected=f"{name}=0",
+                    remedy="score it in a call of its own",
+                )
 
     def _path(self, folder: Path, name: str) -> Path:
         """Return the file of a split, under whichever of its names it is there."""

@@ -46,6 +46,7 @@ GLUE = [
         NLI,
         ("diagnostic-full",),
         where_absent="put it there from GLUE's page: diagnostic.tsv, for its server, has no labels",
+        is_trained=False,
     ),
     Classification(
         "snli", "SNLI", ("accuracy",), GOLD, NLI, unlabelled="-", other_name="snli_1.0_{}.txt", has_test=True

@@ -256,6 +256,13 @@ def test_the_diagnostic_file_without_labels_is_not_the_one(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("setting", ["epochs", "tune_share"])
+def test_the_diagnostic_set_is_not_trained_on(setting: str, tmp_path: Path) -> None:
+    """Not even divided: as `rte ax epochs=5` or `carve` might ask."""
+    message = refused("ax", write(tmp_path / "task", FILES["ax"]), carve=0.5, **{setting: 0.5})
+    assert message.startswith(f"{setting}=0.5: ax has no training examples (expected {setting}=0; ")
+
+
 def test_own_columns_of_one_name(tmp_path: Path) -> None:
     folder = broken(tmp_path / "task", "own", "dev.tsv", lambda lines: ["text\ttext\tlabel", "a\tb\t1"])
     assert "dev.tsv, line 1: has several columns of the same name: text" in refused("own", folder)
