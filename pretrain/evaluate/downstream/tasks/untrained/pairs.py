@@ -69,7 +69,10 @@ class PairContext(Untrained):
     ) -> dict[str, Any]:
         """Return for each scored segment the mean loss at [MASK] (nats) of each variant of the other one, as
         true_loss_segment_b, and use_, harm_ and cut_segment_b: random - true, random - none, blocked - true. Details:
-        their standard errors, over examples."""
+        their standard errors, over examples, how many examples have a B that follows A, and in how many of these
+        predictions of each segment are scored.
+
+        Raises UserError where a segment has not two such examples: each takes another's text."""
         index, chosen = material.items
         separators = own_separators(encoder, index)
         device = chosen_device()
@@ -77,29 +80,71 @@ class PairContext(Untrained):
         batches = ExampleBatches(encoder, device)
         specials = encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id
         sums: dict[str, list[NDArray[np.float64]]] = {segment: [] for segment in SEGMENTS}
+        donors, following = (Donors(), Donors()), 0
         for examples in held_out_batches(index, chosen, separators):
             advance(len(examples))
             pairs = examples.take(np.flatnonzero(examples.labels == FOLLOWS))
+            following += len(pairs)
             for segment, found in enumerate(sums.values()):
                 given = scored_in(pairs, segment, encoder.tokenizer.mask_token_id)
-                if len(given) < 2:  # nothing to take another text from
-                    continue
-                found.append(_losses(model, batches, given, segment, specials))
-        rows = {name: np.concatenate(found) for name, found in sums.items() if found}
-        if not rows:
-            raise UserError("has no two pairs whose B follows A", where=material.items[0].folder)
+                for one, source in donors[segment].of(given):
+                    found.append(_losses(model, batches, one, source, segment, specials))
+        if not all(sums.values()):
+            raise UserError(
+                "has no two pairs whose B follows A, with [MASK] in each segment",
+                where=material.items[0].folder,
+                expected="some, to take the text of one for another",
+                remedy="a larger part, or more of data.held_out",
+            )
+        rows = {name: np.concatenate(found) for name, found in sums.items()}
         errors = {f"{k}_{name}": v for name, table in rows.items() for k, v in _errors(table).items()}
-        return {"scores": _scores(rows), "trivial": {}, "standard_errors": errors}
+        return {
+            "scores": _scores(rows),
+            "trivial": {},
+            "standard_errors": errors,
+            "examples": {"dev": following},
+            "scored": {name: len(table) for name, table in rows.items()},
+        }
+
+
+class Donors:
+    """Finds other examples for those of each batch, whose text these are shown: those of the same batch, or, for an
+    example that is alone in its batch, those of the batch before, or behind where there is none before."""
+
+    def __init__(self) -> None:
+        self._before: Examples | None = None
+        self._waiting: Examples | None = None
+
+    def of(self, given: Examples) -> list[tuple[Examples, Examples]]:
+        """Return what can be scored now that the batch `given` is known, each with the examples to take text from,
+        which are itself or others."""
+        if not len(given):
+            return []
+        before, self._before = self._before, given
+        source = given if len(given) > 1 else before
+        found = [] if source is None else [(given, source)]
+        if self._waiting is not None:
+            found.append((self._waiting, given))
+        self._waiting = given if source is None else None
+        return found
 
 
 @torch.no_grad()
 def _losses(
-    model: Any, batches: ExampleBatches, given: Examples, segment: int, specials: tuple[int, ...]
+    model: Any,
+    batches: ExampleBatches,
+    given: Examples,
+    source: Examples,
+    segment: int,
+    specials: tuple[int, ...],
 ) -> NDArray[np.float64]:
     """Return for each example its number of predictions and their summed loss in each variant: (examples, 5)."""
-    other = ~np.isin(given.tokens, specials) & (segments_of(given) != segment)
+    other, of_source = (
+        ~np.isin(one.tokens, specials) & (segments_of(one) != segment) for one in (given, source)
+    )
     alone = without_tokens(given, np.flatnonzero(other), keeps_positions=True)
-    shown = {"true": given, "random": with_other_text(given, other), "none": alone, "blocked": given}
+    random = with_other_text(given, other, source, of_source)
+    shown = {"true": given, "random": random, "none": alone, "blocked": given}
     owners = np.repeat(np.arange(len(given)), np.diff(given.masked_offsets))
     columns = [np.diff(given.masked_offsets).astype(np.float64)]
     for variant in VARIANTS:
@@ -132,16 +177,19 @@ def scored_in(examples: Examples, segment: int, mask: int) -> Examples:
     return found.take(np.flatnonzero(counts))
 
 
-def with_other_text(examples: Examples, other: NDArray[np.bool_]) -> Examples:
-    """Return the examples with the text at `other` replaced by as much of what is at `other` in the examples behind
-    each, from the one half the batch away on."""
-    count = len(examples)
-    lengths = np.add.reduceat(other, examples.offsets[:-1])
-    text, offsets = examples.tokens[other], offsets_of(lengths)
+def with_other_text(
+    examples: Examples, other: NDArray[np.bool_], source: Examples, of_source: NDArray[np.bool_]
+) -> Examples:
+    """Return the examples with the text at `other` replaced by as much of what is at `of_source` in the examples of
+    `source`: where these are the same, those behind each, from the one half the batch away on."""
+    count = len(source)
+    lengths = np.add.reduceat(of_source, source.offsets[:-1])
+    text, offsets = source.tokens[of_source], offsets_of(lengths)
     tokens = examples.tokens.copy()
-    for number in range(count):
+    for number in range(len(examples)):
         order = [(number + count // 2 + n) % count for n in range(count)]
-        order = [one for one in order if one != number]
+        if source is examples:
+            order = [one for one in order if one != number]
         donors = take_ragged(np.array(order), offsets, text)[0]
         start, stop = examples.offsets[number], examples.offsets[number + 1]
         places = start + np.flatnonzero(other[start:stop])

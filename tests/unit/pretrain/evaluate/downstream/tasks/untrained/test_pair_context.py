@@ -1,16 +1,20 @@
 """What the other segment is worth: each variant as one example at a time by hand, with the same tokens predicted."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.shards.example_batches import segments_of
-from pretrain.evaluate.downstream.tasks.untrained.pairs import PairContext, scored_in, with_other_text
+from pretrain.evaluate.downstream.shards.example_batches import held_out_batches, segments_of
+from pretrain.evaluate.downstream.tasks.untrained import pairs
+from pretrain.evaluate.downstream.tasks.untrained.pairs import Donors, PairContext, scored_in, with_other_text
 from tests.factories.encoders import encoder_folder
 from tests.factories.shards import write_folder
 from tests.unit.pretrain.evaluate.downstream.tasks.untrained.test_attention_task import VOCABULARY, framed
@@ -64,7 +68,7 @@ def test_variants_by_hand(tmp_path: Path) -> None:
 def test_random_text_is_as_long_and_of_others() -> None:
     examples = framed(12)
     other = ~np.isin(examples.tokens, SPECIALS) & (segments_of(examples) == 0)
-    found = with_other_text(examples, other)
+    found = with_other_text(examples, other, examples, other)
     assert np.array_equal(found.tokens[~other], examples.tokens[~other])
     for n in range(12):
         span = slice(*examples.offsets[n : n + 2])
@@ -72,6 +76,48 @@ def test_random_text_is_as_long_and_of_others() -> None:
         assert len(own) < 2 or not np.array_equal(own, given)
         donors = [examples.tokens[slice(*examples.offsets[m : m + 2])] for m in range(12) if m != n]
         assert np.isin(given, np.concatenate(donors)).all()
+
+
+def test_an_example_that_is_alone_in_its_batch_takes_the_text_of_another_batch() -> None:
+    examples, donors = framed(12), Donors()
+    one, none, two, four, last = (examples.take(np.array(n, int)) for n in ([0], [], [1], [2, 3, 4, 5], [6]))
+    assert donors.of(one) == donors.of(none) == [], "nothing is known yet to take text from"
+    assert donors.of(two) == [(two, one), (one, two)]
+    assert donors.of(four) == [(four, four)]
+    assert donors.of(last) == [(last, four)]
+    other, of_source = (~np.isin(n.tokens, SPECIALS) & (segments_of(n) == 0) for n in (last, four))
+    found = with_other_text(last, other, four, of_source)
+    assert np.isin(found.tokens[other], four.tokens[of_source]).all()
+    assert not np.array_equal(found.tokens[other], last.tokens[other])
+    assert np.array_equal(found.tokens[~other], last.tokens[~other])
+
+
+def test_no_pair_is_left_out_whatever_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples, encoder, task = shown_masks(), Encoder(encoder_folder("bert")), PairContext()
+    write_folder(tmp_path / "s", [examples], [examples], vocabulary=VOCABULARY, sequences="segment_pair")
+    settings = EvaluationSettings()
+    material = task.read(tmp_path / "s", settings)
+    whole = task.score(encoder, material, settings, 1, lambda n: None)
+    monkeypatch.setattr(pairs, "held_out_batches", partial(held_out_batches, tokens=1))  # an example each
+    alone = task.score(encoder, material, settings, 1, lambda n: None)
+    following = examples.take(np.flatnonzero(examples.labels == 0))
+    assert 2 < len(following) < len(examples)
+    assert whole["examples"] == alone["examples"] == {"dev": len(following)}
+    counts = [len(scored_in(following, n, VOCABULARY.mask)) for n in (0, 1)]
+    assert whole["scored"] == alone["scored"] == dict(zip(("segment_a", "segment_b"), counts, strict=True))
+    for name, value in whole["scores"].items():
+        if name.startswith(("true", "none", "blocked", "cut")):
+            assert alone["scores"][name] == pytest.approx(value, abs=1e-5)
+
+
+def test_a_single_pair_is_refused(tmp_path: Path) -> None:
+    examples, encoder, task = shown_masks(), Encoder(encoder_folder("bert")), PairContext()
+    labels = np.minimum(np.arange(len(examples)), 1)  # the first one alone follows
+    examples = replace(examples, labels=labels.astype(np.int8))
+    write_folder(tmp_path / "s", [examples], [examples], vocabulary=VOCABULARY, sequences="segment_pair")
+    settings = EvaluationSettings()
+    with pytest.raises(UserError, match="has no two pairs whose B follows A, with"):
+        task.score(encoder, task.read(tmp_path / "s", settings), settings, 1, lambda n: None)
 
 
 def test_the_scored_segment_alone_is_predicted() -> None:
