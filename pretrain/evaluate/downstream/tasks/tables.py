@@ -2,6 +2,7 @@
 of predictions."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from data_pipeline.errors import UserError
 Row = dict[str, str]
 SHOWN = 10
 """Names listed in a message."""
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
+"""Escape sequences of JSON: two halves of a surrogate pair, one half, any other."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,9 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file without a byte order mark. Only a line feed ends one: texts hold other
-    separators. Raises UserError for a file that is missing or not UTF-8."""
+def read_text(path: Path) -> str:
+    """Return what a UTF-8 file holds, without a byte order mark. Raises UserError for a file that is missing or not
+    UTF-8."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -70,7 +74,7 @@ def read_lines(path: Path) -> list[str]:
             "no such file", where=path, remedy="--data names the folder with the task's files"
         ) from None
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(
@@ -78,8 +82,28 @@ def read_lines(path: Path) -> list[str]:
             where=at_line(path, line),
             remedy="convert the file to UTF-8",
         ) from None
-    lines = text.split("\n")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 file. Only a line feed ends one: texts hold other separators. Raises UserError as
+    `read_text` does."""
+    lines = read_text(path).split("\n")
     return [line.removesuffix("\r") for line in (lines[:-1] if not lines[-1] else lines)]
+
+
+def parsed_json(text: str, path: Path, line: int = 1) -> Any:
+    """Return the value of a JSON text that begins at this line of a file. Raises ValueError and RecursionError as
+    json.loads does, and UserError for half a surrogate pair: it is no character, and no tokenizer takes it."""
+    value = json.loads(text)
+    for found in ESCAPES.finditer(text) if SURROGATE.search(text) else ():
+        if found["half"]:
+            raise UserError(
+                f"has {found['half']}, half of a character",
+                where=at_line(path, line + text.count("\n", 0, found.start())),
+                expected=r"both halves, as \ud83d\ude00",
+                remedy="remove it: the text was cut there",
+            )
+    return value
 
 
 def read_tsv(path: Path, columns: list[str] | None = None, short_rows: bool = False) -> Table:
@@ -135,7 +159,7 @@ def read_json_lines(path: Path) -> Table:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parsed_json(line, path, number)
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):

@@ -1,12 +1,12 @@
 """Read questions about texts from files in SQuAD's format (Rajpurkar et al. 2016, 2018)."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.errors import UserError, first_line
 from pretrain.evaluate.downstream.tasks.splits import Split, not_empty
+from pretrain.evaluate.downstream.tasks.tables import parsed_json, read_text
 
 MISPLACED = "whose answer is not in the text at its place"
 
@@ -29,10 +29,10 @@ class Question(NamedTuple):
 
 def read_split(name: str, path: Path) -> tuple[str, Split]:
     """Return the version that a file in SQuAD's format states, and its questions. Raises UserError for a file of
-    another format, or without a question."""
+    another format, with half a character in it, or without a question."""
     found: list[Question] = []
     try:
-        content = json.loads(path.read_bytes())
+        content = parsed_json(read_text(path), path)
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 context = str(paragraph["context"])

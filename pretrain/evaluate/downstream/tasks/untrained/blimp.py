@@ -4,7 +4,6 @@ training.
 A masked model's score of a sentence is its pseudo-log-likelihood (Salazar et al. 2020): every token is masked in turn,
 and the log-probabilities of the true ones are added up, not divided by the length."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Material, Scores, Untrained
 from pretrain.evaluate.downstream.tasks.splits import evenly_spaced, hashes
-from pretrain.evaluate.downstream.tasks.tables import read_lines
+from pretrain.evaluate.downstream.tasks.tables import parsed_json, read_lines
 from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
 
 S_SELECTION = {"s-selection": "argument_structure"}
@@ -87,7 +86,7 @@ def _paradigm(path: Path, part: float) -> tuple[Paradigm, int]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(read_lines(path), 1):
         try:
-            row = json.loads(line)
+            row = parsed_json(line, path, number)
             rows.append({key: str(row[key]) for key in KEYS})
         except (ValueError, KeyError, TypeError):
             raise UserError(

@@ -166,6 +166,41 @@ def test_a_stray_quote_takes_in_no_rows(rows: list[str], line: int, message: str
     assert "every quote closed" in found
 
 
+HALF = r"cut \ud83d"
+"""JSON in which an emoji was cut in two."""
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "row"),
+    [
+        ("own", "train.jsonl", {"text": HALF, "label": 1}),
+        (
+            "blimp",
+            "two.jsonl",
+            {"sentence_good": HALF, "sentence_bad": "a", "linguistics_term": "b", "UID": "c"},
+        ),
+        ("squad2", "dev-v2.0.json", {"data": [{"paragraphs": [{"context": HALF, "qas": []}]}]}),
+    ],
+)
+@pytest.mark.parametrize("half", [r"\ud83d", r"\uDE00", r"\ud83d\ud83d\ude00", r"\ude00\ud83d"])
+def test_half_a_character_is_refused_at_its_line(
+    task: str, name: str, row: dict[str, Any], half: str, tmp_path: Path
+) -> None:
+    """json.loads takes it; tokenizers raise TypeError, which was after other tasks had trained."""
+    text = json.dumps(row).replace(json.dumps(HALF)[1:-1], rf"whole \ud83d\ude00 \\ud83d cut {half}")
+    whole = task == "squad2"
+    folder = broken(
+        tmp_path / "task", task, name, lambda lines: ["", "", text] if whole else [*lines[:2], text]
+    )
+    message = refused(task, folder)
+    assert re.search(rf"{name}, line 3: has {re.escape(half[:6])}, half of a character", message)
+    (folder / name).write_text((folder / name).read_text().replace(f"cut {half}", "cut"))
+    if whole:
+        assert "has no example" in refused(task, folder)
+    else:
+        read(task, folder)
+
+
 @pytest.mark.parametrize("task", ["conll2003", "wnut17", "tagging"])
 def test_a_type_of_entities_that_training_lacks_is_scored_and_said(task: str, tmp_path: Path) -> None:
     word = {"conll2003": "Al NNP I-NP I-NEW", "wnut17": "Al\tB-NEW", "tagging": "Al B-NEW"}[task]
