@@ -1,5 +1,6 @@
 """Tag words: named entities in CoNLL-2003's columns (IOB1), in two columns (BIO2), and as UNER has them."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +13,16 @@ from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.heads.crf import CrfTagger
 from pretrain.evaluate.downstream.heads.frozen import FrozenTagger
+from pretrain.evaluate.downstream.inputs.batches import IGNORED
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData
 from pretrain.evaluate.downstream.tasks.splits import SPLITS, Split, hashes, not_empty, one_file
 from pretrain.evaluate.downstream.tasks.tables import at_line, read_lines
 
-IGNORED = -100
 OUTSIDE = "O"
+CELL = re.compile(r"[^ \t\n\r\f\v]+")
+"""What stands between ASCII white space: other spaces, as U+00A0, may be part of a word."""
 
 
 class Sentence(NamedTuple):
@@ -106,7 +109,7 @@ class Tagging(Task):
         for number, line in enumerate([*read_lines(path), ""], 1):
             # in WNUT-17 a tab alone ends a sentence too, and a byte order mark ends a file
             is_blank = not line.strip("\ufeff\t ")
-            cells = [] if is_blank else line.split("\t") if "\t" in line else line.split()
+            cells = [] if is_blank else line.split("\t") if "\t" in line else CELL.findall(line)
             if self.skips(cells):
                 continue
             if cells:

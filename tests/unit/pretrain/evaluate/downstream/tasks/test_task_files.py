@@ -108,6 +108,16 @@ def test_every_word_an_entity_is_a_trivial_answer_too(tmp_path: Path) -> None:
     assert found == pytest.approx({"f1": 25, "precision": 100 / 6, "recall": 50})
 
 
+@pytest.mark.parametrize("task", ["tagging", "wnut17", "conll2003"])
+def test_a_word_may_hold_a_space_that_is_not_ascii(task: str, tmp_path: Path) -> None:
+    """As French numbers and units have it."""
+    words = ["10\u00a0000", "a\u3000b", "c\x85d"]
+    rest = " NNP I-NP" if task == "conll2003" else ""
+    lines = [f"{word}{rest}  I-X" for word in words]
+    folder = write(tmp_path / "task", dict.fromkeys(FILES[task], lines))
+    assert read(task, folder).train.items[0].words == tuple(words)
+
+
 def test_snli_is_read_as_its_own_page_has_it(tmp_path: Path) -> None:
     names = (
         "gold_label sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse sentence1"
