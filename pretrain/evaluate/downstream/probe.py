@@ -24,7 +24,7 @@ from pretrain.evaluate.downstream.tasks.base import Feature, Material, Task, Tas
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
 from pretrain.evaluate.downstream.tasks.fine_tuned.tagging import Tagging
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED, UNTRAINED, folder_of
-from pretrain.evaluate.downstream.tasks.splits import Split, drawn, evenly_spaced
+from pretrain.evaluate.downstream.tasks.splits import drawn, evenly_spaced
 
 BLIMP = "blimp"
 PART = 0.1
@@ -68,8 +68,8 @@ class ProbeTask:
         kept = [
             first.items[i] for i in evenly_spaced(len(first.items), min(1.0, EXAMPLES / len(first.items)))
         ]
-        scored = Split(first.name, kept, first.skipped)
-        return cls(name, replace(data, train=drawn(data.train, EXAMPLES, 0), scored=(scored,)), settings)
+        scored = (replace(first, items=kept),)
+        return cls(name, replace(data, train=drawn(data.train, EXAMPLES, 0), scored=scored), settings)
 
     def score(self, encoder: Encoder) -> dict[str, float]:
         """Return {TASK_METRIC: the task's first metric, TASK_trivial: of an answer that needs no input}, in percent.

@@ -14,12 +14,11 @@ from torch.nn import functional
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import width_of
 from pretrain.evaluate.downstream.heads.bilstm import WIDTH, BiLstm
-from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
+from pretrain.evaluate.downstream.heads.saved import HEAD_FILE, Output, load_beside, save_beside
 from pretrain.evaluate.downstream.inputs.batches import IGNORED, collate, scoring_batches, sizes
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder, token_slice
 from pretrain.evaluate.downstream.tasks.base import Feature
 
-FILE = "head.safetensors"
 CACHED_TOKENS = 8192
 """Tokens per forward pass of the encoder."""
 
@@ -97,11 +96,11 @@ class FrozenTagger(nn.Module):
     def save_pretrained(self, folder: Path) -> None:
         """Write the encoder as it is, and the head beside it."""
         self.encoder.save_pretrained(folder)
-        save_beside(self, folder / FILE, without="encoder.")
+        save_beside(self, folder / HEAD_FILE, without="encoder.")
 
     def load_head(self, folder: Path) -> "FrozenTagger":
         """Read the head that `save_pretrained` wrote. Raises UserError where there is none of this shape."""
-        load_beside(self, folder / FILE, without="encoder.")
+        load_beside(self, folder / HEAD_FILE, without="encoder.")
         return self
 
 

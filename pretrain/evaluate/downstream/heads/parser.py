@@ -13,14 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
+from pretrain.evaluate.downstream.heads.saved import HEAD_FILE, Output, load_beside, save_beside
 from pretrain.evaluate.downstream.inputs.batches import IGNORED
 
 ARC_WIDTH, LABEL_WIDTH, DROPOUT = 768, 256, 0.3
 """As in MaChAmp (van der Goot et al. 2021), after Dozat and Manning 2017."""
-
-
-FILE = "head.safetensors"
 
 
 class Biaffine(nn.Module):
@@ -112,11 +109,11 @@ class Parser(nn.Module):
     def save_pretrained(self, folder: Path) -> None:
         """Write the encoder as a folder of its own, and the decoders with their labels beside it."""
         self.encoder.save_pretrained(folder)
-        save_beside(self, folder / FILE, self.label_sets, without="encoder.")
+        save_beside(self, folder / HEAD_FILE, self.label_sets, without="encoder.")
 
     def load_decoders(self, folder: Path) -> "Parser":
         """Read the decoders that `save_pretrained` wrote. Raises UserError where there are none of this shape."""
-        load_beside(self, folder / FILE, without="encoder.")
+        load_beside(self, folder / HEAD_FILE, without="encoder.")
         return self
 
     def _loss(

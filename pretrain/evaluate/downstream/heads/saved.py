@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from data_pipeline.errors import UserError, first_line
 
+HEAD_FILE = "head.safetensors"
+"""Name of the file beside an encoder's own."""
 LABELS = "labels"
+"""Key of the classes' names in it, and of those of a head that has one set of classes."""
 
 
 class Output(NamedTuple):

@@ -10,10 +10,7 @@ from torch.nn import functional
 
 from pretrain.evaluate.downstream.encoders import width_of
 from pretrain.evaluate.downstream.heads.bilstm import WIDTH, BiLstm
-from pretrain.evaluate.downstream.heads.saved import Output, load_beside, save_beside
-
-FILE = "head.safetensors"
-LABELS = "labels"
+from pretrain.evaluate.downstream.heads.saved import HEAD_FILE, LABELS, Output, load_beside, save_beside
 
 
 class TextClassifier(nn.Module):
@@ -53,9 +50,9 @@ class TextClassifier(nn.Module):
     def save_pretrained(self, folder: Path) -> None:
         """Write the encoder as a folder of its own, and the head with its labels beside it."""
         self.encoder.save_pretrained(folder)
-        save_beside(self, folder / FILE, {LABELS: self.labels}, without="encoder.")
+        save_beside(self, folder / HEAD_FILE, {LABELS: self.labels}, without="encoder.")
 
     def load_head(self, folder: Path) -> "TextClassifier":
         """Read the head that `save_pretrained` wrote. Raises UserError where there is none of this shape."""
-        load_beside(self, folder / FILE, without="encoder.")
+        load_beside(self, folder / HEAD_FILE, without="encoder.")
         return self

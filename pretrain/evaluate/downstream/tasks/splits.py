@@ -23,7 +23,9 @@ class Split:
     name: str
     items: Sequence[Any]
     skipped: int = 0
-    """Rows left out because they are malformed in the official file itself."""
+    """Rows left out: malformed or without a label in the official file itself..."""
+    unlabelled: int = 0
+    """... and how many of these have no label."""
     is_carved: bool = False
     """Whether these are training examples taken from the dev file."""
 
@@ -59,7 +61,7 @@ def carve(split: Split, share: float, groups: Sequence[str] = ()) -> tuple[Split
     owners = groups or names
     train = [item for item, name in zip(split.items, owners, strict=True) if name in chosen]
     rest = [item for item, name in zip(split.items, owners, strict=True) if name not in chosen]
-    return Split("train", train), Split(split.name, rest, split.skipped)
+    return Split("train", train), replace(split, items=rest)
 
 
 def one_file(folder: Path, pattern: str) -> Path:
@@ -109,4 +111,4 @@ def drawn(split: Split, wanted: float, seed: int) -> Split:
     if not count or count >= len(split.items):
         return split
     order = np.random.Generator(np.random.PCG64([20181011, seed])).permutation(len(split.items))[:count]
-    return Split(split.name, [split.items[i] for i in sorted(order.tolist())], split.skipped)
+    return replace(split, items=[split.items[i] for i in sorted(order.tolist())])

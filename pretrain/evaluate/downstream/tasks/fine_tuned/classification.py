@@ -15,8 +15,8 @@ from torch import nn
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder
-from pretrain.evaluate.downstream.heads.saved import labels_beside
-from pretrain.evaluate.downstream.heads.text_classifier import FILE, LABELS, TextClassifier
+from pretrain.evaluate.downstream.heads.saved import HEAD_FILE, LABELS, labels_beside
+from pretrain.evaluate.downstream.heads.text_classifier import TextClassifier
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData, with_dropout
@@ -124,7 +124,8 @@ class Classification(Task):
         items = text_items(table, self.columns)
         check_labels(items, self.labels, table, self.unlabelled)
         kept = [item for item in items if not self.unlabelled or item.label != self.unlabelled]
-        return not_empty(Split(name, kept, table.skipped + len(items) - len(kept)), path)
+        unlabelled = len(items) - len(kept)
+        return not_empty(Split(name, kept, table.skipped + unlabelled, unlabelled), path)
 
     def features(self, items: Sequence[TextItem], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return one sequence per item; see Task.features."""
@@ -155,11 +156,11 @@ class Classification(Task):
         """Return the model of a folder that has been fine-tuned already; see Task.finished_model."""
         if not (settings.bilstm or encoder.reads_one_way):
             return super().finished_model(encoder, data, settings)
-        labels = labels_beside(encoder.folder / FILE).get(LABELS, ())
+        labels = labels_beside(encoder.folder / HEAD_FILE).get(LABELS, ())
         if set(labels) != set(data.labels):
             raise UserError(
                 f"classifies as {', '.join(labels[:5]) or 'a number'}",
-                where=encoder.folder / FILE,
+                where=encoder.folder / HEAD_FILE,
                 expected=", ".join(data.labels[:5]) or "a number",
             )
         model = TextClassifier(encoder.load("", 0), labels, 0, settings.bilstm)
@@ -233,7 +234,15 @@ def check_labels(
 
 def skip_notes(splits: Sequence[Split]) -> list[str]:
     """Return what a reader of the scores must know of rows that were left out."""
-    return [f"{split.name}: {split.skipped} malformed rows skipped" for split in splits if split.skipped]
+    counts = [
+        (split.name, count, what)
+        for split in splits
+        for count, what in (
+            (split.skipped - split.unlabelled, "malformed rows"),
+            (split.unlabelled, "rows without a label"),
+        )
+    ]
+    return [f"{name}: {count} {what} skipped" for name, count, what in counts if count]
 
 
 def _predicted(answers: list[NDArray[Any]], data: TaskData) -> NDArray[Any]:

@@ -17,8 +17,8 @@ from torch import nn
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
 from pretrain.evaluate.downstream.encoders import Encoder, width_of
-from pretrain.evaluate.downstream.heads.parser import FILE, Parser, best_tree
-from pretrain.evaluate.downstream.heads.saved import labels_beside
+from pretrain.evaluate.downstream.heads.parser import Parser, best_tree
+from pretrain.evaluate.downstream.heads.saved import HEAD_FILE, labels_beside
 from pretrain.evaluate.downstream.inputs.batches import IGNORED
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
@@ -82,11 +82,11 @@ class Dependencies(Task):
         self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
     ) -> tuple[nn.Module, TaskData]:
         """Return the Parser that --save left, with its own labels; see Task.finished_model."""
-        labels = labels_beside(encoder.folder / FILE)
+        labels = labels_beside(encoder.folder / HEAD_FILE)
         if set(labels) != set(data.label_sets):
             raise UserError(
                 f"predicts {', '.join(labels) or 'nothing'}",
-                where=encoder.folder / FILE,
+                where=encoder.folder / HEAD_FILE,
                 expected=", ".join(data.label_sets),
             )
         base = encoder.load("", 0)

@@ -152,7 +152,11 @@ def test_what_is_skipped_is_counted_and_said(tmp_path: Path) -> None:
     assert questions.notes == ("train: 1 malformed rows skipped",)
     inference = read("snli", write(tmp_path / "snli", FILES["snli"]))
     assert inference.scored[0].skipped == 1
-    assert "dev: 1" in inference.notes[0]
+    assert inference.notes == ("dev: 1 rows without a label skipped",)
+    lines = [*FILES["snli"]["dev.tsv"], "", FILES["snli"]["dev.tsv"][1]]
+    both = read("snli", write(tmp_path / "snli", {"dev.tsv": lines}))
+    assert both.scored[0].skipped == 2
+    assert both.notes == ("dev: 1 malformed rows skipped", "dev: 1 rows without a label skipped")
 
 
 def test_a_dev_file_can_be_divided_where_there_is_no_training_file(tmp_path: Path) -> None:
