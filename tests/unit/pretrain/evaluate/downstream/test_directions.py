@@ -21,7 +21,7 @@ from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_f
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from pretrain.evaluate.downstream.tasks.untrained.likelihood import score_sentences
 from tests.factories.encoders import encoder_folder
-from tests.factories.tasks import write
+from tests.factories.tasks import FILES, write
 
 QUIET: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
 SENTENCE = "the quick fox jumped over some lazy dogs"
@@ -113,6 +113,16 @@ def test_words_are_tagged_from_both(both: TwoWay, tmp_path: Path) -> None:
                 "tagging", both, folder, tmp_path / "out", replace(settings, **changes), [1], False, save
             )
     assert "features" not in FINE_TUNED["mrpc"].head_settings
+
+
+@pytest.mark.parametrize("task", ["squad1", "squad2", "questions", "swag", "codah"])
+def test_questions_and_choices_are_refused(task: str, both: TwoWay, tmp_path: Path) -> None:
+    kind, settings = FINE_TUNED[task], settings_for(task, {})
+    data = kind.read(write(tmp_path / "task", FILES[task]), settings)
+    for folder in (both.folder, both.other, encoder_folder("causal")):
+        with pytest.raises(UserError, match="reads in one direction") as found:
+            kind.model(Encoder(folder), data, 1, settings)
+        assert "both ways" in found.value.expected
 
 
 def test_models_that_do_not_fit_are_refused(both: TwoWay, tmp_path: Path) -> None:
