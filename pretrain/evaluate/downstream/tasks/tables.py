@@ -2,6 +2,7 @@
 of predictions."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 from data_pipeline.errors import UserError
 
 Row = dict[str, str]
+EXACT = 2**53
+"""Below this every whole number is a float."""
 SHOWN = 10
 """Names listed in a message."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -149,8 +152,9 @@ def _distinct(names: list[str], path: Path) -> list[str]:
 
 
 def read_json_lines(path: Path) -> Table:
-    """Return the objects of a JSON lines file, their texts, numbers and truth values as texts; null, lists and objects
-    are no values. Empty lines between rows are skipped and counted."""
+    """Return the objects of a JSON lines file, their texts, numbers and truth values as texts, 1.0 as 1; null, lists,
+    objects, and what JSON has no number for (NaN, Infinity) are no values. Empty lines between rows are skipped and
+    counted."""
     lines = read_lines(path)
     while lines and not lines[-1].strip():
         lines.pop()
@@ -183,8 +187,10 @@ def predicted_lines(labels: Sequence[Any], predicted: Sequence[Any]) -> dict[str
 
 
 def _is_value(value: Any) -> bool:
-    return isinstance(value, str | int | float)
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
+        value = int(value)  # 1 and 1.0 are one number, and one label
     return value if isinstance(value, str) else json.dumps(value)

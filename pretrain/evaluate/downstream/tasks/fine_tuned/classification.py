@@ -261,3 +261,11 @@ def is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def is_not_finite(text: str) -> bool:
+    """Return whether a label is infinite or no number, and says so as floats do: inf, NaN."""
+    try:
+        return not math.isfinite(float(text))
+    except ValueError:
+        return False

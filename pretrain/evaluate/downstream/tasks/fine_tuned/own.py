@@ -9,13 +9,15 @@ from pretrain.evaluate.downstream.tasks.base import TaskData
 from pretrain.evaluate.downstream.tasks.fine_tuned.classification import (
     Classification,
     Columns,
+    TextItem,
     check_labels,
+    is_not_finite,
     is_number,
     skip_notes,
     text_items,
 )
 from pretrain.evaluate.downstream.tasks.splits import SPLITS, Split, hashes, not_empty
-from pretrain.evaluate.downstream.tasks.tables import Table, read_json_lines, read_tsv
+from pretrain.evaluate.downstream.tasks.tables import Table, at_line, read_json_lines, read_tsv
 
 SECONDS = ("text2", "sentence2", "hypothesis")
 """Usual names of the column of a second text."""
@@ -40,6 +42,8 @@ class Own(Classification):
         tables = [_own_table(path) for path in paths]
         columns = _own_columns(settings, tables)
         items = [text_items(table, columns, NAMED) for table in tables]
+        for of_file, table in zip(items, tables, strict=True):
+            _refuse_blanks(of_file, table)
         splits = [
             not_empty(Split(name, found, table.skipped), table.path)
             for name, found, table in zip(names, items, tables, strict=True)
@@ -56,6 +60,19 @@ class Own(Classification):
         self.measured = ("pearson", "spearman") if is_regression else ("accuracy",)
         self.headline = self.measured[0]
         return TaskData(splits[0], tuple(splits[1:]), labels, hashes(paths), tuple(skip_notes(splits)))
+
+
+def _refuse_blanks(items: Sequence[TextItem], table: Table) -> None:
+    """Raise UserError at the first item whose label is empty or no finite number, which is how programs write that
+    there is none: it would be a class of its own, and no label beside it a number."""
+    for line, item in zip(table.lines, items, strict=True):
+        if not item.label.strip() or is_not_finite(item.label):
+            raise UserError(
+                f"has the label {item.label!r}",
+                where=at_line(table.path, line),
+                expected="a finite number, or the name of a class",
+                remedy="remove rows without a label",
+            )
 
 
 def _own_table(path: Path) -> Table:

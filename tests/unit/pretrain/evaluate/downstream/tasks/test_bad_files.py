@@ -279,6 +279,20 @@ def test_own_json_lines(lines: list[str], message: str, tmp_path: Path) -> None:
     assert re.search(message, refused("own", folder))
 
 
+@pytest.mark.parametrize("labels", ["auto", "classes", "numbers"])
+@pytest.mark.parametrize("label", ["", " ", "nan", "-inf", "Infinity"])
+def test_own_labels_that_are_none(label: str, labels: str, tmp_path: Path) -> None:
+    """As programs write a missing value; it was a class, or made classes of all numbers."""
+    rows = ["text\tlabel", *(f"text {n}\t{n / 10}" for n in range(40))]
+    for name, other in (("train", "dev"), ("dev", "train")):
+        folder = write(tmp_path / name, {f"{name}.tsv": [*rows, f"text\t{label}"], f"{other}.tsv": rows})
+        message = refused("own", folder, labels=labels)
+        assert f"{name}.tsv, line 42: has the label {label!r} (expected a finite number, or" in message
+    lines = ['{"text": "a", "label": 1}', '{"text": "a", "label": NaN}']
+    folder = write(tmp_path / "json", {"train.jsonl": lines, "dev.jsonl": lines[:1]})
+    assert "train.jsonl, line 2: has no label" in refused("own", folder, labels=labels)
+
+
 def test_own_second_texts_of_the_dev_file_alone_are_asked_of_the_training_file(tmp_path: Path) -> None:
     files = {"train.jsonl": ['{"text": "a", "label": 1}'], "dev.tsv": ["text\ttext2\tlabel", "a\tb\t1"]}
     assert "train.jsonl, line 1: has no column text2 or" in refused("own", write(tmp_path / "task", files))

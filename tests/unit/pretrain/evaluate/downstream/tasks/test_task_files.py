@@ -222,6 +222,17 @@ def test_own_numbers_may_be_classes_and_the_other_way_round(tmp_path: Path) -> N
         read("own", words, labels="numbers")
 
 
+def test_own_numbers_are_the_same_label_however_they_are_written(tmp_path: Path) -> None:
+    """What one program writes as 1 another writes as 1.0. Texts are what they are."""
+    lines = [
+        f'{{"text": "a", "label": {label}}}' for label in ("1", "1.0", "10e-1", '"1"', "0.5", "0", "-0.0")
+    ]
+    folder = write(tmp_path / "task", {"train.jsonl": lines, "dev.jsonl": lines})
+    assert read("own", folder).labels == ("0", "0.5", "1")
+    lines = [f'{{"text": "a", "label": "{label}"}}' for label in ("1", "1.0")]
+    assert read("own", write(folder, {"train.jsonl": lines, "dev.jsonl": lines})).labels == ("1", "1.0")
+
+
 def test_own_numbers_are_a_regression(tmp_path: Path) -> None:
     lines = [f'{{"body": "text {i}", "stars": {i / 10}}}' for i in range(40)]
     folder = write(tmp_path / "task", {"train.jsonl": lines, "dev.jsonl": lines})
