@@ -103,7 +103,8 @@ class ProbeTask:
             for rows, feature in zip(reader.vectors(others), others, strict=True)
         ]
         found = task.score(scored.items, others, answers, data)
-        return found[task.headline], task.trivial(scored, data)[task.headline], task.headline
+        headline = task.headline_of(data)
+        return found[headline], task.trivial(scored, data)[headline], headline
 
 
 class VectorReader:

@@ -34,6 +34,8 @@ class TaskData:
     """What a reader of the scores must know: a dev file that was divided, rows that were skipped."""
     label_sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The classes of each column, where a task predicts several."""
+    measured: tuple[str, ...] = ()
+    """The metrics, the one that the task is known by first, where its files decide them; empty: always the same."""
     version: str = ""
     """What the files themselves say of their version."""
     null_threshold: float | None = 0.0
@@ -158,6 +160,10 @@ class Task(ABC):
         """Return the data with what a model's answers to tuning examples still have to choose, if anything: `score`
         and `predictions` want it chosen."""
         return data
+
+    def headline_of(self, data: TaskData) -> str:
+        """Return the metric that the task is known by on these files."""
+        return data.measured[0] if data.measured else self.headline
 
     def groups(self, items: Sequence[Any]) -> Sequence[str]:
         """Return of each item a name that it shares with those which may not be divided from it; empty: all may."""

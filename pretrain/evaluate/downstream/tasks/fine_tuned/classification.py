@@ -198,12 +198,12 @@ class Classification(Task):
         gold = _gold(split.items, data)
         constants = range(len(data.labels)) if data.labels else [gold.mean()]
         found = [self._scores(gold, np.full_like(gold, constant), data) for constant in constants]
-        return {name: max(scores[name] for scores in found) for name in self.measured}
+        return {name: max(scores[name] for scores in found) for name in found[0]}
 
     def _scores(self, gold: NDArray[Any], predicted: NDArray[Any], data: TaskData) -> Scores:
         """Return the metrics of ids, or of numbers. A finished model has ids of its own: F1 is of the label POSITIVE,
         whatever its id."""
-        pairs = dict.fromkeys(self.measured, (gold, predicted))
+        pairs = dict.fromkeys(data.measured or self.measured, (gold, predicted))
         if "f1" in pairs:
             positive = data.labels.index(POSITIVE)
             pairs["f1"] = gold == positive, predicted == positive

@@ -57,9 +57,10 @@ class Own(Classification):
         labels = () if is_regression else tuple(found)
         for of_file, table in zip(items, tables, strict=True):
             check_labels(of_file, labels, table)
-        self.measured = ("pearson", "spearman") if is_regression else ("accuracy",)
-        self.headline = self.measured[0]
-        return TaskData(splits[0], tuple(splits[1:]), labels, hashes(paths), tuple(skip_notes(splits)))
+        measured = ("pearson", "spearman") if is_regression else ("accuracy",)
+        self.headline = measured[0]
+        notes = tuple(skip_notes(splits))
+        return TaskData(splits[0], tuple(splits[1:]), labels, hashes(paths), notes, measured=measured)
 
 
 def _refuse_blanks(items: Sequence[TextItem], table: Table) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
@@ -210,8 +211,9 @@ def test_a_task_knows_its_settings() -> None:
 def test_own_numbers_may_be_classes_and_the_other_way_round(tmp_path: Path) -> None:
     lines = [f'{{"text": "text {i}", "label": {i}}}' for i in range(40)]
     folder = write(tmp_path / "many", {"train.jsonl": lines, "dev.jsonl": lines})
-    assert len(read("own", folder, labels="classes").labels) == 40
-    assert FINE_TUNED["own"].headline == "accuracy"
+    classes = read("own", folder, labels="classes")
+    assert len(classes.labels) == 40
+    assert FINE_TUNED["own"].headline_of(classes) == "accuracy"
     few = write(tmp_path / "few", {"train.jsonl": lines[:5], "dev.jsonl": lines[:5]})
     assert len(read("own", few).labels) == 5
     assert read("own", few, labels="numbers").labels == ()
@@ -220,6 +222,23 @@ def test_own_numbers_may_be_classes_and_the_other_way_round(tmp_path: Path) -> N
     )
     with pytest.raises(UserError, match=r"has the label 'good' \(expected a number\)"):
         read("own", words, labels="numbers")
+
+
+def test_own_files_of_both_kinds_are_scored_side_by_side(tmp_path: Path) -> None:
+    """What one folder's files say of its metrics is not said of another's, read before or behind it."""
+    rows = ["text\tlabel", *(f"text {n}\t{n}" for n in range(40))]
+    both = [
+        read("own", write(tmp_path / kind, {"train.tsv": rows, "dev.tsv": rows}), labels=kind)
+        for kind in ("numbers", "classes")
+    ]
+    task = FINE_TUNED["own"]
+    ids = [both[1].labels.index(str(n)) for n in range(40)]
+    answers = [[np.array([float(n)]) for n in range(40)], [*np.eye(40)[ids]]]
+    measured = (("pearson", "spearman"), ("accuracy",))
+    for data, said, names in zip(both, answers, measured, strict=True):
+        assert task.headline_of(data) == names[0]
+        assert task.score(data.scored[0].items, [], said, data) == pytest.approx(dict.fromkeys(names, 100))
+        assert tuple(task.trivial(data.scored[0], data)) == names
 
 
 def test_own_numbers_are_the_same_label_however_they_are_written(tmp_path: Path) -> None:
@@ -238,7 +257,7 @@ def test_own_numbers_are_a_regression(tmp_path: Path) -> None:
     folder = write(tmp_path / "task", {"train.jsonl": lines, "dev.jsonl": lines})
     data = read("own", folder, text="body", label="stars")
     assert data.labels == ()
-    assert FINE_TUNED["own"].headline == "pearson"
+    assert FINE_TUNED["own"].headline_of(data) == "pearson"
     with pytest.raises(UserError, match="has no column text or sentence or"):
         read("own", folder)
 
