@@ -182,6 +182,8 @@ class Evaluation:
         """Read the files and the encoders' configurations and tokenizers, so that what is wrong with them is said
         before hours of work. Raises UserError as `score` does."""
         _ = self._data
+        if self.task in FINE_TUNED:
+            FINE_TUNED[self.task].check_encoder(self.encoder)
         for part in self.parts:
             _ = part.encoder.identity
             part.encoder.builder(self.settings.max_length)

@@ -160,7 +160,8 @@ class SeedRun:
         """Return the metric by which epochs and candidates are chosen."""
         answers = tuner.answers(examples.tuned, lambda n: None)
         told = (examples.tune.items, examples.tuned, answers)
-        return self.task.score(*told, self.task.decided(*told, self.data))[self.task.headline]
+        found = self.task.score(*told, self.task.decided(*told, self.data))
+        return found[self.task.headline_of(self.data)]
 
     def _curve(self, tuner: FineTuner, examples: Examples) -> dict[str, Scores]:
         """Return the scores of each split by a model that goes on to be trained."""

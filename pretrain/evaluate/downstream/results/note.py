@@ -29,13 +29,13 @@ def result_note(
     """Return what result.json holds. `name`: that of the result, `data`: what the task's files hold, `floor`: of the
     same encoder without its weights, `started`: notes of what the seeds began with."""
     if isinstance(task, Untrained):
-        facts = untrained_facts(data, scores[0].details)
+        facts, headline = untrained_facts(data, scores[0].details), task.headline
     else:
-        facts = trained_facts(task, data, settings, scores, floor)
+        facts, headline = trained_facts(task, data, settings, scores, floor), task.headline_of(data)
     conditions, differ = conditions_of((*scores, *floor))
     return {
         "task": name,
-        "headline": task.headline,
+        "headline": headline,
         "encoder": {"folder": str(encoder.folder), **encoder.identity},
         "scores": over_seeds(scores),
         "not_pretrained": over_seeds(floor) if floor else {},

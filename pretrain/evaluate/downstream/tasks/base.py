@@ -77,6 +77,8 @@ class Task(ABC):
     """Whether a model answers with a row per token, not per example."""
     head_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that choose another head than that of transformers' class."""
+    needs_both_ways: ClassVar[str] = ""
+    """Why a model that reads in one direction is refused; empty where it is not."""
     cut: ClassVar[str] = "inputs cut to max_length"
     """What `count_cut` counts."""
     file_settings: tuple[str, ...] = ()
@@ -114,14 +116,19 @@ class Task(ABC):
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best of some answers that need no input, as always the same label."""
 
-    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
-        """Return the model to train: its forward takes the arrays of a batch and returns loss and logits."""
-        if encoder.reads_one_way and not self.per_token:
+    def check_encoder(self, encoder: Encoder) -> None:
+        """Raises UserError for an encoder that the head cannot stand on."""
+        if encoder.reads_one_way and self.needs_both_ways:
             raise UserError(
-                "reads in one direction, so that its first token, which the head reads, sees no text",
+                f"reads in one direction, so that {self.needs_both_ways}",
                 where=encoder.folder,
-                expected="an encoder that reads both ways",
+                expected=f"an encoder that reads both ways, for {self.name}",
             )
+
+    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
+        """Return the model to train: its forward takes the arrays of a batch and returns loss and logits. Raises
+        UserError as check_encoder does."""
+        self.check_encoder(encoder)
         names = data.labels or self.outputs
         config = {
             "num_labels": len(names),

@@ -32,6 +32,7 @@ class Choice(Task):
     """Score every ending behind its context; the softmax over an item's endings is trained."""
 
     kind = "MultipleChoice"
+    needs_both_ways = "its first token, which the head reads, sees no text"
 
     def features(self, items: Sequence[Item], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return a sequence per ending; see Task.features."""

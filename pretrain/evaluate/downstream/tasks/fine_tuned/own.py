@@ -58,7 +58,6 @@ class Own(Classification):
         for of_file, table in zip(items, tables, strict=True):
             check_labels(of_file, labels, table)
         measured = ("pearson", "spearman") if is_regression else ("accuracy",)
-        self.headline = measured[0]
         notes = tuple(skip_notes(splits))
         return TaskData(splits[0], tuple(splits[1:]), labels, hashes(paths), notes, measured=measured)
 

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.inputs.windows import Window, windows
 from pretrain.evaluate.downstream.settings import TUNE, EvaluationSettings
@@ -53,6 +51,9 @@ class Questions(Task):
     kind = "QuestionAnswering"
     outputs = ("start", "end")
     per_token = True
+    needs_both_ways = (
+        "a token does not see what follows it, and [CLS], which says that there is no answer, no text"
+    )
     cut = f"questions cut to {QUESTION_TOKENS} tokens"
     file_settings = ("carve", "null_threshold")
 
@@ -108,17 +109,6 @@ class Questions(Task):
     def groups(self, items: Sequence[Question]) -> list[str]:
         """Return the text that each is about; see Task.groups."""
         return [item.context for item in items]
-
-    def model(self, encoder: Encoder, data: TaskData, seed: int, settings: EvaluationSettings) -> nn.Module:
-        """Return the model to train; see Task.model. Raises UserError also for one of one direction: where an answer
-        begins, it has not seen the rest of it, and at [CLS], which says that there is none, nothing at all."""
-        if encoder.reads_one_way:
-            raise UserError(
-                "reads in one direction, so that a token does not see what follows it",
-                where=encoder.folder,
-                expected="an encoder that reads both ways, to find answers",
-            )
-        return super().model(encoder, data, seed, settings)
 
     def features(self, items: Sequence[Question], builder: InputBuilder, data: TaskData) -> list[Feature]:
         """Return a feature per window; see Task.features."""

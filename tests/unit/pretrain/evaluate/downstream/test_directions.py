@@ -123,6 +123,9 @@ def test_questions_and_choices_are_refused(task: str, both: TwoWay, tmp_path: Pa
         with pytest.raises(UserError, match="reads in one direction") as found:
             kind.model(Encoder(folder), data, 1, settings)
         assert "both ways" in found.value.expected
+    early = Evaluation(task, Encoder(folder), tmp_path / "task", tmp_path / "out", settings, [1], False)
+    with pytest.raises(UserError, match="reads in one direction"):
+        early.check()
 
 
 def test_models_that_do_not_fit_are_refused(both: TwoWay, tmp_path: Path) -> None:
