@@ -39,10 +39,11 @@ def check_links(world: World) -> str:
     if world.size == 1:
         return f"1 rank ({world.device.type}), {torch.get_num_threads()} threads"
     count = PROBE_BYTES.get(world.device.type, PROBE_BYTES["cpu"]) // 4
-    values = torch.full((count,), float(world.rank + 1), device=world.device)
+    values = torch.full((count,), float(world.rank + 1)).to(world.device)
     dist.all_reduce(values)  # the first call creates the connections
     expected = world.size * (world.size + 1) / 2
-    wrong = [r for r, ok in enumerate(world.gather(bool((values == expected).all()))) if not ok]
+    # filled and compared on the host: so that the links alone decide
+    wrong = [r for r, ok in enumerate(world.gather(bool((values.cpu() == expected).all()))) if not ok]
     if wrong:
         raise UserError(
             f"an all-reduce over {world.size} ranks gave a wrong sum on ranks {wrong[:5]}",

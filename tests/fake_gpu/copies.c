@@ -74,6 +74,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *said, const v
     if (kind == PAGEABLE)
         return cudaSuccess;
     said->type = kind == DEVICE ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
+    said->device = device_of(pointer);
     said->devicePointer = (void *)pointer;
     said->hostPointer = kind == DEVICE ? NULL : (void *)pointer;
     return cudaSuccess;

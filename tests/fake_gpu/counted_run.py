@@ -1,4 +1,6 @@
-"""`maskmill` with the counts of each step in a file: `python counted_run.py FILE train demo ...`, as the only rank.
+"""`maskmill` with the counts of each step in a file: `python counted_run.py FOLDER train demo ...`, as a rank.
+
+The file is FOLDER/counts-RANK.jsonl.
 
 A line of JSON a step: how many micro-batches it had and of how many tokens, spare ones included; what their forward and
 backward passes did to the device, and the bytes of Inductor's kernels in them; and what all else of the step did: the
@@ -17,17 +19,38 @@ from inductor_bytes import Traffic
 
 from launch import cli
 from pretrain import train
+from pretrain.distributed import gradient_fixes
 from pretrain.distributed.determinism import CUBLAS
 from pretrain.monitoring.run_log import RunLog
 
 
 class Steps:
-    """Counts passes and steps by wrapping two functions of the loop."""
+    """Counts passes and steps by wrapping functions of the loop and of the engine."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._passes, self._traffic = path, Counts(), Traffic()
         self._micro_batches = self._tokens = self._bytes = 0
         self._before = read_counts()
+        self._norms: dict[str, int] = {}
+
+    def counted_norms(self, measure_whole: Callable[..., None]) -> Callable[..., None]:
+        """gradient_fixes.measure_whole: of how many tensors DeepSpeed then takes the norm, and how many it clips."""
+
+        def counted(wrapper: Any, device: Any) -> None:
+            measure_whole(wrapper, device)
+            given = getattr(wrapper, "get_grads_for_norm", None)
+
+            def gradients(for_clipping: bool = False) -> Any:
+                found = given(for_clipping)
+                self._norms["clipped" if for_clipping else "measured"] = len(
+                    found if for_clipping else found[0]
+                )
+                return found
+
+            if given is not None:
+                wrapper.get_grads_for_norm = gradients
+
+        return counted
 
     def counted_passes(self, compute: Callable[..., bool]) -> Callable[..., bool]:
         """train.compute: forward and backward over a step's micro-batches."""
@@ -55,6 +78,7 @@ class Steps:
                 "bytes": self._bytes,
                 "passes": self._passes._asdict(),
                 "rest": whole.since(self._passes)._asdict(),
+                "norms": self._norms,
                 "cublas_variable": CUBLAS in os.environ,
             }
             with self._path.open("a", encoding="utf-8") as file:
@@ -64,8 +88,9 @@ class Steps:
 
 
 if __name__ == "__main__":
-    steps = Steps(Path(sys.argv[1]))
+    steps = Steps(Path(sys.argv[1]) / f"counts-{os.environ['RANK']}.jsonl")
     train.compute = steps.counted_passes(train.compute)
+    gradient_fixes.measure_whole = steps.counted_norms(gradient_fixes.measure_whole)
     RunLog.step = steps.counted_step(RunLog.step)  # type: ignore[method-assign]
     if "FAKE_GPU_STACKS" in os.environ:
         show_waits()

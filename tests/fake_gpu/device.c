@@ -2,23 +2,53 @@
 #include "runtime.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-cudaError_t cudaGetDeviceCount(int *number)
+static int number = 1;
+static __thread int in_use;
+
+/* FAKE_GPU_DEVICES of them, or as many as CUDA_VISIBLE_DEVICES names. */
+__attribute__((constructor)) static void begin(void)
 {
-    *number = 1;
-    return cudaSuccess;
+    const char *given = getenv("FAKE_GPU_DEVICES");
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+
+    if (given)
+        number = atoi(given);
+    if (visible)
+        for (number = *visible != 0; *visible; visible++)
+            number += *visible == ',';
+}
+
+int devices(void)
+{
+    return number;
+}
+
+int device_in_use(void)
+{
+    return in_use;
+}
+
+cudaError_t cudaGetDeviceCount(int *found)
+{
+    *found = number;
+    return number ? cudaSuccess : failed(cudaErrorNoDevice);
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = in_use;
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device)
 {
-    return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice);
+    if (device < 0 || device >= number)
+        return failed(cudaErrorInvalidDevice);
+    in_use = device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
@@ -67,6 +97,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *said, int device)
     said->managedMemory = 1;
     said->asyncEngineCount = 3;
     said->pciBusID = 1 + device;
+    said->uuid.bytes[0] = 1 + device;
     return cudaSuccess;
 }
 

@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CONTEXT ((CUcontext)0x100)
+/* Each device has one, known by its number. */
+#define CONTEXT_OF(device) ((CUcontext)(size_t)(0x100 + (device)))
+#define DEVICE_OF(context) ((int)((size_t)(context) - 0x100))
 
 CUresult cuInit(unsigned flags)
 {
@@ -43,7 +45,7 @@ CUresult cuDeviceGet(CUdevice *device, int number)
 
 CUresult cuDeviceGetCount(int *number)
 {
-    *number = 1;
+    *number = devices();
     return CUDA_SUCCESS;
 }
 
@@ -55,7 +57,8 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 
 CUresult cuDeviceGetUuid_v2(CUuuid *id, CUdevice device)
 {
-    memset(id, 1, sizeof *id);
+    memset(id, 0, sizeof *id);
+    id->bytes[0] = 1 + device;
     return CUDA_SUCCESS;
 }
 
@@ -80,34 +83,43 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *activ
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    *context = CONTEXT;
+    *context = CONTEXT_OF(device);
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
-    *context = CONTEXT;
+    *context = CONTEXT_OF(device_in_use());
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
-    return CUDA_SUCCESS;
+    return context ? (CUresult)cudaSetDevice(DEVICE_OF(context)) : CUDA_SUCCESS;
 }
+
+static __thread CUcontext pushed[8];
+static __thread int held;
 
 CUresult cuCtxPushCurrent(CUcontext context)
 {
-    return CUDA_SUCCESS;
+    if (held == sizeof pushed / sizeof *pushed)
+        return CUDA_ERROR_INVALID_VALUE;
+    cuCtxGetCurrent(&pushed[held++]);
+    return cuCtxSetCurrent(context);
 }
 
 CUresult cuCtxPopCurrent(CUcontext *context)
 {
-    return CUDA_SUCCESS;
+    if (!held)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    cuCtxGetCurrent(context);
+    return cuCtxSetCurrent(pushed[--held]);
 }
 
 CUresult cuCtxGetDevice(CUdevice *device)
 {
-    *device = 0;
+    *device = device_in_use();
     return CUDA_SUCCESS;
 }
 

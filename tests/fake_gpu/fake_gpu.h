@@ -57,7 +57,12 @@ int launchable(const unsigned grid[3], const unsigned block[3], size_t shared);
 
 enum kind { PAGEABLE, DEVICE, PAGE_LOCKED };
 
-/* Memory of this kind that holds zeros, NULL where there is none; it is taken only as it is written. */
+/* How many GPUs there are for this process, and which of them this thread uses. */
+int devices(void);
+int device_in_use(void);
+
+/* Memory of this kind, of the device in use, that holds zeros, NULL where there is none; it is taken only as it is
+ * written. */
 void *take(size_t bytes, enum kind kind);
 
 /* Gives it back; 0 where `start` was never taken. */
@@ -70,6 +75,9 @@ int unlock_pages(void *start);
 
 /* The kind of the memory around `pointer`; `left` (unless NULL): the bytes from there to its end. */
 enum kind kind_of(const void *pointer, size_t *left);
+
+/* The device that this memory was taken on; 0 where it was not taken. */
+int device_of(const void *pointer);
 
 /* A handle that nothing else has. */
 void *handle(void);

@@ -36,7 +36,7 @@ def compile_library(output: Path, *sources: Path) -> None:
     include += ["-D__CUDA_FP16_H__", "-D__CUDA_BF16_H__"]
     # the warnings that are off: a stand-in has the parameters of the original and need not use them
     warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations", "-Werror"]
-    linking = ["-shared", "-Wl,-soname,libcuda.so.1", "-ldl", "-lpthread"]
+    linking = ["-shared", "-Wl,-soname,libcuda.so.1", "-ldl", "-lpthread", "-lrt"]
     command = ["gcc", "-O1", "-fPIC", *warnings, *include, *sources, "-o", output, *linking]
     subprocess.run(command, check=True)
 

@@ -13,6 +13,7 @@ struct piece {
     char *start;
     size_t bytes;
     enum kind kind;
+    int device;
     int ours; /* taken here, not the program's own */
 };
 
@@ -84,7 +85,7 @@ void *take(size_t bytes, enum kind kind)
     start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED)
         return NULL;
-    insert((struct piece){start, bytes, kind, 1});
+    insert((struct piece){start, bytes, kind, device_in_use(), 1});
     return start;
 }
 
@@ -100,7 +101,7 @@ int give_back(void *start)
 
 void lock_pages(void *start, size_t bytes)
 {
-    insert((struct piece){start, bytes, PAGE_LOCKED, 0});
+    insert((struct piece){start, bytes, PAGE_LOCKED, device_in_use(), 0});
 }
 
 int unlock_pages(void *start)
@@ -108,20 +109,30 @@ int unlock_pages(void *start)
     return removed(start).bytes != 0;
 }
 
-enum kind kind_of(const void *pointer, size_t *left)
+/* The piece around `pointer`; of no bytes where there is none. */
+static struct piece around(const char *pointer)
 {
-    enum kind kind = PAGEABLE;
-    size_t rest = 0;
+    struct piece piece = {0};
     size_t at;
 
     pthread_mutex_lock(&lock);
     at = before(pointer);
-    if (at && (const char *)pointer < table[at - 1].start + table[at - 1].bytes) {
-        kind = table[at - 1].kind;
-        rest = table[at - 1].start + table[at - 1].bytes - (const char *)pointer;
-    }
+    if (at && pointer < table[at - 1].start + table[at - 1].bytes)
+        piece = table[at - 1];
     pthread_mutex_unlock(&lock);
+    return piece;
+}
+
+enum kind kind_of(const void *pointer, size_t *left)
+{
+    struct piece piece = around(pointer);
+
     if (left)
-        *left = rest;
-    return kind;
+        *left = piece.bytes ? piece.start + piece.bytes - (const char *)pointer : 0;
+    return piece.kind; /* PAGEABLE where there is none */
+}
+
+int device_of(const void *pointer)
+{
+    return around(pointer).device;
 }

@@ -1,19 +1,12 @@
-/* In place of NCCL, of a world of one rank, since there is one device: a collective is a copy. */
+/* In place of NCCL, between processes of this machine: communicators. */
+#define _GNU_SOURCE
 #include "fake_gpu.h"
+#include "ranks.h"
 
 #include <nccl.h>
+#include <stdio.h>
 #include <string.h>
-
-
-static ncclResult_t join(ncclComm_t *communicator, int ranks)
-{
-    if (ranks != 1) {
-        mistake("a communicator of %d ranks: one GPU is pretended", ranks);
-        return ncclInvalidUsage;
-    }
-    *communicator = handle();
-    return ncclSuccess;
-}
+#include <sys/random.h>
 
 ncclResult_t ncclGetVersion(int *version)
 {
@@ -21,32 +14,83 @@ ncclResult_t ncclGetVersion(int *version)
     return ncclSuccess;
 }
 
+/* Communicators */
+
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
-    memset(id, 1, sizeof *id);
+    unsigned long number;
+
+    if (getrandom(&number, sizeof number, 0) != sizeof number)
+        return ncclSystemError;
+    memset(id, 0, sizeof *id);
+    snprintf(id->internal, sizeof id->internal, "/fake_gpu-%016lx", number);
     return ncclSuccess;
+}
+
+static ncclResult_t join(ncclComm_t *communicator, const char *name, int ranks, int rank)
+{
+    *communicator = (ncclComm_t)meet(name, ranks, rank);
+    return *communicator ? ncclSuccess : ncclInvalidUsage;
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank)
 {
-    return join(communicator, ranks);
+    return join(communicator, id.internal, ranks, rank);
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
-    return join(communicator, ranks);
+    return join(communicator, id.internal, ranks, rank);
 }
 
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *communicator, int ranks, int rank, int number, ncclUniqueId *ids,
                                       ncclConfig_t *config)
 {
-    return join(communicator, ranks);
+    return join(communicator, ids->internal, ranks, rank);
+}
+
+/* What each rank says as a communicator is split, and how many so far are of this one's color, and before it. */
+struct split {
+    int said[2];
+    int ranks;
+    int rank;
+};
+
+static void placed(void *state, int rank, size_t at, const char *bytes, size_t number)
+{
+    struct split *split = state;
+    int other[2];
+
+    memcpy(other, bytes, sizeof other);
+    if (other[0] != split->said[0])
+        return;
+    split->ranks++;
+    split->rank += other[1] < split->said[1];
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t whole, int color, int key, ncclComm_t *communicator, ncclConfig_t *config)
 {
-    return join(communicator, 1);
+    struct ranks *ranks = (struct ranks *)whole;
+    struct split split = {{color, key}, 0, 0};
+    char name[128];
+
+    if (!exchange(ranks, "ncclCommSplit", split.said, sizeof split.said, placed, &split))
+        return ncclInvalidUsage;
+    snprintf(name, sizeof name, "%.100s-%d-%d", ranks->name, ranks->splits++, color);
+    *communicator = NULL;
+    return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess : join(communicator, name, split.ranks, split.rank);
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t communicator)
+{
+    part((struct ranks *)communicator);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t communicator)
+{
+    return ncclCommDestroy(communicator);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *error)
@@ -57,13 +101,13 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *error)
 
 ncclResult_t ncclCommCount(const ncclComm_t communicator, int *ranks)
 {
-    *ranks = 1;
+    *ranks = ((struct ranks *)communicator)->size;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommUserRank(const ncclComm_t communicator, int *rank)
 {
-    *rank = 0;
+    *rank = ((struct ranks *)communicator)->rank;
     return ncclSuccess;
 }
 
@@ -82,71 +126,4 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *made, void *scale, ncclDataTy
 {
     *made = ncclAvg;
     return ncclSuccess;
-}
-
-static size_t size_of(ncclDataType_t type)
-{
-    switch (type) {
-    case ncclFloat16:
-    case ncclBfloat16:
-        return 2;
-    case ncclInt32:
-    case ncclUint32:
-    case ncclFloat32:
-        return 4;
-    case ncclInt64:
-    case ncclUint64:
-    case ncclFloat64:
-        return 8;
-    default:
-        return 1;
-    }
-}
-
-static ncclResult_t collective(const char *name, const void *from, void *into, size_t elements, ncclDataType_t type)
-{
-    size_t bytes = elements * size_of(type);
-    size_t sent;
-    size_t received;
-
-    count(LAUNCHES, name);
-    if (kind_of(from, &sent) != DEVICE || kind_of(into, &received) != DEVICE || sent < bytes || received < bytes) {
-        if (bytes) {
-            mistake("%s of %zu bytes that are not on the device", name, bytes);
-            return ncclInvalidArgument;
-        }
-        return ncclSuccess;
-    }
-    memmove(into, from, bytes);
-    return ncclSuccess;
-}
-
-ncclResult_t ncclAllReduce(const void *from, void *into, size_t elements, ncclDataType_t type, ncclRedOp_t operation,
-                           ncclComm_t communicator, cudaStream_t stream)
-{
-    return collective("ncclAllReduce", from, into, elements, type);
-}
-
-ncclResult_t ncclReduce(const void *from, void *into, size_t elements, ncclDataType_t type, ncclRedOp_t operation,
-                        int root, ncclComm_t communicator, cudaStream_t stream)
-{
-    return collective("ncclReduce", from, into, elements, type);
-}
-
-ncclResult_t ncclReduceScatter(const void *from, void *into, size_t elements, ncclDataType_t type,
-                               ncclRedOp_t operation, ncclComm_t communicator, cudaStream_t stream)
-{
-    return collective("ncclReduceScatter", from, into, elements, type);
-}
-
-ncclResult_t ncclAllGather(const void *from, void *into, size_t elements, ncclDataType_t type, ncclComm_t communicator,
-                           cudaStream_t stream)
-{
-    return collective("ncclAllGather", from, into, elements, type);
-}
-
-ncclResult_t ncclBroadcast(const void *from, void *into, size_t elements, ncclDataType_t type, int root,
-                           ncclComm_t communicator, cudaStream_t stream)
-{
-    return collective("ncclBroadcast", from, into, elements, type);
 }
