@@ -67,6 +67,7 @@ class Engine:
         gradient_fixes.add_in_one_pass(self._wrapper)
         gradient_fixes.keep_sums_of_one_rank(deepspeed_engine, world.size)
         gradient_fixes.measure_whole(self._wrapper, world.device)
+        gradient_fixes.look_once(self._wrapper)
         self._fp32_gradients: list[nn.Parameter] = []
         if precision == "bf16" and not self._sharded:
             self._keep_gradients_in_fp32()

@@ -13,9 +13,11 @@ at every stage, with and without offload. Wrappers are recognised by attributes,
 | offload, stages 1 and 2 | sums over micro-batches keep the last step's; what is not finite stays for good        |
 """
 
+import sys
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def complete(wrapper: Any) -> None:
@@ -85,6 +87,39 @@ def measure_whole(wrapper: Any, device: torch.device) -> None:
     if device.type == "cuda" and hasattr(wrapper, "accumulate_hp_grads_and_remove_lp"):
         flats = list(wrapper.fp32_groups_actual_gradients_flat)  # without padding
         wrapper.get_grads_for_norm = lambda for_clipping=False: flats if for_clipping else (flats, {})
+
+
+def look_once(wrapper: Any) -> None:
+    """Let the step look a single time whether the gradient is finite, which on a GPU has the host wait for the device.
+
+    At stage 0 in bf16, stage 1 in fp16 and stage 2 DeepSpeed looks at every tensor of the gradient, then at the norm;
+    there and at stage 1 in fp32 again as it clips each group; and everywhere it copies a constant from the host, in
+    place of a norm that is not finite. Where a tensor is not finite the norm is not either: steps are refused and
+    scaled as before, to the last bit."""
+    for module in (sys.modules.get(type(wrapper).__module__), sys.modules.get("deepspeed.runtime.utils")):
+        if hasattr(module, "mask_nan_or_inf_with_val_inplace"):
+            vars(module)["mask_nan_or_inf_with_val_inplace"] = mark_not_finite
+    if hasattr(wrapper, "overflow_checker"):
+        wrapper.overflow_checker.check = lambda param_groups=None: False
+    if not hasattr(wrapper, "single_partition_of_fp32_groups") or is_offloaded(wrapper):
+        return
+
+    def unscale_and_clip(gradients: list[Tensor], norm: Tensor) -> None:
+        scale = wrapper.loss_scale
+        if wrapper.clip_grad > 0.0:
+            scale = torch.clamp((norm / scale + 1e-6) / wrapper.clip_grad, min=1.0) * scale
+        elif scale == 1.0:
+            return
+        for gradient in gradients:
+            gradient.mul_(1.0 / scale)
+
+    wrapper.has_overflow = lambda partition_gradients=True: False  # the norm says it, on all ranks
+    wrapper.unscale_and_clip_grads = unscale_and_clip
+
+
+def mark_not_finite(norm: Tensor, device: Any = None) -> None:
+    """Replace a norm that is not finite by -1, as DeepSpeed marks it, in place and without a copy from the host."""
+    norm.masked_fill_(~torch.isfinite(norm), -1.0)
 
 
 def is_offloaded(wrapper: Any) -> bool:

@@ -49,17 +49,15 @@ PER_REDUCED = 2
 are flat. Stages 2 and 3 reduce at each micro-batch, which is in `PER_GRADIENT`."""
 PER_OFFLOADED = 10
 """Per tensor and micro-batch with zero.offload=cpu: 843 = 248 + 143 + 9.8 x 46."""
-PER_UPDATE = 79
+PER_UPDATE, PER_OFFLOADED_UPDATE = 77, 85
 """Per step, whatever the number of tensors: norm, clipping, LAMB's two flat tensors, the weights in low precision.
-Counted at stage 1 in bf16, where no operation is a tensor's (`measure_whole`); 85 with offload, for AdamW."""
-PER_UPDATED = {"bf16": (30, 0, 20, 3), "fp16": (30, 20, 20, 3), "fp32": (8, 3, 3, 3)}
-"""Per tensor and step beside them, by ZeRO stage: its norm, and in DeepSpeedZeroOptimizer, which is stage 2 and in fp16
-stage 1, whether it is finite, in fp32 not; at stage 0 LAMB steps each tensor by itself. Counted with 46 tensors: 230 in
-fp32 and 1,015 in fp16 at stage 1, and in bf16 1,015 at stage 2, 211 at stage 3 and 1,483 at stage 0. Stage 0 in fp32,
-and stage 3 in fp16, which looks at its gradients whole as in bf16, are read from the code; the rest, not counted, are
-those of DeepSpeed's same class."""
+Counted at stage 1 in bf16, where no operation is a tensor's (`measure_whole`), and offloaded at stage 2 for AdamW."""
+PER_UPDATED = {"bf16": (14, 0, 3, 3), "fp16": (14, 3, 3, 3), "fp32": (8, 3, 3, 3)}
+"""Per tensor and step beside them, by ZeRO stage: its norm; at stage 0 LAMB steps each tensor by itself. Counted with
+46 tensors: 206 in fp32 and 204 in fp16 at stage 1, 204 at stage 2, 211 at stage 3 and 699 at stage 0 in bf16. Stage 0
+in fp32 is read from the code; the rest, not counted, are those of DeepSpeed's same class."""
 SMALL_ALL_REDUCES = 3
-"""Per step: whether a gradient overflowed, the gradient's norm, LAMB's norms."""
+"""Per step: the gradient's norm, of each of two groups, and LAMB's norms."""
 RING_BASE, RING_HOP = 8.4e-6, {NVLINK: 3.4e-6, PCIE: 5.7e-6}
 RING_NETWORK_HOP = 14e-6
 TREE_BASE, TREE_HOP = 6.8e-6, {NVLINK: 0.6e-6, PCIE: 1.0e-6}
@@ -181,7 +179,7 @@ def gradient_operations(
 
 def update_operations(stage: int, precision: str, tensors: int, offloaded: bool = False) -> int:
     """Return the operations that the host starts to update so many tensors with LAMB; `offloaded`: on the device."""
-    return PER_UPDATE + (0 if offloaded else PER_UPDATED[precision][stage] * tensors)
+    return PER_OFFLOADED_UPDATE if offloaded else PER_UPDATE + PER_UPDATED[precision][stage] * tensors
 
 
 def straggling(ranks: int) -> float:

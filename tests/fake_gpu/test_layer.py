@@ -61,6 +61,8 @@ class Layer(NamedTuple):
 BUDGET = Layer(launches=67, triton=24, products=18, copies=0, bytes=63)
 """As counted with torch 2.13.0, bytes 62.73. The 25 launches that are neither: 16 add gradients to their sums, 4 add up
 those of LayerNorms, 4 are attention's, 1 fills with zeros."""
+LEAST = 0.9
+"""The share of the budget that a layer takes at least: with less the budget says little, or nothing is counted."""
 SPILLS = {
     "triton_per_fused_embedding_dense_backward_native_layer_norm_native_layer_norm_backward": (
         "probably since ptxas stops at 72 registers, with which seven programs of 128 threads run at once: two values "
@@ -135,8 +137,12 @@ def test_a_layer_keeps_its_budget(runs: dict[int, Run]) -> None:
     few, many = (cost(runs[layers].steps[-2]) for layers in (FEW, MANY))
     layer = Layer(*((more - less) / (MANY - FEW) for less, more in zip(few, many, strict=True)))
     print(f"{FEW} layers: {few}\n{MANY} layers: {many}\na layer: {layer}")
-    over = {name: value for name, value in layer._asdict().items() if value > getattr(BUDGET, name)}
-    assert over == {}
+    off = {
+        name: value
+        for name, value in layer._asdict().items()
+        if not LEAST * getattr(BUDGET, name) <= value <= getattr(BUDGET, name)
+    }
+    assert off == {}
 
 
 def test_no_kernel_spills_but_those_that_are_explained(runs: dict[int, Run]) -> None:

@@ -1,11 +1,11 @@
-"""The norm and the clipping of flat sums are those of the tensors in them."""
+"""The norm and the clipping of flat sums are those of the tensors in them; looking once decides as looking often."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pretrain.distributed.gradient_fixes import measure_whole
+from pretrain.distributed.gradient_fixes import look_once, mark_not_finite, measure_whole
 
 SIZES = ((7, 300, 1), (64,))
 
@@ -50,3 +50,41 @@ def test_a_cpu_keeps_the_norms_of_its_tensors() -> None:
     wrapper = wrapper_of([torch.ones(sum(of) + 3) for of in SIZES])
     measure_whole(wrapper, torch.device("cpu"))
     assert len(wrapper.get_grads_for_norm()[0]) == 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("value", [0.0, 2.5, float("inf"), -float("inf"), float("nan")])
+def test_a_norm_is_marked_as_deepspeed_marks_it(value: float) -> None:
+    from deepspeed.runtime.utils import mask_nan_or_inf_with_val_inplace
+
+    ours, theirs = torch.tensor(value), torch.tensor(value)
+    mark_not_finite(ours, device=ours.device)
+    mask_nan_or_inf_with_val_inplace(theirs, device=theirs.device)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+@pytest.mark.parametrize("true_norm", [0.3, 1.7, 777.7])
+def test_gradients_are_unscaled_and_clipped_as_by_deepspeed(
+    clip: float, scale: float, true_norm: float
+) -> None:
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    wrapper = SimpleNamespace(
+        single_partition_of_fp32_groups=[], clip_grad=clip, loss_scale=scale, device=torch.device("cpu")
+    )
+    gradient = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    ours, theirs = gradient.clone(), gradient.clone()
+    norm = torch.tensor(true_norm * scale)
+    DeepSpeedZeroOptimizer.unscale_and_clip_grads(wrapper, [theirs], norm)
+    look_once(wrapper)
+    wrapper.unscale_and_clip_grads([ours], norm)
+    assert torch.equal(ours, theirs)
+
+
+def test_an_offloaded_step_looks_as_before() -> None:
+    wrapper = SimpleNamespace(single_partition_of_fp32_groups=[], cpu_offload=True)
+    look_once(wrapper)
+    assert not hasattr(wrapper, "has_overflow")
