@@ -1,6 +1,7 @@
 """List the tasks of GLUE (Wang et al. 2019) and SNLI (Bowman et al. 2015): their files, labels and metrics."""
 
-from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification, Columns
+from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
+from pretrain.evaluate.downstream.tasks.fine_tuned.labelled_texts import Columns
 
 PAIR = Columns(("sentence1",), ("sentence2",))
 BINARY = ("0", "1")

@@ -6,8 +6,8 @@ from pathlib import Path
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.classification import (
-    Classification,
+from pretrain.evaluate.downstream.tasks.fine_tuned.classification import Classification
+from pretrain.evaluate.downstream.tasks.fine_tuned.labelled_texts import (
     Columns,
     TextItem,
     check_labels,

@@ -16,7 +16,7 @@ from pretrain.evaluate.downstream.heads.bilstm import BiLstm
 from pretrain.evaluate.downstream.inputs.batches import collate, sizes, training_batches
 from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_for
 from pretrain.evaluate.downstream.tasks.base import Feature, TaskData
-from pretrain.evaluate.downstream.tasks.fine_tuned.classification import TextItem
+from pretrain.evaluate.downstream.tasks.fine_tuned.labelled_texts import TextItem
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from pretrain.evaluate.downstream.tasks.splits import Split
 from tests.factories.encoders import encoder_folder
