@@ -189,6 +189,15 @@ def test_keys_of_both_generations_are_written_and_the_newer_decide() -> None:
     )
 
 
+def test_one_rate_of_dropout_is_in_every_field_that_has_one_and_a_folder_may_differ() -> None:
+    run = config_of("bert", replace(modern(MODERNBERT_FOR_MASKED_LM), dropout=0.2, attention_dropout=0.3))
+    fields = MODERNBERT_FOR_MASKED_LM.config(run, STAMP)
+    rates = {name: value for name, value in fields.items() if name.endswith("_dropout")}
+    assert rates == {"embedding_dropout": 0.2, "mlp_dropout": 0.2, "attention_dropout": 0.3}
+    other = {**fields, "mlp_dropout": 0.0}
+    assert MODERNBERT_FOR_MASKED_LM.differences(other, run, STAMP.size) == []
+
+
 def test_the_encoder_chooses_what_it_is_exported_as() -> None:
     def chosen(name: str, encoder: EncoderSettings) -> list[str]:
         config = config_of(name, encoder)

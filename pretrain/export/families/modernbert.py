@@ -64,6 +64,11 @@ class ModernBert(Rotary):
         "hidden_activation": ("classifier_activation",),
     }
 
+    def config(self, run: RunConfig, vocabulary: VocabularyStamp) -> dict[str, Any]:
+        """Return the fields of config.json, without class and dtype. Dropout of embeddings and of feed-forward layers
+        is one setting here; a folder's may differ, as all dropout may."""
+        return super().config(run, vocabulary) | {"mlp_dropout": run.encoder.dropout}
+
     def settings(self, config: Config) -> dict[str, Any]:
         """Return the encoder settings stated in a config.json, by name; None for those that it lacks or we do not
         have."""
