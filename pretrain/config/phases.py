@@ -126,6 +126,16 @@ def phases_of(config: RunConfig) -> list[Phase]:
         first = found[-1].last if found else 0
         found.append(Phase(number, name, _changed(config, changes, name), first, 0))
     timed = [phase.name for phase in found if phase.config.train.minutes]
+    replayed = [phase.config.train.replay for phase in found if phase.config.train.replay]
+    if replayed and not timed:
+        raise UserError(
+            f"train.replay={replayed[0]} repeats the shares of train.minutes, which no phase has",
+            where="phases",
+            remedy="set the train.minutes of that run's phases, or leave it out",
+        )
+    for phase in found:  # one of so many steps has no shares to repeat
+        if not phase.config.train.minutes:
+            phase.config.train.replay = ""
     if timed and found[0].spans_run:
         raise UserError(
             f"schedule.span=run lays one schedule over the steps of all phases, and phase {timed[0]} has train.minutes",

@@ -139,9 +139,26 @@ def logged_shares(where: str) -> dict[str, Shares]:
     return {phase: _in_order(shares) for phase, shares in found.items()}
 
 
-def shares_digest(where: str) -> str:
-    """Return the SHA-256 of the shares in a run folder, which decide what a replay trains; empty if `where` is."""
-    return hashlib.sha256(canonical_json(logged_shares(where))).hexdigest() if where else ""
+def shares_of(where: str, phase: str) -> Shares:
+    """Return the logged shares of one phase. Raises UserError as `logged_shares` does, and where that run has no phase
+    of the name with a budget of time."""
+    found = logged_shares(where)
+    if phase not in found:
+        raise UserError(
+            f"has no logged shares of {f'phase {phase}' if phase else 'a run without phases'}",
+            where=where,
+            expected=f"those of {', '.join(f'phase {name}' if name else 'a run without phases' for name in found)}",
+        )
+    return found[phase]
+
+
+def shares_digest(where: str, phase: str) -> str:
+    """Return the SHA-256 of the shares in a run folder, which decide what a replay trains; empty if `where` is. Raises
+    UserError as `shares_of` does for the phase that is to repeat its own."""
+    if not where:
+        return ""
+    shares_of(where, phase)
+    return hashlib.sha256(canonical_json(logged_shares(where))).hexdigest()
 
 
 def _in_order(shares: Mapping[int, float | None]) -> Shares:

@@ -52,7 +52,7 @@ def identity_of(config: RunConfig, plan: Plan) -> dict[str, Any]:
         "run.seed": config.run.seed,
         "train.steps": config.train.steps,
         "train.minutes": config.train.minutes,
-        "train.replay": shares_digest(config.train.replay),
+        "train.replay": shares_digest(config.train.replay, plan.phase.name),
         "train.global_batch": config.train.global_batch,
         "train.batch_ramp": config.train.batch_ramp,
         "train.batch_ramp_from": config.train.batch_ramp_from,

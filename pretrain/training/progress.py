@@ -10,7 +10,7 @@ from pretrain.config.phases import Phase
 from pretrain.distributed.world import World, raise_on_all_ranks
 from pretrain.optim.schedule import Progress
 from pretrain.preflight.check_run import Plan
-from pretrain.run.time_budget import TimeBudget, logged_shares
+from pretrain.run.time_budget import TimeBudget, shares_of
 from pretrain.run.tolerant_json import is_count, is_number
 from pretrain.training.batch_counts import BatchCounts
 
@@ -87,7 +87,7 @@ def time_budget(plan: Plan, position: Position, world: World) -> TimeBudget:
 
     def read() -> TimeBudget:
         measures = world.rank == 0  # another rank may not see the folder, and its clock is not asked
-        replay = logged_shares(train.replay).get(phase.name, ()) if train.replay and measures else ()
+        replay = shares_of(train.replay, phase.name) if train.replay and measures else ()
         return TimeBudget(train.minutes, position.elapsed, measures, replay, position.batch_of_phase)
 
     return raise_on_all_ranks(world, read)

@@ -101,6 +101,8 @@ def runs(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
             attempt("replayed", 6, replay),
             attempt("phases", 7, mixed, "run.stop_after=2"),
             attempt("phases", 8, mixed),
+            attempt("phases-replayed", 9, mixed, f"train.replay={folder / 'phases'}", "run.stop_after=7"),
+            attempt("phases-replayed", 10, mixed, f"train.replay={folder / 'phases'}"),
         ]
     )
     return folder, [one.output for one in said]
@@ -167,6 +169,22 @@ def test_another_clock_gives_other_weights_and_a_replay_the_same(runs: tuple[Pat
     first, replayed = (train_lines(folder / name) for name in ("first", "replayed"))
     by_step = {line["step"]: line for line in replayed}
     assert all(line[key] == by_step[line["step"]][key] for line in first for key in ("lr", "grad_norm"))
+
+
+def test_a_replay_of_several_phases_with_minutes_gives_the_same_weights(
+    runs: tuple[Path, list[str]],
+) -> None:
+    folder, said = runs
+    assert_same_weights(folder / "phases", folder / "phases-replayed")
+    assert "bit-exact" in said[9]
+    then, now = (
+        json.loads((folder / name / "summary.json").read_text()) for name in ("phases", "phases-replayed")
+    )
+    assert [(one["first"], one["last"]) for one in then["phases"]] == [
+        (one["first"], one["last"]) for one in now["phases"]
+    ]
+    starts = [one["last"] for one in now["phases"]]
+    assert starts[0] < 7 < starts[2], "stopped behind the first phase"
 
 
 def test_phases_have_minutes_or_steps(runs: tuple[Path, list[str]]) -> None:

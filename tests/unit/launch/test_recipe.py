@@ -184,6 +184,11 @@ def test_minutes_and_steps_replace_each_other(tmp_path: Path) -> None:
     assert lengths(phased, *changed) == [(8, 0.0), (0, 1.0), (0, 2.0)]
     a, b, c = phases_of(load_config(str(phased), ["phases.b.train.minutes=1"]))
     assert (a.first, a.last, b.first, b.last, c.first, c.last) == (0, None, None, None, None, None)
+    replays = [
+        phase.config.train.replay
+        for phase in phases_of(load_config(str(phased), ["train.replay=runs/first"]))
+    ]
+    assert replays == ["runs/first", "", ""]
     with pytest.raises(UserError, match=r"train\.minutes is a setting of the phases a and b"):
         load_config(str(phased), ["train.minutes=3"])
 
@@ -204,6 +209,12 @@ def test_minutes_and_steps_replace_each_other(tmp_path: Path) -> None:
         ),
         ("train: {minutes: 4}", ["schedule.warmup=10"], "schedule.warmup=10 counts steps, whose number"),
         ("", ["train.minutes=0", "train.steps=0"], "train.steps must be at least 1, got 0"),
+        ("", ["train.replay=runs/first"], "train.replay=runs/first without train.minutes"),
+        (
+            "phases: [{name: a, train: {steps: 9}}]",
+            ["train.replay=runs/first"],
+            "train.replay=runs/first repeats the shares of train.minutes, which no phase has",
+        ),
     ],
 )
 def test_lengths_that_contradict_each_other_are_one_line(

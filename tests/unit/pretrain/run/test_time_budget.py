@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.errors import UserError
 from pretrain.run import time_budget
-from pretrain.run.time_budget import Ahead, ShareLog, TimeBudget, logged_shares, shares_digest
+from pretrain.run.time_budget import Ahead, ShareLog, TimeBudget, logged_shares, shares_digest, shares_of
 from pretrain.run.time_left import phases_in, seconds_left
 
 
@@ -126,11 +126,16 @@ def test_shares_are_read_back_by_batch(tmp_path: Path) -> None:
     run = write(tmp_path / "run", first, second, of_steps)
     assert logged_shares(str(run)) == {"b": [0.1, None, 1 / 3, 0.9]}
     assert logged_shares(str(run / "metrics.jsonl")) == {"b": [0.1, None, 1 / 3, 0.9]}
-    assert shares_digest("") == ""
-    digest = shares_digest(str(run))
+    assert shares_of(str(run), "b") == [0.1, None, 1 / 3, 0.9]
+    for other, words in (("c", "phase c"), ("", "a run without phases")):
+        with pytest.raises(UserError, match=f"no logged shares of {words}") as refused:
+            shares_digest(str(run), other)
+        assert refused.value.expected == "those of phase b"
+    assert shares_digest("", "b") == ""
+    digest = shares_digest(str(run), "b")
     assert len(digest) == 64
     write(run, first, second | {"budget_shares": [0.5, 0.8, 0.9]})
-    assert shares_digest(str(run)) != digest, "a process may start several runs"
+    assert shares_digest(str(run), "b") != digest, "a process may start several runs"
 
 
 @pytest.mark.parametrize(
