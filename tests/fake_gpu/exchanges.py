@@ -1,4 +1,4 @@
-"""What a rank of test_ranks.py does with its pretended GPU: prints what collectives make of tensors copied there."""
+"""What a rank of test_exchanges.py does with its pretended GPU: print what collectives make of tensors there."""
 
 import sys
 

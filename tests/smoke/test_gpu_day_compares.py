@@ -31,7 +31,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
         found.settings.append(list(settings))
         (run / "checkpoints/step-1").mkdir(parents=True, exist_ok=True)
         (run / "checkpoints/latest").write_text("step-1\n")
-        (run / "checkpoints/step-1/checkpoint.json").write_text('{"files": [{"sha256": "same"}]}')
+        (run / "checkpoints/step-1/checkpoint.json").write_text(
+            '{"files": [{"file": "0", "sha256": "same"}]}'
+        )
         line = {"held_out_mask_loss": found.losses[run.name]} if run.name in found.losses else {}
         (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 

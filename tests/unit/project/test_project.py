@@ -81,3 +81,12 @@ def test_environments_have_what_their_torch_takes(
             "$(BIN)", "$(VENV)/bin"
         )
         assert f"install --constraint $({folder})/torch.txt --editable" in recipe
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    assert len(paths) > 200
+    assert not [same for same in found.values() if len(same) > 1], "pytest imports the first one alone"
