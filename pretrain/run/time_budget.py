@@ -142,23 +142,23 @@ def logged_shares(where: str) -> dict[str, Shares]:
 def shares_of(where: str, phase: str) -> Shares:
     """Return the logged shares of one phase. Raises UserError as `logged_shares` does, and where that run has no phase
     of the name with a budget of time."""
-    found = logged_shares(where)
-    if phase not in found:
-        raise UserError(
-            f"has no logged shares of {f'phase {phase}' if phase else 'a run without phases'}",
-            where=where,
-            expected=f"those of {', '.join(f'phase {name}' if name else 'a run without phases' for name in found)}",
-        )
-    return found[phase]
+    return _with_phase(where, phase)[phase]
 
 
 def shares_digest(where: str, phase: str) -> str:
     """Return the SHA-256 of the shares in a run folder, which decide what a replay trains; empty if `where` is. Raises
     UserError as `shares_of` does for the phase that is to repeat its own."""
-    if not where:
-        return ""
-    shares_of(where, phase)
-    return hashlib.sha256(canonical_json(logged_shares(where))).hexdigest()
+    return hashlib.sha256(canonical_json(_with_phase(where, phase))).hexdigest() if where else ""
+
+
+def _with_phase(where: str, phase: str) -> dict[str, Shares]:
+    found = logged_shares(where)
+    if phase not in found:
+        missing, *there = (f"phase {name}" if name else "a run without phases" for name in (phase, *found))
+        raise UserError(
+            f"has no logged shares of {missing}", where=where, expected=f"those of {', '.join(there)}"
+        )
+    return found
 
 
 def _in_order(shares: Mapping[int, float | None]) -> Shares:

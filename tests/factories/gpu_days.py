@@ -21,9 +21,11 @@ def main():
     with open(os.environ["CALLS"], "a") as calls:
         calls.write(json.dumps({"name": run.name, "again": again, **given}) + "\\n")
     run.mkdir(exist_ok=True)
+    held_out = {"held_out_mask_loss": said["held_out"]} if "held_out" in said else {}
     with open(run / "metrics.jsonl", "a") as lines:
         for loss in said.get("later", []) if again else said["losses"]:
-            lines.write(json.dumps({"loss": loss, "examples_per_s": 100 * int(given["run.ranks"])}) + "\\n")
+            line = {"loss": loss, "examples_per_s": 100 * int(given["run.ranks"]), **held_out}
+            lines.write(json.dumps(line) + "\\n")
     for step in said["checkpoints"]:
         folder = run / "checkpoints" / f"step-{step:08d}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +48,8 @@ class Script:
 
     def write(self, **runs: dict[str, Any]) -> None:
         """Say what runs do, by their names: `sha` of each rank's file, `losses`, of the attempts after the first
-        `later`, the steps of `checkpoints`, what it `says` as it goes on; whether the first attempt `hangs`."""
+        `later`, the `held_out` loss of each line, the steps of `checkpoints`, what it `says` as it goes on; whether the
+        first attempt `hangs`."""
         self.path.write_text(json.dumps(runs))
 
     def done(self) -> list[dict[str, Any]]:

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from launch.settings.recipe import load_config
+from pretrain.model.attention.attend import choose_backend
 from tests.factories.gpu_days import Script
 from tests.gpu_day import checks
 from tests.gpu_day.checks import family, kill_after, resume, twice
@@ -48,6 +51,20 @@ def test_a_run_that_is_killed_and_goes_on(script: Script) -> None:
     names = [call["name"] for call in script.done()]
     assert names[3:] == ["first", "second", "killed", "killed"]
     assert not [path for path in script.day.out.iterdir() if path.is_dir()]
+
+
+def test_runs_that_are_compared_by_bytes_attend_as_bert_base_does(script: Script) -> None:
+    script.write(killed=KILLED)
+    for part in (twice, resume, resume):  # the second time without a whole run of `twice`
+        figures_of(part, script)
+    base, calls = load_config("bert_base", []).encoder, script.done()
+    assert len(calls) == 2 + 2 + 3
+    for call in calls:
+        settings = [f"{key}={value}" for key, value in call.items() if key.startswith("encoder.")]
+        encoder = load_config("bert_mini", settings).encoder
+        assert (encoder.dropout, encoder.attention_dropout) == (base.dropout, base.attention_dropout)
+        gpu, size = torch.device("meta"), encoder.head_size
+        assert choose_backend(gpu, torch.bfloat16, size, encoder.attention_dropout) == "flash"
 
 
 def test_a_run_that_goes_on_to_other_bytes(script: Script) -> None:
