@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -24,7 +23,8 @@ from pretrain.evaluate.downstream.tasks.fine_tuned.answers import (
     answer_files,
     candidate,
 )
-from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_over, best_threshold, tuned_threshold
+from pretrain.evaluate.downstream.tasks.fine_tuned.question_scores import by_odds, given, may_be_none, means
+from pretrain.evaluate.downstream.tasks.fine_tuned.squad import best_threshold, tuned_threshold
 from pretrain.evaluate.downstream.tasks.fine_tuned.squad_files import (
     MISPLACED,
     Answer,
@@ -138,10 +138,10 @@ class Questions(Task):
         """Return exact match and F1, and where questions may have no answer their best over all thresholds as well; see
         Task.score."""
         candidates = self.candidates(items, features, answers)
-        found = _means(items, _given(items, candidates, data))
-        if _may_be_none(items):
+        found = means(items, given(items, candidates, data))
+        if may_be_none(items):
             for i, name in enumerate(("exact", "f1")):
-                found[f"best_{name}"] = best_threshold(*_by_odds(items, candidates, i))
+                found[f"best_{name}"] = best_threshold(*by_odds(items, candidates, i))
         return found
 
     def decided(
@@ -155,14 +155,14 @@ class Questions(Task):
         UserError where all have answers: any threshold that withholds none is as good."""
         if data.null_threshold is not None:
             return data
-        if not _may_be_none(items):
+        if not may_be_none(items):
             raise UserError(
                 f"has no question without an answer among the {len(items)} that are kept to choose by",
                 where=f"null_threshold={TUNE}",
                 remedy="a larger tune_share, or null_threshold=0",
             )
         candidates = self.candidates(items, features, answers)
-        return replace(data, null_threshold=tuned_threshold(*_by_odds(items, candidates, 1)))
+        return replace(data, null_threshold=tuned_threshold(*by_odds(items, candidates, 1)))
 
     def predictions(
         self,
@@ -173,7 +173,7 @@ class Questions(Task):
     ) -> dict[str, str]:
         """Return the files of run_squad.py; see answer_files and Task.predictions."""
         found = self.candidates(items, features, answers, BEST)
-        threshold = data.null_threshold if _may_be_none(items) else None
+        threshold = data.null_threshold if may_be_none(items) else None
         return answer_files([item.id for item in items], found, threshold)
 
     def candidates(
@@ -192,12 +192,7 @@ class Questions(Task):
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return the scores of never an answer."""
-        return _means(split.items, [""] * len(split.items))
-
-
-def _may_be_none(items: Sequence[Question]) -> bool:
-    """Return whether a question has no answer: the file is scored as SQuAD 2.0 then, else as 1.1."""
-    return any(not item.answers for item in items)
+        return means(split.items, [""] * len(split.items))
 
 
 def _threshold(
@@ -205,11 +200,11 @@ def _threshold(
 ) -> float | None:
     """Return the threshold of the settings; None where the tuning examples are to choose it. Raises UserError where
     these cannot: what has no answer is what it is chosen for."""
-    if not any(_may_be_none(split.items) for split in scored):
+    if not any(may_be_none(split.items) for split in scored):
         return 0.0
     if settings.null_threshold != TUNE:
         return float(settings.null_threshold)
-    if not _may_be_none(train.items):
+    if not may_be_none(train.items):
         raise UserError(
             f"has no question without an answer among {len(train.items)} to train on",
             where=folder,
@@ -217,36 +212,6 @@ def _threshold(
             remedy="null_threshold=0, or another number",
         )
     return None
-
-
-def _given(items: Sequence[Question], candidates: Sequence[Candidate], data: TaskData) -> list[str]:
-    """Return what is answered to each question: none above the threshold, where a question may have none."""
-    if not _may_be_none(items):
-        return [one.text for one in candidates]
-    assert data.null_threshold is not None, "chosen by `decided` before anything is scored"
-    return [one.given(data.null_threshold) for one in candidates]
-
-
-def _by_odds(
-    items: Sequence[Question], candidates: Sequence[Candidate], metric: int
-) -> tuple[list[float], list[float], list[bool]]:
-    """Return of each question the exact match (0) or F1 (1) of the best answer, the odds that there is none, and
-    whether there is one."""
-    pairs = [best_over(_texts(item), one.text, True) for item, one in zip(items, candidates, strict=True)]
-    odds, has = [one.no_answer for one in candidates], [bool(item.answers) for item in items]
-    return [pair[metric] for pair in pairs], odds, has
-
-
-def _means(items: Sequence[Question], said: Sequence[str]) -> Scores:
-    may_be_none = _may_be_none(items)
-    pairs = np.array(
-        [best_over(_texts(item), text, may_be_none) for item, text in zip(items, said, strict=True)]
-    )
-    return {"f1": 100 * float(pairs[:, 1].mean()), "exact": 100 * float(pairs[:, 0].mean())}
-
-
-def _texts(item: Question) -> list[str]:
-    return [answer.text for answer in item.answers]
 
 
 def _target(window: Window, answer: Answer | None) -> tuple[int, int]:
