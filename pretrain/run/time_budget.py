@@ -9,7 +9,7 @@ expected to show when the batch begins, one recent step from now.
 import hashlib
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,17 +117,32 @@ class ShareLog:
 
 def logged_shares(where: str) -> dict[str, Shares]:
     """Read the shares of every phase ("" without phases) that has a budget of time, from a run folder or its
-    metrics.jsonl. Raises UserError unless each phase reaches the end of its budget."""
+    metrics.jsonl: of all its batches, from its first. Raises UserError unless each phase reaches the end of its budget
+    and the log has the share of every update."""
     path = Path(where)
     folder = path.parent if path.name == METRICS else path
-    found: dict[str, dict[int, float | None]] = {}
+    found: dict[str, list[float | None]] = {}
     used: dict[str, float] = {}
+    step, batch = 0, 0  # of the line before
     for line in read_metrics(folder):
-        shares, batch, phase = line.get(SHARES), number(line.get("batch")), str(line.get("phase", ""))
-        if isinstance(shares, list) and batch is not None:
-            first = int(batch) - len(shares)
-            found.setdefault(phase, {}).update({first + n: number(share) for n, share in enumerate(shares)})
+        end = number(line.get("batch"))
+        if end is None:
+            continue  # an evaluation
+        then, until = int(line.get("step", 0)), int(end)
+        if SHARE in line or SHARES in line:
+            logged, phase = line.get(SHARES), str(line.get("phase", ""))
+            shares = list(map(number, logged)) if isinstance(logged, list) else []
+            if len(shares) - shares.count(None) < then - step or len(shares) > until - batch:
+                raise UserError(
+                    f"lacks shares of the updates from step {step + 1:,} to {then:,}",
+                    where=folder / METRICS,
+                    expected="all lines of a finished run with train.minutes",
+                    remedy="a run whose log was cut cannot be replayed",
+                )
+            rolled_back = [None] * (until - batch - len(shares))  # their lines are gone, as their updates are
+            found.setdefault(phase, []).extend(rolled_back + shares)
             used[phase] = number(line.get(SHARE)) or 0.0
+        step, batch = then, until
     unfinished = [phase for phase, share in used.items() if share < 1]
     if not found or unfinished:
         what = f"phase {unfinished[0]} is not finished" if unfinished and unfinished[0] else "is not finished"
@@ -136,7 +151,7 @@ def logged_shares(where: str) -> dict[str, Shares]:
             where=where,
             expected="the folder of a finished run with train.minutes",
         )
-    return {phase: _in_order(shares) for phase, shares in found.items()}
+    return dict(found)
 
 
 def shares_of(where: str, phase: str) -> Shares:
@@ -159,7 +174,3 @@ def _with_phase(where: str, phase: str) -> dict[str, Shares]:
             f"has no logged shares of {missing}", where=where, expected=f"those of {', '.join(there)}"
         )
     return found
-
-
-def _in_order(shares: Mapping[int, float | None]) -> Shares:
-    return [shares.get(batch) for batch in range(min(shares), max(shares) + 1)]

@@ -120,10 +120,11 @@ def test_shares_are_read_back_by_batch(tmp_path: Path) -> None:
     log = ShareLog(batch=2)
     for batch, share in ((2, 0.1), (4, 1 / 3), (5, 0.9)):
         log.add(batch, share)
-    first = {"step": 1, "phase": "b", "batch": 3, "budget_shares": log.take(3), "budget_share": 0.2}
-    second = {"step": 3, "phase": "b", "batch": 6, "budget_shares": log.take(6), "budget_share": 1.0}
+    before = {"step": 2, "phase": "a", "batch": 2}
+    first = {"step": 3, "phase": "b", "batch": 3, "budget_shares": log.take(3), "budget_share": 0.2}
+    second = {"step": 5, "phase": "b", "batch": 6, "budget_shares": log.take(6), "budget_share": 1.0}
     of_steps = {"step": 9, "phase": "c", "batch": 12}
-    run = write(tmp_path / "run", first, second, of_steps)
+    run = write(tmp_path / "run", before, first, {"kind": "eval", "step": 3}, second, of_steps)
     assert logged_shares(str(run)) == {"b": [0.1, None, 1 / 3, 0.9]}
     assert logged_shares(str(run / "metrics.jsonl")) == {"b": [0.1, None, 1 / 3, 0.9]}
     assert shares_of(str(run), "b") == [0.1, None, 1 / 3, 0.9]
@@ -134,7 +135,7 @@ def test_shares_are_read_back_by_batch(tmp_path: Path) -> None:
     assert shares_digest("", "b") == ""
     digest = shares_digest(str(run), "b")
     assert len(digest) == 64
-    write(run, first, second | {"budget_shares": [0.5, 0.8, 0.9]})
+    write(run, before, first, second | {"budget_shares": [0.5, 0.8, 0.9]})
     assert shares_digest(str(run), "b") != digest, "a process may start several runs"
 
 
@@ -148,6 +149,39 @@ def test_shares_are_read_back_by_batch(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_replayed_is_refused(tmp_path: Path, lines: list[dict], words: str) -> None:
     with pytest.raises(UserError, match=words):
         logged_shares(str(write(tmp_path / "run", *lines)))
+
+
+LOG = [
+    {"step": 4, "phase": "a", "batch": 4},
+    {"step": 6, "phase": "b", "batch": 6, "budget_shares": [0.0, 0.1], "budget_share": 0.2},
+    {"step": 8, "phase": "b", "batch": 9, "budget_shares": [0.2, None, 0.4], "budget_share": 0.6},
+    {"step": 10, "phase": "b", "batch": 11, "budget_shares": [0.6, 0.8], "budget_share": 1.0},
+]
+"""A phase of four steps, then one of six updates in a budget of time, of which one batch was skipped."""
+
+
+def test_a_log_that_was_cut_is_not_replayed_with_the_shares_of_other_batches(tmp_path: Path) -> None:
+    assert shares_of(str(write(tmp_path / "run", *LOG)), "b") == [0.0, 0.1, 0.2, None, 0.4, 0.6, 0.8]
+    without_shares = [{key: value for key, value in LOG[2].items() if key != "budget_shares"}]
+    shorter = [LOG[2] | {"budget_shares": [None, 0.4]}]
+    for number, kept in ((1, []), (2, []), (2, without_shares), (2, shorter)):
+        cut = [*LOG[:number], *kept, *LOG[number + 1 :]]
+        with pytest.raises(UserError, match=r"lacks shares of the updates from step \d+ to \d+"):
+            logged_shares(str(write(tmp_path / "run", *cut)))
+
+
+def test_batches_that_were_rolled_back_keep_their_places(tmp_path: Path) -> None:
+    """Their lines are cut, and steps are counted again from the checkpoint."""
+    from_the_start = [
+        LOG[0],
+        LOG[1] | {"batch": 9},
+        *(line | {"batch": line["batch"] + 3} for line in LOG[2:]),
+    ]
+    found = shares_of(str(write(tmp_path / "run", *from_the_start)), "b")
+    assert found == [None, None, None, 0.0, 0.1, 0.2, None, 0.4, 0.6, 0.8]
+    not_logged_yet = [*LOG[:2], LOG[2] | {"batch": 11, "budget_shares": [0.2, None, 0.3, None, 0.4]}]
+    found = shares_of(str(write(tmp_path / "run", *not_logged_yet, LOG[3] | {"batch": 13})), "b")
+    assert found == [0.0, 0.1, 0.2, None, 0.3, None, 0.4, 0.6, 0.8]
 
 
 def test_the_time_left_of_a_budget_is_what_is_not_used() -> None:
