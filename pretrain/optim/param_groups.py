@@ -41,7 +41,8 @@ def parameter_groups(model: nn.Module, settings: OptimSettings) -> list[Group]:
     groups = GROUPS.get(settings.name, _by_shape)(model, settings)
     if settings.decoupled_decay:
         for group in groups:
-            group["decoupled_decay"] = group["weight_decay"]
+            ratio = settings.muon_lr_ratio if group.get("matrices") else 1.0  # of their peak rate to optim.lr
+            group["decoupled_decay"] = group["weight_decay"] / (ratio or 1.0)
             _decouple(group, settings.lr)
     return [group for group in groups if group["params"]]
 

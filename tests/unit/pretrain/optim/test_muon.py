@@ -13,7 +13,7 @@ from pretrain.distributed.flat_tensors import _group_flat
 from pretrain.optim.flat_layout import Collectives, Layout, whole
 from pretrain.optim.matrix_exchange import matrices_of
 from pretrain.optim.muon import Muon, orthogonalize
-from pretrain.optim.param_groups import build_optimizer, parameter_groups
+from pretrain.optim.param_groups import build_optimizer, parameter_groups, set_rate
 from pretrain.preflight.memory import states
 
 STEPS = 4
@@ -106,6 +106,23 @@ def test_matrices_of_layers_are_muons_and_the_rest_adamws() -> None:
     ]
     assert [group["weight_decay"] for group in groups] == [0.01, 0.01, 0.0]
     assert [group.get("moments") for group in groups] == [("exp_avg",), None, None]
+
+
+@pytest.mark.parametrize("ratio", [1.0, 30.0])
+def test_a_decoupled_decay_is_the_same_for_matrices_at_any_rate_of_theirs(ratio: float) -> None:
+    one = model()
+    before = {name: parameter.detach().clone() for name, parameter in one.named_parameters()}
+    settings = OptimSettings(
+        name="muon", lr=0.02, weight_decay=0.1, decoupled_decay=True, muon_lr_ratio=ratio, muon_nesterov=False
+    )
+    optimizer = build_optimizer(one, settings)
+    for lr, peak in ((0.02, 0.02), (0.0025, 0.01)):  # a quarter of the peak of a later phase
+        set_rate(optimizer, lr, peak)
+        for parameter in one.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    for name in (*MATRICES, "embedding.weight"):
+        torch.testing.assert_close(dict(one.named_parameters())[name].detach(), before[name] * 0.9 * 0.975)
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (0, 2), (1, 1), (2, 1)])
