@@ -11,6 +11,7 @@ LAMB's and AdamW's bias correction, as in NVIDIA's BERT between its phases of 12
 `schedule.span=run` both continue instead: one schedule over all phases, times each phase's own peak rate.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -103,10 +104,18 @@ def one_length(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings in which train.steps or train.minutes, where they have one of them, replaces the other one of
     what they are merged into; both are kept, and refused later."""
     train = settings.get("train", {})
-    given = {key for key in LENGTHS if str(train.get(key, "-"))[:1] != "-" and str(train[key]).strip("0.")}
+    given = {key for key in LENGTHS if _is_length(train.get(key))}
     if len(given) != 1:
         return settings
     return settings | {"train": {LENGTHS[given.pop()]: 0} | train}
+
+
+def _is_length(value: object) -> bool:
+    """Return whether a setting, as a number or as it was written, says how long to train; a wrong one does not."""
+    try:
+        return 0 < float(str(value)) < math.inf
+    except ValueError:
+        return False
 
 
 def phases_of(config: RunConfig) -> list[Phase]:

@@ -152,9 +152,10 @@ def out_of_range(key: str, value: Any) -> str:
     if key in CHOICES and value not in CHOICES[key]:
         return f"{key} must be one of {', '.join(map(str, CHOICES[key]))}, got {value}"
     low, high = RANGES.get(key, (-math.inf, math.inf))
-    if key not in RANGES or low <= value <= high:
+    if key not in RANGES or (low <= value <= high and value < math.inf):
         return ""
-    return f"{key} must be {f'at least {low}' if high == math.inf else f'in [{low}, {high}]'}, got {value}"
+    finite = ", and finite" if value == math.inf else ""
+    return f"{key} must be {f'at least {low}' if high == math.inf else f'in [{low}, {high}]'}{finite}, got {value}"
 
 
 def value_of(config: RunConfig, key: str) -> Any:

@@ -1,5 +1,7 @@
 """List rules of the training: batch, optimizer, ZeRO, length and schedule."""
 
+from collections.abc import Collection
+
 from pretrain.config.settings import RunConfig
 from pretrain.optim.schedule import updates
 from pretrain.preflight.contradictions.rule import Rule
@@ -140,9 +142,16 @@ def schedule_rules(config: RunConfig, steps: int) -> list[Rule]:
             for name, length in ends.items()
         ),
         Rule(
-            steps < sum(updates(length, steps) for length in ends.values() if length <= steps),
+            steps > 0 and _together(ends.values(), steps) > steps,
             f"schedule.warmup={schedule.warmup:g} and schedule.decay={schedule.decay:g} together take more than "
             f"train.steps={steps}",
             "shorten one of them",
         ),
     ]
+
+
+def _together(lengths: Collection[float], steps: int) -> float:
+    """Return how many updates these lengths of a schedule take; shares of the steps without their rounding."""
+    if max(lengths) < 1:
+        return sum(lengths) * steps
+    return sum(updates(length, steps) for length in lengths if length <= steps)

@@ -228,6 +228,20 @@ def test_lengths_that_contradict_each_other_are_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("length", ["train.steps=15", "train.minutes=2"])
+def test_shares_of_a_schedule_may_take_all_of_it_however_they_are_rounded(length: str) -> None:
+    """A tenth and nine tenths of 15 steps are rounded to 2 and 14: the fall begins behind the second one."""
+    given = [length, "schedule.name=wsd", "schedule.decay=0.9", "schedule.decay_shape=linear"]
+    (phase,) = phases_of(load_config("demo", [*given, "schedule.warmup=0.1"]))
+    if phase.config.train.steps:
+        rates = [rate_of(phase, step) / phase.config.optim.lr for step in range(15)]
+        assert rates == pytest.approx([0, 1 / 2, *(1 - n / 14 for n in range(1, 14))])
+    with pytest.raises(
+        UserError, match=r"schedule\.warmup=0\.11 and schedule\.decay=0\.9 together take more than"
+    ):
+        load_config("demo", [*given, "schedule.warmup=0.11"])
+
+
 def test_a_ramp_grows() -> None:
     with pytest.raises(UserError, match=r"train\.batch_ramp_from=64 is above train\.global_batch=32"):
         load_config("demo", ["train.batch_ramp=5", "train.batch_ramp_from=64"])
@@ -263,6 +277,8 @@ def test_three_merges_in_order(tmp_path: Path) -> None:
         ("train.steps=many", "train.steps"),
         ("train.steps=0", "settings: train.steps must be at least 1, got 0"),
         ("train.minutes=-1", "train.minutes must be at least 0, got -1"),
+        ("train.minutes=inf", "train.minutes must be at least 0, and finite, got inf"),
+        ("optim.lr=1e999", "optim.lr must be at least 0, and finite, got inf"),
         ("train.replay=runs/old", "train.replay=runs/old without train.minutes"),
         ("train=3", "train is a group of settings"),
         ("train.steps.x=3", "train.steps is one setting"),
