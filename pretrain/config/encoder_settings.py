@@ -1,6 +1,6 @@
 """Define EncoderSettings: sizes and kinds of the layers of an encoder, the settings encoder.*."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SWITCHES = (
     *("norm", "norm_place", "norm_biases", "embedding_norm", "head_transform", "biases", "gated", "kv_heads"),
@@ -93,6 +93,16 @@ class EncoderSettings:
     def local_reach(self) -> int:
         """How many tokens on either side a token sees in a local layer."""
         return self.local_attention // 2
+
+    @property
+    def in_use(self) -> "EncoderSettings":
+        """The same encoder, with the defaults of settings that change nothing in it: as many heads of keys as of
+        queries, and what is said of local layers where there are none."""
+        default = EncoderSettings()
+        unused = ["kv_heads"] if self.key_heads == self.heads else []
+        if not any(map(self.is_local, range(self.layers))):
+            unused += ["global_every", "local_attention", "local_rope_theta"]
+        return replace(self, **{name: getattr(default, name) for name in unused})
 
     def is_local(self, layer: int) -> bool:
         """Return whether layer `layer`, from 0, attends to a window."""

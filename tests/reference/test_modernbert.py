@@ -56,7 +56,7 @@ def runs(draw: st.DrawFn, family: Family) -> RunConfig:
     if family is MODERNBERT_FOR_MASKED_LM:
         changes["norm_biases"] = draw(st.booleans())
         changes["global_every"] = draw(st.integers(1, 4))
-        changes["local_attention"] = draw(st.sampled_from([2, 4, 16, 128]))
+        changes["local_attention"] = draw(st.sampled_from([2, 4, 7, 16, 128]))  # of 7 keys: 3 on either side
         changes["local_rope_theta"] = draw(st.sampled_from([10_000.0, 23.0]))
     else:
         changes["kv_heads"] = draw(st.sampled_from([n for n in (0, 1, 2, 4) if heads % (n or 1) == 0]))
@@ -211,6 +211,14 @@ def test_the_encoder_chooses_what_it_is_exported_as() -> None:
         assert chosen(name, EncoderSettings()) == [plain]
         for family in FAMILIES:
             assert chosen(name, modern(family)) == [family.export_class]
+    # what changes nothing in an encoder stands in no way: as many heads of keys, local layers where there are none
+    assert chosen("mlm", EncoderSettings(kv_heads=12, local_attention=64)) == ["BertForMaskedLM"]
+    assert chosen("mlm", modern(FAMILIES[0], kv_heads=2)) == ["ModernBertForMaskedLM"]
+    unused = {"local_attention": 16, "local_rope_theta": 250_000.0}
+    assert chosen("mlm", modern(FAMILIES[1], **unused)) == ["EuroBertForMaskedLM"]
+    for encoder in (modern(FAMILIES[0], kv_heads=1), modern(FAMILIES[1], global_every=2, **unused)):
+        with pytest.raises(UserError, match="no class of transformers has such an encoder"):
+            chosen("mlm", encoder)
     with pytest.raises(
         UserError, match=r"no class of transformers has such an encoder: encoder\.gated is False"
     ):

@@ -137,10 +137,11 @@ class Family(WeightNames):
         """Describe the settings of an encoder that no model of the class has, one line each."""
         default = EncoderSettings()
         wanted = {name: getattr(default, name) for name in SWITCHES} | dict(self.implied)
+        found = encoder.in_use
         return [
-            f"encoder.{name} is {getattr(encoder, name)}, {self.export_class} has {value}"
+            f"encoder.{name} is {getattr(found, name)}, {self.export_class} has {value}"
             for name, value in wanted.items()
-            if name not in self.fields and getattr(encoder, name) != value
+            if name not in self.fields and getattr(found, name) != value
         ]
 
     def differences(self, config: Config, run: RunConfig, vocabulary_size: int) -> list[str]:
