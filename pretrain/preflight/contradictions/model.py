@@ -9,6 +9,8 @@ from pretrain.preflight.ranges import value_of
 def objective_rules(config: RunConfig) -> list[Rule]:
     """List what the objective's models cannot be."""
     encoder, length, objective = config.encoder, config.data.sequence_length, config.objective.name
+    electra = config.objective.electra
+    generator = electra.generator(encoder)
     return [
         Rule(
             length > encoder.max_positions,
@@ -31,6 +33,12 @@ def objective_rules(config: RunConfig) -> list[Rule]:
             )
             for name in ENCODER_VARIANTS
             for value in (getattr(encoder, name),)
+        ),
+        Rule(
+            objective == "electra" and generator.positions == "rope" and generator.head_size % 2 != 0,
+            f"objective.electra.generator_share={electra.generator_share:g} makes the generator {generator.hidden} wide"
+            ": its heads have no two halves, which encoder.positions=rope rotates",
+            "a share that makes the width even",
         ),
         *(
             Rule(

@@ -124,6 +124,10 @@ def test_a_distilled_student_has_its_teachers_epsilon(own: list[str], exported: 
     [
         ("kv_heads=3", "encoder.kv_heads=3 does not divide encoder.heads=4"),
         ("positions=rope hidden=12", "heads of 3, which have no two halves"),
+        (
+            "positions=rope hidden=36 heads=2",
+            "generator_share=0.25 makes the generator 9 wide: its heads have no two",
+        ),
         ("rope_theta=500", "encoder.positions=learned, which rotates nothing"),
         ("local_rope_theta=500", "encoder.positions=learned, which rotates nothing"),
         ("norm=rms", "encoder.norm_biases=false"),
