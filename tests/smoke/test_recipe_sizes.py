@@ -10,6 +10,8 @@ from launch.settings.recipe import load_config
 from pretrain.config.batch_sizes import batch_sizes
 from pretrain.config.phases import phases_of
 from pretrain.config.settings import RunConfig
+from pretrain.export.families.registry import chosen_families
+from pretrain.objectives.registry import load
 from pretrain.preflight.forecast import forecast, rate_of, text_of
 from pretrain.preflight.gpus import GPUS
 from pretrain.preflight.memory import meta_model
@@ -37,24 +39,34 @@ def test_small_models_have_googles_sizes(name: str) -> None:
     assert parameters / 1e6 == pytest.approx(millions, rel=0.02)
 
 
-MODERN = {  # layers, width, and parameters in all at 50,368 words (the papers' tables)
-    "ettin_17m": (7, 256, 16.8),
-    "ettin_32m": (10, 384, 31.9),
-    "ettin_68m": (19, 512, 68.1),
-    "ettin_150m": (22, 768, 149),
-    "ettin_400m": (28, 1024, 395),
-    "ettin_1b": (28, 1792, 1028),
-    "modernbert_base": (22, 768, 149),
-    "modernbert_large": (28, 1024, 395),
+MODERN = {  # layers, width, feed-forward width, and parameters in all at 50,368 words (the papers' tables)
+    "ettin_17m": (7, 256, 384, 16.8),
+    "ettin_32m": (10, 384, 576, 31.9),
+    "ettin_68m": (19, 512, 768, 68.1),
+    "ettin_150m": (22, 768, 1152, 149),
+    "ettin_400m": (28, 1024, 2624, 395),
+    "ettin_1b": (28, 1792, 3840, 1028),
+    "modernbert_base": (22, 768, 1152, 149),
+    "modernbert_large": (28, 1024, 2624, 395),
 }
 
 
 @pytest.mark.parametrize("name", MODERN)
 def test_modern_encoders_have_the_published_sizes(name: str) -> None:
-    layers, hidden, millions = MODERN[name]
+    layers, hidden, inner, millions = MODERN[name]
     config = load_config(name, [])
     encoder = config.encoder
-    assert (encoder.layers, encoder.hidden, encoder.head_size) == (layers, hidden, 64)
+    sizes = (encoder.layers, encoder.hidden, encoder.head_size, encoder.intermediate)
+    assert sizes == (layers, hidden, 64, inner)
+    # model_config of their yaml files: windows, eps, dropout of the attention's output alone, full_megatron
+    windows = (encoder.global_every, encoder.local_attention, encoder.layer_norm_eps)
+    assert windows == (3, 128, 1e-5)
+    rates = (encoder.dropout, encoder.attention_dropout, encoder.attention_output_dropout)
+    assert rates == (0.0, 0.0, 0.1)
+    assert (encoder.initializer_range, encoder.scale_residual_init) == (0.02, True)
+    assert [family.export_class for family in chosen_families(load(config).families, config)] == [
+        "ModernBertForMaskedLM"
+    ]
     parameters = sum(p.numel() for p in meta_model(config, 50_368).parameters())
     assert parameters / 1e6 == pytest.approx(millions, rel=0.02)
 
