@@ -86,7 +86,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "run.stage_limit": (0, 1_000_000),
     "run.folder_wait": (0, 86_400),
     "train.steps": (0, math.inf),
-    "train.minutes": (0, math.inf),
+    "train.minutes": (0, 10_000_000),  # 19 years
     "train.global_batch": (1, math.inf),
     "train.batch_ramp": (0, math.inf),
     "train.batch_ramp_from": (0, math.inf),
@@ -154,7 +154,7 @@ def out_of_range(key: str, value: Any) -> str:
     low, high = RANGES.get(key, (-math.inf, math.inf))
     if key not in RANGES or (low <= value <= high and value < math.inf):
         return ""
-    finite = ", and finite" if value == math.inf else ""
+    finite = ", and finite" if value == high == math.inf else ""
     return f"{key} must be {f'at least {low}' if high == math.inf else f'in [{low}, {high}]'}{finite}, got {value}"
 
 
