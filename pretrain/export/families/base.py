@@ -147,7 +147,7 @@ class Family(WeightNames):
     def differences(self, config: Config, run: RunConfig, vocabulary_size: int) -> list[str]:
         """Describe how a config.json differs from the settings of a run that is to start from its weights, one line
         each."""
-        encoder, theirs = self.encoder(run), self.settings(config)
+        encoder, theirs, known = self.encoder(run), self.settings(config), {**self.defaults, **config}
         found = [
             f"encoder.{ours} is {getattr(encoder, ours)}, {field_of(entry).name} {config.get(field_of(entry).name)}"
             for ours, entry in self.fields.items()
@@ -159,9 +159,9 @@ class Family(WeightNames):
             )
         found += self.inexpressible(encoder)
         return found + [
-            f"{name} is {config[name]}, which must be {value}"
+            f"{name} is {known[name]}, which must be {value}"
             for name, value in self.fixed.items()
-            if config.get(name, value) != value
+            if known.get(name, value) != value
         ]
 
     def inputs(self, batch: "MicroBatch", pad: int) -> "dict[str, Tensor]":

@@ -6,7 +6,12 @@ from pretrain.export.families.base import Family, Field, Head
 
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 """Our activation -> `hidden_act`. Of the tanh forms, this one calls the same kernel as ours."""
-READABLE_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
+READABLE_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh"),
+    "gelu_python": "gelu",
+    "swish": "silu",
+}
+"""With further names of the same functions."""
 
 
 def _rows(segments: int) -> int:
@@ -62,8 +67,8 @@ BERT_FOR_PRETRAINING = Family(
     names=NAMES,
     heads={"mlm": Head("prediction_logits"), "nsp": Head("seq_relationship_logits", per_token=False)},
     fields=FIELDS,
-    fixed={"tie_word_embeddings": True},
-    defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2},
+    fixed={"tie_word_embeddings": True, "is_decoder": False},  # a decoder's tokens see none behind them
+    defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "is_decoder": False},
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",

@@ -45,7 +45,7 @@ BERT_DECODER = Decoder(
             BERT_FOR_PRETRAINING,
             export_class="BertLMHeadModel",
             objective="causal",
-            # without is_decoder the class attends both ways; without a cache its results are equal, but slow
+            # without is_decoder, stated, the class attends both ways; without a cache its results are equal, but slow
             fixed={**BERT_FOR_PRETRAINING.fixed, "is_decoder": True},
             heads={"causal": Head("logits")},
             what="A decoder with the layers of BERT and a language-model head: each token attends to itself and to what"

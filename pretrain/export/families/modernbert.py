@@ -5,6 +5,7 @@ ModernBERT's config.json has keys of two generations: those of transformers 4.48
 folder has both.
 """
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _LAYER = "encoder.layers.{i}"
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+UNSCALED: tuple[object, ...] = (None, {}, {"rope_type": "default"}, {"type": "default"})
+"""Values of rope_scaling that change no angle."""
 
 
 class Rotary(Family):
@@ -39,7 +42,10 @@ class Rotary(Family):
         """Describe how a config.json differs from the settings of a run that is to start from its weights, one line
         each."""
         known = {**self.defaults, **config}
-        return super().differences(config, run, vocabulary_size) + [
+        found = super().differences(config, run, vocabulary_size)
+        if known.get("rope_scaling") not in UNSCALED:  # the older name; version 5 reads it too
+            found.append(f"rope_scaling is {reprlib.repr(known['rope_scaling'])}, which must be null")
+        return found + [
             f"{name} is {known[name]}, {one} {known.get(one)}, which must be equal"
             for one, others in self.also.items()
             for name in others
@@ -184,9 +190,12 @@ MODERNBERT_FOR_MASKED_LM = ModernBert(
     fixed={"tie_word_embeddings": True, "decoder_bias": True},
     defaults={
         "hidden_activation": "gelu",
+        "classifier_activation": "gelu",
         "norm_eps": 1e-5,
         "norm_bias": False,
         "attention_bias": False,
+        "mlp_bias": False,
+        "classifier_bias": False,
         "global_rope_theta": 160_000.0,
         "local_rope_theta": 10_000.0,
         "global_attn_every_n_layers": 3,
@@ -251,7 +260,13 @@ EUROBERT_FOR_MASKED_LM = EuroBert(
         "segments": 0,
     },
     fixed={"tie_word_embeddings": True},
-    defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": False, "rope_theta": 10_000.0},
+    defaults={
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": 10_000.0,
+    },
     special_ids={
         "pad_token_id": "pad",
         "bos_token_id": "cls",

@@ -80,7 +80,7 @@ ROBERTA_FOR_MASKED_LM = Roberta(
     },
     heads={"mlm": Head("logits")},
     fields=FIELDS,
-    fixed={"tie_word_embeddings": True},
+    fixed={"tie_word_embeddings": True, "is_decoder": False},
     defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2},
     special_ids={"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"},
     tied={

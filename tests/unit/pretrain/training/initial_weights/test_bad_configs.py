@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from data_pipeline.errors import UserError
@@ -108,3 +109,74 @@ def test_the_valid_ones_fit_the_run_that_they_state(name: str, tmp_path: Path) -
     check_config(folder, config, WORDS)
     with pytest.raises(UserError, match="vocab_size is 100"):
         check_config(folder, config, WORDS + 1)
+
+
+def refused_by_the_run(name: str, fields: dict[str, Any], folder: Path, lacks: tuple[str, ...] = ()) -> str:
+    """The line that says why the settings that such a folder states do not fit it; empty if they do."""
+    stated = {key: value for key, value in (valid_config(name) | fields).items() if key not in lacks}
+    config = OmegaConf.to_object(read(written(folder, stated), schema()))
+    try:
+        check_config(folder, config, WORDS)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+DECODER, SCALED = "BertLMHeadModel", {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "lacks", "said"),
+    [
+        (BERT, {"is_decoder": True}, (), "is_decoder is True, which must be False"),
+        (ROBERTA, {"is_decoder": True}, (), "is_decoder is True, which must be False"),
+        ("ErnieForPreTraining", {"is_decoder": True}, (), "is_decoder is True"),
+        ("ElectraForPreTraining", {"is_decoder": True}, (), "is_decoder is True"),
+        (DECODER, {}, ("is_decoder",), "is_decoder is False, which must be True"),
+        (MODERNBERT, {"rope_scaling": SCALED}, (), "rope_scaling is {'factor': 2.0, 'rope_type': 'linear'}"),
+        (EUROBERT, {"rope_scaling": SCALED}, ("rope_parameters",), "rope_scaling is"),
+        (
+            MODERNBERT,
+            {"hidden_activation": "silu"},
+            ("classifier_activation",),
+            "classifier_activation is gelu, hidden_activation silu, which must be equal",
+        ),
+        (MODERNBERT, {"attention_bias": True}, ("mlp_bias",), "mlp_bias is False, attention_bias True"),
+        (MODERNBERT, {"attention_bias": True}, ("classifier_bias",), "classifier_bias is False"),
+        (EUROBERT, {"attention_bias": True}, ("mlp_bias",), "mlp_bias is False, attention_bias True"),
+    ],
+)
+def test_a_field_that_changes_what_is_computed_is_not_passed_over(
+    name: str, fields: dict[str, Any], lacks: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    assert said in refused_by_the_run(name, fields, tmp_path, lacks)
+
+
+@pytest.mark.parametrize("scaling", [None, {}, {"rope_type": "default"}, {"type": "default"}])
+def test_a_scaling_that_changes_no_angle_is_read(scaling: Any, tmp_path: Path) -> None:
+    assert refused_by_the_run(MODERNBERT, {"rope_scaling": scaling}, tmp_path) == ""
+
+
+NAMES_OF_FUNCTIONS = {
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@pytest.mark.parametrize(("key", "name"), [("hidden_act", BERT), ("ff_activation", "XLNetLMHeadModel")])
+def test_every_name_of_a_function_is_read(key: str, name: str, tmp_path: Path) -> None:
+    from transformers.activations import ACT2FN
+
+    from pretrain.export.families.bert import ACTIVATIONS
+
+    x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
+    for theirs, ours in NAMES_OF_FUNCTIONS.items():
+        assert (
+            read(written(tmp_path, valid_config(name) | {key: theirs}), schema()).encoder.activation == ours
+        )
+        torch.testing.assert_close(ACT2FN[theirs](x), ACT2FN[ACTIVATIONS[ours]](x), rtol=0, atol=1e-8)
