@@ -11,11 +11,10 @@ from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.canonical_json import canonical_json
-from data_pipeline.io.files import write_whole
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.sources.source_snapshot import described_sources
 from data_pipeline.vocabulary.base import Vocabulary
-from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary
+from data_pipeline.vocabulary.files import holds_vocabulary, load_vocabulary, save_vocabulary
 
 VOCABULARY_LOG = "vocabulary.log.json"
 CHECKED_CHARACTERS = 1 << 18
@@ -32,7 +31,7 @@ def trained_before(
     settings: DataSettings, vocabulary: VocabularySettings, extends: str = ""
 ) -> Vocabulary | None:
     """Return the vocabulary in data.vocab if it was trained from this text with these settings, as an extension of the
-    vocabulary with the SHA-256 `extends` if that is given; None if there is none.
+    vocabulary with the SHA-256 `extends` if that is given; None if there is none, or not all of its files.
     Raises UserError for any other vocabulary, and if data.vocab is a file."""
     folder = Path(settings.vocab)
     if folder.is_file():
@@ -54,15 +53,15 @@ def trained_before(
         differing.append("its sources had other names, sizes or times")
     if differing:
         raise _held(folder, f"another vocabulary: {', '.join(differing)}")
-    return there
+    return there if all((folder / name).is_file() for name in there.files()) else None
 
 
-def log_vocabulary(
+def save_trained(
     trained: Vocabulary, settings: DataSettings, vocabulary: VocabularySettings, extends: str = ""
 ) -> None:
-    """Record in data.vocab what the vocabulary there was trained from."""
+    """Write the vocabulary into data.vocab, behind a record of what it was trained from."""
     facts = {"made_from": _made_from(settings, vocabulary, extends), "sha256": trained.sha256}
-    write_whole(Path(settings.vocab) / VOCABULARY_LOG, canonical_json(facts, indent=1))
+    save_vocabulary(trained, settings.vocab, {VOCABULARY_LOG: canonical_json(facts, indent=1)})
 
 
 def coarseness(vocabulary: Vocabulary, text: str) -> float:

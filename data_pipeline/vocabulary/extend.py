@@ -17,8 +17,7 @@ from data_pipeline.io.files import write_whole
 from data_pipeline.records import ShowProgress
 from data_pipeline.settings import DataSettings, VocabularySettings, required
 from data_pipeline.vocabulary.base import Vocabulary
-from data_pipeline.vocabulary.check import log_vocabulary, trained_before
-from data_pipeline.vocabulary.files import save_vocabulary
+from data_pipeline.vocabulary.check import save_trained, trained_before
 from data_pipeline.vocabulary.new_words import (
     NewWord,
     Savings,
@@ -57,9 +56,8 @@ def extend_vocabulary(
             )
         extended = old.extended([word.piece for word in words])
         facts = record(words, measure(text, words, old, extended), old, extended)
-    save_vocabulary(extended, folder)
+    save_trained(extended, settings, vocabulary, old.sha256)
     write_whole(folder / NEW_WORDS, canonical_json(facts, indent=1))
-    log_vocabulary(extended, settings, vocabulary, old.sha256)
     return facts, True
 
 

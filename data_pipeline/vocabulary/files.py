@@ -1,6 +1,7 @@
 """Load a Vocabulary (base.py) from a tokenizer.json, a vocab.txt or vocab.json with merges.txt, and save it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabula
     only), by a tokenizer_config.json next to it, and by whether no piece has an upper-case letter. In the folder of a
     model with more rows than the vocabulary has entries, the others are entries that no text gives. Raises UserError
     for anything but these three kinds: BERT's WordPiece, byte-level BPE as RoBERTa's and ModernBERT's, unigram as
-    ALBERT's or XLNet's."""
+    ALBERT's or XLNet's; and where a tokenizer_config.json states another normalisation than the tokenizer.json beside
+    it."""
     if not str(path):
         raise UserError(
             "no vocabulary is named", where="data.vocab", remedy="name one, or run maskmill vocab"
@@ -40,6 +42,8 @@ def load_vocabulary(path: str | Path, lowercase: bool | None = None) -> Vocabula
                 remedy="run maskmill vocab first",
             )
         vocabulary, rows = load_vocabulary(found[0], lowercase), _rows(path)
+        if isinstance(vocabulary, wordpiece.WordPiece) and found[0].suffix == ".json" and lowercase is None:
+            _refuse_other_flags(vocabulary.normalization, path / "tokenizer_config.json")
         return vocabulary.padded(rows) if vocabulary.size < rows < 2 * vocabulary.size else vocabulary
     text = _read(path)
     if path.name == "vocab.json":
@@ -64,14 +68,18 @@ def parse_tokenizer_json(text: str, where: str, lowercase: bool | None = None) -
     raise UserError(f"model: {kind!r}", where=where, expected="WordPiece, BPE or Unigram", remedy=REMEDY)
 
 
-def save_vocabulary(vocabulary: Vocabulary, folder: str | Path) -> None:
-    """Write tokenizer.json and the files that older programs read into `folder`, each atomically."""
-    folder = Path(folder)
+def save_vocabulary(
+    vocabulary: Vocabulary, folder: str | Path, log: Mapping[str, bytes] | None = None
+) -> None:
+    """Write tokenizer.json and the files that older programs read into `folder`, each atomically; before them `log`,
+    name -> content, since what is there when the process is killed should be known as begun here."""
+    folder, files = Path(folder), {name: text.encode() for name, text in vocabulary.files().items()}
+    main = {"tokenizer.json": files["tokenizer.json"]}  # which the others follow: they alone may say less
     try:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for name, text in vocabulary.files().items():
-                write_whole(folder / name, text.encode())
+            for name, content in {**(log or {}), **main, **files}.items():
+                write_whole(folder / name, content)
     except FileExistsError:
         raise UserError("is a file", where=folder, expected="a folder", remedy="check data.vocab") from None
 
@@ -112,6 +120,28 @@ def _json(text: str, where: str | Path) -> dict[str, Any]:
             "not a tokenizer.json", where=where, expected="a JSON object", remedy="check data.vocab"
         )
     return found
+
+
+def _refuse_other_flags(ours: Normalization, path: Path) -> None:
+    """Raise UserError for a flag of a tokenizer_config.json that contradicts the tokenizer.json beside it: BERT's own
+    classes of transformers then follow the former, others the latter, so which ids a model was trained on is unknown.
+    """
+    config = _json(_read(path), path) if path.is_file() else {}
+    if config.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        return  # which have no such flags
+    found = {
+        "do_lower_case": ours.lowercase,
+        "strip_accents": ours.lowercase if ours.strip_accents is None else ours.strip_accents,
+        "tokenize_chinese_chars": ours.handle_chinese_chars,
+    }
+    for name, value in found.items():
+        if (stated := config.get(name)) is not None and stated != value:
+            raise UserError(
+                f"{name} is {json.dumps(stated)}, in tokenizer.json it is {json.dumps(value)}",
+                where=path,
+                expected="one normalisation",
+                remedy="correct the file that is wrong: transformers follows this one",
+            )
 
 
 def _normalization_beside(path: Path, tokens: list[str], lowercase: bool | None) -> Normalization:

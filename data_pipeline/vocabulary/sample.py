@@ -31,10 +31,9 @@ from data_pipeline.vocabulary.check import (
     CHECKED_CHARACTERS,
     COARSE_SHARE,
     coarseness,
-    log_vocabulary,
+    save_trained,
     trained_before,
 )
-from data_pipeline.vocabulary.files import save_vocabulary
 from data_pipeline.vocabulary.train import train_vocabulary
 
 READ_FACTOR = 20
@@ -51,15 +50,14 @@ def learn_vocabulary(
     it already existed. `warn` is called if the vocabulary is too small.
 
     Raises UserError, before reading, if the folder holds another vocabulary."""
-    folder = required(settings.vocab, "data.vocab", "a folder for the vocabulary")
+    required(settings.vocab, "data.vocab", "a folder for the vocabulary")
     if there := trained_before(settings, vocabulary):
         return there, False
     head: list[str] = []
     with stage("learning a vocabulary from documents", 0) as advance:
         documents = sample(settings, vocabulary.sample_mb * 1_000_000, advance)
         result = train_vocabulary(_noting(documents, head), vocabulary)
-    save_vocabulary(result, folder)
-    log_vocabulary(result, settings, vocabulary)
+    save_trained(result, settings, vocabulary)
     if (share := coarseness(result, "\n".join(head))) > COARSE_SHARE:
         warn(
             f"vocabulary.size={vocabulary.size} leaves little but single characters: {share:.0%} of the pieces of the "

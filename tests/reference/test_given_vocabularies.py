@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import transformers
 
+from data_pipeline.errors import UserError
 from data_pipeline.tokenize.word_cache import WordCache
 from data_pipeline.vocabulary.base import Vocabulary
 from data_pipeline.vocabulary.files import load_vocabulary
@@ -120,3 +121,29 @@ def test_exported_tokenizers_give_the_ids_of_the_vocabulary(
             "the man. a" if lowercase else "the man. A"
         )
     assert json.loads((tmp_path / "special_tokens_map.json").read_text())["mask_token"] == ours.specials.mask
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_files_of_a_folder_that_normalise_differently_are_refused(lowercase: bool, tmp_path: Path) -> None:
+    wordpiece = trained("wordpiece", False)
+    transformers.BertTokenizer(vocab=wordpiece.ids, do_lower_case=lowercase).save_pretrained(tmp_path)
+    assert load_vocabulary(tmp_path).normalization.lowercase == lowercase  # type: ignore[attr-defined]
+    path = tmp_path / "tokenizer_config.json"
+    stated = json.loads(path.read_text())
+    path.write_text(json.dumps(stated | {"do_lower_case": not lowercase}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.tokenize("Word") == theirs.tokenize("word" if not lowercase else "Word")
+    assert (theirs.tokenize("Word") == theirs.tokenize("word")) is not lowercase, "it follows this file"
+    with pytest.raises(UserError) as caught:
+        load_vocabulary(tmp_path)
+    flags = [str(flag).lower() for flag in (not lowercase, lowercase)]
+    assert str(caught.value).startswith(
+        f"{path}: do_lower_case is {flags[0]}, in tokenizer.json it is {flags[1]}"
+    )
+    assert load_vocabulary(tmp_path, lowercase=True).size == wordpiece.size, "the flag is given"
+    path.write_text(json.dumps(stated | {"do_lower_case": None, "strip_accents": not lowercase}))
+    with pytest.raises(UserError, match="strip_accents is"):
+        load_vocabulary(tmp_path)
+    general = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": not lowercase}
+    path.write_text(json.dumps(stated | general))
+    assert load_vocabulary(tmp_path).size == wordpiece.size, "a class without such flags"
