@@ -84,6 +84,27 @@ def test_an_encoder_that_is_not_whole_is_refused(
     assert before == later
 
 
+@pytest.mark.parametrize(
+    ("name", "ending", "said"),
+    [
+        ("bert", ".attention.self.query.bias", "encoder.layers.0.attention.query.bias, encoder.layers.1."),
+        ("bert", "embeddings.LayerNorm.bias", "encoder.embeddings.norm.bias"),
+        ("bert", "token_type_embeddings.weight", "encoder.embeddings.segment.weight"),
+        ("albert", "embedding_hidden_mapping_in.weight", "encoder.projection.weight"),
+        ("xlnet", "rel_attn.r_s_bias", "encoder.layers.0.attention.for_segment, encoder.layers.1."),
+        ("modernbert", ".mlp_norm.weight", "encoder.layers.0.feed_forward_norm.weight"),
+    ],
+)
+def test_what_all_layers_lack_is_refused(
+    name: str, ending: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(SAME[name], tmp_path / "in")
+    edit(folder, lambda tensors: [tensors.pop(key) for key in list(tensors) if key.endswith(ending)])
+    before, later = refusals(folder, monkeypatch)
+    assert f"{folder}: lacks {said}" in before
+    assert before == later
+
+
 def test_a_whole_layer_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(SAME["albert"], tmp_path / "in")
     group = "albert_layer_groups.1."
@@ -106,6 +127,9 @@ def test_a_whole_layer_that_is_missing_is_refused(tmp_path: Path, monkeypatch: p
             "encoder.layers.0.feed_forward.intermediate.weight has",
         ),
         ("word_embeddings.weight", (100, 32), "encoder.embeddings.word.weight has shape [100, 32]"),
+        ("attention.self.key.weight", (16, 32), "encoder.layers.0.attention.key.weight has shape [16, 32]"),
+        ("output.LayerNorm.bias", (16,), "encoder.layers.0.attention_norm.bias has shape [16]"),
+        ("intermediate.dense.bias", (48,), "encoder.layers.0.feed_forward.intermediate.bias has shape [48]"),
     ],
 )
 def test_other_shapes_are_refused(
@@ -122,6 +146,27 @@ def test_other_shapes_are_refused(
     before, later = refusals(folder, monkeypatch)
     assert said in before
     assert before == later
+
+
+def test_a_table_of_positions_is_as_long_as_the_folder_states(tmp_path: Path) -> None:
+    folder = written(SAME["bert"], tmp_path / "in")
+    check(folder, "encoder.max_positions=100")
+    name = "bert.embeddings.position_embeddings.weight"
+    edit(folder, lambda tensors: tensors.update({name: tensors[name][:60].clone()}))
+    for longer in ((), ("encoder.max_positions=100",)):
+        with pytest.raises(UserError, match=r"position.weight has shape \[60, 32\] \(expected \[66, 32\]\)"):
+            check(folder, *longer)
+
+
+def test_a_pointer_of_git_lfs_is_told_from_damage(tmp_path: Path) -> None:
+    folder = written(SAME["bert"], tmp_path / "in")
+    (folder / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4a\nsize 4404\n")
+    with pytest.raises(UserError, match=r"is damaged: .*Git LFS's pointer to one: `git lfs pull`"):
+        check(folder)
+    (folder / FILE).write_text("version")
+    with pytest.raises(UserError) as caught:
+        check(folder)
+    assert "LFS" not in str(caught.value)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

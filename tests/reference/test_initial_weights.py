@@ -1,5 +1,6 @@
 """Weights from a Hugging Face folder: what goes in comes out, positions grow, heads that lack are fresh."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,17 @@ def test_an_encoder_alone_gets_fresh_heads(tmp_path: Path) -> None:
     save_file(stored, fresh / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"lacks encoder.layers.1.attention.key.bias"):
         started(settings(fresh))
+
+
+def test_layers_behind_those_that_are_counted_are_left_out_and_named(tmp_path: Path) -> None:
+    folder = written(SAME["mlm"], tmp_path / "in")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1}))
+    initial = started(settings(folder))
+    assert initial.run.encoder.layers == 1
+    assert initial.notes == [
+        "WARNING: config.json counts 1 layers: those from 1 to 1 of the weights are left out"
+    ]
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])

@@ -109,7 +109,7 @@ def test_run_folders(maskmill: Maskmill, tiny: list[str], tmp_path: Path) -> Non
     assert "optim.lr=0.5 (there: 0.01)" in line
     assert "encoder.layers=3 (there: 2)" in line
     fresh = [*run, f"run.dir={tmp_path}/fresh"]
-    assert "no checkpoint" in refused(maskmill, "train", "demo", *fresh, f"init_from={tmp_path}/typo")
+    assert "no such folder" in refused(maskmill, "train", "demo", *fresh, f"init_from={tmp_path}/typo")
     maskmill("train", "demo", *fresh)  # what came to nothing does not stand in the way
     with (tmp_path / "run" / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

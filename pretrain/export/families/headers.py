@@ -13,6 +13,9 @@ from safetensors import SafetensorError, safe_open
 from data_pipeline.errors import UserError
 from pretrain.export.families.registry import weight_files
 
+POINTER = b"version https://git-lfs"
+"""How the small text begins that stands for a large file in a repository that was cloned without them."""
+
 
 class Header(NamedTuple):
     """What is known of a tensor without reading it, as far as a family's tables ask."""
@@ -30,7 +33,11 @@ def whole(path: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise UserError(f"is damaged: {error}", where=path, expected="a whole safetensors file") from error
+        pointer = path.read_bytes()[: len(POINTER)] == POINTER if path.stat().st_size < 1024 else False
+        remedy = "it is Git LFS's pointer to one: `git lfs pull` in its folder" if pointer else ""
+        raise UserError(
+            f"is damaged: {error}", where=path, expected="a whole safetensors file", remedy=remedy
+        ) from error
 
 
 def stored_headers(folder: Path, paths: Sequence[Path] = ()) -> dict[str, Header]:

@@ -1,10 +1,11 @@
 """Check, by the headers of its files alone, that a Hugging Face folder holds the whole encoder of a run.
 
 Without torch, so that a preparation of hours need not be followed by a refusal. What tables of names tell is checked
-here: tensors of another kind of model, layers that lack one, shapes that differ; the loader checks every shape again.
+here: tensors of another kind of model, layers that lack one, shapes that differ. The loader checks all again, of heads
+and of tensors that are stored in another form too.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,20 +15,22 @@ from pretrain.export.families.entries import Part, Weight
 from pretrain.export.families.headers import Header, stored_headers
 from pretrain.export.families.registry import family_of
 
-OPTIONAL = ("encoder.embeddings.segment", "encoder.projection")
-"""Our names that only some encoders have."""
 KINDS = ("", ".weight", ".bias")
+BARE = ("weight", "target", "for_content", "for_position", "for_segment", "segments")
+"""Last parts of our names in families' tables that are whole: of parameters that are no part of a module, or of which
+a table has the weight alone."""
 Shape = tuple[int, ...] | None
 """None: of a tensor that is stored in another form than ours."""
 
 
 class Table(NamedTuple):
-    """What a folder holds of the encoder: names of parameters, with {i} for the number of a layer, layers, and entries
-    of the vocabulary."""
+    """What a folder holds of the encoder: names of parameters, with {i} for the number of a layer, layers, entries of
+    the vocabulary, and positions."""
 
     names: tuple[str, ...]
     layers: int
     words: int
+    positions: int | None
 
 
 def check_headers(config: RunConfig, folders: Iterable[Path]) -> None:
@@ -43,7 +46,8 @@ def check_headers(config: RunConfig, folders: Iterable[Path]) -> None:
         if beside := [folder / file for file in family.beside if (folder / file).is_file()]:
             stored_headers(folder, beside)
         names = tuple(name for name in family.names if name.startswith("encoder."))
-        tables.append(Table(names, family.stored_layers(fields), fields["vocab_size"]))
+        positions = family.settings(fields).get("max_positions")
+        tables.append(Table(names, family.stored_layers(fields), fields["vocab_size"], positions))
     lacking = {name for table in tables for name in _lacking(table, found, config.encoder)}
     if lacking:
         raise not_whole(lacking, config.init_from)
@@ -70,14 +74,27 @@ def _shape(header: Header, weight: Weight | Part) -> Shape:
 
 
 def _lacking(table: Table, found: Mapping[str, Shape], encoder: EncoderSettings) -> Iterator[str]:
-    """Yield what a layer lacks that another one has, and what of the table is not there at all."""
+    """Yield what such an encoder has that is not there, and what a layer lacks that another one has."""
     for pattern in table.names:
-        if pattern in OPTIONAL:
-            continue
         each = _places(pattern, table, encoder)
-        kinds = [kind for kind in KINDS if any(f"{name}{kind}" in found for name in each)]
-        for kind in kinds or [".weight"]:
-            yield from (f"{name}{kind}" for name in each if f"{name}{kind}" not in found)
+        for kind in KINDS:
+            present = [f"{name}{kind}" in found for name in each]
+            if any(present) or kind in _kinds(pattern, encoder):
+                yield from (f"{name}{kind}" for name, there in zip(each, present, strict=True) if not there)
+
+
+def _kinds(pattern: str, encoder: EncoderSettings) -> Collection[str]:
+    """Return the endings of a parameter's names that an encoder of these settings has: none of a part that it lacks."""
+    *_, owner, part = pattern.split(".")
+    if part in ("segment", "projection"):
+        has = encoder.segments if part == "segment" else encoder.embedding_width != encoder.hidden
+        if not has:
+            return ()
+    if part in BARE:
+        return ("",)
+    if part == "norm" or part.endswith("_norm"):
+        return (".weight", ".bias") if encoder.norm == "layer" and encoder.norm_biases else (".weight",)
+    return (".weight", ".bias") if encoder.biases and owner != "embeddings" else (".weight",)
 
 
 def _places(pattern: str, table: Table, encoder: EncoderSettings) -> list[str]:
@@ -89,7 +106,8 @@ def _places(pattern: str, table: Table, encoder: EncoderSettings) -> list[str]:
 
 
 def _check_shapes(table: Table, found: Mapping[str, Shape], config: RunConfig) -> None:
-    """Raise UserError for a parameter of another shape than in other layers, or than the run's settings say."""
+    """Raise UserError for a parameter of another shape than the run's settings say, or where they say nothing of it,
+    than in other layers."""
     encoder = config.encoder
     expected: dict[str, tuple[int, ...]] = {}
     for pattern in table.names:
@@ -98,13 +116,32 @@ def _check_shapes(table: Table, found: Mapping[str, Shape], config: RunConfig) -
             shapes = [found.get(f"{name}{kind}") for name in each]
             if first := next((shape for shape in shapes if shape), None):
                 expected |= {f"{name}{kind}": first for name in each if f"{name}{kind}" in found}
-    inner = encoder.intermediate, encoder.hidden
-    for name in expected:
-        if name.endswith(".feed_forward.intermediate.weight"):
-            expected[name] = inner
-        if name == "encoder.embeddings.word.weight":
-            expected[name] = (table.words, encoder.embedding_width)
+    stated = _stated_shapes(table, encoder)
     for name, shape in expected.items():
-        there = found[name]
+        *_, owner, part, kind = name.split(".")
+        weight = stated.get(f"{owner}.{part}") or stated.get(part, shape)
+        shape, there = weight[:1] if kind == "bias" else weight, found[name]
         if there is not None and there != shape:
             raise other_shape(name, there, shape, config.init_from)
+
+
+def _stated_shapes(table: Table, encoder: EncoderSettings) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of weights that the settings state, by the last parts of their names; a bias has the first
+    number of its weight's. A table of positions has as many as the folder states: the run's may have more."""
+    hidden, width, inner = encoder.hidden, encoder.embedding_width, encoder.intermediate
+    keys = encoder.key_heads * encoder.head_size
+    positions = {} if table.positions is None else {"embeddings.position": (table.positions, width)}
+    return positions | {
+        "embeddings.word": (table.words, width),
+        "embeddings.segment": (encoder.segments or 1, width),
+        "embeddings.norm": (width,),
+        "encoder.projection": (hidden, width),
+        "attention.query": (hidden, hidden),
+        "attention.key": (keys, hidden),
+        "attention.value": (keys, hidden),
+        "attention.output": (hidden, hidden),
+        "feed_forward.intermediate": (inner, hidden),
+        "feed_forward.gate": (inner, hidden),
+        "feed_forward.output": (hidden, inner),
+        **dict.fromkeys(("attention_norm", "feed_forward_norm", "final_norm"), (hidden,)),
+    }

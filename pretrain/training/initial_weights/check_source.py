@@ -9,7 +9,7 @@ from pretrain.config.settings import RunConfig
 from pretrain.preflight.check_run import Plan
 from pretrain.run.folder import model_folders, refuse_another
 from pretrain.training.claim_folder import identity_of
-from pretrain.training.initial_weights.check import check_hugging_face
+from pretrain.training.initial_weights.check import check_hugging_face, refuse_missing
 
 MODEL = (
     "vocabulary",
@@ -32,6 +32,7 @@ def check_starting_weights(config: RunConfig, plan: Plan) -> None:
     if not config.init_from:
         return
     source = Path(config.init_from)
+    refuse_missing(source)
     if model_folders(source):
         check_hugging_face(config, shards_vocabulary(plan.index))
     else:

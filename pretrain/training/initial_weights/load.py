@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.shards.schema import VocabularyStamp
+from pretrain.config.layer_sharing import layer_and_rest
 from pretrain.config.settings import RunConfig
 from pretrain.export.families.electra import DELTA, taken_apart
 from pretrain.export.reader import read_weights
@@ -121,10 +122,22 @@ def add_heads(found: InitialWeights) -> None:
         )
 
 
+def leave_out_layers(found: InitialWeights) -> None:
+    """Say which layers are behind those that the folder's config.json counts: transformers leaves them out too."""
+    places = filter(None, map(layer_and_rest, found.weights.keys() - found.shapes.keys()))
+    behind = sorted({layer for layer, _ in places if layer >= found.run.encoder.layers})
+    if behind:
+        found.notes.append(
+            f"WARNING: config.json counts {found.run.encoder.layers} layers: those from {behind[0]} to {behind[-1]} of"
+            " the weights are left out"
+        )
+
+
 STEPS: tuple[Callable[[InitialWeights], None], ...] = (
     take_tables_apart,
     extend_vocabulary,
     extend_positions,
     add_heads,
+    leave_out_layers,
 )
 """What happens to the weights of a folder, in this order."""

@@ -82,8 +82,11 @@ def test_init_from_is_read_before_any_rank_starts(finished: list[str], tmp_path:
     new = [*finished, f"run.dir={tmp_path}/new"]
     with pytest.raises(UserError, match=r"encoder.layers=3"):
         check(*new, f"init_from={run}", "encoder.layers=3")
-    with pytest.raises(UserError, match="no checkpoint"):
+    with pytest.raises(UserError, match="typo: no such folder"):
         check(*new, f"init_from={tmp_path}/typo")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no checkpoint"):
+        check(*new, f"init_from={tmp_path}/empty")
     model.mkdir()
     config = {"model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768}
     (model / "config.json").write_text(json.dumps(config))
