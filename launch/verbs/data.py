@@ -102,11 +102,11 @@ def prepare(
     from pretrain.objectives.registry import registered
     from pretrain.preflight.check_run import check_vocabulary
     from pretrain.run.folder import model_folders
-    from pretrain.training.initial_weights.check import check_hugging_face, check_source
+    from pretrain.training.initial_weights.check import check_hugging_face, check_vocabulary_there
 
     if share != "0/1" and not stage:
         raise UserError("is a part of a stage", where="--share", remedy="say which: --stage read")
-    check_source(config)
+    check_vocabulary_there(config)
     if registered(config.objective.name).needs:
         check_vocabulary(config, load_vocabulary(config.data.vocab), config.data.vocab)
     if config.init_from and model_folders(Path(config.init_from)):

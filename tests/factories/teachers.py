@@ -15,7 +15,8 @@ from launch.settings.recipe import load_config
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
 from pretrain.export.families.bert import BERT_FOR_PRETRAINING
-from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
+from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.model.initialize import without_padding
 from pretrain.objectives.registry import load, registered
 from pretrain.objectives.teacher import has_teacher

@@ -17,7 +17,8 @@ from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export import writer
 from pretrain.export.families.base import Family
-from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
+from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.registry import chosen_families, family_of
 from pretrain.export.parity import quiet
 from pretrain.export.reader import read_weights

@@ -10,7 +10,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.config.settings import EncoderSettings
 from pretrain.export import writer
-from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
+from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.modernbert_decoder import MODERNBERT_DECODER
 from pretrain.export.families.registry import chosen_families, family_of
 from pretrain.export.reader import read_weights

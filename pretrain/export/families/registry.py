@@ -15,7 +15,8 @@ from pretrain.export.families.bert_decoder import BERT_DECODER
 from pretrain.export.families.distilbert import DISTILBERT_FOR_MASKED_LM
 from pretrain.export.families.electra import ELECTRA_FOR_MASKED_LM, ELECTRA_FOR_PRETRAINING
 from pretrain.export.families.ernie import ERNIE_FOR_PRETRAINING
-from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
+from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.modernbert_decoder import MODERNBERT_DECODER
 from pretrain.export.families.modernbert_electra import MODERNBERT_DISCRIMINATOR, MODERNBERT_GENERATOR
 from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM, XLM_ROBERTA_FOR_MASKED_LM

@@ -10,7 +10,7 @@ from pretrain.run.folder import model_folders
 from pretrain.training.initial_weights.check_headers import check_headers
 
 
-def check_source(config: RunConfig) -> None:
+def check_vocabulary_there(config: RunConfig) -> None:
     """Raise UserError, for a run whose vocabulary is to be that of the folder in init_from, if there is no such folder,
     or none that is read in it."""
     if not config.init_from or config.data.vocab or "://" in config.init_from:

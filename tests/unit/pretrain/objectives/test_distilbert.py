@@ -12,7 +12,8 @@ from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.base import Family
-from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
+from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.export.families.roberta import ROBERTA_FOR_MASKED_LM
 from pretrain.model.batch import MicroBatch, Shape
 from pretrain.objectives.base import Model

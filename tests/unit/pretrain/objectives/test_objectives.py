@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from data_pipeline.errors import UserError
 from data_pipeline.shards.schema import VocabularyStamp
 from pretrain.config.settings import EncoderSettings, ObjectiveSettings, RunConfig
-from pretrain.export.families.modernbert import EUROBERT_FOR_MASKED_LM, MODERNBERT_FOR_MASKED_LM
+from pretrain.export.families.eurobert import EUROBERT_FOR_MASKED_LM
+from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from pretrain.model.batch import MicroBatch
 from pretrain.model.heads import KINDS
 from pretrain.model.projection import cross_entropy, slices

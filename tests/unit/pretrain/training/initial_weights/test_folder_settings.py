@@ -13,7 +13,7 @@ from pretrain.config.settings import EncoderSettings, RunConfig
 from pretrain.export.families.registry import FAMILIES
 from pretrain.objectives.registry import OBJECTIVES
 from pretrain.run.folder import CONFIG
-from pretrain.training.initial_weights.check import check_hugging_face, check_source
+from pretrain.training.initial_weights.check import check_hugging_face, check_vocabulary_there
 from pretrain.training.initial_weights.folder_settings import folder_settings
 from tests.factories.vocabularies import eurobert_tokenizer, trained
 
@@ -175,25 +175,25 @@ def test_pickled_weights_are_refused_with_what_converts_them(folder: Path) -> No
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     config = settings(tmp_path / "typo")
     with pytest.raises(UserError) as caught:
-        check_source(config)
+        check_vocabulary_there(config)
     assert str(caught.value).startswith(f"init_from={tmp_path}/typo: no such folder (expected a Hugging Face")
     config.data.vocab = "given"  # shards can be made before the run that training will start from has ended
-    check_source(config)
+    check_vocabulary_there(config)
     config.data.vocab, config.init_from = "", ""
-    check_source(config)
+    check_vocabulary_there(config)
 
 
 def test_a_folder_without_a_vocabulary_that_is_read_is_refused(folder: Path) -> None:
-    check_source(settings(folder))
+    check_vocabulary_there(settings(folder))
     (folder / "tokenizer.json").rename(folder / "spiece.model")
     with pytest.raises(UserError) as caught:
-        check_source(settings(folder))
+        check_vocabulary_there(settings(folder))
     said = str(caught.value)
     assert said.startswith(
         f"{folder}: no vocabulary in this folder (expected tokenizer.json or vocab.txt or "
     )
     assert f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')" in said
-    check_source(settings(folder, "data.vocab=other"))
+    check_vocabulary_there(settings(folder, "data.vocab=other"))
 
 
 def test_every_family_is_continued_by_an_objective() -> None:
