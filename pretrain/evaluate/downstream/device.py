@@ -24,6 +24,12 @@ def used_precision(wanted: str, device: torch.device, *, fine_tuned: bool) -> st
     return wanted if wanted != "auto" else "bf16" if fine_tuned and _is_gpu(device) else "fp32"
 
 
+def tokens_per_pass(device: torch.device) -> int:
+    """Return how many tokens a forward pass without gradients takes: on a CPU what its caches hold, since 8,192 take up
+    to twice as long there (docs/benchmarks.md), elsewhere enough for the device to be busy."""
+    return 8192 if _is_gpu(device) else 1024
+
+
 def _is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream import metrics
-from pretrain.evaluate.downstream.device import chosen_device, precision
+from pretrain.evaluate.downstream.device import chosen_device, precision, tokens_per_pass
 from pretrain.evaluate.downstream.encoders import Encoder, width_of
 from pretrain.evaluate.downstream.heads.linear import fit_classes, fit_numbers
 from pretrain.evaluate.downstream.inputs.batches import IGNORED, collate, scoring_batches, sizes
@@ -31,8 +31,6 @@ PART = 0.1
 """Share of each of BLiMP's sets, evenly spaced: always the same pairs."""
 EXAMPLES = 2000
 """Most training examples, drawn once, and most scored ones, evenly spaced."""
-TOKENS = 8192
-"""Tokens per forward pass."""
 
 
 def probe_names() -> list[str]:
@@ -125,7 +123,7 @@ class VectorReader:
         """Return the (rows, width) vectors of each feature: a row, or one for each word."""
         width, lengths = width_of(self._model), sizes(features)
         found = [np.zeros((0, width), np.float32)] * len(features)
-        for chosen in scoring_batches(lengths, TOKENS):
+        for chosen in scoring_batches(lengths, tokens_per_pass(self._device)):
             plain = [replace(features[i], targets={}) for i in chosen]
             batch = collate(plain, self._builder, self._device, choices=False)
             with precision(self._settings.precision, self._device, fine_tuned=True):

@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.device import precision
+from pretrain.evaluate.downstream.device import precision, tokens_per_pass
 from pretrain.evaluate.downstream.inputs.batches import collate, scoring_batches, sizes, training_batches
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder, token_slice
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Task
-
-SCORED_TOKENS = 8192
-"""Tokens per forward pass without gradients."""
 
 
 class DivergedError(UserError):
@@ -114,7 +111,7 @@ class FineTuner:
         self.model.eval()
         found: list[NDArray[Any]] = [np.empty(0)] * len(features)
         lengths = sizes(features)
-        for chosen in scoring_batches(lengths, SCORED_TOKENS):
+        for chosen in scoring_batches(lengths, tokens_per_pass(self.device)):
             batch = self._batch([features[i] for i in chosen])
             with self._precision():
                 rows = self.task.answer(self.model(**batch)).float().cpu().numpy()
@@ -142,6 +139,7 @@ class Updates:
             list(param_groups(model, settings)),
             betas=(settings.betas[0], settings.betas[1]),
             eps=settings.eps,
+            fused=True,
         )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: rate(step, total, settings, alone)

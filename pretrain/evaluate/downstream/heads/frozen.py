@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from data_pipeline.errors import UserError
+from pretrain.evaluate.downstream.device import tokens_per_pass
 from pretrain.evaluate.downstream.encoders import width_of
 from pretrain.evaluate.downstream.heads.bilstm import WIDTH, BiLstm
 from pretrain.evaluate.downstream.heads.saved import HEAD_FILE, Output, load_beside, save_beside
 from pretrain.evaluate.downstream.inputs.batches import IGNORED, collate, scoring_batches, sizes
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder, token_slice
 from pretrain.evaluate.downstream.tasks.base import Feature
-
-CACHED_TOKENS = 8192
-"""Tokens per forward pass of the encoder."""
 
 
 def chosen_layers(name: str, count: int) -> range:
@@ -122,7 +120,7 @@ def with_states(
     Raises UserError where a state is too large for them."""
     lengths = sizes(features)
     found: list[Feature] = list(features)
-    for chosen in scoring_batches(lengths, CACHED_TOKENS):
+    for chosen in scoring_batches(lengths, tokens_per_pass(device)):
         batch = collate([replace(features[i], targets={}) for i in chosen], builder, device, choices=False)
         states = model.hidden(**batch).to(torch.float16).cpu().numpy()
         if not np.isfinite(states).all():

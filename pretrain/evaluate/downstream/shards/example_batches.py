@@ -19,7 +19,6 @@ from data_pipeline.shards.index import Index
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.inputs.builder import Input, padded, token_slice
 from pretrain.evaluate.downstream.tasks.untrained.likelihood import (
-    TOKENS,
     batches_by_cost,
     refuse_discriminator,
 )
@@ -119,7 +118,7 @@ def own_separators(encoder: Encoder, index: Index) -> Separators | None:
 
 
 def held_out_batches(
-    index: Index, chosen: NDArray[np.int64], separators: Separators | None, tokens: int = TOKENS
+    index: Index, chosen: NDArray[np.int64], separators: Separators | None, tokens: int
 ) -> Iterator[Examples]:
     """Yield the chosen held-out examples, of near lengths together, about so many tokens at a time."""
     for start in range(0, index.held_out.examples, READ):

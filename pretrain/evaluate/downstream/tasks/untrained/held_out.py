@@ -15,7 +15,7 @@ from data_pipeline.records import NO_LABEL, Examples
 from data_pipeline.sequences.registry import PairTask, pair_task
 from data_pipeline.shards.index import INDEX, Index
 from pretrain.evaluate.baselines import pair_majority, unigram
-from pretrain.evaluate.downstream.device import chosen_device, precision
+from pretrain.evaluate.downstream.device import chosen_device, precision, tokens_per_pass
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.shards.example_batches import (
@@ -74,7 +74,7 @@ class HeldOut(Untrained):
         device = chosen_device()
         found = _Sums(task, encoder, settings, device)
         model = with_heads(encoder, seed, device)
-        for examples in held_out_batches(index, chosen, separators):
+        for examples in held_out_batches(index, chosen, separators, tokens_per_pass(device)):
             found.add(model, examples)
             advance(len(examples))
         return {"scores": found.scores(), "trivial": found.trivial(), "cells": found.cells()}

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from data_pipeline.errors import UserError
-from pretrain.evaluate.downstream.device import chosen_device, precision
+from pretrain.evaluate.downstream.device import chosen_device, precision, tokens_per_pass
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.inputs.builder import Input, InputBuilder, padded, token_slice
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-
-TOKENS = 8192
-"""Tokens per forward pass."""
 
 
 class SentenceScores(NamedTuple):
@@ -65,13 +62,14 @@ def score_sentences(
     builder = encoder.builder(encoder.max_positions if encoder.max_positions < 1 << 20 else 512)
     inputs = [builder.single(sentence) for sentence in sentences]
     distinct, copies = _distinct(inputs)
+    most = tokens_per_pass(device)
     if is_causal:
         scorer: Scorer = Causal(model, builder, device, settings)
-        batches = batches_by_cost([len(one.ids) for one in distinct], TOKENS)
+        batches = batches_by_cost([len(one.ids) for one in distinct], most)
     else:
         chosen = Permuted if encoder.config.model_type == "xlnet" else Masked
         scorer = chosen(model, builder, device, settings)
-        batches = batches_by_cost([len(one.ids) ** 2 for one in distinct], TOKENS)
+        batches = batches_by_cost([len(one.ids) ** 2 for one in distinct], most)
     found, counts = np.zeros(len(distinct)), np.bincount(copies, minlength=len(distinct))
     for batch in batches:
         found[batch] = scorer.score([distinct[i] for i in batch])
@@ -156,7 +154,7 @@ class Masked(Scorer):
     @torch.no_grad()
     def score(self, sentences: list[Input]) -> list[float]:
         rows = [(n, place) for n, one in enumerate(sentences) for place in self.predicted(one)]
-        most = max(1, TOKENS // max(len(one.ids) for one in sentences))
+        most = max(1, tokens_per_pass(self.device) // max(len(one.ids) for one in sentences))
         found = np.zeros(len(sentences))
         for start in range(0, len(rows), most):
             found += self._sums(sentences, rows[start : start + most])

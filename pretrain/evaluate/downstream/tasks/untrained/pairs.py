@@ -42,6 +42,8 @@ FOLLOWS = 0
 """Label of a pair whose B follows A."""
 VARIANTS = ("true", "random", "none", "blocked")
 SEGMENTS = ("segment_a", "segment_b")
+BATCH_TOKENS = 8192
+"""Tokens of a batch, whose examples take text of one another: the same on every device."""
 
 
 class PairContext(Untrained):
@@ -81,7 +83,7 @@ class PairContext(Untrained):
         specials = encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id
         sums: dict[str, list[NDArray[np.float64]]] = {segment: [] for segment in SEGMENTS}
         donors, following = (Donors(), Donors()), 0
-        for examples in held_out_batches(index, chosen, separators):
+        for examples in held_out_batches(index, chosen, separators, BATCH_TOKENS):
             advance(len(examples))
             pairs = examples.take(np.flatnonzero(examples.labels == FOLLOWS))
             following += len(pairs)

@@ -74,7 +74,7 @@ def test_sentences_of_the_same_ids_are_equally_likely_whatever_their_batches(
         return [value + 1e-6 * len(batches) for value in score(self, sentences)]
 
     monkeypatch.setattr(scorer, "score", rounded)
-    monkeypatch.setattr(likelihood, "TOKENS", 8)
+    monkeypatch.setattr(likelihood, "tokens_per_pass", lambda device: 8)
     done: list[int] = []
     sentences = [pair[0], *others, pair[1]]
     encoder = Encoder(encoder_folder(name))

@@ -1,7 +1,6 @@
 """What the other segment is worth: each variant as one example at a time by hand, with the same tokens predicted."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from data_pipeline.errors import UserError
 from data_pipeline.records import Examples
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
-from pretrain.evaluate.downstream.shards.example_batches import held_out_batches, segments_of
+from pretrain.evaluate.downstream.shards.example_batches import segments_of
 from pretrain.evaluate.downstream.tasks.untrained import pairs
 from pretrain.evaluate.downstream.tasks.untrained.pairs import Donors, PairContext, scored_in, with_other_text
 from tests.factories.encoders import encoder_folder
@@ -98,7 +97,7 @@ def test_no_pair_is_left_out_whatever_the_batches(tmp_path: Path, monkeypatch: p
     settings = EvaluationSettings()
     material = task.read(tmp_path / "s", settings)
     whole = task.score(encoder, material, settings, 1, lambda n: None)
-    monkeypatch.setattr(pairs, "held_out_batches", partial(held_out_batches, tokens=1))  # an example each
+    monkeypatch.setattr(pairs, "BATCH_TOKENS", 1)  # an example each
     alone = task.score(encoder, material, settings, 1, lambda n: None)
     following = examples.take(np.flatnonzero(examples.labels == 0))
     assert 2 < len(following) < len(examples)
