@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,6 +106,7 @@ def read(arguments: argparse.Namespace) -> Work:
     """The task's examples as the encoder reads them."""
     task, encoder = FINE_TUNED[arguments.task], Encoder(arguments.model)
     settings = settings_for(task.name, {"epochs": 1, "precision": "fp32"})
+    settings = replace(settings, max_length=min(settings.max_length, encoder.max_positions))
     folder = arguments.data / task.folder
     data = task.read(folder if folder.is_dir() else arguments.data, settings)
     builder = encoder.builder(settings.max_length)
@@ -142,7 +144,7 @@ def trainer(work: Work, name: str) -> Times:
                 logging_steps=10_000,
                 **TRAINERS[name],
             ),
-            train_dataset=rows(work.train),  # type: ignore[arg-type]
+            train_dataset=rows(work, work.train),  # type: ignore[arg-type]
             data_collator=transformers.DataCollatorWithPadding(
                 work.encoder.tokenizer,
                 padding="max_length" if name == TO_MAX else True,
@@ -150,20 +152,18 @@ def trainer(work: Work, name: str) -> Times:
             ),
         )
         training = timed(peer.train)
-        return Times(training, timed(lambda: peer.predict(rows(work.dev))))  # type: ignore[arg-type]
+        return Times(training, timed(lambda: peer.predict(rows(work, work.dev))))  # type: ignore[arg-type]
 
 
-def rows(features: Sequence[Feature]) -> list[dict[str, Any]]:
+def rows(work: Work, features: Sequence[Feature]) -> list[dict[str, Any]]:
     """Examples as the Trainer's collator takes them."""
-    return [
-        {
-            "input_ids": feature.inputs[0].ids,
-            "token_type_ids": feature.inputs[0].segments,
-            "attention_mask": [1] * len(feature.inputs[0].ids),
-            **feature.targets,
-        }
-        for feature in features
-    ]
+    names = work.encoder.tokenizer.model_input_names
+    found = []
+    for feature in features:
+        (one,) = feature.inputs
+        arrays = {"input_ids": one.ids, "token_type_ids": one.segments, "attention_mask": [1] * len(one.ids)}
+        found.append({name: arrays[name] for name in names} | feature.targets)
+    return found
 
 
 def timed(function: Callable[[], Any]) -> float:

@@ -12,6 +12,8 @@ import pytest
 from tests.benchmarks.peers import GOOGLE, LDDL, Work, peer_name
 from tests.benchmarks.step_profile import kind_of
 from tests.command_line import ROOT, VOCABULARY, environ, write_text
+from tests.factories.encoders import encoder_folder
+from tests.factories.tasks import FILES, write
 
 pytestmark = pytest.mark.slow
 
@@ -212,6 +214,18 @@ def test_a_training_step_beside_the_trainer(monkeypatch: pytest.MonkeyPatch) -> 
     assert "transformers' Trainer, padded" in printed
     (share,) = re.findall(r"Maskmill, packed .* waited for data (\d+\.\d\d)%\n", printed)
     assert 0 <= float(share) < 100
+
+
+def test_fine_tuning_beside_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write(tmp_path / "CoLA", FILES["cola"])
+    code = "from tests.benchmarks.bench_evaluate import main; main()"
+    sizes = f"{encoder_folder('bert')} --data={tmp_path} --task=cola --train=2 --dev=1 --rounds=1 --threads=1"
+    printed = run(code, *sizes.split())
+    assert "cola: 2 training examples of" in printed
+    ratios = re.findall(r"(?m)^(?:Maskmill|transformers' Trainer, ).* ratio (\d+\.\d\d); scoring", printed)
+    assert len(ratios) == 4
+    assert ratios[0] == "1.00"
 
 
 @pytest.mark.parametrize(
