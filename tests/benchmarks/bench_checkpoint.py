@@ -13,7 +13,6 @@ import argparse
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from pretrain.distributed.partition_map import KINDS
 from pretrain.distributed.world import World
 from pretrain.model.batch import MicroBatch
 from pretrain.training.initial_weights.unpadded import reader, real_shapes, unpadded
+from tests.benchmarks.timing import seconds
 from tests.factories.models import fresh_model
 from tests.factories.shards import filled
 
@@ -160,12 +160,6 @@ def large(arguments: argparse.Namespace, world: World, folder: Path) -> str:
 
 def newest(folder: Path) -> Any:
     return newest_checkpoint(folder / "large")
-
-
-def seconds(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import argparse
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,13 +30,14 @@ from pretrain.evaluate.downstream.settings import EvaluationSettings, settings_f
 from pretrain.evaluate.downstream.tasks.base import Feature, Task, TaskData
 from pretrain.evaluate.downstream.tasks.registry import FINE_TUNED
 from pretrain.export.parity import quiet
+from tests.benchmarks.timing import seconds
 
-TRAINERS: dict[str, dict[str, Any]] = {
-    "padded to the longest of a batch": {},
-    "in batches of near lengths": {"train_sampling_strategy": "group_by_length"},
-    "padded to max_length": {},
+TRAINERS = {
+    "padded to the longest of a batch": ("random", "longest"),
+    "in batches of near lengths": ("group_by_length", "longest"),
+    "padded to max_length": ("random", "max_length"),
 }
-TO_MAX = "padded to max_length"
+"""The Trainer's ways to make batches: its order of examples, and its collator's padding."""
 CPU = torch.device("cpu")
 
 
@@ -119,13 +119,13 @@ def ours(work: Work) -> Times:
     model = work.task.model(work.encoder, work.data, 1, work.settings)
     builder = work.encoder.builder(work.settings.max_length)
     tuner = FineTuner(work.task, model, builder, work.settings, 1, CPU)
-    training = timed(lambda: tuner.train(work.train, lambda count: None))
-    return Times(training, timed(lambda: tuner.answers(work.dev, lambda count: None)))
+    training = seconds(lambda: tuner.train(work.train, lambda count: None))
+    return Times(training, seconds(lambda: tuner.answers(work.dev, lambda count: None)))
 
 
 def trainer(work: Work, name: str) -> Times:
     """One pass of each by the Trainer."""
-    settings = work.settings
+    (sampling, padding), settings = TRAINERS[name], work.settings
     with tempfile.TemporaryDirectory() as folder, quiet():
         peer = transformers.Trainer(
             model=work.task.model(work.encoder, work.data, 1, settings),  # type: ignore[arg-type]
@@ -142,17 +142,17 @@ def trainer(work: Work, name: str) -> Times:
                 use_cpu=True,
                 disable_tqdm=True,
                 logging_steps=10_000,
-                **TRAINERS[name],
+                train_sampling_strategy=sampling,
             ),
             train_dataset=rows(work, work.train),  # type: ignore[arg-type]
             data_collator=transformers.DataCollatorWithPadding(
                 work.encoder.tokenizer,
-                padding="max_length" if name == TO_MAX else True,
+                padding=padding,
                 max_length=settings.max_length,
             ),
         )
-        training = timed(peer.train)
-        return Times(training, timed(lambda: peer.predict(rows(work, work.dev))))  # type: ignore[arg-type]
+        training = seconds(peer.train)
+        return Times(training, seconds(lambda: peer.predict(rows(work, work.dev))))  # type: ignore[arg-type]
 
 
 def rows(work: Work, features: Sequence[Feature]) -> list[dict[str, Any]]:
@@ -164,13 +164,6 @@ def rows(work: Work, features: Sequence[Feature]) -> list[dict[str, Any]]:
         arrays = {"input_ids": one.ids, "token_type_ids": one.segments, "attention_mask": [1] * len(one.ids)}
         found.append({name: arrays[name] for name in names} | feature.targets)
     return found
-
-
-def timed(function: Callable[[], Any]) -> float:
-    """Seconds that a call takes."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
