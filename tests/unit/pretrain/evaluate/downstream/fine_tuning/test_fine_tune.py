@@ -135,6 +135,17 @@ def test_answers_do_not_depend_on_the_batch() -> None:
         assert one.answers([row], lambda n: None)[0] == pytest.approx(answer, abs=1e-5)
 
 
+def test_passes_of_scoring_fit_a_cpus_caches() -> None:
+    """8,192 tokens take up to twice as long there; see docs/benchmarks.md."""
+    one, passes = tuner(), []
+    one.model.register_forward_pre_hook(
+        lambda module, args, batch: passes.append(batch["input_ids"].numel()), with_kwargs=True
+    )
+    one.answers(4 * features(one), lambda n: None)
+    assert len(passes) > 1
+    assert max(passes) <= 1024
+
+
 def test_the_best_epoch_on_the_tuning_examples_is_kept() -> None:
     one = tuner(replace(SETTINGS, epochs=4, tune_share=0.2, patience=2))
     told = iter([50.0, 80.0, 70.0, 60.0])
