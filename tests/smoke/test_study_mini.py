@@ -1,5 +1,7 @@
 """The mini model's study beside its peer runs as its help says, and continues after an interruption."""
 
+import argparse
+import json
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from tests.benchmarks import study_mini
+from tests.benchmarks.mini_contenders import Run, peer_command, run_settings
 from tests.benchmarks.studies import Failed, Results, load, run
 from tests.command_line import write_text
 
@@ -141,3 +144,13 @@ def test_results_outlive_an_interruption_and_keep_to_their_set_up(tmp_path: Path
     assert Results(tmp_path / "result.json", {"a": 1}).measured == {"one": {"loss": float("inf")}}
     with pytest.raises(SystemExit, match="measured with other a"):
         Results(tmp_path / "result.json", {"a": 2})
+
+
+def test_both_sides_train_in_the_precision_of_their_contender(tmp_path: Path) -> None:
+    arguments = argparse.Namespace(
+        layers=1, hidden=64, length=32, examples=4, eval_examples=4, warmup=0.1, dupe_factor=1
+    )
+    for ours, peer, precision in (("fast", "small-trainer", "fp32"), ("wide", "wide-trainer", "bf16")):
+        assert f"train.precision={precision}" in run_settings(arguments, Run(ours, 1e-3, 1))
+        given = peer_command(Run(peer, 1e-3, 1), arguments, [f"data.out={tmp_path}"], tmp_path, 10, 1, 1)
+        assert json.loads(given[-1])["bf16"] == (precision == "bf16")
