@@ -259,6 +259,7 @@ class RunConfig:
     """With init_from a Hugging Face folder whose vocabulary the run's extends (`maskmill vocab --extend`), the vectors
     and the output's biases of new entries: the `mean` of their old pieces', the `first` of these, or `fresh` ones."""
     phases: list[dict[str, Any]] = field(default_factory=list)
-    """Parts of the run, one after the other: each a `name` and the settings that differ in it (data, train, optim.lr,
-    schedule). Weights and both moments carry over from one to the next; schedule and bias correction restart, unless
-    schedule.span=run. On the command line: phases.NAME.train.steps=100. Empty: the run has one part."""
+    """Parts of the run, one after the other: each a `name` and the settings that differ in it (data, schedule,
+    optim.lr, the thetas of RoPE, and of train the shards, length, batches and intervals). Weights and both moments
+    carry over from one to the next; schedule and bias correction restart, unless schedule.span=run. On the command
+    line: phases.NAME.train.steps=100. Empty: the run has one part."""

@@ -40,6 +40,14 @@ def objective_rules(config: RunConfig) -> list[Rule]:
             ": its heads have no two halves, which encoder.positions=rope rotates",
             "a share that makes the width even",
         ),
+        Rule(
+            objective == "electra"
+            and not generator.head_transform
+            and generator.embedding_width != generator.hidden,
+            f"objective.electra.generator_share={electra.generator_share:g} with encoder.head_transform=false: the "
+            f"generator's hidden states are {generator.hidden} wide, the words {generator.embedding_width}",
+            "objective.electra.generator_share=1, or objective.electra.embeddings=separate",
+        ),
         *(
             Rule(
                 bool(changed := _changed_of(config, name)),

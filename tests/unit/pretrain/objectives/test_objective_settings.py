@@ -128,6 +128,11 @@ def test_a_distilled_student_has_its_teachers_epsilon(own: list[str], exported: 
             "positions=rope hidden=36 heads=2",
             "generator_share=0.25 makes the generator 9 wide: its heads have no two",
         ),
+        (
+            "hidden=64 head_transform=false",
+            "generator_share=0.25 with encoder.head_transform=false: the generator's hidden states are 16 wide, the "
+            "words 64",
+        ),
         ("rope_theta=500", "encoder.positions=learned, which rotates nothing"),
         ("local_rope_theta=500", "encoder.positions=learned, which rotates nothing"),
         ("norm=rms", "encoder.norm_biases=false"),
