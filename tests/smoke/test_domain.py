@@ -1,5 +1,6 @@
 """A published model on other text: docs/domain.md as it stands, and longer texts in phases; transformers loads both."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pretrain.export.tokenizer import INPUTS, PROBES
 from tests.command_line import ROOT, Maskmill, described, write_text
@@ -23,15 +24,17 @@ RUN_HERE = re.compile(
 )
 TINY = ["train.steps=2", "train.eval_every=0", "train.checkpoint_every=0", "run.threads=1", "data.workers=1"]
 """What makes the commands of the page take seconds."""
+SCORED = ("before", "after", "before-general", "after-general")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a reader stands: a downloaded BERT, and two texts."""
+    """Where a reader stands: a downloaded BERT and a ModernBERT, and two texts."""
     fields = {"max_position_embeddings": 512}
     write_encoder(
         tmp_path / "models" / "bert", "BertForPreTraining", trained("wordpiece"), INPUTS, fields, 512
     )
+    write_modernbert(tmp_path / "models" / "modernbert", vocab_size=512, max_position_embeddings=1024)
     write_text(tmp_path / "my_text.txt", documents=30)
     write_text(tmp_path / "general.txt", documents=20, seed=1)
     return tmp_path
@@ -40,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_page(folder: Path, here: None, maskmill: Maskmill) -> None:
     blocks = RUN_HERE.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == PAGE.read_text(encoding="utf-8").count("test_domain.py") == 4
+    assert len(blocks) == PAGE.read_text(encoding="utf-8").count("test_domain.py") == 5
     said = {}
     for line in "".join(blocks).splitlines():
         name, verb, *arguments = shlex.split(line)
@@ -54,6 +57,30 @@ def test_the_page(folder: Path, here: None, maskmill: Maskmill) -> None:
         assert bert.config.max_position_embeddings == positions
     ids = torch.randint(10, 400, (1, 1000), generator=torch.Generator().manual_seed(0))
     assert bert(ids).prediction_logits.isfinite().all()
+    far = transformers.ModernBertForMaskedLM.from_pretrained(folder / "far" / "model")
+    assert far.config.max_position_embeddings == 8192
+    assert far.config.rope_parameters["full_attention"]["rope_theta"] == 160_000
+    results = [folder / "mine/scores" / name / "held_out/result.json" for name in SCORED]
+    losses = {json.loads(path.read_text())["scores"]["dev"]["mask_loss"]["mean"] for path in results}
+    assert len(losses) == len(SCORED), "of two models, each on two texts"
+
+
+def test_preparing_refuses_a_folder_that_cannot_be_continued(
+    folder: Path, here: None, maskmill: Maskmill
+) -> None:
+    """Which `train` would refuse too, after hours of work in vain."""
+    start = ["init_from=models/bert", "data.sources=my_text.txt", "data.out=s", "data.held_out=0.2", *TINY]
+    weights = folder / "models/bert/model.safetensors"
+    tensors = load_file(weights)
+    save_file(
+        {name: one for name, one in tensors.items() if "layer.1" not in name}, weights, {"format": "pt"}
+    )
+    assert "lacks encoder.layers.1" in maskmill("prepare", "domain", *start, cwd=folder, code=2).stderr
+    save_file(tensors, weights, {"format": "pt"})
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / "models/bert" / name).unlink()
+    assert "no vocabulary in this folder" in maskmill("prepare", "domain", *start, cwd=folder, code=2).stderr
+    assert not (folder / "s").exists()
 
 
 @pytest.mark.slow

@@ -141,6 +141,7 @@ DECODER, SCALED = "BertLMHeadModel", {"rope_type": "linear", "factor": 2.0}
             ("classifier_activation",),
             "classifier_activation is gelu, hidden_activation silu, which must be equal",
         ),
+        (MODERNBERT, {"decoder_bias": False}, (), "decoder_bias is False, which must be True"),
         (MODERNBERT, {"attention_bias": True}, ("mlp_bias",), "mlp_bias is False, attention_bias True"),
         (MODERNBERT, {"attention_bias": True}, ("classifier_bias",), "classifier_bias is False"),
         (EUROBERT, {"attention_bias": True}, ("mlp_bias",), "mlp_bias is False, attention_bias True"),
