@@ -170,7 +170,8 @@ def assert_same_model(before: Path, after: Path, kind: str = "") -> None:
     was, now = (json.loads((path / "config.json").read_text()) for path in (before, after))
     if was.get("hidden_act") == "gelu_new":
         was["hidden_act"] = "gelu_pytorch_tanh"  # the same function
-    differing = {key: (was[key], now[key]) for key in was.keys() & now.keys() if was[key] != now[key]}
+    assert was.keys() <= now.keys()
+    differing = {key: (was[key], now[key]) for key in was if was[key] != now[key]}
     assert {key: found for key, found in differing.items() if key not in OF_USE} == {}
     assert [path.name for path in sorted(after.glob("*_head.safetensors"))] == [
         path.name for path in sorted(before.glob("*_head.safetensors"))

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from pretrain.export.families.registry import FAMILIES
+from pretrain.export.tokenizer import PROBES
 from pretrain.run.folder import model_folders
 from tests.command_line import Maskmill, write_text
 from tests.factories.published import DISTILBERT, SAME, Source, assert_same_model, written
@@ -60,3 +61,8 @@ def test_a_distilbert_comes_back_as_a_bert(here: None, maskmill: Maskmill, tmp_p
     assert not bert.bert.embeddings.token_type_embeddings.weight.any()
     ids = torch.arange(10, 22)[None]
     torch.testing.assert_close(bert(ids).logits, student(ids).logits, rtol=0, atol=1e-5)
+    for field in ("max_position_embeddings", "vocab_size", "pad_token_id"):
+        assert getattr(bert.config, field) == getattr(student.config, field)
+    assert (bert.config.hidden_act, bert.config.layer_norm_eps) == (student.config.activation, 1e-12)
+    one, two = (transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("in", "out"))
+    assert all(one(text)["input_ids"] == two(text)["input_ids"] for text in PROBES)
