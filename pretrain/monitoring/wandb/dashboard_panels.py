@@ -168,7 +168,7 @@ def _optimizer(optimizer: str) -> Section:
     )
     if has_trust:
         question += (
-            " The trust ratio by layer (monitor.trust_ratios_every) shows which layers move: row -1 is the embeddings, "
+            " The trust ratio by layer (monitor.trust_ratios_every) shows which layers move: row 0 is the embeddings, "
             "the last row the heads."
         )
     return Section("Optimizer", question, panels)
