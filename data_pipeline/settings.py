@@ -71,7 +71,8 @@ class DataSettings:
     out: str = ""
     """Folder for the shards and index.json, or the URI of one on an object store (s3://...), with data.work."""
     vocab: str = ""
-    """A tokenizer.json, a vocab.txt, or a folder that holds one; `maskmill vocab` writes a folder here."""
+    """A tokenizer.json, a vocab.txt, a vocab.json with its merges.txt, or a folder that holds one; `maskmill vocab`
+    writes a folder here."""
     languages: list[str] = field(default_factory=list, metadata=_affecting(True))
     """Language (ISO 639) of each source, in their order; one stands for all; empty: en."""
     weights: list[float] = field(default_factory=list, metadata=_affecting(False))
@@ -83,7 +84,7 @@ class DataSettings:
     text_field: str = affects_bytes("text", tokens=True)
     """JSON lines and tables: the field that holds the text."""
     id_field: str = affects_bytes("", tokens=True)
-    """JSON lines and tables: the field that names a record; empty: its number in the file."""
+    """JSON lines and tables: the field that names a record; empty: its line or row."""
     documents: str = affects_bytes("blank_line", tokens=True)
     """Plain text: `blank_line` parts documents at blank lines, `file` makes one document of a file."""
     sentences: str = affects_bytes("split", tokens=True)
@@ -169,7 +170,8 @@ class DataSettings:
     """Folder for unfinished work that all workers see; empty: .work in data.out. Needed where data.out is a URI.
     It takes about as many bytes as English text does, beside the shards; each preparation has its own folder in it."""
     streams: int = 0
-    """Parallel reading positions in the shards; 0: the largest divisor of the global batch up to 256."""
+    """Parallel reading positions in the shards; 0: the largest divisor of the global batch up to 256, in
+    sequential order one for each row of the batch."""
     both_directions: bool = False
     """In sequential order every second stream reads its documents from the end, for a memory of what comes after."""
     workers: int = 0

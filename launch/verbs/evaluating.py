@@ -44,8 +44,8 @@ Data = Annotated[
 Suite = Annotated[
     str,
     typer.Option(
-        help="All tasks of glue (without WNLI), blimp, ud (every treebank) or all, of which --data, or a folder in"
-        " it, has a folder."
+        help="All tasks of glue (without WNLI and AX), blimp, ud (every treebank) or all, of which --data, or a folder"
+        " in it, has a folder."
     ),
 ]
 Seeds = Annotated[

@@ -97,6 +97,8 @@ def settings(
         maskmill settings optim. --recipe bert_base optim.lr=1e-3"""
     from launch.settings.manual import manual
 
+    if "=" in contains:  # no WORD, so that the first KEY=VALUE took its place
+        contains, overrides = "", [contains, *(overrides or [])]
     if overrides and not recipe:
         raise UserError(f"cannot apply {overrides[0]!r}", expected="--recipe RECIPE beside it")
     config = None

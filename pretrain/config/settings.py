@@ -155,8 +155,9 @@ class CausalSettings:
 @dataclass
 class DistillationSettings:
     teacher: str = ""
-    """Hugging Face folder of the model to learn from, with its head for masked words: a BERT or RoBERTa of this run's
-    vocabulary and widths. Its weights are read once, never changed, and a part of the run's identity."""
+    """Hugging Face folder of the model to learn from, with its head for masked words: of this run's vocabulary, widths
+    and kind of encoder, as a BERT, RoBERTa or ModernBERT. Its weights are read once, never changed, and a part of the
+    run's identity."""
     temperature: float = 2.0
     """What the logits of teacher and student are divided by before they are compared."""
     soft_weight: float = 5.0

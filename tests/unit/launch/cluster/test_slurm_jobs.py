@@ -502,3 +502,5 @@ def test_the_batch_script_can_ask_for_the_run_folder(maskmill: Maskmill) -> None
     said = maskmill("settings", "run.dir", "--recipe", "demo", "train.steps=3", "run.dir=a 50% [b]").stdout
     assert said.splitlines()[0] == "run.dir = a 50% [b]"
     assert "--recipe RECIPE beside it" in maskmill("settings", "run.", "run.dir=x", code=2).stderr
+    whole = maskmill("settings", "--recipe", "demo", "train.steps=3").stdout.splitlines()
+    assert {"train.steps = 3", "optim.name = muon"} <= set(whole), "a setting is no word to look for"
