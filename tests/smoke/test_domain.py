@@ -1,8 +1,6 @@
 """A published model on other text: docs/domain.md as it stands, and longer texts in phases; transformers loads both."""
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,10 @@ from pretrain.export.tokenizer import INPUTS, PROBES
 from tests.command_line import ROOT, Maskmill, described, write_text
 from tests.factories.encoders import NO_SEGMENTS, write_encoder, write_modernbert
 from tests.factories.vocabularies import TEXT, trained
+from tests.pages import commands_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-PAGE = ROOT / "docs" / "domain.md"
-RUN_HERE = re.compile(
-    r"^<!-- The commands of this block are run by tests/smoke/test_domain\.py\. -->\n```\n(.*?)^```",
-    re.DOTALL | re.MULTILINE,
-)
 TINY = ["train.steps=2", "train.eval_every=0", "train.checkpoint_every=0", "run.threads=1", "data.workers=1"]
 """What makes the commands of the page take seconds."""
 SCORED = ("before", "after", "before-general", "after-general")
@@ -42,15 +36,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_page(folder: Path, here: None, maskmill: Maskmill) -> None:
-    blocks = RUN_HERE.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == PAGE.read_text(encoding="utf-8").count("test_domain.py") == 5
     said = {}
-    for line in "".join(blocks).splitlines():
-        name, verb, *arguments = shlex.split(line)
-        assert name == "maskmill"
+    for verb, *arguments in commands_of(ROOT / "docs/domain.md", "tests/smoke/test_domain.py"):
         settings = TINY if verb in ("prepare", "train") else []
-        said[line] = maskmill(verb, *arguments, *settings, cwd=folder).stdout
-    [longer] = [text for line, text in said.items() if "train " in line and "long/run" in line]
+        said[verb, *arguments] = maskmill(verb, *arguments, *settings, cwd=folder).stdout
+    [longer] = [text for words, text in said.items() if words[0] == "train" and "run.dir=long/run" in words]
     assert "models/bert: 512 positions extended to 1,024 (init_positions=repeat)" in longer
     for model, positions in (("mine", 512), ("new", 512), ("long", 1024)):
         bert = transformers.BertForPreTraining.from_pretrained(folder / model / "model")

@@ -4,8 +4,6 @@ That it resumes bit-equal: tests/multirank/test_every_objective.py.
 """
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from pretrain.export.families.modernbert import MODERNBERT_FOR_MASKED_LM
 from tests.command_line import ROOT, Maskmill, write_text
 from tests.factories.members import MODERN, prepared_member
+from tests.pages import commands_of
 from tests.run_ends import metrics_at
 
 # what DeepSpeed's imports give rise to in a process of pytest's
@@ -50,7 +49,6 @@ def test_a_modern_encoder_is_exported_and_goes_on(
     assert starts == pytest.approx(ends, rel=1e-5), "it starts from what was exported"
 
 
-MARK = "<!-- The commands of this block are run by tests/smoke/test_modern_encoder.py. -->\n"
 SMALL = {
     "vocab": ["vocabulary.size=300"],
     "prepare": [],
@@ -65,27 +63,12 @@ SMALL = {
 """What makes the page's commands take seconds, beside another text."""
 
 
-def commands_of(page: Path) -> list[list[str]]:
-    """The marked blocks' commands in their order, with what a line S="..." stands for."""
-    lines = "".join(
-        re.findall(rf"{re.escape(MARK)}```\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    )
-    stands_for, found = "", []
-    for line in lines.splitlines():
-        if line.startswith("S="):
-            stands_for = " ".join(shlex.split(line.removeprefix("S=")))
-            continue
-        found.append(shlex.split(line.replace("$S", stands_for)))
-    return found
-
-
 @pytest.mark.slow
 def test_the_commands_of_the_page(here: None, maskmill: Maskmill, tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt", documents=60)
-    commands = commands_of(ROOT / "docs/objectives.md")
-    assert [verb for _, verb, *_ in commands] == ["vocab", "prepare", "train", "export", "train", "export"]
-    for name, verb, *arguments in commands:
-        assert name == "maskmill"
+    commands = commands_of(ROOT / "docs/objectives.md", "tests/smoke/test_modern_encoder.py")
+    assert [verb for verb, *_ in commands] == ["vocab", "prepare", "train", "export", "train", "export"]
+    for verb, *arguments in commands:
         own = ["data.sources=text.txt", *SMALL[verb]] if verb in SMALL else []
         maskmill(verb, *arguments, *own, cwd=tmp_path)
     classes = {
