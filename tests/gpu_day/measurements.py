@@ -16,7 +16,7 @@ from tests.gpu_day.runs import ROOT, Day, Failed, last_metrics
 PIECE = 15 * 2**20
 """Bytes of a file in which a run travels back."""
 BENCHMARK = str(ROOT / "tests/benchmarks/bench_gpu.py")
-ROWS = ("base-128", "large-128", "large-512")
+ROWS = ("base-128", "large-128", "large-512", "modern-1024", "modern-8192")
 SECONDS_TO_START_AND_PACK = 75.0
 ALIKE = 0.05
 """How far apart held-out losses in FP8 and bf16 may be: those of 400 steps were within 0.04 (docs/benchmarks.md, FP8
@@ -24,7 +24,7 @@ beside bf16)."""
 
 
 def bench(day: Day, figures: dict[str, Any]) -> None:
-    """Three published sizes, both engines, deterministic and not."""
+    """Published sizes, both engines, deterministic and not."""
     with measured(day, "bench.json", figures) as benchmark:
         for row in ROWS:  # a process each, so that memory of one is not in the way of the next
             benchmark("--row", row)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pretrain.objectives.registry import OBJECTIVES
 from tests.command_line import TINY, Maskmill, write_text
-from tests.factories.members import DISENTANGLED, MODERN, member_settings
+from tests.factories.members import DISENTANGLED, EUROBERT, MODERN, member_settings
 from tests.factories.teachers import teacher_settings
 
 SHAPE = [
@@ -26,12 +26,12 @@ PLACE = "{carried}"
 
 
 def prepare_members(folder: Path, maskmill: Maskmill) -> None:
-    """Fill a folder for each objective, and for the two encoders of ModernBERT's kind; settings.json has the settings
-    of each, by its name."""
+    """Fill a folder for each objective, and for encoders of ModernBERT's and EuroBERT's kind; settings.json has the
+    settings of each, by its name."""
     folder.mkdir()
     write_text(folder / "text.txt", documents=150)
     found = {}
-    for number, member in enumerate((*OBJECTIVES, MODERN, DISENTANGLED)):
+    for number, member in enumerate((*OBJECTIVES, MODERN, EUROBERT, DISENTANGLED)):
         here = folder / str(number)
         here.mkdir()
         settings = [*TINY, f"data.sources={folder}/text.txt", f"data.vocab={folder}/vocabulary", *SHAPE]

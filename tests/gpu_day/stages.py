@@ -1,4 +1,4 @@
-"""ZeRO's stages, fp16 and the host's memory on one GPU, and all of ZeRO over NCCL where there are several."""
+"""ZeRO's stages, fp16, the host's memory and all optimizers on one GPU, and ZeRO over NCCL where there are several."""
 
 import shutil
 import statistics
@@ -27,8 +27,19 @@ KINDS = {
     "fp16": ("zero.stage=1", "train.precision=fp16"),
     "stage 2 on the host": ("zero.stage=2", "zero.offload=cpu", "train.precision=bf16"),
     "stage 3 on the host": ("zero.stage=3", "zero.offload=cpu", "train.precision=bf16"),
+    "adamw": ("zero.stage=1", "train.precision=bf16", "optim.name=adamw", "optim.lr=1e-3"),
+    "stable_adamw": ("zero.stage=1", "train.precision=bf16", "optim.name=stable_adamw", "optim.lr=1e-3"),
+    "stable_adamw, stage 3": (
+        *("zero.stage=3", "train.precision=bf16", "optim.name=stable_adamw", "optim.lr=1e-3"),
+    ),
+    "muon": ("zero.stage=1", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
+    "muon, stage 2": ("zero.stage=2", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
+    "muon in fp32": (
+        *("zero.stage=1", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
+        "optim.muon_precision=fp32",
+    ),
 }
-"""Of what a run may be told, what no other part has: those are at stage 1 in bf16."""
+"""Of what a run may be told, what no other part has: those are at stage 1 in bf16 with LAMB."""
 MOVES = ((1, 3), (3, 0))
 """Stages at which a run is saved, and goes on."""
 STAGES = (0, 1, 2, 3)
@@ -40,7 +51,7 @@ EACH = 64
 
 
 def stages(day: Day, figures: dict[str, Any]) -> None:
-    """ZeRO 0, 2 and 3, fp16, masters in the host's memory, and a run that goes on at another stage: the loss falls."""
+    """ZeRO 0, 2 and 3, fp16, masters on the host, other optimizers, a run that moves to another stage: losses fall."""
     bert = member(day, "bert")
     wanted: dict[str, Callable[[], str]] = {
         name: partial(trained, day, f"stages {name}", [*bert, *settings]) for name, settings in KINDS.items()

@@ -39,7 +39,7 @@ MATRICES = ["tall.weight", "wide.weight", "square.weight"]
 def set_gradients(model: nn.Module, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.device)
 
 
 def model() -> Model:
@@ -47,12 +47,22 @@ def model() -> Model:
     return Model()
 
 
+CUDA = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize(
     ("nesterov", "rate", "ratio"),
     [(True, "match_rms_adamw", 1.0), (True, "original", 20.0), (False, "original", 1.0)],
 )
-def test_in_bf16_it_is_torchs_to_the_bit(nesterov: bool, rate: str, ratio: float) -> None:
-    one, two = model(), model()
+def test_in_bf16_it_is_torchs_to_the_bit(device: str, nesterov: bool, rate: str, ratio: float) -> None:
+    one, two = model().to(device), model().to(device)
     settings = OptimSettings(
         name="muon", lr=0.02, betas=[0.8, 0.95], eps=1e-5, weight_decay=0.1, muon_momentum=0.9,
         muon_nesterov=nesterov, muon_rate=rate, muon_lr_ratio=ratio, muon_iterations=4, muon_precision="bf16",

@@ -1,0 +1,136 @@
+"""The peer of bench_gpu.py on the same rows: the class of transformers, padded, compiled, with torch's fused AdamW.
+
+    python tests/benchmarks/gpu_peer.py --row modern-8192 --attention sdpa
+
+The same random examples in micro-batches of as many full-length ones, each padded to its longest, weights in fp32 under
+bf16's autocast, gradients clipped to 1. Of ModernBERT the head sees the masked places alone (`sparse_prediction`), as
+its authors train it. The padded tensors are on the device before the clock starts. `flex_attention` has the sliding
+window as a block mask; FlashAttention's package is not used.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # a plain script, also from another working directory
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from data_pipeline.records import Examples  # noqa: E402
+from data_pipeline.shards.schema import VocabularyStamp  # noqa: E402
+from pretrain.model.batch import MicroBatch  # noqa: E402
+from pretrain.objectives.registry import load  # noqa: E402
+from tests.benchmarks.family_peers import Peer, targets  # noqa: E402
+from tests.benchmarks.gpu_rows import ROWS, Row, config_of_row, drawn, sized  # noqa: E402
+
+ATTENTION = ("sdpa", "flex_attention")
+
+
+def main() -> None:
+    arguments = parse()
+    device = torch.device(arguments.device)
+    there = arguments.json and arguments.json.is_file()
+    found = json.loads(arguments.json.read_text()) if there else []
+    for name in arguments.row:
+        found.append({"row": name, **measure(sized(ROWS[name], arguments), arguments, device)})
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--attention", choices=ATTENTION, default=ATTENTION[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compile", choices=("on", "off"), default="on")
+    parser.add_argument("--dropout", type=float, help="default: the row's own")
+    parser.add_argument("--micro-batch", type=int, default=0, help="in examples; 0: the row's own")
+    parser.add_argument("--accumulation", type=int, default=4, help="micro-batches a step")
+    parser.add_argument("--steps", type=int, default=3, help="a window")
+    parser.add_argument("--windows", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=0, help="0: the row's own")
+    parser.add_argument("--json", type=Path, help="a file that gets the figures beside those that it has")
+    parser.add_argument("--tiny", action="store_true", help="a model and batches of next to nothing")
+    return parser.parse_args()
+
+
+def measure(row: Row, arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Print and return one row: examples a second and memory at the peak."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    config = config_of_row(row)
+    vocabulary = VocabularyStamp.of_size(row.vocabulary)._replace(pad=0, cls=2, sep=3)
+    peer = Peer(config, vocabulary, load(config).families)
+    model = prepared(peer.model.to(device).train(), arguments)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    batches = [on(device, batch) for batch in padded(peer, row, drawn(row, arguments))]
+    examples = sum(len(batch["input_ids"]) for batch in batches)
+
+    def step() -> None:
+        for batch in batches:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = model(**batch).loss / len(batches)
+            loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        step()
+    seconds = statistics.median(window(step, arguments.steps, device) for _ in range(arguments.windows))
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    print(
+        f"transformers, {arguments.attention}: {examples / seconds:,.0f} examples/s, "
+        f"{seconds * 1e3:,.1f} ms a step of {examples} examples, {peak / 1e9:.2f} GB at the peak"
+    )
+    figures = {"attention": arguments.attention, "examples_per_second": examples / seconds}
+    return {**figures, "step_seconds": seconds, "peak_bytes": peak}
+
+
+def prepared(model: Any, arguments: argparse.Namespace) -> Any:
+    """Return the model with the attention that was asked for, compiled."""
+    model.set_attn_implementation(arguments.attention)
+    if hasattr(model, "sparse_prediction"):
+        model.sparse_prediction = True
+    if arguments.compile == "on":
+        model.compile()
+    return model
+
+
+def padded(peer: Peer, row: Row, examples: Examples) -> Iterator[dict[str, Tensor]]:
+    """Yield micro-batches as the class takes them, without a mask where nothing is padded; a rest is left out."""
+    for start in range(0, len(examples) - row.micro_batch + 1, row.micro_batch):
+        batch = MicroBatch.from_examples(examples.take(np.arange(start, start + row.micro_batch)))
+        inputs = {**peer.inputs(batch), "labels": targets(batch)}
+        if inputs["attention_mask"].all():
+            del inputs["attention_mask"]
+        if row.objective == "bert":
+            inputs[peer.pair_label] = batch.labels
+        yield inputs
+
+
+def on(device: torch.device, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def window(step: Any, steps: int, device: torch.device) -> float:
+    """Seconds a step."""
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - started) / steps
+
+
+if __name__ == "__main__":
+    main()
