@@ -106,6 +106,17 @@ def test_the_ranks_get_the_cores_that_the_job_asked_for(script: Script) -> None:
     assert "#SBATCH --mem" not in header, "sbatch refuses two ways of asking for memory"
 
 
+@pytest.mark.parametrize(("attempt", "skipped"), [(0, 0), (1, 1), (3, 3), (4, 0), (6, 2)])
+def test_the_ranks_of_an_attempt_are_another_step_than_those_before(
+    attempt: int, skipped: int, script: Script
+) -> None:
+    """Slurm counts steps anew in each attempt, and an srun that was cut off ends the one of its number."""
+    assert script.run(SLURM_RESTART_COUNT=str(attempt))[0] == 0
+    *before, ranks = (line for line in script.told() if line.startswith("srun"))
+    assert before == ["srun --quiet --nodes=1 --ntasks=1 true"] * skipped
+    assert ranks.endswith("maskmill train demo run.dir=r")
+
+
 def test_a_rank_computes_on_the_cores_that_srun_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     assert own_cores({"SLURM_CPUS_PER_TASK": "4"}, 8) == 4
