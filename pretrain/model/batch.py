@@ -65,6 +65,7 @@ class MicroBatch:
     segment_ids: Tensor  # (T,) int64: 0 up to the first [SEP], 1 after it
     positions: Tensor  # (T,) int64, within the token's example
     cu_seqlens: Tensor  # (E + 1,) int32
+    borders: Tensor  # (B + 1,) int32: cu_seqlens without the spare examples at its end that have no token
     masked_index: Tensor  # (R,) int64: rows of the run to predict
     masked_ids: Tensor  # (R,) int64: the original ids there; -1: a spare row
     labels: Tensor  # (E,) int64: 1 random next, 0 true next, -1 none
@@ -77,7 +78,7 @@ class MicroBatch:
     )  # what attention needs; keeps the tile plan for all layers
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "packing", Packing(self.cu_seqlens, self.lengths, self.max_length))
+        object.__setattr__(self, "packing", Packing(self.borders, self.lengths, self.max_length))
 
     @property
     def cls_index(self) -> Tensor:
@@ -144,20 +145,24 @@ class MicroBatch:
     def padded(self, shape: Shape) -> "MicroBatch":
         """Pad the micro-batch with spare rows up to `shape`; they add nothing to any sum, count or gradient.
 
-        Spare tokens form separate unlabelled examples of nearly equal length, so that every token has something to
-        attend to; spare masked rows have no original id."""
+        Spare tokens form separate unlabelled examples, so that every token has something to attend to; spare masked
+        rows have no original id. They are as many as it takes at the mean length of the real ones, so that attention
+        has few to go through: the flash kernel's deterministic backward pass divides a GPU among all it is given, and
+        those without a token would leave their part idle."""
         tokens, free = shape.tokens - self.tokens, shape.examples - len(self.lengths)
         spare_masked = shape.masked - len(self.masked_ids)
         if min(tokens, free, spare_masked) < 0:
             raise ValueError(f"a micro-batch is larger than its shape {shape}")
-        spare = [tokens // free + (i < tokens % free) for i in range(free)] if free else []
-        lengths = (*self.lengths, *spare)
+        spare = _even(tokens, min(free, -(-tokens * len(self.lengths) // self.tokens)))
+        lengths = (*self.lengths, *spare, *[0] * (free - len(spare)))
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         positions = torch.from_numpy(_places(np.asarray(spare, np.int64)))
         return MicroBatch(
             input_ids=F.pad(self.input_ids, (0, tokens)),
             segment_ids=F.pad(self.segment_ids, (0, tokens)),
             positions=torch.cat((self.positions, positions)),
-            cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+            cu_seqlens=cu_seqlens,
+            borders=cu_seqlens[: len(self.lengths) + len(spare) + 1],
             masked_index=F.pad(self.masked_index, (0, spare_masked)),
             masked_ids=F.pad(self.masked_ids, (0, spare_masked), value=IGNORED),
             labels=F.pad(self.labels, (0, free), value=NO_LABEL),
@@ -192,6 +197,7 @@ class MicroBatch:
         length_of = np.asarray(lengths, np.int64)
         offsets = offsets_of(length_of)
         places = _places(length_of)
+        cu_seqlens = torch.from_numpy(offsets.astype(np.int32))
         if segment_ids is None:
             segment_ids = places >= np.repeat(np.asarray(first_lengths, np.int64), length_of)
         masked_starts = np.repeat(offsets[:-1], np.asarray(masked_counts, np.int64))
@@ -199,7 +205,8 @@ class MicroBatch:
             input_ids=_column(tokens),
             segment_ids=_column(segment_ids),
             positions=_column(places if positions is None else positions),
-            cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
+            cu_seqlens=cu_seqlens,
+            borders=cu_seqlens,
             masked_index=_column(masked_starts + np.asarray(masked_positions, np.int64)),
             masked_ids=_column(masked_ids),
             labels=_column(labels),
@@ -212,11 +219,13 @@ class MicroBatch:
     @staticmethod
     def from_packed(packed: "PackedMicroBatch") -> "MicroBatch":
         """Wrap what the loader packed, without a copy."""
+        cu_seqlens = torch.from_numpy(packed.cu_seqlens)
         return MicroBatch(
             input_ids=torch.from_numpy(packed.input_ids),
             segment_ids=torch.from_numpy(packed.segment_ids),
             positions=torch.from_numpy(packed.positions),
-            cu_seqlens=torch.from_numpy(packed.cu_seqlens),
+            cu_seqlens=cu_seqlens,
+            borders=cu_seqlens,
             masked_index=torch.from_numpy(packed.masked_index),
             masked_ids=torch.from_numpy(packed.masked_ids),
             labels=torch.from_numpy(packed.labels),
@@ -280,6 +289,11 @@ class MicroBatch:
             max_length=max_length,
             streams=[SPARE],
         )
+
+
+def _even(tokens: int, examples: int) -> list[int]:
+    """Divide tokens among so many examples, as evenly as it goes."""
+    return [tokens // examples + (i < tokens % examples) for i in range(examples)] if examples else []
 
 
 def _places(length_of: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -78,7 +78,8 @@ def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
 
 
 def compile_model(model: nn.Module, example: MicroBatch, console: Console, memory: Any = None) -> float:
-    """Compile `model` in place, forward and backward, for micro-batches and memory of the shape of `example` only.
+    """Compile `model` in place, forward and backward, for micro-batches and memory of the shape of `example` only; of
+    how many examples have tokens, attention's operator takes any number.
 
     Computes gradients once and discards them. Prints progress on the console; returns the seconds taken."""
     # as determinism.py has set it already, but this tells the compiler, too
@@ -86,6 +87,7 @@ def compile_model(model: nn.Module, example: MicroBatch, console: Console, memor
     # not model.compile, which would trace the hooks of DeepSpeed too; from the class, since a phase may compile anew
     forward = MethodType(type(model).forward, model)
     model.forward = torch.compile(forward, dynamic=False, fullgraph=True)
+    torch._dynamo.mark_dynamic(example.borders, 0)
     console.print(
         "compiling the model: once, for a minute or two (train.compile=off does without)", soft_wrap=True
     )

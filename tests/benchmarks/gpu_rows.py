@@ -61,8 +61,8 @@ ROWS = {
     "large-512": Row(LARGE, 32, 512, like_wikipedia(512), 0.15, 800, 970),
     "base-128": Row(BASE, 256, 128, full(128), 20 / 128, 5000, 6400),
     "modern-1024": Row(MODERN, 96, 1024, full(1024), 0.3, objective="mlm", vocabulary=50368),
-    "modern-8192": Row(MODERN, 12, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
-    "global-8192": Row(EVERYWHERE, 12, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
+    "modern-8192": Row(MODERN, 11, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
+    "global-8192": Row(EVERYWHERE, 11, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
 }
 TINY = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 64, "max_positions": 64}
 

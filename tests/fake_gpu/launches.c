@@ -1,6 +1,7 @@
 /* In place of libcudart: launches of the kernels that torch brings. They are checked and counted, and nothing runs. */
 #include "runtime.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,8 +89,11 @@ static cudaError_t launched(const void *function, dim3 grid, dim3 block, size_t 
 {
     const unsigned blocks[3] = {grid.x, grid.y, grid.z};
     const unsigned threads[3] = {block.x, block.y, block.z};
+    char name[1024] = "";
 
-    count(LAUNCHES, shown() ? name_of(function) : "");
+    if (shown())
+        snprintf(name, sizeof name, "%s grid %u %u %u", name_of(function), grid.x, grid.y, grid.z);
+    count(LAUNCHES, name);
     if (launchable(blocks, threads, shared))
         return cudaSuccess;
     mistake("launch of %s: grid %u %u %u, block %u %u %u, %zu bytes of shared memory", name_of(function), grid.x,

@@ -54,11 +54,15 @@ def figures_of(
     return dict(found["parts"][part]["figures"])
 
 
-@pytest.mark.parametrize("part", ["twice", "resume", "family", "stages", "bench", "fp8", "lamb", "mini"])
+@pytest.mark.parametrize(
+    "part", ["twice", "resume", "family", "stages", "bench", "peers", "fp8", "lamb", "mini"]
+)
 def test_a_part_ends(part: str, carried: Path, tmp_path: Path) -> None:
     figures = figures_of(part, carried, tmp_path / "out")
     if part == "bench":
-        assert len(figures["rows"]) == 12
+        assert len(figures["rows"]) == 16
+    if part == "peers":
+        assert len(figures["rows"]) == 3
     if part == "mini":
         assert figures["step"] == 4
         assert (tmp_path / "out/mini.tar.0").is_file()

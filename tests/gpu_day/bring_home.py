@@ -43,6 +43,8 @@ def main() -> None:
     if measured := parts.get("bench", {}).get("figures", {}).get("rows"):
         print(markdown(BENCH_HEAD, bench_rows(measured)) + "\n")
         print(calibrate(machine["gpu"], measured, arguments.calibrated))
+    if measured := parts.get("peers", {}).get("figures", {}).get("rows"):
+        print(markdown(PEER_HEAD, peer_rows(measured)) + "\n")
     if measured := parts.get("fp8", {}).get("figures", {}).get("rows"):
         print(markdown(BENCH_HEAD, bench_rows(measured)) + "\n")
     for out in arguments.out:
@@ -116,6 +118,21 @@ def bench_rows(measured: list[dict[str, Any]]) -> list[list[str]]:
             f"{case['utilisation']:.1%}",
             f"{case['peak_bytes'] / 1e9:.2f} GB",
             f"{case['peak_bytes'] / case['planned_bytes']:.3f}",
+        ]
+        for case in measured
+    ]
+
+
+PEER_HEAD = ["row", "transformers' attention", "examples/s", "memory"]
+
+
+def peer_rows(measured: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for each measurement of bench_gpu_peer.py."""
+    return [
+        [
+            *(case["row"], case["attention"]),
+            f"{case['examples_per_second']:,.0f}",
+            f"{case['peak_bytes'] / 1e9:.2f} GB",
         ]
         for case in measured
     ]

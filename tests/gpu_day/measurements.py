@@ -11,12 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu_day.checks import settings_512
-from tests.gpu_day.runs import ROOT, Day, Failed, last_metrics
+from tests.gpu_day.runs import ROOT, Day, Failed, LeftOut, last_metrics
 
 PIECE = 15 * 2**20
 """Bytes of a file in which a run travels back."""
-BENCHMARK = str(ROOT / "tests/benchmarks/bench_gpu.py")
-ROWS = ("base-128", "large-128", "large-512", "modern-1024", "modern-8192")
+BENCHMARK, PEER = (str(ROOT / "tests/benchmarks" / name) for name in ("bench_gpu.py", "bench_gpu_peer.py"))
+DEEPSPEED = ("--engine", "deepspeed")
+ROWS = {"base-128": (), "large-128": (), "large-512": (), "modern-1024": DEEPSPEED, "modern-8192": DEEPSPEED}
+"""Rows, and which of their measurements; () are all."""
+PEERS = {
+    "large-512": (),
+    "modern-1024": ("--micro-batch", "48", "--accumulation", "8"),
+    "modern-8192": ("--micro-batch", "6", "--accumulation", "8"),
+}
+"""Rows, and a smaller micro-batch where the peer keeps more of each token."""
 SECONDS_TO_START_AND_PACK = 75.0
 ALIKE = 0.05
 """How far apart held-out losses in FP8 and bf16 may be: those of 400 steps were within 0.04 (docs/benchmarks.md, FP8
@@ -24,20 +32,33 @@ beside bf16)."""
 
 
 def bench(day: Day, figures: dict[str, Any]) -> None:
-    """Published sizes, both engines, deterministic and not."""
+    """Published sizes, deterministic and not, BERT's on both engines."""
     with measured(day, "bench.json", figures) as benchmark:
-        for row in ROWS:  # a process each, so that memory of one is not in the way of the next
-            benchmark("--row", row)
+        for row, which in ROWS.items():  # a process each, so that memory of one is not in the way of the next
+            benchmark("--row", row, *which)
+
+
+def peers(day: Day, figures: dict[str, Any]) -> None:
+    """The classes of transformers on the same rows."""
+    try:
+        day.python("-c", "import transformers")
+    except Failed:
+        raise LeftOut("needs transformers") from None
+    with measured(day, "peers.json", figures, PEER) as benchmark:
+        for row, batch in PEERS.items():
+            benchmark("--row", row, *batch)
 
 
 @contextlib.contextmanager
-def measured(day: Day, name: str, figures: dict[str, Any]) -> Iterator[Callable[..., None]]:
-    """While open, give what runs bench_gpu.py with further arguments. The figures get the rows, of a part that is cut
+def measured(
+    day: Day, name: str, figures: dict[str, Any], script: str = BENCHMARK
+) -> Iterator[Callable[..., None]]:
+    """While open, give what runs the script with further arguments. The figures get the rows, of a part that is cut
     short those that it had."""
     found = day.out / name
     tiny = ["--tiny", "--steps", "1", "--windows", "1"] if day.tiny else []
     try:
-        yield lambda *arguments: day.python(BENCHMARK, *arguments, "--json", str(found), *tiny)
+        yield lambda *arguments: day.python(script, *arguments, "--json", str(found), *tiny)
     finally:
         figures["rows"] = json.loads(found.read_text()) if found.is_file() else []
         found.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.gpu_day.checks import family, gpu_tests, resume, twice
-from tests.gpu_day.measurements import bench, fp8, lamb, mini
+from tests.gpu_day.measurements import bench, fp8, lamb, mini, peers
 from tests.gpu_day.runs import Day
 from tests.gpu_day.stages import ranks, stages
 from tests.gpu_day.studies import studies
@@ -25,10 +25,11 @@ PARTS = {
     "tests": Part(gpu_tests, 150.0, ("tests.xml",)),
     "twice": Part(twice, 150.0, ("first", "second")),
     "resume": Part(resume, 150.0, ("whole", "killed")),
-    "family": Part(family, 180.0, ("member *",)),
-    "stages": Part(stages, 120.0, ("stages *",)),
+    "family": Part(family, 240.0, ("member *",)),
+    "stages": Part(stages, 240.0, ("stages *",)),
     "ranks": Part(ranks, 570.0, ("ranks *",)),  # nothing where there is one GPU
-    "bench": Part(bench, 420.0, ("bench.json",)),
+    "bench": Part(bench, 540.0, ("bench.json",)),
+    "peers": Part(peers, 240.0, ("peers.json",)),
     "fp8": Part(fp8, 240.0, ("fp8.json", "bf16", "fp8")),
     "lamb": Part(lamb, 60.0, ("lamb.json",)),
     "mini": Part(mini, 570.0, ("mini", "mini.tar*")),

@@ -34,9 +34,9 @@ KINDS = {
     ),
     "muon": ("zero.stage=1", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
     "muon, stage 2": ("zero.stage=2", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
-    "muon in fp32": (
+    "muon in bf16": (
         *("zero.stage=1", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
-        "optim.muon_precision=fp32",
+        "optim.muon_precision=bf16",
     ),
 }
 """Of what a run may be told, what no other part has: those are at stage 1 in bf16 with LAMB."""

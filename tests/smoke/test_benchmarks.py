@@ -199,10 +199,22 @@ def test_the_gpu_benchmark_on_a_cpu(
             f"large-512 {engine} {d}" for engine in ("deepspeed", "plain") for d in ("on", "off")
         ]
     else:
-        assert cases == [f"{row} plain on" for row in ("large-128", "large-512", "base-128")]
+        rows = ("large-128", "large-512", "base-128", "modern-1024", "modern-8192", "global-8192")
+        assert cases == [f"{row} plain on" for row in rows]
     assert all(case["examples_per_second"] > 0 for case in found)
     assert printed.count("top kernels of one step") == len(cases)
     assert "attention by tiles, not compiled, deterministic kernels" in printed
+
+
+def test_the_peer_of_the_gpu_benchmark_on_a_cpu(tmp_path: Path) -> None:
+    tiny = "--device=cpu --tiny --compile=off --steps=1 --windows=1 --accumulation=2 --vocabulary=300"
+    rows = ("large-512", "modern-8192")
+    code = "from tests.benchmarks.bench_gpu_peer import main; main()"
+    printed = run(code, *tiny.split(), f"--json={tmp_path}/found.json", "--row", *rows)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [(case["row"], case["attention"]) for case in found] == [(row, "sdpa") for row in rows]
+    assert all(case["examples_per_second"] > 0 for case in found)
+    assert "a step of 8 examples" in printed
 
 
 def test_a_training_step_beside_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,21 @@ def out(tmp_path: Path) -> Path:
                 "seconds": 100.0,
                 "figures": {"rows": [bench_case("large-128", "deepspeed", "on", 0.61, "fp8")]},
             },
+            "peers": {
+                "status": "done",
+                "seconds": 60.0,
+                "figures": {
+                    "rows": [
+                        {
+                            "row": "large-512",
+                            "attention": "sdpa",
+                            "examples_per_second": 301.4,
+                            "step_seconds": 0.4,
+                            "peak_bytes": 30_000_000_000,
+                        }
+                    ]
+                },
+            },
             "lamb": {"status": "no time left", "seconds": 0.0, "figures": {}},
         },
     }
@@ -110,6 +125,7 @@ def test_rows_and_calibration(
     assert "| tests | done | 80 | passed 13 |" in printed
     assert "| large-128 | deepspeed | on | auto | 1,650 | 43.2% | 20.00 GB | 1.053 |" in printed
     assert "| large-128 | deepspeed | on | fp8 | 1,650 | 61.0% | 20.00 GB | 1.053 |" in printed
+    assert "| large-512 | sdpa | 301 | 30.00 GB |" in printed
     assert "| lamb |" not in printed
     names: dict[str, Any] = {"__name__": "copied"}
     exec((tmp_path / "gpus.py").read_text(), names)
@@ -194,6 +210,7 @@ def test_without_a_gpu_it_says_so_and_lists_its_parts(tmp_path: Path) -> None:
         "stages",
         "ranks",
         "bench",
+        "peers",
         "fp8",
         "lamb",
         "mini",

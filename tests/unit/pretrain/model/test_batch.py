@@ -24,6 +24,24 @@ def test_spare_examples_predict_nothing(shape: Shape) -> None:
     assert (MicroBatch.empty(2, 3).next_tokens() == IGNORED).all()
 
 
+@pytest.mark.parametrize(
+    ("shape", "lengths"),
+    [
+        (
+            Shape(17, 9, 3, 5),
+            [5, 2, 3, 3, 2, 2, 0, 0, 0],
+        ),  # seven spare tokens: three examples, as long as the mean
+        (Shape(17, 5, 3, 9), [5, 2, 3, 4, 3]),  # there is room for two alone
+        (Shape(10, 5, 0, 5), [5, 2, 3, 0, 0]),
+    ],
+)
+def test_attention_is_given_no_example_without_a_token(shape: Shape, lengths: list[int]) -> None:
+    whole = BATCH.padded(shape)
+    assert list(whole.lengths) == lengths == whole.cu_seqlens.diff().tolist()
+    assert whole.packing.cu_seqlens.diff().tolist() == [length for length in lengths if length]
+    assert BATCH.packing.cu_seqlens.diff().tolist() == [5, 2, 3]
+
+
 def test_no_value_is_read_from_the_device() -> None:
     """The meta device has no values."""
     assert BATCH.padded(Shape(17, 5, 3, 5)).to("meta").next_tokens().shape == (17,)

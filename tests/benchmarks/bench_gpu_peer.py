@@ -1,6 +1,6 @@
 """The peer of bench_gpu.py on the same rows: the class of transformers, padded, compiled, with torch's fused AdamW.
 
-    python tests/benchmarks/gpu_peer.py --row modern-8192 --attention sdpa
+    python tests/benchmarks/bench_gpu_peer.py --row modern-8192 --attention sdpa
 
 The same random examples in micro-batches of as many full-length ones, each padded to its longest, weights in fp32 under
 bf16's autocast, gradients clipped to 1. Of ModernBERT the head sees the masked places alone (`sparse_prediction`), as
