@@ -3,7 +3,7 @@
 Spare rows, which pad a micro-batch to a static shape or replace one that a rank lacks, carry no weight: a masked
 row with id -1 and an example with label -1 add nothing to any sum, count or gradient.
 
-Shape legend: T packed tokens, E examples, R masked rows.
+Shape legend: T packed tokens, E examples, B of them with tokens, R masked rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ SPARE = -1
 
 
 class Shape(NamedTuple):
-    """The static shape that every micro-batch of a compiled run is padded to."""
+    """The static shape that every micro-batch of a compiled run is padded to, but for its `borders`."""
 
     tokens: int
     examples: int
@@ -146,9 +146,9 @@ class MicroBatch:
         """Pad the micro-batch with spare rows up to `shape`; they add nothing to any sum, count or gradient.
 
         Spare tokens form separate unlabelled examples, so that every token has something to attend to; spare masked
-        rows have no original id. They are as many as it takes at the mean length of the real ones, so that attention
-        has few to go through: the flash kernel's deterministic backward pass divides a GPU among all it is given, and
-        those without a token would leave their part idle."""
+        rows have no original id. They are as many as it takes at the mean length of the real ones, or as there is room
+        for, so that attention has few to go through: the flash kernel's deterministic backward pass divides a GPU among
+        all it is given, and those without a token would leave their part idle."""
         tokens, free = shape.tokens - self.tokens, shape.examples - len(self.lengths)
         spare_masked = shape.masked - len(self.masked_ids)
         if min(tokens, free, spare_masked) < 0:

@@ -78,8 +78,8 @@ def _obstacle(config: RunConfig, device: torch.device, precision: str) -> str:
 
 
 def compile_model(model: nn.Module, example: MicroBatch, console: Console, memory: Any = None) -> float:
-    """Compile `model` in place, forward and backward, for micro-batches and memory of the shape of `example` only; of
-    how many examples have tokens, attention's operator takes any number.
+    """Compile `model` in place, forward and backward, for micro-batches and memory of the shape of `example` only;
+    the number of examples with tokens may differ (`MicroBatch.borders`).
 
     Computes gradients once and discards them. Prints progress on the console; returns the seconds taken."""
     # as determinism.py has set it already, but this tells the compiler, too

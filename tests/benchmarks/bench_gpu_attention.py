@@ -31,7 +31,7 @@ class Case(NamedTuple):
     deterministic: bool = True
 
 
-FEW = (
+LONG = (
     (1, 0),
     (1, 10),
     (2, 12),
@@ -45,11 +45,13 @@ FEW = (
     (22, 0),
     (24, 56),
 )
-MANY = ((12, 8192, 36, 64), (96, 1024, 200, 0), (96, 1024, 200, 64), (128, 512, 260, 0))
+"""Examples of 8,192 tokens, and spare ones."""
+BOTH = ((12, 8192, 36, 64), (96, 1024, 200, 0), (96, 1024, 200, 64), (128, 512, 260, 0))
+"""Cases that are measured deterministic and not."""
 CASES = [
-    *(Case(examples, 8192, spare) for examples, spare in FEW),
+    *(Case(examples, 8192, spare) for examples, spare in LONG),
     Case(12, 8192, deterministic=False),
-    *(Case(*case, deterministic) for case in MANY for deterministic in (True, False)),
+    *(Case(*case, deterministic) for case in BOTH for deterministic in (True, False)),
 ]
 
 

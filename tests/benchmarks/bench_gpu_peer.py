@@ -2,10 +2,10 @@
 
     python tests/benchmarks/bench_gpu_peer.py --row modern-8192 --attention sdpa
 
-The same random examples in micro-batches of as many full-length ones, each padded to its longest, weights in fp32 under
-bf16's autocast, gradients clipped to 1. Of ModernBERT the head sees the masked places alone (`sparse_prediction`), as
-its authors train it. The padded tensors are on the device before the clock starts. `flex_attention` has the sliding
-window as a block mask; FlashAttention's package is not used.
+The same random examples, `--micro-batch` at a time, padded to the longest, weights in fp32 under bf16's autocast,
+gradients clipped to 1. Of ModernBERT the head sees the masked places alone (`sparse_prediction`), as its authors train
+it. The padded tensors are on the device before the clock starts. `flex_attention` has the sliding window as a block
+mask; FlashAttention's package is not used.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     there = arguments.json and arguments.json.is_file()
     found = json.loads(arguments.json.read_text()) if there else []
     for name in arguments.row:
-        found.append({"row": name, **measure(sized(ROWS[name], arguments), arguments, device)})
+        found.append(measure(name, sized(ROWS[name], arguments), arguments, device))
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=1))
 
@@ -62,7 +62,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(row: Row, arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def measure(name: str, row: Row, arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Print and return one row: examples a second and memory at the peak."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -84,16 +84,18 @@ def measure(row: Row, arguments: argparse.Namespace, device: torch.device) -> di
         optimizer.step()
         optimizer.zero_grad()
 
-    for _ in range(2):
-        step()
+    window(step, 2, device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     seconds = statistics.median(window(step, arguments.steps, device) for _ in range(arguments.windows))
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     print(
-        f"transformers, {arguments.attention}: {examples / seconds:,.0f} examples/s, "
+        f"{name}, transformers, {arguments.attention}: {examples / seconds:,.0f} examples/s, "
         f"{seconds * 1e3:,.1f} ms a step of {examples} examples, {peak / 1e9:.2f} GB at the peak"
     )
-    figures = {"attention": arguments.attention, "examples_per_second": examples / seconds}
-    return {**figures, "step_seconds": seconds, "peak_bytes": peak}
+    figures = {"row": name, "attention": arguments.attention, "micro_batch": row.micro_batch}
+    speed = {"examples_per_second": examples / seconds, "step_seconds": seconds}
+    return {**figures, **speed, "peak_bytes": peak}
 
 
 def prepared(model: Any, arguments: argparse.Namespace) -> Any:

@@ -61,8 +61,8 @@ ROWS = {
     "large-512": Row(LARGE, 32, 512, like_wikipedia(512), 0.15, 800, 970),
     "base-128": Row(BASE, 256, 128, full(128), 20 / 128, 5000, 6400),
     "modern-1024": Row(MODERN, 96, 1024, full(1024), 0.3, objective="mlm", vocabulary=50368),
-    "modern-8192": Row(MODERN, 11, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
-    "global-8192": Row(EVERYWHERE, 11, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
+    "modern-8192": Row(MODERN, 12, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
+    "global-8192": Row(EVERYWHERE, 12, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
 }
 TINY = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 64, "max_positions": 64}
 
@@ -76,7 +76,8 @@ def sized(row: Row, arguments: argparse.Namespace) -> Row:
             encoder=replace(row.encoder, **TINY), micro_batch=4, length=length, lengths=lengths
         )
     if arguments.dropout is not None:
-        encoder = replace(row.encoder, dropout=arguments.dropout, attention_dropout=arguments.dropout)
+        rates = ("dropout", "attention_dropout", "attention_output_dropout")
+        encoder = replace(row.encoder, **dict.fromkeys(rates, arguments.dropout))
         row = row._replace(encoder=encoder)
     return row._replace(
         micro_batch=arguments.micro_batch or row.micro_batch,

@@ -89,7 +89,7 @@ static cudaError_t launched(const void *function, dim3 grid, dim3 block, size_t 
 {
     const unsigned blocks[3] = {grid.x, grid.y, grid.z};
     const unsigned threads[3] = {block.x, block.y, block.z};
-    char name[1024] = "";
+    char name[8192] = "";
 
     if (shown())
         snprintf(name, sizeof name, "%s grid %u %u %u", name_of(function), grid.x, grid.y, grid.z);

@@ -28,8 +28,9 @@ from tests.factories.models import fresh_model
 from tests.factories.shards import filled
 
 encoder = EncoderSettings(layers=1, hidden=128, heads={HEADS}, intermediate=256, max_positions=1024)
-encoder.dropout = encoder.attention_dropout = 0.0
-model = fresh_model("mlm", encoder, 300).cuda().bfloat16()
+encoder.dropout = encoder.attention_dropout = float(sys.argv[1])
+checkpointing = sys.argv[2] == "True"
+model = fresh_model("mlm", encoder, 300, activation_checkpointing=checkpointing).cuda().bfloat16()
 shape = Shape(tokens=1100, examples=24, masked=200, longest=1024)
 torch.set_deterministic_debug_mode("error")
 compile_model(model, MicroBatch.empty(2, 3).padded(shape).to("cuda"), Console(quiet=True))
@@ -43,8 +44,10 @@ assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 """
 
 
-def test_all_multiprocessors_have_a_part() -> None:
-    _, *parts = on_gpu("-c", CODE, FAKE_GPU_TRACE="1").stderr.split("== micro-batch\n")
+@pytest.mark.parametrize(("dropout", "recomputes"), [(0.0, False), (0.1, False), (0.1, True)])
+def test_all_multiprocessors_have_a_part(dropout: float, recomputes: bool) -> None:
+    given = ("-c", CODE, str(dropout), str(recomputes))
+    _, *parts = on_gpu(*given, FAKE_GPU_TRACE="1").stderr.split("== micro-batch\n")
     assert len(parts) == len(COUNTS)
     for count, said in zip(COUNTS, parts, strict=True):
         [(keys, examples, heads)] = [tuple(map(int, found)) for found in BACKWARD.findall(said)]

@@ -123,14 +123,14 @@ def bench_rows(measured: list[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-PEER_HEAD = ["row", "transformers' attention", "examples/s", "memory"]
+PEER_HEAD = ["row", "transformers' attention", "micro-batch", "examples/s", "memory"]
 
 
 def peer_rows(measured: list[dict[str, Any]]) -> list[list[str]]:
     """A row for each measurement of bench_gpu_peer.py."""
     return [
         [
-            *(case["row"], case["attention"]),
+            *(case["row"], case["attention"], str(case["micro_batch"])),
             f"{case['examples_per_second']:,.0f}",
             f"{case['peak_bytes'] / 1e9:.2f} GB",
         ]

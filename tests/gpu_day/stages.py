@@ -39,7 +39,7 @@ KINDS = {
         "optim.muon_precision=bf16",
     ),
 }
-"""Of what a run may be told, what no other part has: those are at stage 1 in bf16 with LAMB."""
+"""Of what a run may be told, what no other part has: those are at stage 1 in bf16 with LAMB, but for EuroBERT's."""
 MOVES = ((1, 3), (3, 0))
 """Stages at which a run is saved, and goes on."""
 STAGES = (0, 1, 2, 3)

@@ -93,6 +93,7 @@ def out(tmp_path: Path) -> Path:
                         {
                             "row": "large-512",
                             "attention": "sdpa",
+                            "micro_batch": 32,
                             "examples_per_second": 301.4,
                             "step_seconds": 0.4,
                             "peak_bytes": 30_000_000_000,
@@ -125,7 +126,7 @@ def test_rows_and_calibration(
     assert "| tests | done | 80 | passed 13 |" in printed
     assert "| large-128 | deepspeed | on | auto | 1,650 | 43.2% | 20.00 GB | 1.053 |" in printed
     assert "| large-128 | deepspeed | on | fp8 | 1,650 | 61.0% | 20.00 GB | 1.053 |" in printed
-    assert "| large-512 | sdpa | 301 | 30.00 GB |" in printed
+    assert "| large-512 | sdpa | 32 | 301 | 30.00 GB |" in printed
     assert "| lamb |" not in printed
     names: dict[str, Any] = {"__name__": "copied"}
     exec((tmp_path / "gpus.py").read_text(), names)
