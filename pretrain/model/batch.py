@@ -6,9 +6,9 @@ row with id -1 and an example with label -1 add nothing to any sum, count or gra
 Shape legend: T packed tokens, E examples, B of them with tokens, R masked rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -126,21 +126,20 @@ class MicroBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "MicroBatch":
         """Move the micro-batch's tensors to `device`."""
-        moved = {
-            f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor)
-        }
-        return replace(self, **moved)
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "MicroBatch":
         """Copy the micro-batch to page-locked memory, so that copies to a GPU overlap with computation."""
-        pinned = {
-            f.name: getattr(self, f.name).pin_memory()
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor)
+        return self._with_tensors(lambda tensor: tensor.pin_memory())
+
+    def _with_tensors(self, copy: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        """Replace every tensor by its copy; `borders` is a part of `cu_seqlens` and has none of its own."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        copies: dict[str, Any] = {
+            name: copy(x) for name, x in values.items() if isinstance(x, Tensor) and name != "borders"
         }
-        return replace(self, **pinned)
+        copies["borders"] = copies["cu_seqlens"][: len(self.borders)]
+        return replace(self, **copies)
 
     def padded(self, shape: Shape) -> "MicroBatch":
         """Pad the micro-batch with spare rows up to `shape`; they add nothing to any sum, count or gradient.
