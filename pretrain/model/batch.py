@@ -65,7 +65,8 @@ class MicroBatch:
     segment_ids: Tensor  # (T,) int64: 0 up to the first [SEP], 1 after it
     positions: Tensor  # (T,) int64, within the token's example
     cu_seqlens: Tensor  # (E + 1,) int32
-    borders: Tensor  # (B + 1,) int32: cu_seqlens without the spare examples at its end that have no token
+    borders: Tensor  # (B + 1,) int32: cu_seqlens without the spare examples at its end that have no token; a field,
+    # since a compiled model that derived it from `lengths` would be compiled for these lengths alone
     masked_index: Tensor  # (R,) int64: rows of the run to predict
     masked_ids: Tensor  # (R,) int64: the original ids there; -1: a spare row
     labels: Tensor  # (E,) int64: 1 random next, 0 true next, -1 none

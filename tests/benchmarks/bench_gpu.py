@@ -43,7 +43,15 @@ from pretrain.preflight.passes import pass_cost  # noqa: E402
 from pretrain.training import compile_model  # noqa: E402
 from pretrain.training.device_feed import Feed, HostShare  # noqa: E402
 from tests.benchmarks.gpu_engines import engine_of  # noqa: E402
-from tests.benchmarks.gpu_rows import ROWS, Row, config_of_row, global_batch, sized  # noqa: E402
+from tests.benchmarks.gpu_rows import (  # noqa: E402
+    ROWS,
+    Row,
+    add_row_options,
+    config_of_row,
+    figures_in,
+    global_batch,
+    sized,
+)
 from tests.benchmarks.gpu_steps import host_times, show_waits, step, window  # noqa: E402
 from tests.factories.models import fresh_model  # noqa: E402
 
@@ -61,8 +69,7 @@ class Case(NamedTuple):
 
 def main() -> None:
     arguments = parse()
-    there = arguments.json and arguments.json.is_file()
-    found = json.loads(arguments.json.read_text()) if there else []
+    found = figures_in(arguments.json)
     device = with_index(torch.device(arguments.device))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}")
@@ -79,28 +86,16 @@ def with_index(device: torch.device) -> torch.device:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
+    add_row_options(parser, steps=5)
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--deterministic", nargs="+", choices=("on", "off"), default=["on", "off"])
     parser.add_argument(
         "--precision", choices=("auto", "fp8"), default="auto", help="fp8: of DeepSpeed's engine"
     )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--compile", choices=("on", "off"), default="on")
-    parser.add_argument("--dropout", type=float, help="default: the row's own")
-    parser.add_argument(
-        "--micro-batch", type=int, default=0, help="in full-length examples; 0: the row's own"
-    )
-    parser.add_argument("--accumulation", type=int, default=4, help="micro-batches a step")
-    parser.add_argument("--steps", type=int, default=5, help="a window")
-    parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--kernels", type=int, default=12, help="of the profile to list")
     parser.add_argument(
         "--trace", type=Path, help="a file for the timeline of one step, as chrome://tracing shows it"
     )
-    parser.add_argument("--vocabulary", type=int, default=0, help="0: the row's own")
-    parser.add_argument("--json", type=Path, help="a file that gets the figures beside those that it has")
-    parser.add_argument("--tiny", action="store_true", help="a model and batches of next to nothing")
     return parser.parse_args()
 
 
@@ -125,7 +120,7 @@ def measure(case: Case, row: Row, arguments: argparse.Namespace, device: torch.d
         torch.cuda.reset_peak_memory_stats(device)
         show_waits(engine, feed, ready)
     seconds = statistics.median(
-        window(engine, feed, ready, arguments.steps, device) for _ in range(arguments.windows)
+        window(lambda: step(engine, feed, ready), arguments.steps, device) for _ in range(arguments.windows)
     )
     squares = sum(int(np.square(m.lengths, dtype=np.int64).sum()) for m in share.micro_batches)
     flops = load(config).flops(row.vocabulary, tokens=share.tokens, squares=squares, masked=share.masked)

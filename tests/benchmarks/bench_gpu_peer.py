@@ -2,17 +2,16 @@
 
     python tests/benchmarks/bench_gpu_peer.py --row modern-8192 --attention sdpa
 
-The same random examples, `--micro-batch` at a time, padded to the longest, weights in fp32 under bf16's autocast,
-gradients clipped to 1. Of ModernBERT the head sees the masked places alone (`sparse_prediction`), as its authors train
-it. The padded tensors are on the device before the clock starts. `flex_attention` has the sliding window as a block
-mask; FlashAttention's package is not used.
+The same random examples, as many at a time as a micro-batch has of full length, padded to the longest; weights in
+fp32 under bf16's autocast, gradients clipped to 1. Of ModernBERT the head sees the masked places alone
+(`sparse_prediction`), as its authors train it. The padded tensors are on the device before the clock starts.
+`flex_attention` has the sliding window as a block mask; FlashAttention's package is not used.
 """
 
 import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,16 @@ from data_pipeline.shards.schema import VocabularyStamp  # noqa: E402
 from pretrain.model.batch import MicroBatch  # noqa: E402
 from pretrain.objectives.registry import load  # noqa: E402
 from tests.benchmarks.family_peers import Peer, targets  # noqa: E402
-from tests.benchmarks.gpu_rows import ROWS, Row, config_of_row, drawn, sized  # noqa: E402
+from tests.benchmarks.gpu_rows import (  # noqa: E402
+    ROWS,
+    Row,
+    add_row_options,
+    config_of_row,
+    drawn,
+    figures_in,
+    sized,
+)
+from tests.benchmarks.gpu_steps import window  # noqa: E402
 
 ATTENTION = ("sdpa", "flex_attention")
 
@@ -37,8 +45,7 @@ ATTENTION = ("sdpa", "flex_attention")
 def main() -> None:
     arguments = parse()
     device = torch.device(arguments.device)
-    there = arguments.json and arguments.json.is_file()
-    found = json.loads(arguments.json.read_text()) if there else []
+    found = figures_in(arguments.json)
     for name in arguments.row:
         found.append(measure(name, sized(ROWS[name], arguments), arguments, device))
         if arguments.json:
@@ -47,18 +54,8 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
+    add_row_options(parser, steps=3)
     parser.add_argument("--attention", choices=ATTENTION, default=ATTENTION[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--compile", choices=("on", "off"), default="on")
-    parser.add_argument("--dropout", type=float, help="default: the row's own")
-    parser.add_argument("--micro-batch", type=int, default=0, help="in examples; 0: the row's own")
-    parser.add_argument("--accumulation", type=int, default=4, help="micro-batches a step")
-    parser.add_argument("--steps", type=int, default=3, help="a window")
-    parser.add_argument("--windows", type=int, default=3)
-    parser.add_argument("--vocabulary", type=int, default=0, help="0: the row's own")
-    parser.add_argument("--json", type=Path, help="a file that gets the figures beside those that it has")
-    parser.add_argument("--tiny", action="store_true", help="a model and batches of next to nothing")
     return parser.parse_args()
 
 
@@ -122,16 +119,6 @@ def padded(peer: Peer, row: Row, examples: Examples) -> Iterator[dict[str, Tenso
 
 def on(device: torch.device, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
-def window(step: Any, steps: int, device: torch.device) -> float:
-    """Seconds a step."""
-    started = time.perf_counter()
-    for _ in range(steps):
-        step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - started) / steps
 
 
 if __name__ == "__main__":

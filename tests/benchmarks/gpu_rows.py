@@ -1,9 +1,11 @@
 """What bench_gpu.py measures: sizes of models, lengths of examples, and the speed that is aimed at where one is."""
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,6 +67,28 @@ ROWS = {
     "global-8192": Row(EVERYWHERE, 12, 8192, full(8192), 0.3, objective="mlm", vocabulary=50368),
 }
 TINY = {"layers": 2, "hidden": 32, "heads": 2, "intermediate": 64, "max_positions": 64}
+
+
+def add_row_options(parser: argparse.ArgumentParser, steps: int) -> None:
+    """Add the options of which rows are measured, and how; `steps`: the default of a window."""
+    parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compile", choices=("on", "off"), default="on")
+    parser.add_argument("--dropout", type=float, help="default: the row's own")
+    parser.add_argument(
+        "--micro-batch", type=int, default=0, help="in full-length examples; 0: the row's own"
+    )
+    parser.add_argument("--accumulation", type=int, default=4, help="micro-batches a step")
+    parser.add_argument("--steps", type=int, default=steps, help="a window")
+    parser.add_argument("--windows", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=0, help="0: the row's own")
+    parser.add_argument("--json", type=Path, help="a file that gets the figures beside those that it has")
+    parser.add_argument("--tiny", action="store_true", help="a model and batches of next to nothing")
+
+
+def figures_in(path: Path | None) -> list[dict[str, Any]]:
+    """Return the figures that --json holds already."""
+    return json.loads(path.read_text()) if path and path.is_file() else []
 
 
 def sized(row: Row, arguments: argparse.Namespace) -> Row:

@@ -3,7 +3,7 @@
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ def step(engine: Any, feed: Feed, ready: HostShare) -> None:
     engine.step()
 
 
-def window(engine: Any, feed: Feed, ready: HostShare, steps: int, device: torch.device) -> float:
+def window(step: Callable[[], None], steps: int, device: torch.device) -> float:
     """Seconds a step."""
     started = time.perf_counter()
     for _ in range(steps):
-        step(engine, feed, ready)
+        step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return (time.perf_counter() - started) / steps

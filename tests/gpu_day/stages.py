@@ -20,6 +20,8 @@ from tests.gpu_day.checks import (
 )
 from tests.gpu_day.runs import Day, Failed, LeftOut, metrics, train_command
 
+OTHERS = ("optim.lr=1e-3", "train.precision=bf16")
+"""Of runs with another optimizer than LAMB, whose rate is higher."""
 KINDS = {
     "stage 0": ("zero.stage=0", "train.precision=bf16"),
     "stage 2": ("zero.stage=2", "train.precision=bf16"),
@@ -27,17 +29,12 @@ KINDS = {
     "fp16": ("zero.stage=1", "train.precision=fp16"),
     "stage 2 on the host": ("zero.stage=2", "zero.offload=cpu", "train.precision=bf16"),
     "stage 3 on the host": ("zero.stage=3", "zero.offload=cpu", "train.precision=bf16"),
-    "adamw": ("zero.stage=1", "train.precision=bf16", "optim.name=adamw", "optim.lr=1e-3"),
-    "stable_adamw": ("zero.stage=1", "train.precision=bf16", "optim.name=stable_adamw", "optim.lr=1e-3"),
-    "stable_adamw, stage 3": (
-        *("zero.stage=3", "train.precision=bf16", "optim.name=stable_adamw", "optim.lr=1e-3"),
-    ),
-    "muon": ("zero.stage=1", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
-    "muon, stage 2": ("zero.stage=2", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
-    "muon in bf16": (
-        *("zero.stage=1", "train.precision=bf16", "optim.name=muon", "optim.lr=1e-3"),
-        "optim.muon_precision=bf16",
-    ),
+    "adamw": ("zero.stage=1", "optim.name=adamw", *OTHERS),
+    "stable_adamw": ("zero.stage=1", "optim.name=stable_adamw", *OTHERS),
+    "stable_adamw, stage 3": ("zero.stage=3", "optim.name=stable_adamw", *OTHERS),
+    "muon": ("zero.stage=1", "optim.name=muon", *OTHERS),
+    "muon, stage 2": ("zero.stage=2", "optim.name=muon", *OTHERS),
+    "muon in bf16": ("zero.stage=1", "optim.name=muon", "optim.muon_precision=bf16", *OTHERS),
 }
 """Of what a run may be told, what no other part has: those are at stage 1 in bf16 with LAMB, but for EuroBERT's."""
 MOVES = ((1, 3), (3, 0))

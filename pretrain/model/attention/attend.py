@@ -37,9 +37,7 @@ class Packing:
     """Positions of the examples in a packed run. One object per micro-batch: it caches the tile plan for all layers."""
 
     cu_seqlens: Tensor  # int32, examples + 1: example i holds tokens cu_seqlens[i]..cu_seqlens[i + 1] - 1
-    lengths: tuple[
-        int, ...
-    ]  # on the host, so that planning waits for no device; zeros at its end have no border
+    lengths: tuple[int, ...]  # on the host, so that planning waits for no device; zeros may follow
     max_length: int  # at least the longest example; constant over the run where shapes are static
     _plans: dict[tuple[int, torch.device, int], TilePlan] = field(default_factory=dict, repr=False)
 

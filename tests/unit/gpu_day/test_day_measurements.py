@@ -14,7 +14,7 @@ import pytest
 
 from tests.factories.gpu_days import Script
 from tests.gpu_day.measurements import bench, fp8, peers
-from tests.gpu_day.runs import Day, Failed
+from tests.gpu_day.runs import Day, Failed, LeftOut
 
 
 @dataclass
@@ -63,3 +63,12 @@ def test_losses_in_fp8_are_compared_with_those_in_bf16(
     with pytest.raises(Failed, match=said) if said else nullcontext():
         fp8(script.day, {})
     assert [call["name"] for call in script.done()] == ["bf16", "fp8"]
+
+
+def test_peers_are_left_out_without_transformers(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    def python(*arguments: str, **options: Any) -> str:
+        raise Failed("exit code 1 of -c: No module named 'transformers'")
+
+    monkeypatch.setattr(script.day, "python", python)
+    with pytest.raises(LeftOut, match="needs transformers"):
+        peers(script.day, {})

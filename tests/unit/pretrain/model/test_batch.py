@@ -27,11 +27,10 @@ def test_spare_examples_predict_nothing(shape: Shape) -> None:
 @pytest.mark.parametrize(
     ("shape", "lengths"),
     [
-        (
-            Shape(17, 9, 3, 5),
-            [5, 2, 3, 3, 2, 2, 0, 0, 0],
-        ),  # seven spare tokens: three examples, as long as the mean
-        (Shape(17, 5, 3, 9), [5, 2, 3, 4, 3]),  # there is room for two alone
+        # seven spare tokens: three examples, as long as the mean
+        (Shape(17, 9, 3, 5), [5, 2, 3, 3, 2, 2, 0, 0, 0]),
+        # there is room for two alone
+        (Shape(17, 5, 3, 9), [5, 2, 3, 4, 3]),
         (Shape(10, 5, 0, 5), [5, 2, 3, 0, 0]),
     ],
 )
