@@ -98,9 +98,6 @@ IMPORTS = {
 }
 """What each folder, or module beside them, imports of its own package, by their last names. A line names only lines
 above it. A folder inside another has a line of its own where it comes before or after the rest of that folder."""
-MAX_ENTRIES = 16
-CATALOGUES = {"launch/recipes", "launch/studies", "pretrain/objectives", "pretrain/export/families"}
-"""Folders of one kind of file each, which people look up by name."""
 
 
 @cache
@@ -303,16 +300,3 @@ def test_each_line_of_the_table_names_only_lines_above_it() -> None:
         package = place.split("/")[0]
         assert {f"{package}/{other}" for other in others.split()} <= above, place
         above.add(f"{package}/{Path(place).name}")
-
-
-def test_a_folder_has_few_entries() -> None:
-    """So that a listing is read at a glance; __init__.py, which is in each, is not counted, nor are recipes, objectives
-    and families, which are chosen by name."""
-    command = ["git", "ls-files", *PACKAGES, "tests/unit"]
-    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    entries: dict[str, set[str]] = {}
-    for name in tracked:
-        for path in (Path(name), *Path(name).parents):
-            entries.setdefault(str(path.parent), set()).add(path.name)
-    many = {p: len(names - {"__init__.py"}) for p, names in entries.items() if p not in CATALOGUES}
-    assert {place: count for place, count in many.items() if count > MAX_ENTRIES} == {}
