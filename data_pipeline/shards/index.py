@@ -2,7 +2,8 @@
 
 index.json holds one entry per shard. The block table of a shard (offset, bytes, counts and checksum of each block)
 is next to it in `<shard>.json` and is read when the shard is first needed, so that opening a hundred thousand shards
-takes about a second. All of it is canonical JSON: the same data gives the same bytes.
+takes about two seconds. All of it is canonical JSON: the same data gives the same bytes. index.json is sealed: its
+`sha256` is that of its other fields, so that no damage passes, whatever shards it then describes.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DamagedError, UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.canonical_json import SEAL, seal_holds, sealed_json
 from data_pipeline.io.files import join, read_bytes, remove_partial_files, write_whole
 from data_pipeline.records import COLUMNS
 from data_pipeline.shards.schema import (
@@ -94,7 +95,9 @@ class Index:
     statistics: Mapping[str, Any]
     splits: Mapping[str, Split]
     identity: str
-    """SHA-256 of index.json: two folders of equal identity hold the same data."""
+    """SHA-256 of index.json's bytes: two folders of equal identity hold the same data."""
+    is_sealed: bool = True
+    """Whether index.json has a SHA-256 of its own content, which held; False: written before it had one."""
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Index":
@@ -111,6 +114,9 @@ class Index:
                 remedy="run `maskmill prepare`",
             ) from None
         value = parsed(data, where)
+        is_sealed = _is_sealed(
+            value, where
+        )  # first: a flipped bit in the version is damage, not another version
         if isinstance(value, dict) and "format" in value and value["format"] != FORMAT:
             raise UserError(
                 f"format {str(value['format'])[:80]}",
@@ -118,7 +124,7 @@ class Index:
                 expected=f"format {FORMAT}",
                 remedy="prepare the shards again with this version, or read them with the version that made them",
             )
-        fields = checked(value, _INDEX, where)
+        fields = checked(value, _INDEX | ({SEAL: str} if is_sealed else {}), where)
         if fields["block_examples"] < 1:
             raise bad("block_examples is 0", where, "at least 1")
         stamp = VocabularyStamp(**checked(fields["vocabulary"], VOCABULARY_FIELDS, where))
@@ -136,6 +142,7 @@ class Index:
             statistics=fields["statistics"],
             splits=_splits(splits, fields["block_examples"], where),
             identity=hashlib.sha256(data).hexdigest(),
+            is_sealed=is_sealed,
         )
 
     @property
@@ -213,9 +220,19 @@ def write_index(
     _columns(columns, where)
     _splits(listed, block_examples, where)  # nothing is written that could not be read back
     write_whole(join(folder, TOKENIZER), vocabulary.json.encode("utf-8"))
-    write_whole(where, canonical_json(document, indent=1))
+    write_whole(where, sealed_json(document))
     remove_partial_files(folder)
     return Index.load(folder)
+
+
+def _is_sealed(value: object, where: str) -> bool:
+    """Return whether the parsed index.json is sealed. Raises DamagedError if its seal does not hold."""
+    holds = seal_holds(value) if isinstance(value, dict) else None
+    if holds is False:
+        raise DamagedError(
+            "changed since it was written: its sha256 does not hold", where=where, remedy=REMEDY
+        )
+    return holds is True
 
 
 def _columns(listed: Mapping[str, Any], where: str) -> Mapping[str, int]:

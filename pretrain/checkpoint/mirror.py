@@ -8,7 +8,6 @@ Stores cannot rename, so each copy gets a unique name from the start and is vali
 copies, and those that retention drops, are removed after the next copy.
 """
 
-import json
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.canonical_json import sealed_json
 from data_pipeline.io.files import write_whole, writing
 from data_pipeline.io.object_store import (
     download,
@@ -220,7 +220,7 @@ def bring_back(config: RunConfig, identity: dict[str, Any]) -> str:
     if checkpoints(folder):
         mirror.refuse_another_run(folder, found)
         return ""
-    step = mirror.fetch_newest(folder, about=json.dumps(theirs, indent=1).encode())
+    step = mirror.fetch_newest(folder, about=sealed_json(theirs))
     if step is None:
         return ""
     return f"brought back the checkpoint of step {step:,} from {mirror.uri}"

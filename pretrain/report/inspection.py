@@ -20,7 +20,7 @@ from pretrain.evaluate.scores import Score, leading, secondary
 from pretrain.evaluate.verdict import Losses, findings
 from pretrain.export.bundle import CARD, CHANGED, changed
 from pretrain.objectives.metrics import headline_of
-from pretrain.run.folder import NOTE, RUN, model_folders, read_run, read_summary
+from pretrain.run.folder import NOTE, RUN, model_folders, not_sealed, read_run, read_summary
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.tolerant_json import is_number
 
@@ -79,6 +79,7 @@ def _run(path: Path) -> dict[str, Any]:
         "checkpoints": list(found),
         "damaged": damaged,
         "hashes": "all hold" if not damaged else f"{len(damaged)} checkpoints are damaged",
+        "not_sealed": not_sealed(path),
         "where": {
             "run": str(path),
             "report": str(path / "report.html") if (path / "report.html").is_file() else "",
@@ -185,6 +186,11 @@ def run_headlines(facts: dict[str, Any], lines: list[dict[str, Any]]) -> list[tu
         )
     rows.append(("checkpoints", f"{', '.join(facts['checkpoints']) or 'none'}; all their hashes hold"))
     rows += [("DAMAGED checkpoint", f"{name}: {what}") for name, what in facts.get("damaged", {}).items()]
+    if facts.get("not_sealed"):
+        files = " and ".join(facts["not_sealed"])
+        rows.append(
+            ("not sealed", f"{files}, written before they had a sha256 of their own: a change would not show")
+        )
     return rows + [(name, where) for name, where in facts["where"].items() if where]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pretrain.evaluate.learning import learning_of
 from pretrain.objectives.metrics import HEADLINE, headline_of
 from pretrain.report.health import NOT_STARTED, SUBMITTED, TAIL, judge
-from pretrain.run.folder import RUN, SUMMARY, refuse_other_format
+from pretrain.run.folder import RUN, SUMMARY, refuse_other_format, shown_table
 from pretrain.run.folder_clock import time_in
 from pretrain.run.heartbeat import read_heartbeat
 from pretrain.run.metrics_file import METRICS, PROBE, probe_words
@@ -75,6 +75,8 @@ class Status:
     command: str = ""
     jobs: list[dict[str, Any]] = field(default_factory=list)
     """Jobs that `maskmill slurm` submitted."""
+    warnings: list[str] = field(default_factory=list)
+    """Files of the run that were changed since they were written."""
 
 
 def read_status(folder: Path, now: float | None = None) -> Status:
@@ -82,7 +84,8 @@ def read_status(folder: Path, now: float | None = None) -> Status:
     dates its files."""
     now = time_in(folder) if now is None else now
     status = Status(folder)
-    summary, run, heartbeat = table(folder / SUMMARY), table(folder / RUN), read_heartbeat(folder)
+    summary, run = (shown_table(folder / name, status.warnings) for name in (SUMMARY, RUN))
+    heartbeat = read_heartbeat(folder)
     refuse_other_format(run, folder)
     lines = list(tables(text_of(folder / METRICS, TAIL)))
     _figures(status, summary, lines, heartbeat)

@@ -23,6 +23,7 @@ def in_words(status: Status, again: str) -> str:
     head = f"{status.folder}: {status.health}" + ("" if status.health == NOT_STARTED else f", {where}{phase}")
     rows = [
         ("", status.why),
+        *(("WARNING", warning) for warning in status.warnings),
         ("error", f"{status.error}{f' ({status.log})' if status.log else ''}" if status.error else ""),
         (_leads(status), _scores(status)),
         ("loss", _losses(status)),

@@ -5,6 +5,10 @@ RUN/run.json          identity, W&B run id     RUN/summary.json      status and 
 RUN/checkpoints/      see checkpoint/store.py  RUN/logs/             output of ranks other than the first, stacks
 RUN/events.jsonl      one line per disturbance: skipped batches, rollbacks, damaged data
 RUN/attempts.jsonl    one line per start, checkpoint and end of the run's attempts
+
+run.json and summary.json are sealed: their `sha256` is that of their other fields. What decides something by them
+(train, export, inspect, sync) refuses a changed one. What only shows a run (status, report) says so and goes on: a run
+must stay observable when one of its files is damaged. A file of an older version has no seal and is taken as it is.
 """
 
 import json
@@ -17,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.canonical_json import SEAL, seal_holds, sealed_json
 from data_pipeline.io.files import write_whole
 from pretrain.config.safe_yaml import parse_yaml
 from pretrain.config.schema import schema
@@ -32,6 +36,7 @@ renamed. Checkpoints have their own (checkpoint/marker.py)."""
 OTHER_VERSION = (
     "finish and export it with the Maskmill that wrote it; init_from=EXPORT starts a new run from its weights"
 )
+CHANGED = "was changed since it was written: its sha256 does not hold"
 EXPORT, SAMPLES, NOTE = "export", "samples.json", "maskmill.json"
 """The folder of the exported model, the blanks that the model filled, and in an export what it is and its hashes."""
 
@@ -104,8 +109,16 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def parsed_run(data: bytes, where: object) -> dict[str, Any]:
-    """Parse `data`, the bytes of a run.json. Raises UserError."""
+    """Parse `data`, the bytes of a run.json, and return it without its seal. Raises UserError, also if that does not
+    hold."""
     values = object_of(data) or {}
+    if seal_holds(values) is False:
+        raise UserError(
+            CHANGED,
+            where=where,
+            remedy="copy it back from checkpoint.mirror or a backup; of your own change, remove the field sha256",
+        )
+    values.pop(SEAL, None)
     if "identity" in values:
         refuse_other_format(values, where)
     if not (isinstance(values.get("identity"), dict) and is_count(values.get("attempts")) and "id" in values):
@@ -126,10 +139,18 @@ def refuse_other_format(values: dict[str, Any], where: object) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read summary.json of `folder`; empty if there is none. Raises UserError if it is not a summary."""
+    """Read summary.json of `folder`, without its seal; empty if there is none. Raises UserError if it is not a summary,
+    or was changed since."""
     path = folder / SUMMARY
     try:
         values = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        if seal_holds(values) is False:
+            raise UserError(
+                CHANGED,
+                where=path,
+                remedy="remove it: the run's next attempt writes it again from metrics.jsonl",
+            )
+        values.pop(SEAL, None)
         counts = dict(dict(values.get("data", {})).get("held_out", {}))
         counts = {"examples": counts.get("examples", 0), **dict(counts.get("pair_labels", {}))}
         wrong = wrong_figure(values) or ", ".join(n for n, count in counts.items() if not is_number(count))
@@ -151,4 +172,18 @@ _PHASE = ("global_batch", "sequence_length", "lr")
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Replace summary.json as a whole."""
-    write_whole(folder / SUMMARY, canonical_json(summary, indent=1))
+    write_whole(folder / SUMMARY, sealed_json(summary))
+
+
+def not_sealed(folder: Path) -> list[str]:
+    """Return the names of those files of the run that are there without a seal, since an older version wrote them."""
+    return [name for name in (RUN, SUMMARY) if (folder / name).is_file() and SEAL not in table(folder / name)]
+
+
+def shown_table(path: Path, warnings: list[str]) -> dict[str, Any]:
+    """Read a sealed JSON object to show it: without its seal, empty if there is none, as it is where the seal does not
+    hold, which is added to `warnings`."""
+    values = table(path)
+    if seal_holds(values) is False:
+        warnings.append(f"{path.name} {CHANGED}; what is shown from it may be wrong.")
+    return {name: value for name, value in values.items() if name != SEAL}

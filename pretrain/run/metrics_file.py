@@ -13,7 +13,7 @@ from typing import Any
 
 from data_pipeline.io.files import write_whole, writing
 from pretrain.run.atomic_write import append
-from pretrain.run.tolerant_json import is_number, tables
+from pretrain.run.tolerant_json import is_number, object_of
 from pretrain.run.uploaded import lines_were_cut
 
 METRICS, LOST = "metrics.jsonl", "metrics.lost.jsonl"
@@ -74,13 +74,31 @@ class JsonLines:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl, without a torn last line left by a kill and lines whose figures are not
-    numbers."""
+    """Read the lines of metrics.jsonl, without damaged ones."""
+    return sorted_lines(folder)[0]
+
+
+def sorted_lines(folder: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Return the lines of metrics.jsonl in two lists: parsed, and as they are where they are damaged, that is no JSON
+    objects or with figures that are no numbers. The last of them may be one that is still being written, or that a
+    kill tore: `is_torn` tells."""
     path = folder / METRICS
-    if not path.is_file():
-        return []
-    lines = tables(path.read_text(encoding="utf-8", errors="replace"))
-    return [line for line in lines if is_number(line.get("step", 0)) and not wrong_figure(line)]
+    whole: list[dict[str, Any]] = []
+    damaged: list[bytes] = []
+    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
+        values = object_of(line)
+        if values is not None and is_number(values.get("step", 0)) and not wrong_figure(values):
+            whole.append(values)
+        elif line.strip():
+            damaged.append(line)
+    return whole, damaged
+
+
+def is_torn(folder: Path) -> bool:
+    """Return whether metrics.jsonl ends within a line."""
+    path = folder / METRICS
+    data = path.read_bytes() if path.is_file() else b""
+    return bool(data) and not data.endswith(b"\n")
 
 
 def probe_words(figures: Mapping[str, Any]) -> str:
@@ -123,15 +141,19 @@ def wrong_figure(values: Mapping[str, Any]) -> str:
 
 def cut_metrics(folder: Path, step: int) -> int:
     """Keep the lines up to `step` in metrics.jsonl and move later ones, which the checkpoint does not include, to
-    metrics.lost.jsonl. Returns how many were moved. Raises UserError if the disk is full: the history is then
-    unchanged."""
-    lines = read_metrics(folder)
+    metrics.lost.jsonl, and with them damaged ones wherever they are, with a warning. Returns how many whole lines were
+    moved. Raises UserError if the disk is full: the history is then unchanged."""
+    lines, damaged = sorted_lines(folder)
     kept = [line for line in lines if line.get("step", 0) <= step]
     lost = [line for line in lines if line.get("step", 0) > step]
-    if lost:
+    moved = [*damaged, *(json.dumps(line).encode() for line in lost)]
+    if moved:
         with writing(folder / LOST):
-            append(folder / LOST, b"".join(json.dumps(line).encode() + b"\n" for line in lost))
+            append(folder / LOST, b"".join(line + b"\n" for line in moved))
     if (folder / METRICS).is_file():
         write_whole(folder / METRICS, [f"{json.dumps(line)}\n".encode() for line in kept])
+    if damaged:
+        what = "a damaged line was" if len(damaged) == 1 else f"{len(damaged)} damaged lines were"
+        print(f"maskmill: WARNING: {folder / METRICS}: {what} moved to {LOST}", file=sys.stderr)
     lines_were_cut(folder, len(kept))
     return len(lost)

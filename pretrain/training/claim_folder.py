@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.canonical_json import sealed_json
 from data_pipeline.io.files import write_once, write_whole
 from data_pipeline.io.redact import redact
 from pretrain.checkpoint.store import FOLDER, checkpoints
@@ -174,7 +174,7 @@ def open_run(config: RunConfig, plans: list[Plan]) -> dict[str, Any]:
             wait_until_shown(lambda: None if _has_begun(folder) else folder / METRICS, wait)
             run = check_folder(config, plans)
         run["attempts"] += 1
-        write_whole(folder / RUN, canonical_json(run, indent=1))
+        write_whole(folder / RUN, sealed_json(run))
         write_whole(folder / CONFIG, redact(OmegaConf.to_yaml(OmegaConf.structured(config))).encode())
     step = steps_done(folder) if finished else 0
     return {"id": run["id"], "attempts": run["attempts"], "finished": finished, "step": step}
@@ -184,7 +184,7 @@ def _is_first(folder: Path, run: dict[str, Any], wait: float) -> bool:
     """Write run.json where this machine is shown none; return whether there was none indeed: a network folder may not
     show that of an attempt on another machine yet, but refuses to make it twice."""
     with suppress(FileNotFoundError):  # it is there, and not shown
-        write_once(folder / RUN, canonical_json(run, indent=1))
+        write_once(folder / RUN, sealed_json(run))
     wait_until_shown(lambda: None if (folder / RUN).is_file() else folder / RUN, wait)
     known = read_run(folder)
     return known is None or known["id"] == run["id"]

@@ -5,10 +5,11 @@ checksums vouch for it) or what the file now says. Anything else is raised.
 """
 
 import hashlib
+import io
 import json
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from data_pipeline.errors import SeveralErrors, UserError
+from data_pipeline.io.canonical_json import SEAL, canonical_json, sealed_json
 from data_pipeline.records import Examples
 from data_pipeline.shards.block import BlockError, check_examples, decode_block, encode_block
 from data_pipeline.shards.index import Index
@@ -66,6 +68,16 @@ def outcome(action: Callable[[], object]) -> str:
         assert line.strip()
         assert len(line) < 4000, "a line, not the file"
     return REFUSED
+
+
+def same_or_refused(read: Callable[[], object], data: bytes, good: bytes) -> str:
+    """What becomes of a sealed file whose bytes are `data` now: refused, or taken for what it says if that is what it
+    said. Only one whose seal is gone as a whole passes for one of an older version."""
+    found = outcome(read)
+    if found == TAKEN:
+        says = json.loads(data)
+        assert SEAL not in says or canonical_json(says) == canonical_json(json.loads(good)), "a change passed"
+    return found
 
 
 # --- recipes
@@ -167,7 +179,7 @@ class Shards:
         """The files with another block table that index.json vouches for."""
         document = json.loads(self.files["index.json"])
         document["splits"]["train"][0]["block_table_sha256"] = hashlib.sha256(table).hexdigest()
-        return {"train-000000.json": table, "index.json": json.dumps(document).encode()}
+        return {"train-000000.json": table, "index.json": sealed_json(document)}
 
 
 def indexes(folder: Path) -> Case:
@@ -175,7 +187,25 @@ def indexes(folder: Path) -> Case:
     shards = Shards(folder)
 
     def case(rng: random.Random) -> str:
-        with shards.with_files({"index.json": either(rng, shards.files["index.json"])}):
+        data = either(rng, shards.files["index.json"])
+        with shards.with_files({"index.json": data}):
+            return (
+                outcome(shards.read)
+                if rng.random() < 0.3
+                else same_or_refused(lambda: Index.load(shards.folder), data, shards.files["index.json"])
+            )
+
+    return case
+
+
+def unsealed_indexes(folder: Path) -> Case:
+    """index.json of an older version, then all shards by what it says now."""
+    shards = Shards(folder)
+    document = json.loads(shards.files["index.json"])
+    del document[SEAL]
+
+    def case(rng: random.Random) -> str:
+        with shards.with_files({"index.json": either(rng, canonical_json(document, indent=1))}):
             return outcome(shards.read)
 
     return case
@@ -419,6 +449,31 @@ def run_folders(folder: Path) -> Case:
     return case
 
 
+def sealed_run_files(folder: Path) -> Case:
+    """run.json or summary.json, sealed; one byte in three cases of four."""
+    good = {
+        "run.json": sealed_json({"format": 2, "identity": {"optim.lr": 0.01}, "id": "abc", "attempts": 2}),
+        "summary.json": sealed_json({
+            "status": "finished", "step": 10, "steps": 10, "loss": 4.5, "held_out_loss": 5.1, "seconds": 21.0,
+            "device": "cpu", "data": {"held_out": {"examples": 9, "pair_labels": {"is_next": 5}}},
+            "phases": [{"name": "a", "last": 10, "global_batch": 8, "sequence_length": 32, "lr": 0.1}],
+        }),
+    }  # fmt: skip
+
+    def case(rng: random.Random) -> str:
+        name = rng.choice(list(good))
+        data = bytearray(good[name])
+        if rng.random() < 0.75:
+            data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
+        else:
+            data = bytearray(either(rng, good[name]))
+        (folder / name).write_bytes(data)
+        reader = read_run if name == "run.json" else read_summary
+        return same_or_refused(lambda: reader(folder), bytes(data), good[name])
+
+    return case
+
+
 def used(run: Path) -> None:
     """What verbs make of a run folder's files."""
     facts = describe(run)
@@ -426,7 +481,8 @@ def used(run: Path) -> None:
     assert all(isinstance(text, str) for row in run_headlines(facts, read_metrics(run)) for text in row)
     read_run(run), read_summary(run), read_config(run)
     whole = read_metrics(run)
-    cut_metrics(run, 4)
+    with redirect_stderr(io.StringIO()):  # warns of damaged lines
+        cut_metrics(run, 4)
     assert all(line.get("step", 0) <= 4 for line in read_metrics(run))
     assert len(read_metrics(run)) <= len(whole)
 
@@ -435,13 +491,15 @@ PARSERS: dict[str, tuple[Callable[[Path], Case], str, int]] = {
     "recipes": (recipes, "a recipe's YAML", 2),
     "overrides": (overrides, "`key=value`", 2),
     "configs": (configs, "`config.json` of a model to start from", 4),
-    "index": (indexes, "`index.json`", 12),
+    "index": (indexes, "`index.json`, under its SHA-256", 12),
+    "unsealed index": (unsealed_indexes, "`index.json` without one", 6),
     "tables": (tables, "block tables", 8),
     "tars": (tars, "shards, under their checksums", 8),
     "blocks": (blocks, "blocks, past their checksums", 40),
     "markers": (markers, "`checkpoint.json`, under its SHA-256", 14),
     "lying markers": (lying_markers, "`checkpoint.json`, sealed anew", 10),
     "fragments": (fragments, "`fragments-*.safetensors`", 10),
+    "seals": (sealed_run_files, "`run.json`, `summary.json`, under their SHA-256", 12),
     "run folders": (run_folders, "`run.json`, `summary.json`, `config.yaml`, `metrics.jsonl`", 2),
 }
 """Name -> what makes a case of it, what is changed, and its share of the cases."""

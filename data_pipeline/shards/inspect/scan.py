@@ -18,7 +18,7 @@ from data_pipeline.io.npy import offsets_of
 from data_pipeline.masking.mask_budget import MaskBudget
 from data_pipeline.records import REQUIRED, Examples, ShowProgress
 from data_pipeline.sequences.registry import label_names
-from data_pipeline.shards.index import SPLITS, Index, Split, VocabularyStamp
+from data_pipeline.shards.index import INDEX, SPLITS, Index, Split, VocabularyStamp
 from data_pipeline.shards.inspect.repeat_counter import Repeats
 from data_pipeline.shards.inspect.rules import findings
 from data_pipeline.shards.padding_cost import PaddingCounter
@@ -51,6 +51,7 @@ def lint(
         "vocabulary": index.vocabulary._asdict(),
         "identity": index.identity,
         "hashes": "all hold",
+        "not_sealed": [] if index.is_sealed else [INDEX],
     }
     if plan is not None:
         examples = index.train.examples

@@ -27,6 +27,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
         )
     yield f"identity    {facts['identity']}"
     yield f"hashes      {facts['hashes']}"
+    for name in facts["not_sealed"]:
+        yield f"not sealed  {name}, written before it had a sha256 of its own: a change of it would not show"
     yield ""
     if not facts["findings"]:
         yield "nothing to object to"

@@ -16,8 +16,17 @@ from pretrain.evaluate.baselines import with_majority
 from pretrain.evaluate.verdict import Finding, Losses, findings
 from pretrain.objectives.metrics import HELD_OUT, Kind, headline_of, is_shown, leading_kind
 from pretrain.run.attempts import LOST, Attempt, read_attempts
-from pretrain.run.folder import SAMPLES, refuse_other_format
-from pretrain.run.metrics_file import EVAL, METRICS, PROBE, TRUST, TRUST_PREFIX, read_metrics
+from pretrain.run.folder import SAMPLES, refuse_other_format, shown_table
+from pretrain.run.metrics_file import (
+    EVAL,
+    METRICS,
+    PROBE,
+    TRUST,
+    TRUST_PREFIX,
+    is_torn,
+    read_metrics,
+    sorted_lines,
+)
 from pretrain.run.task_scores import TaskScore, read_task_scores
 from pretrain.run.tolerant_json import (
     SavedCheckpoint,
@@ -160,14 +169,19 @@ def read_run(folder: Path) -> RunRecord:
         )
     complaints: list[str] = []
     logged = read(folder / METRICS, lambda path: read_metrics(path.parent), [], complaints)
+    damaged = len(sorted_lines(folder)[1])
+    if damaged > is_torn(folder):  # a torn last line is one that the run is writing, or that a kill left
+        complaints.append(f"{METRICS} has damaged lines, which are left out here.")
     lines = [line for line in logged if line.get("kind") != TRUST]
     evaluations = [line for line in lines if line.get("kind") == EVAL]
     probes = [line for line in lines if line.get("kind") == PROBE]
     losses = Losses()
     for line in lines:
         losses.add(line)
-    about = table(folder / RUN)
+    about = shown_table(folder / RUN, complaints)
     refuse_other_format(about, folder)
+    summary = read(folder / SUMMARY, read_json, {}, complaints)
+    summary = shown_table(folder / SUMMARY, complaints) if summary else summary
     identity, attempts = about.get("identity"), number(about.get("attempts"))
     return RunRecord(
         folder=folder,
@@ -177,7 +191,7 @@ def read_run(folder: Path) -> RunRecord:
         trust=_trust([line for line in logged if line.get("kind") == TRUST]),
         slowdowns=_slowdowns(lines),
         events=list(tables(text_of(folder / EVENTS))),
-        summary=read(folder / SUMMARY, read_json, {}, complaints),
+        summary=summary,
         config=read(folder / CONFIG, read_yaml, {}, complaints),
         identity=identity if isinstance(identity, dict) else {},
         attempts=max(1, int(attempts or 1)),

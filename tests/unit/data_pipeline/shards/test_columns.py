@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.canonical_json import sealed_json
 from data_pipeline.loader.bin_packing import caps_for
 from data_pipeline.loader.dynamic_masking import DynamicMasking
 from data_pipeline.loader.loader import Shares, held_out, order_of
@@ -137,6 +138,6 @@ def test_an_index_with_other_columns_is_refused(
     index: Index, tmp_path: Path, columns: dict[str, object]
 ) -> None:
     document = json.loads(Path(index.path("index.json")).read_bytes()) | {"columns": columns}
-    (tmp_path / "index.json").write_text(json.dumps(document))
+    (tmp_path / "index.json").write_bytes(sealed_json(document))
     with pytest.raises(UserError, match=r"index\.json: column '\w+' of"):
         Index.load(tmp_path)

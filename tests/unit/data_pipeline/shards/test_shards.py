@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
-from data_pipeline.io.canonical_json import canonical_json
+from data_pipeline.io.canonical_json import SEAL, canonical_json, sealed_json
 from data_pipeline.io.files import read_bytes, read_ranges, write_whole
 from data_pipeline.io.object_store import object_names
 from data_pipeline.records import REQUIRED, Examples, concatenate
@@ -31,6 +31,8 @@ from data_pipeline.shards.block import (
     encode_block,
 )
 from data_pipeline.shards.index import Index
+from data_pipeline.shards.inspect.scan import lint
+from data_pipeline.shards.inspect.text import report
 from data_pipeline.shards.writer import (
     BlockReader,
     problems,
@@ -39,7 +41,7 @@ from data_pipeline.shards.writer import (
     write_index,
     write_shard,
 )
-from tests.factories.preparations import hashes
+from tests.factories.preparations import hashes, silent
 from tests.factories.shards import SIZE, StubVocabulary, blocks_of, random_examples, shard_folder
 
 ROOT = Path(__file__).parents[4]
@@ -246,7 +248,7 @@ def test_an_index_that_lies_about_the_greatest_example(folder: Path, field: str)
     """Training takes its caps from them."""
     document = json.loads((folder / "index.json").read_bytes())
     document["splits"]["train"][0][field] += 1
-    (folder / "index.json").write_bytes(canonical_json(document))
+    (folder / "index.json").write_bytes(sealed_json(document))
     (error,) = problems(Index.load(folder))
     assert re.search(rf"train-000000\.tar: index\.json says .*{field} \d", str(error))
 
@@ -254,7 +256,7 @@ def test_an_index_that_lies_about_the_greatest_example(folder: Path, field: str)
 def test_an_index_that_lies_about_the_size_of_a_shard(folder: Path) -> None:
     document = json.loads((folder / "index.json").read_bytes())
     document["splits"]["train"][0]["bytes"] -= 1024  # the blocks fit still
-    (folder / "index.json").write_bytes(canonical_json(document))
+    (folder / "index.json").write_bytes(sealed_json(document))
     (error,) = problems(Index.load(folder))
     assert "train-000000.tar: missing or changed" in str(error)
 
@@ -270,7 +272,7 @@ def test_an_index_whose_counts_would_fill_the_memory(folder: Path, path: tuple, 
     for key in parents:
         place = place[key]
     place[last] = value
-    (folder / "index.json").write_bytes(canonical_json(document))
+    (folder / "index.json").write_bytes(sealed_json(document))
     with pytest.raises(UserError, match="expected"):
         Index.load(folder)
 
@@ -306,7 +308,7 @@ def resealed(folder: Path, change: Any) -> Index:
     path = folder / "index.json"
     index = json.loads(path.read_bytes())
     index["splits"]["train"][0]["block_table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
-    path.write_bytes(canonical_json(index))
+    path.write_bytes(sealed_json(index))
     return Index.load(folder)
 
 
@@ -374,7 +376,7 @@ def test_an_index_that_is_not_as_it_should_be(folder: Path, change: Any) -> None
     path = folder / "index.json"
     document = json.loads(path.read_bytes())
     change(document)
-    path.write_bytes(canonical_json(document))
+    path.write_bytes(sealed_json(document))
     with pytest.raises(UserError, match=r"index\.json: "):
         Index.load(folder)
 
@@ -387,11 +389,65 @@ def test_an_index_of_an_older_version_is_refused_by_its_version(folder: Path) ->
     for shard in document["splits"]["train"]:
         shard["longest"] = shard.pop("max_tokens")
     document["another"] = document.pop("block_examples")
-    path.write_bytes(canonical_json(document))
+    path.write_bytes(sealed_json(document))
     with pytest.raises(
         UserError, match=r"index\.json: format 3 \(expected format 4; prepare the shards again"
     ):
         Index.load(folder)
+
+
+CHANGES: dict[str, Any] = {
+    "a setting": lambda d: d["settings"].update(sequence_length=127),
+    "a statistic": lambda d: d["statistics"].update(reading={"documents": 7}),
+    "fewer shards": lambda d: d["splits"]["train"].pop(),
+    "none held out": lambda d: d["splits"]["held_out"].clear(),
+    "another special id": lambda d: d["vocabulary"].update(pad=d["vocabulary"]["pad"] + 1),
+    "a larger vocabulary": lambda d: d["vocabulary"].update(size=d["vocabulary"]["size"] + 1),
+    "the seal": lambda d: d.update({SEAL: "0" * 64}),
+    "the seal's kind": lambda d: d.update({SEAL: None}),
+    "the seal's name": lambda d: d.update({"sha257": d.pop(SEAL)}),
+    "the version": lambda d: d.update(format=5),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_sealed_index_that_was_changed_is_refused(folder: Path, name: str) -> None:
+    """All of these describe a folder that could be: only the seal knows."""
+    path = folder / "index.json"
+    document = json.loads(path.read_bytes())
+    CHANGES[name](document)
+    path.write_bytes(canonical_json(document))
+    with pytest.raises(
+        UserError, match=r"index\.json: changed since it was written: its sha256 does not hold \("
+    ) as caught:
+        Index.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_seal_is_the_hash_of_the_other_fields_and_bytes_may_be_laid_out_anew(folder: Path) -> None:
+    path = folder / "index.json"
+    document = json.loads(path.read_bytes())
+    seal = document.pop(SEAL)
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
+    assert seal == hashlib.sha256(text.encode()).hexdigest()
+    assert Index.load(folder).is_sealed
+    path.write_text(json.dumps({SEAL: seal, **document}, indent=4))
+    assert Index.load(folder).is_sealed
+
+
+def test_an_index_of_an_older_version_without_a_seal_is_read_and_said_to_be(folder: Path) -> None:
+    path = folder / "index.json"
+    document = json.loads(path.read_bytes())
+    assert "not sealed" not in report(lint(Index.load(folder), silent))
+    del document[SEAL]
+    path.write_bytes(canonical_json(document, indent=1))
+    index = Index.load(folder)
+    assert not index.is_sealed
+    verify_full(index)
+    assert read_all(index)
+    facts = lint(index, silent)
+    assert facts["not_sealed"] == ["index.json"]
+    assert "not sealed  index.json" in report(facts)
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "[]", '{"format": NaN}', "[" * 100_000, "\xff"])
@@ -458,7 +514,7 @@ def test_a_hostile_block_with_a_true_checksum_is_a_user_error(folder: Path) -> N
     path = folder / "train-000001.tar"
     index = json.loads((folder / "index.json").read_bytes())
     index["vocabulary"]["size"] = 12
-    (folder / "index.json").write_bytes(canonical_json(index))
+    (folder / "index.json").write_bytes(sealed_json(index))
     opened = Index.load(folder)
     with pytest.raises(UserError, match=r"train-000001\.tar, block 0: not a block of examples: a token id"):
         next(BlockReader(opened, opened.train).read([(1, 0)]))
@@ -535,7 +591,7 @@ def test_a_hundred_thousand_shards_open_at_once(tmp_path: Path, monkeypatch: pyt
     entry = index.train.shards[0].as_dict()
     document = json.loads((tmp_path / "index.json").read_bytes())
     document["splits"]["train"] += [{**entry, "file": f"more-{i:06d}.tar"} for i in range(100_000)]
-    (tmp_path / "index.json").write_bytes(canonical_json(document))
+    (tmp_path / "index.json").write_bytes(sealed_json(document))
     opened_files: list[str] = []
 
     def counted(path: str) -> bytes:

@@ -272,6 +272,14 @@ def test_a_torn_last_line_costs_nothing(tmp_path: Path, tail: str) -> None:
     assert page_of(make_run(tmp_path / "run", tail=tail)).text == whole
 
 
+def test_damaged_lines_are_said_to_be_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:3], b'{"kind": "train", "st', *lines[3:], b""]))
+    assert "Damaged lines of metrics.jsonl, left out here: 1." in page_of(run).text
+
+
 def test_a_run_without_metrics_says_so(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", lines=[], summary=None))
     assert "No metrics were logged" in page.text

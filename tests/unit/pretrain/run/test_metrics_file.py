@@ -44,6 +44,36 @@ def test_a_line_torn_by_a_kill_is_not_a_line(tmp_path: Path) -> None:
     assert steps(tmp_path) == [10, 20]
 
 
+DAMAGED = {
+    "a flipped bracket": b'[{"kind": "train", "step": 20, "loss": 1.5}',
+    "no text": b"\xff\x00\x17",
+    "a byte that is no character": b'{"kind": "train", "step": 20, "phase": "\xff"}',
+    "a figure that is no number": b'{"kind": "train", "step": 20, "loss": "1.5"}',
+    "two lines that became one": b'{"step": 20}{"step": 30}',
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_damaged_line_is_kept_and_warned_of_wherever_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, at: int
+) -> None:
+    write(tmp_path, 10, 30, 40)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    lines.insert(at, DAMAGED[name])
+    path.write_bytes(b"\n".join([*lines, b""]))
+    assert steps(tmp_path) == [10, 30, 40]
+    assert metrics_file.cut_metrics(tmp_path, 30) == 1
+    assert "metrics.jsonl: a damaged line was moved to metrics.lost.jsonl" in capsys.readouterr().err
+    assert steps(tmp_path) == [10, 30]
+    lost = (tmp_path / "metrics.lost.jsonl").read_bytes().split(b"\n")
+    assert lost[0] == DAMAGED[name]
+    assert json.loads(lost[1])["step"] == 40
+    metrics_file.cut_metrics(tmp_path, 30)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_cut_that_finds_no_room_is_one_line_and_leaves_the_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
