@@ -27,7 +27,8 @@ from data_pipeline.shards.index import HELD_OUT, INDEX, TRAIN, Index, ShardEntry
 from data_pipeline.shards.statistics import add_up, padding_statistics, shard_statistics
 from data_pipeline.shards.writer import write_shard
 from data_pipeline.sources.deduplicate import kinds
-from data_pipeline.sources.source_snapshot import LOG, contents, in_words, what_changed
+from data_pipeline.sources.passed_over import lines
+from data_pipeline.sources.source_snapshot import LOG, contents, what_changed
 from data_pipeline.stages.executors import ALL, Share, Workers, backend_of
 from data_pipeline.stages.google_bert import exact_examples
 from data_pipeline.stages.stages import READ, STAGES, WRITE, Stage
@@ -77,9 +78,8 @@ def prepare_share(settings: DataSettings, show: ShowProgress, name: str, share: 
         return f"already prepared: {settings.out}"
     workspace = open_workspace(settings, vocabulary, together=True, afresh=looks)
     if name == DISCOVER:
-        passed_over = in_words(workspace.passed_over)
         words = f"{len(workspace.parts)} parts to read, in the stages {', '.join(stages_of(settings))}"
-        return f"{words}; {passed_over}" if passed_over else words
+        return "; ".join([words, *lines(workspace.passed_over)])
     for stage in STAGES:
         if stage.name == name:
             with Workers(backend_of(settings)) as workers:

@@ -68,6 +68,8 @@ class DataSettings:
     sources: list[str] = field(default_factory=list)
     """Files, folders, globs or fsspec URIs: .txt, .jsonl (.json), .parquet, .arrow, folders saved by Hugging Face
     `datasets`, Wikipedia's dumps (.xml), WikiExtractor's files; each also .gz, .bz2, .xz and .zst."""
+    split: str = ""
+    """Of a folder with splits that Hugging Face `datasets` saved, a DatasetDict, the one to read; empty: train."""
     out: str = ""
     """Folder for the shards and index.json, or the URI of one on an object store (s3://...), with data.work."""
     vocab: str = ""

@@ -5,6 +5,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +40,25 @@ def join(folder: str | os.PathLike[str], file: str) -> str:
     return f"{folder.rstrip('/')}/{file}" if is_uri(folder) else os.path.join(folder, file)
 
 
+def special_file(path: str | os.PathLike[str]) -> str:
+    """Return what a local path names if it is neither a file nor a folder, as "a device"; else ""."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return ""
+    kinds = {
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "")
+
+
 def read_bytes(path: str) -> bytes:
-    """Read the whole file. Raises FileNotFoundError, or UserError if it exists but cannot be read."""
+    """Read the whole file. Raises FileNotFoundError, or UserError if it exists but cannot be read, or never ends."""
+    if not is_uri(path) and (kind := special_file(path)):
+        raise UserError(f"is {kind}", where=path, expected="a file")
     try:
         return read_object(path) if is_uri(path) else Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -161,13 +161,13 @@ def retried(ask: Callable[[], Result]) -> Result:
 
 
 def _cause(error: Exception) -> Exception:
-    """Return the underlying error: fsspec's web files raise "not found" for any answer of the server when opened,
-    and chain the actual answer."""
+    """Return the underlying error: fsspec's web files raise "not found" for any answer of the server, and for none,
+    when opened, and chain the actual error."""
     cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and getattr(cause, "status", 404) not in (404, 410):
-        assert isinstance(cause, Exception)
-        return cause
-    return error
+    if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
+        return error
+    answered = getattr(cause, "status", 404) not in (404, 410)
+    return cause if answered or is_momentary(cause) else error
 
 
 def _tried(uri: str, what: str, action: Callable[[Any, str], Result]) -> Result:

@@ -2,8 +2,8 @@
 
 `discover` lists the parts of the sources in an order that depends only on file names; `read` streams the documents
 of one part. The suffix decides the format: .txt (.text), .jsonl (.json, .ndjson), .parquet, .arrow, .xml (Wikipedia
-dumps), each also with .gz, .bz2, .xz and .zst. WikiExtractor files, which have no suffix, are recognised by content. A
-folder saved by Hugging Face `datasets` is read by its state.json; if it holds several splits, all are read.
+dumps), each also with .gz, .bz2, .xz and .zst. WikiExtractor files, which have no suffix, are recognised by content. Of
+folders that Hugging Face `datasets` wrote, saved_datasets.py says what is read.
 
 A document's id is `path:record`. The path is relative to the source's root (the folder itself; for a glob, the
 folders before its first wildcard; for a file, its folder), so that ids depend neither on the working directory nor on
@@ -32,6 +32,7 @@ from data_pipeline.records import Document
 from data_pipeline.settings import DataSettings, language_of
 from data_pipeline.sources.cleaning import clean, cleaned, utf8_size
 from data_pipeline.sources.listing import files_of
+from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.read import records
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
@@ -67,9 +68,9 @@ def parts_of(
     return parts
 
 
-def source_files(settings: DataSettings, passed_over: list[str] | None = None) -> list[SourceFile]:
-    """List the files that `discover` finds, before they are cut into parts; nothing is read. The names of skipped
-    files, of unknown formats, are added to `passed_over`."""
+def source_files(settings: DataSettings, passed_over: PassedOver | None = None) -> list[SourceFile]:
+    """List the files that `discover` finds, before they are cut into parts; no text is read. What is left out is added
+    to `passed_over`."""
     if not settings.sources:
         raise UserError(
             "there is nothing to read", where="data.sources", remedy="name files, folders or globs"
@@ -77,12 +78,13 @@ def source_files(settings: DataSettings, passed_over: list[str] | None = None) -
     if len(settings.sources) > MAX_SOURCES:
         raise UserError(f"more than {MAX_SOURCES} sources", where="data.sources", remedy="name folders")
     language_of(settings, 0)
+    passed_over = PassedOver() if passed_over is None else passed_over
     names: dict[str, str] = {}
     uris: set[str] = set()
     found: list[SourceFile] = []
     for number, source in enumerate(settings.sources, 1):
         with reading(source):
-            files = files_of(source, passed_over)
+            files = files_of(source, passed_over, settings.split)
         for file in files:
             if file.uri in uris:
                 raise UserError(
@@ -96,6 +98,12 @@ def source_files(settings: DataSettings, passed_over: list[str] | None = None) -
             names[name] = file.uri
             uris.add(file.uri)
             found.append(replace(file, name=name, source=number - 1))
+    if settings.split and not passed_over.has_splits:
+        raise UserError(
+            f"is {settings.split}, and no source is a folder with splits that Hugging Face `datasets` saved",
+            where="data.split",
+            remedy="leave it empty",
+        )
     return found
 
 

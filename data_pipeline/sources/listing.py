@@ -1,18 +1,22 @@
 """List the files of a source (file, folder, glob or URI) by name, with their formats.
 
-The suffix decides the format; XML and files without a suffix are recognised by their first bytes. A folder saved by
-Hugging Face `datasets` is checked against its own state.json.
+The suffix decides the format; XML and files without a suffix are recognised by their first bytes. Of a folder that
+Hugging Face `datasets` wrote, saved_datasets.py chooses the files.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from data_pipeline.errors import UserError
 from data_pipeline.io.decompress import COMPRESSIONS, filesystem, is_local, open_bytes, patiently, reading
+from data_pipeline.io.files import special_file
+from data_pipeline.io.redact import redact
+from data_pipeline.sources.passed_over import PassedOver
+from data_pipeline.sources.saved_datasets import DICT, INFO, STATE, described_files
 from data_pipeline.sources.source_file import SourceFile
 
 FORMATS = {
@@ -32,18 +36,21 @@ _SPLIT_DUMP = re.compile(r"\.xml-p\d+p\d+")  # a part of a Wikipedia dump: pages
 _WILDCARD = re.compile(r"[*?\[]")
 
 
-def files_of(source: str, passed_over: list[str] | None = None) -> list[SourceFile]:
-    """Return the files of one source, by name. A folder's files of unknown formats are skipped and their names added
-    to `passed_over`; a file that is named, or matched by a glob, must have a known format."""
+def files_of(source: str, passed_over: PassedOver | None = None, split: str = "") -> list[SourceFile]:
+    """Return the files of one source, by name. A folder's files of unknown formats, its devices, FIFOs and sockets are
+    skipped and added to `passed_over`; a file that is named, or matched by a glob, must have a known format. `split`:
+    data.split."""
+    passed_over = PassedOver() if passed_over is None else passed_over
     fs, path = filesystem(source)
     ask = (lambda answer: answer()) if is_local(fs) else patiently
     web = "http" in (fs.protocol, *fs.protocol)  # for a web server, isdir would load the page
+    matched = False
     if path.endswith("/") if web else ask(lambda: fs.isdir(path)):
         root, found, picky = path, ask(lambda: _files_below(fs, path)), False
-    elif ask(lambda: fs.isfile(path)):
+    elif _is_file(fs, path):
         root, found, picky = path.rpartition("/")[0], [path], True
     elif wildcard := _WILDCARD.search(path):
-        root, picky = path[: wildcard.start()].rpartition("/")[0], True
+        root, picky, matched = path[: wildcard.start()].rpartition("/")[0], True, True
         found = [
             f
             for match in ask(lambda: fs.glob(path))
@@ -52,12 +59,24 @@ def files_of(source: str, passed_over: list[str] | None = None) -> list[SourceFi
     else:
         raise UserError("there is no such file or folder", where=source, remedy="check data.sources")
     root = root.rstrip("/") + "/"
-    paths = _without_descriptions(fs, sorted(set(found)))
+    paths = _regular(fs, sorted(set(found)), root, picky, passed_over)
+    if matched or not picky:
+        paths = described_files(
+            paths,
+            lambda path, most: ask(lambda: _head(fs, path, most)),
+            split=split,
+            name_of=lambda folder: folder.removeprefix(root) if folder + "/" != root else redact(source),
+            passed_over=passed_over,
+            described=ask(lambda: _descriptions(fs, paths, root)) if matched else (),
+        )
     files = [ask(partial(_source_file, fs, p, p.removeprefix(root), picky)) for p in paths]
     known = [f for f in files if f]
-    if passed_over is not None:
-        passed_over += [_shown(p.removeprefix(root)) for p, f in zip(paths, files, strict=True) if not f]
+    passed_over.other_kinds += [
+        _shown(p.removeprefix(root)) for p, f in zip(paths, files, strict=True) if not f
+    ]
     if not known:
+        if not found and not is_local(fs):
+            _check_reachable(fs, root)
         instead = next((i for p in paths for suffix, i in _INSTEAD.items() if p.lower().endswith(suffix)), "")
         raise UserError(
             "no file to read here", where=source, expected=_EXPECTED, remedy=instead or "check data.sources"
@@ -86,38 +105,56 @@ def _files_below(fs: Any, folder: str) -> list[str]:
     return list(walk(folder, ()))
 
 
-def _without_descriptions(fs: Any, paths: list[str]) -> list[str]:
-    """Return `paths` without the metadata files of a data set saved by Hugging Face `datasets`, after checking that
-    the files they name exist."""
-    tables = {p.rpartition("/")[0] for p in paths if p.endswith(".arrow")}
+def _is_file(fs: Any, path: str) -> bool:
+    """Return whether there is something to open under this name. Raises OSError where a store does not answer, which
+    fsspec's own `isfile` takes for an absence."""
+    if is_local(fs):
+        return fs.isfile(path) or bool(special_file(path))
+    try:
+        return patiently(lambda: fs.info(path))["type"] == "file"
+    except FileNotFoundError:
+        return False
+
+
+def _check_reachable(fs: Any, folder: str) -> None:
+    """Raise OSError if the store does not answer: fsspec's listings take that for an empty folder."""
+    with suppress(FileNotFoundError):
+        patiently(lambda: fs.ls(folder, detail=False))
+
+
+def _regular(fs: Any, paths: list[str], root: str, picky: bool, passed_over: PassedOver) -> list[str]:
+    """Return `paths` without devices, FIFOs and sockets: opening one may wait for ever, or never end."""
+    if not is_local(fs):
+        return paths
     kept = []
     for path in paths:
-        folder, _, name = path.rpartition("/")
-        if folder in tables and name == "state.json":
-            _check_saved(fs, path, folder, paths)
-        described = folder in tables or any(t.startswith(folder + "/") for t in tables)
-        if not (described and name in ("state.json", "dataset_info.json", "dataset_dict.json")):
+        if not (kind := special_file(path)):
             kept.append(path)
+        elif picky:
+            raise UserError(
+                f"is {kind}", where=_shown(path), expected="a file or folder", remedy="check data.sources"
+            )
+        else:
+            passed_over.special.append(_shown(path.removeprefix(root)))
     return kept
 
 
-def _check_saved(fs: Any, state: str, folder: str, paths: list[str]) -> None:
-    try:
-        described = json.loads(fs.cat_file(state))
-        names = [file["filename"] for file in described["_data_files"]]
-        missing = [name for name in names if f"{folder}/{name}" not in paths]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"does not describe a saved data set: {error!r}", where=state, remedy="save it again"
-        ) from error
-    if missing:
-        raise UserError(f"names {missing[0]}, which is not there", where=state, remedy="save it again")
-    if described.get("_indices_data_files"):
-        raise UserError(
-            "the data set was saved as a selection of rows",
-            where=folder,
-            remedy="save it again after flatten_indices()",
-        )
+def _descriptions(fs: Any, paths: list[str], root: str) -> list[str]:
+    """List the descriptions of data sets that lie in the folders of Arrow files that a glob has matched, or between
+    these and its root, and that it has not matched."""
+    folders: set[str] = set()
+    for path in paths:
+        folder = path.rpartition("/")[0] if path.endswith(".arrow") else ""
+        while len(folder) >= len(root.rstrip("/")) and folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    candidates = [f"{folder}/{name}" for folder in sorted(folders) for name in (DICT, STATE, INFO)]
+    return [c for c in candidates if c not in paths and fs.isfile(c)]
+
+
+def _head(fs: Any, path: str, most: int) -> bytes:
+    with fs.open(path, "rb") as file:
+        return bytes(file.read(most))
 
 
 def _source_file(fs: Any, path: str, name: str, picky: bool) -> SourceFile | None:

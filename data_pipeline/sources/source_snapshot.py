@@ -18,14 +18,13 @@ from data_pipeline.io.decompress import filesystem, patiently, reading
 from data_pipeline.io.files import exists, file_sha256, is_uri, join, read_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources.discover import source_files
+from data_pipeline.sources.passed_over import PassedOver, is_summary
 from data_pipeline.sources.source_file import SourceFile
 
 LOG = "prepare.log.json"
 """How and from which sources a folder was made; not part of its data."""
 HASHED = 1 << 30
 """Maximum bytes of sources to hash: a few seconds."""
-NAMED = 5
-"""Skipped files that are named; the others are counted."""
 _MARKS = (
     *(
         "ETag",
@@ -43,28 +42,14 @@ _MARKS = (
 """Names of the ETag or time in fsspec's stores: hf blob_id, ftp modify, webhdfs modificationTime."""
 
 
-def described_sources(settings: DataSettings, passed_over: list[str] | None = None) -> list[list[Any]]:
-    """Return name, size and time (or ETag) of each source file; the name is relative to the source's root. The names
-    of skipped files are added to `passed_over`. Raises UserError as `discover` does."""
+def described_sources(settings: DataSettings, passed_over: PassedOver | None = None) -> list[list[Any]]:
+    """Return name, size and time (or ETag) of each source file; the name is relative to the source's root. What
+    is not read is added to `passed_over`. Raises UserError as `discover` does."""
     return _described(source_files(settings, passed_over))
 
 
 def _described(files: Sequence[SourceFile]) -> list[list[Any]]:
     return [[file.name, file.size, _mark(file.uri)] for file in files]
-
-
-def summary(passed_over: Sequence[str]) -> dict[str, Any]:
-    """Return the number of skipped files and the names of the first ones."""
-    return {"files": len(passed_over), "first": list(passed_over[:NAMED])}
-
-
-def in_words(passed_over: dict[str, Any]) -> str:
-    """Format a `summary` as text; empty if no file was skipped."""
-    count, first = passed_over.get("files", 0), passed_over.get("first", [])
-    if not count:
-        return ""
-    names = ", ".join(first) + (", ..." if count > len(first) else "")
-    return f"skipped {count:,} file{'s' if count > 1 else ''} of other kinds: {names}"
 
 
 def contents(settings: DataSettings, sources: list[list[Any]]) -> str:
@@ -93,22 +78,13 @@ def noted(out: str) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         return {}
-    odd = {"sources": _are_sources, "passed_over": _is_summary}
+    odd = {"sources": _are_sources, "passed_over": is_summary}
     return {key: value for key, value in found.items() if key not in odd or odd[key](value)}
 
 
 def _are_sources(rows: Any) -> bool:
     return isinstance(rows, list) and all(
         isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) for row in rows
-    )
-
-
-def _is_summary(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("files"), int)
-        and isinstance(names := value.get("first"), list)
-        and all(isinstance(name, str) for name in names)
     )
 
 

@@ -34,8 +34,9 @@ from data_pipeline.sequences.base import SequenceBuilder
 from data_pipeline.sequences.registry import builder_of
 from data_pipeline.settings import DataSettings, settings_affecting_bytes, token_values
 from data_pipeline.sources.discover import parts_of, source_files
+from data_pipeline.sources.passed_over import PassedOver
 from data_pipeline.sources.source_file import SourceFile
-from data_pipeline.sources.source_snapshot import described_sources, summary
+from data_pipeline.sources.source_snapshot import described_sources
 from data_pipeline.stages.document_pools import DocumentPool, parsed_pools
 from data_pipeline.vocabulary.files import Vocabulary
 
@@ -55,7 +56,7 @@ class Workspace:
     sources: list[list[Any]]
     """Name, size and time of each source file."""
     passed_over: dict[str, Any]
-    """How many files in the sources' folders are of other kinds, and the first of them."""
+    """What of the sources' folders is not read, as `PassedOver.summary`."""
     work: Path
     text: Path
 
@@ -144,7 +145,7 @@ def open_workspace(
         {
             "format": FORMAT,
             "identity": identity,
-            "data_sources": settings.sources,
+            "data_sources": _sought(settings),
             "skipped_files": passed_over,
         }
     )
@@ -173,10 +174,15 @@ def _found_sources(
     """Return the source files and what is skipped; unless `afresh`, what the first of several processes found, so
     that only one has to look."""
     note = None if afresh else _note(work)
-    if note and note["data_sources"] == settings.sources:
+    if note and note["data_sources"] == _sought(settings):
         return note["identity"]["sources"], note["skipped_files"]
-    passed_over: list[str] = []
-    return described_sources(settings, passed_over), summary(passed_over)
+    passed_over = PassedOver()
+    return described_sources(settings, passed_over), passed_over.summary()
+
+
+def _sought(settings: DataSettings) -> list[str]:
+    """Return what decides which files are listed."""
+    return [*settings.sources, *([f"split={settings.split}"] if settings.split else [])]
 
 
 def _work_folder(settings: DataSettings) -> Path:

@@ -42,8 +42,14 @@ def vocab(
     if extend:
         _extend(config.data, config.vocabulary, Path(extend))
         return
+    from data_pipeline.sources.discover import source_files
+    from data_pipeline.sources.passed_over import PassedOver, lines
     from data_pipeline.vocabulary.sample import learn_vocabulary
 
+    passed_over = PassedOver()
+    source_files(config.data, passed_over)
+    for line in lines(passed_over.summary()):
+        say(line)
     vocabulary, fresh = learn_vocabulary(config.data, config.vocabulary, stages(console), warn=say)
     there = "" if fresh else "already there: "
     say(f"{there}vocabulary of {vocabulary.size:,} entries in {config.data.vocab}")
@@ -94,7 +100,8 @@ def prepare(
     from data_pipeline.prepare import prepare as run
     from data_pipeline.prepare import prepare_share
     from data_pipeline.shards.index import Index
-    from data_pipeline.sources.source_snapshot import in_words, noted
+    from data_pipeline.sources.passed_over import lines
+    from data_pipeline.sources.source_snapshot import noted
     from data_pipeline.stages.executors import Share
     from data_pipeline.vocabulary.files import load_vocabulary
     from pretrain.config.phases import data_of_phases
@@ -129,7 +136,8 @@ def prepare(
             f"{len(train.shards)} shard{'s' * (len(train.shards) != 1)} in {data.out}"
         )
         _say(measured_note(index))
-        _say(in_words(noted(data.out).get("passed_over", {})))
+        for line in lines(noted(data.out).get("passed_over", {})):
+            say(line)
         if fresh:
             record_prepare(config, index)
 

@@ -17,7 +17,7 @@ from data_pipeline.prepare import NAMES, prepare, prepare_share
 from data_pipeline.settings import DataSettings, VocabularySettings
 from data_pipeline.shards.index import HELD_OUT, TRAIN, Index
 from data_pipeline.shards.writer import BlockReader
-from data_pipeline.sources import source_snapshot
+from data_pipeline.sources import passed_over, source_snapshot
 from data_pipeline.sources.discover import source_files
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.stages import executors
@@ -280,7 +280,7 @@ def test_a_torn_or_odd_log_notes_nothing(text: Path, tmp_path: Path, log: bytes)
     (tmp_path / source_snapshot.LOG).write_bytes(log)
     settings = settings_for(text, tmp_path)
     assert source_snapshot.what_changed(settings) == ""
-    assert source_snapshot.in_words(source_snapshot.noted(settings.out).get("passed_over", {})) == ""
+    assert passed_over.lines(source_snapshot.noted(settings.out).get("passed_over", {})) == []
 
 
 def test_what_is_hashed_is_what_was_read(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ import gzip
 import json
 import os
 import random
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import fsspec
 import pyarrow as pa
@@ -16,10 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.errors import UserError
+from data_pipeline.io.files import read_bytes
 from data_pipeline.settings import DataSettings
 from data_pipeline.sources import discover as sources
-from data_pipeline.sources.discover import discover, read
+from data_pipeline.sources.discover import discover, read, source_files
 from data_pipeline.sources.formats import plain_text
+from data_pipeline.sources.passed_over import PassedOver, lines
 from data_pipeline.sources.read_counts import Counts
 from data_pipeline.sources.source_file import SourceFile
 from data_pipeline.tokenize.sentences import split
@@ -319,3 +323,38 @@ def test_languages_that_do_not_fit_the_sources_are_refused(tmp_path, languages, 
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("x")
     assert what in error(*(tmp_path / f"{name}.txt" for name in "abc"), languages=languages)
+
+
+def special(folder: Path, kind: str) -> Path:
+    """What is no file: a FIFO, a socket, or a device by a link."""
+    path = folder / f"{kind}.txt"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path.symlink_to("/dev/zero")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "device"])
+def test_what_is_no_file_is_passed_over_in_a_folder_and_refused_by_name(tmp_path: Path, kind: str) -> None:
+    """Nothing hangs: a FIFO is never opened, a device never read."""
+    (tmp_path / "corpus" / "sub").mkdir(parents=True)
+    (tmp_path / "corpus" / "a.txt").write_text("a")
+    path = special(tmp_path / "corpus" / "sub", kind)
+    passed_over = PassedOver()
+    files = source_files(DataSettings(sources=[str(tmp_path / "corpus")]), passed_over)
+    assert [file.name for file in files] == ["a.txt"]
+    assert lines(passed_over.summary()) == [f"skipped 1 device, FIFO or socket: sub/{kind}.txt"]
+    for name in (path, path.parent / "*.txt"):
+        assert error(name) == f"{path}: is a {kind} (expected a file or folder; check data.sources)"
+    assert "no file to read here" in error(path.parent)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
+def test_a_device_is_neither_a_source_nor_read_whole(path: str) -> None:
+    assert error(path) == f"{path}: is a device (expected a file or folder; check data.sources)"
+    with pytest.raises(UserError, match=rf"^{path}: is a device \(expected a file\)$"):
+        read_bytes(path)

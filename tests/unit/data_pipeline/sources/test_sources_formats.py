@@ -21,6 +21,7 @@ from data_pipeline.sources.discover import discover, read
 from data_pipeline.sources.formats import tables, wikipedia
 from data_pipeline.sources.formats.wikitext import plain_text
 from data_pipeline.sources.read_counts import Counts
+from tests.factories.saved_datasets import saved
 from tests.linear_time import is_linear
 
 HIDDEN = frozenset({"file", "image", "category", "datei", "kategorie"})
@@ -40,64 +41,6 @@ def error(*names: object, **options: object) -> str:
 
 
 # Hugging Face data sets
-
-
-def saved(folder: Path, rows: dict[str, list], files: int = 2, batch: int = 2) -> Path:
-    """A folder as `datasets.Dataset.save_to_disk` leaves it."""
-    folder.mkdir(parents=True)
-    table = pa.table(rows)
-    each = -(-len(table) // files)
-    names = [f"data-{n:05d}-of-{files:05d}.arrow" for n in range(files)]
-    for number, name in enumerate(names):
-        with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
-            writer.write_table(table.slice(number * each, each), max_chunksize=batch)
-    state = {"_data_files": [{"filename": name} for name in names], "_split": "train", "_fingerprint": "x"}
-    (folder / "state.json").write_text(json.dumps(state, indent=2))
-    (folder / "dataset_info.json").write_text(json.dumps({"features": {"text": {"dtype": "string"}}}))
-    return folder
-
-
-ROWS = {"text": ["one", None, "três\n\nthree", "four", "five"], "key": [5, 6, 7, 8, 9]}
-
-
-def test_a_saved_data_set_is_read_as_its_state_says(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "set", ROWS)
-    one, two = "data-00000-of-00002.arrow", "data-00001-of-00002.arrow"
-    expected = [
-        (f"{one}:1", "one"),
-        (f"{one}:3", "três\n\nthree"),
-        (f"{two}:1", "four"),
-        (f"{two}:2", "five"),
-    ]
-    assert documents(folder) == expected
-    assert documents(folder, id_field="key")[-1] == (f"{two}:9", "five")
-    assert "no column 'body' (expected one of text, key" in error(folder, text_field="body")
-
-
-def test_all_splits_of_a_saved_data_set_are_read(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        saved(tmp_path / "set" / split, {"text": [split]}, files=1)
-    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    assert [text for _, text in documents(tmp_path / "set")] == ["test", "train"]
-    assert [text for _, text in documents(tmp_path / "set" / "train")] == ["train"]
-
-
-def test_a_saved_data_set_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "set", ROWS)
-    file = folder / "data-00001-of-00002.arrow"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) * 2 // 3])
-    assert "data-00001-of-00002.arrow: not a whole table" in error(folder)
-    file.write_bytes(whole[:-8])
-    assert "not a whole table: it does not end as the format demands" in error(folder)
-    file.unlink()
-    assert "names data-00001-of-00002.arrow, which is not there" in error(folder)
-    (folder / "state.json").write_text("{}")
-    assert "does not describe a saved data set" in error(folder)
-    chosen = saved(tmp_path / "chosen", ROWS)
-    state = json.loads((chosen / "state.json").read_text())
-    (chosen / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "i.arrow"}]}))
-    assert "flatten_indices()" in error(chosen)
 
 
 def test_a_large_arrow_file_is_shared_out_by_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,5 +196,35 @@ def test_a_web_server_that_keeps_failing_is_one_line(web: Server) -> None:
     assert "there is no such file or folder" in error(f"{web.url}/none.txt")
 
 
-def test_an_unreachable_server_is_one_line() -> None:
-    assert error("http://127.0.0.1:9/a.txt").startswith("http://127.0.0.1:9/a.txt: ")
+@pytest.mark.parametrize("path", ["a.txt", "folder/", "folder/*.txt"])
+def test_a_web_server_that_refuses_the_connection_is_not_taken_for_an_empty_one(path: str) -> None:
+    line = error(f"http://127.0.0.1:9/{path}")
+    assert line.startswith(f"http://127.0.0.1:9/{path}: cannot be read: ")
+    assert "Connect" in line
+
+
+@pytest.mark.parametrize("path", ["a.txt", "folder", "folder/", "folder/*.txt"])
+def test_a_store_that_refuses_the_connection_is_not_taken_for_an_empty_one(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_MAX_ATTEMPTS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    S3FileSystem.clear_instance_cache()
+    try:
+        line = error(f"s3://bucket/{path}")
+    finally:
+        S3FileSystem.clear_instance_cache()
+    assert line.startswith(f"s3://bucket/{path}: cannot be read: ")
+    assert "connect" in line.lower()
+
+
+def test_an_empty_folder_of_a_server_has_no_file_to_read(
+    web: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FILES, "empty/", b"<html>nothing is linked here</html>")
+    assert "no file to read here" in error(f"{web.url}/empty/")
