@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGSTOP
 
 import pytest
 from processes import send
@@ -69,9 +69,7 @@ def test_a_rank_that_is_killed_is_done_again_on_another_node(
 ) -> None:
     job = Job(cluster, tiny, tmp_path)
     node = job.until_half_way()[1]
-    ranks = [
-        pid for pid in cluster.processes_of(node) if b"slowed.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    ranks = job.ranks_on([node])
     assert len(ranks) == 1
     send(ranks, SIGKILL)
     slowed.unlink()
@@ -83,6 +81,33 @@ def test_a_rank_that_is_killed_is_done_again_on_another_node(
         ["squeue", "--noheader", "--states=all", f"--jobs={job.number}", "--format=%N"]
     )
     assert job.attempts() == 2
+
+
+def test_a_rank_that_is_stuck_is_done_again_on_another_node(
+    cluster: Cluster, tiny: list[str], undisturbed: Path, slowed: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A stopped process hears no alarm, as one in a dead disk's read does not: the rank that waits for it reports the
+    hang, and its node is the healthy one."""
+    monkeypatch.setitem(cluster.environment, "SRUN_OPTIONS", "--wait=5")
+    job = Job(cluster, [*tiny, "run.step_limit=20"], tmp_path)
+    healthy, node = job.until_half_way()
+    slowed.unlink()
+    send(job.ranks_on([node]), SIGSTOP)
+    job.until(lambda: "is excluded" in job.log.read_text())
+    assert f"a fault on {node}, rank 1: stuck, srun had to end it" in job.log.read_text()
+    assert f"\n{node} is excluded\n" in job.log.read_text()
+    assert f"error: {healthy}: task 0: Alarm clock" in job.log.read_text()
+    job.ends_as(undisturbed)
+    assert job.attempts() == 2
+
+
+def test_a_time_limit_without_time_for_a_step_ends_the_job(
+    cluster: Cluster, tiny: list[str], tmp_path: Path
+) -> None:
+    job = Job(cluster, tiny, tmp_path, "--time=2", "--signal=B:USR1@300")
+    assert cluster.wait(job.number, 180) == "FAILED", job.said()
+    assert "not requeued: the signal of the time limit (2:00) came" in job.log.read_text()
 
 
 def test_a_node_that_dies(

@@ -48,6 +48,16 @@ class Job:
         listed = self.cluster.nodes_of(self.number)
         return self.cluster._run(["scontrol", "show", "hostnames", *listed]).split() if listed else []
 
+    def ranks_on(self, nodes: list[str]) -> list[int]:
+        """The processes that train on these nodes; srun and the job's script have the same words on their lines."""
+        pids = [pid for node in nodes for pid in self.cluster.processes_of(node)]
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in pids}
+        return [
+            p
+            for p, (python, *rest) in words.items()
+            if python == sys.executable and rest[0].endswith("slowed.py")
+        ]
+
     def until(self, holds: Callable[[], object], seconds: float = 180) -> None:
         until(holds, seconds, said=lambda: f"{self.said()}\n{self.cluster.log()}", every=0.1)
 

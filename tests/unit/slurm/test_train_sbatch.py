@@ -2,6 +2,7 @@
 ranks get, and what follows their end. tests/cluster has the real ones."""
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -13,12 +14,14 @@ from pretrain.distributed.determinism import own_cores
 from tests.command_line import ROOT, SECRETS, until
 
 STAND_INS = {
-    "srun": 'echo "srun $*" >>"$TOLD"; trap \'echo "srun got USR1" >>"$TOLD"; exit 3\' USR1; '
+    "srun": '[[ -z ${SAVES:-} ]] || { mkdir -p "$SAVES"; touch "$SAVES/checkpoint.json"; }; '
+    '[[ -z ${LOG:-} ]] || echo "$LOGGED" >>"$LOG"; '
+    'echo "srun $*" >>"$TOLD"; trap \'echo "srun got USR1" >>"$TOLD"; exit 3\' USR1; '
     'touch "$TOLD.started"; echo "$SAYS" >&2; for _ in $(seq "$TENTHS"); do sleep 0.1; done; exit "$CODE"',
     "scontrol": 'if [[ "$1 $2" == "show job" ]]; then [[ -n $RESTARTED ]] || exit 1; '
     'echo "   Requeue=1 Restarts=$RESTARTED BatchFlag=1"; exit; fi; '
     'echo "scontrol $*" >>"$TOLD"; if [[ $1 == show ]]; then tr , "\\n" <<<"$3"; fi',
-    "squeue": 'echo "$EXCLUDED"',
+    "squeue": 'if [[ "$*" == *--format=%l ]]; then echo "$LIMIT"; else echo "$EXCLUDED"; fi',
     # only the folder of the run is asked for
     "maskmill": '[[ "$*" == "settings run.dir --recipe demo run.dir=r" ]] && echo "$RUN_DIR"',
     "sinfo": """if [[ "$*" == *--dead* ]]; then echo "$DEAD"; else printf 'n1\\nn2\\nn3\\n'; fi""",
@@ -42,6 +45,7 @@ class Script:
             "SAYS": "",
             "TENTHS": "0",
             "EXCLUDED": "n/a",
+            "LIMIT": "1-00:00:00",
             "RESTARTED": "0",
             "DEAD": "",
             "RUN_DIR": "",
@@ -187,22 +191,199 @@ def test_a_fault_requeues_without_its_node(script: Script) -> None:
     assert "scontrol requeue 7" not in script.told()[before:]
 
 
+ABORTED = """\
+srun: First task exited 120s ago
+srun: StepId=7.0 task 1: running
+srun: StepId=7.0 task 0: exited abnormally
+srun: launch/slurm: _step_signal: Terminating StepId=7.0
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish."""
+"""Of srun 22.05, with --wait=120: a rank that is stopped, or stuck in the kernel, does not end by its own alarm."""
+LIMITS = "took longer than run.step_limit or run.stage_limit, the stack of each rank is in its log; the next attempt"
+ALL_ENDED = "no node is excluded: every rank ended by itself at its limit, and srun names none that is stuck"
+
+
 @pytest.mark.parametrize(
-    "said", ["n2: task 1: Alarm clock", "n2: tasks 4-7: Alarm clock", "n2: task 0: Exited with exit code 142"]
+    ("ends", "fault", "consequence"),
+    [
+        (
+            ["n1: task 0: Alarm clock", ABORTED, "n2: task 1: Killed"],
+            f"a fault on n2, rank 1: stuck, srun had to end it; a step or a stage {LIMITS}",
+            "n2 is excluded",
+        ),
+        (
+            [
+                "n1: tasks 0-7: Exited with exit code 142",
+                ABORTED,
+                "n2: task 9: Killed",
+                "n2: task 12: Terminated",
+            ],
+            f"a fault on n2, rank 9,12: stuck, srun had to end it; a step or a stage {LIMITS}",
+            "n2 is excluded",
+        ),
+        (
+            ["n1: task 0: Alarm clock", "n2: task 1: Alarm clock"],
+            f"a fault on some node: a step or a stage {LIMITS}",
+            ALL_ENDED,
+        ),
+        (
+            ["n2: tasks 4-7: Alarm clock", "n1: tasks 0-3: Exited with exit code 1"],
+            f"a fault on some node: a step or a stage {LIMITS}",
+            ALL_ENDED,
+        ),
+        (["n[1-2]: tasks 0-15: Alarm clock"], f"a fault on some node: a step or a stage {LIMITS}", ALL_ENDED),
+        (
+            ["n3: task 2: Alarm clock", ABORTED, "n1: task 0: Killed", "n2: task 1: Killed"],
+            f"a fault on some node: a step or a stage {LIMITS}",
+            "no node is excluded: ranks were stuck on more than one node: n1,n2",
+        ),
+        (
+            ["n3: task 2: Alarm clock", ABORTED, "n[1-2]: tasks 0-1: Killed"],
+            f"a fault on some node: a step or a stage {LIMITS}",
+            "no node is excluded: ranks were stuck on more than one node: n[1-2]",
+        ),
+        (
+            ["n2: task 1: Killed", ABORTED, "n1: task 0: Killed"],
+            "a fault on n2, rank 1: Killed; the next attempt",
+            "n2 is excluded",
+        ),
+        (
+            ["n2: task 1: Segmentation fault", "n1: task 0: Alarm clock"],
+            "a fault on n2, rank 1: Segmentation fault; the next attempt",
+            "n2 is excluded",
+        ),
+        (
+            ["n[1-2]: tasks 0-15: Killed"],
+            "a fault on some node; the next attempt",
+            "no node is excluded: srun names no single node",
+        ),
+        (
+            [ABORTED, "n1: task 0: Killed"],
+            "a fault on some node; the next",
+            "no node is excluded: srun names no",
+        ),
+        ([], "a fault on some node; the next attempt", "no node is excluded: srun names no single node"),
+    ],
 )
-def test_a_step_beyond_its_limit_is_told_in_words(script: Script, said: str) -> None:
-    code, output = script.run(CODE="142", SAYS=f"srun: error: {said}")
-    rank = said.split()[2].rstrip(":")
+def test_a_fault_excludes_the_node_that_srun_names(
+    script: Script, ends: list[str], fault: str, consequence: str
+) -> None:
+    """Of a hang not the node whose rank reports it: that one waited for the other."""
+    said = "\n".join(end if end == ABORTED else f"srun: error: {end}" for end in ends)
+    code, output = script.run(CODE="142", SAYS=said)
     assert code == 0
-    assert (
-        f"requeued: a fault on n2, rank {rank}: a step or a stage took longer than run.step_limit or "
-        in output
+    assert f"\nrequeued: {fault}" in output
+    assert f"\n{consequence}" in output
+    excluded = [words for words in script.told() if "ExcNodeList" in words]
+    assert excluded == (["scontrol update JobId=7 ExcNodeList=n2"] if "n2 is excluded" in output else [])
+
+
+class Attempts:
+    """A job that is requeued, whose ranks save these steps."""
+
+    def __init__(self, script: Script, **variables: str) -> None:
+        self.script, self.variables, self.number = script, variables, 0
+        self.saved = script.folder / "r/checkpoints"
+
+    def next(self, save: int = 0, **variables: str) -> tuple[int, str]:
+        """The next attempt, in which the ranks save this step: exit code and output."""
+        variables = {"RUN_DIR": "run.dir = r", "CODE": "137", **self.variables, **variables}
+        if save:
+            variables["SAVES"] = str(self.saved / f"step-{save:08d}")
+        number = (
+            {"SLURM_RESTART_COUNT": str(self.number), "RESTARTED": str(self.number)} if self.number else {}
+        )
+        self.number += 1
+        return self.script.run(**variables, **number)
+
+
+NO_PROGRESS = (
+    "not requeued: two attempts have not come to a checkpoint beyond step {} (time limit: 1-00:00:00)"
+)
+
+
+def test_two_attempts_without_a_newer_checkpoint_end_the_job(script: Script) -> None:
+    attempts = Attempts(script, RESTARTS="9")
+    assert attempts.next(save=90)[0] == 0
+    assert attempts.next()[0] == 0, "one attempt may go wrong"
+    assert attempts.next(save=100)[0] == 0
+    assert attempts.next()[0] == 0
+    code, output = attempts.next()
+    assert code == 137
+    assert NO_PROGRESS.format(100) in output
+    assert script.told().count("scontrol requeue 7") == 4
+
+
+def test_an_unfinished_checkpoint_is_no_progress(script: Script) -> None:
+    attempts = Attempts(script)
+    (attempts.saved / "step-00000008").mkdir(parents=True)
+    assert attempts.next()[0] == 0
+    assert NO_PROGRESS.format(0) in attempts.next()[1]
+
+
+def test_an_attempt_that_slurm_ended_is_not_one_of_the_two(script: Script) -> None:
+    """A node that died, a preemption: nothing of the run's own."""
+    attempts = Attempts(script)
+    assert attempts.next(CODE="0")[0] == 0, "as if Slurm had ended it: it asks for nothing"
+    assert attempts.next()[0] == 0
+    assert attempts.next()[0] == 137
+
+
+@pytest.mark.parametrize(
+    ("logged", "ends"),
+    [
+        (["", ""], True),
+        (["resuming from step 1,200 (bit-exact)", "resuming from step 1,200 (bit-exact)"], True),
+        (["resuming from step 1,200 (bit-exact)", "resuming from step 1,300 (bit-exact)"], False),
+        (["stopped at step 40; the same command", "stopped at step 80; the same command"], False),
+    ],
+)
+def test_in_a_container_the_first_ranks_log_says_what_was_saved(
+    script: Script, logged: list[str], ends: bool
+) -> None:
+    """Whose run folder may have another path there."""
+    attempts = Attempts(script, CONTAINER="/images/m.sqsh", RUN_DIR="", CODE="137")
+    log = script.folder / "maskmill-train-7.logs/rank-0.log"
+    log.parent.mkdir()
+    log.write_text(f"{logged[0]}\n" if "resuming" in logged[0] else "")
+    for line in logged:
+        code, output = attempts.next(LOGGED=f"{line}", LOG=str(log))
+    assert (code != 0, NO_PROGRESS.partition("{")[0] in output) == (ends, ends)
+
+
+@pytest.mark.parametrize(
+    ("limit", "ends"), [("4:00", True), ("0:30", True), ("10:00", False), ("4:00:00", False)]
+)
+def test_a_time_limit_below_the_signals_lead_ends_the_job(script: Script, limit: str, ends: bool) -> None:
+    """Slurm sends the signal at once then, and would in every attempt."""
+    process = script.start(TENTHS="300", LIMIT=limit)
+    until((script.folder / "told.started").exists)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert ("scontrol requeue 7" in script.told()) is not ends
+    assert process.returncode == (3 if ends else 0), output
+    assert (f"not requeued: the signal of the time limit ({limit}) came " in output) is ends
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "slurm").glob("*.sbatch")))
+@pytest.mark.parametrize("given", [[], ["SLURM_JOB_ID"], ["SLURM_JOB_ID", "SLURM_JOB_NODELIST"]])
+def test_without_slurm_is_one_line(name: str, given: list[str], script: Script) -> None:
+    """Also in an allocation of salloc, which sets some of its variables."""
+    variables = {key: value for key, value in script.environment.items() if not key.startswith("SLURM")}
+    done = subprocess.run(
+        ["bash", str(ROOT / "slurm" / name), "demo", "rte", "--data", "x"],
+        env=variables | dict.fromkeys(given, "7"),
+        cwd=script.folder, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    if given and name != "train.sbatch":
+        assert "no batch job" not in done.stderr
+        return
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(
+        rf"slurm/{name}: this is no batch job of Slurm, SLURM_\w+ is not set \(sbatch slurm/{name} .*\)\n",
+        done.stderr,
     )
-
-
-def test_a_fault_that_srun_ties_to_no_node(script: Script) -> None:
-    _, output = script.run(CODE="1", SAYS="srun: error: n[1-2]: tasks 0-15: Killed")
-    assert "requeued: a fault on some node; the next attempt" in output
+    assert not (script.folder / "told").exists()
+    assert [path.name for path in script.folder.iterdir()] == ["bin"], "nothing is written"
 
 
 LOST = (

@@ -484,7 +484,7 @@ def _every_job() -> list[Job]:
 
 def test_verb_sbatch_runs_a_verb(tmp_path: Path) -> None:
     script = ["bash", str(ROOT / "slurm/verb.sbatch")]
-    environment = os.environ | {"MASKMILL": "echo said", "SLURM_RESTART_COUNT": "1"}
+    environment = os.environ | {"MASKMILL": "echo said", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
     done = subprocess.run(
         [*script, "inspect", SECRETS[0], "a b"], env=environment, capture_output=True, text=True, check=True
     )
