@@ -78,6 +78,10 @@ class EvaluationSettings:
     test: bool = False
     """Score the test file beside the dev file, where a task is published with one that has its labels. Nothing is
     chosen by either."""
+    class_order: list[str] = field(default_factory=list)
+    """With epochs=0: the class of each output of a model that was fine-tuned before, in the order of the outputs, where
+    its config.json does not name them, or names them otherwise; empty: its names, or, where it has none, the order
+    that is usual for the task, which a line states."""
     part: float = 1.0
     """Without training: score this share of BLiMP's sets each, of the held-out examples or of the text's sentences,
     evenly spaced; 1: all."""
@@ -200,6 +204,12 @@ def _checked(settings: EvaluationSettings) -> EvaluationSettings:
         value = getattr(settings, name)
         if not fits(value):
             raise UserError(f"must be {expected}, got {value}", where=name)
+    if settings.class_order and settings.epochs:
+        raise UserError(
+            f"is for models that were fine-tuned before, not for epochs={settings.epochs:g}",
+            where="class_order",
+            expected="epochs=0",
+        )
     shortest = min(settings.grid.get("epochs", [settings.epochs]))
     if "epochs" in settings.grid and not shortest:
         raise UserError("each value must be above 0, got 0", where="grid.epochs")

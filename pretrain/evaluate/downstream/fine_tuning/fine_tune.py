@@ -107,13 +107,15 @@ class FineTuner:
     @torch.no_grad()
     def answers(self, features: Sequence[Feature], advance: Callable[[int], None]) -> list[NDArray[Any]]:
         """Return the model's answer to each feature, float32: what `Task.answer` keeps, without the rows of padding
-        where it has a row per token."""
+        where it has a row per token. Predicted numbers are computed in fp32, whatever the precision of the training:
+        bf16 keeps 8 bits of them, which makes one rank of many."""
         self.model.eval()
         found: list[NDArray[Any]] = [np.empty(0)] * len(features)
+        scored = "fp32" if are_numbers(features) else self.settings.precision
         lengths = sizes(features)
         for chosen in scoring_batches(lengths, tokens_per_pass(self.device)):
             batch = self._batch([features[i] for i in chosen])
-            with self._precision():
+            with precision(scored, self.device, fine_tuned=True):
                 rows = self.task.answer(self.model(**batch)).float().cpu().numpy()
             longest = int(lengths[chosen].max())
             for i, row in zip(chosen.tolist(), rows, strict=True):
@@ -127,6 +129,11 @@ class FineTuner:
 
     def _precision(self) -> AbstractContextManager[Any]:
         return precision(self.settings.precision, self.device, fine_tuned=True)
+
+
+def are_numbers(features: Sequence[Feature]) -> bool:
+    """Return whether a model predicts numbers for these examples, not classes."""
+    return bool(features) and isinstance(features[0].targets.get("labels"), float)
 
 
 class Updates:

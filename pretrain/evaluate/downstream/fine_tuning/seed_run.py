@@ -3,7 +3,7 @@ the one that is best on the tuning examples."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,8 @@ class Examples:
     """What a seed is trained on, chosen by and scored on: features, and of the tuning examples themselves."""
 
     train: list[Feature]
+    trained: int
+    """Training examples that these are of: of questions there are several windows each."""
     tune: Split
     tuned: list[Feature]
     scored: dict[str, list[Feature]]
@@ -53,6 +55,8 @@ class SeedRun:
     """Whether `said` is wanted."""
     said: dict[str, dict[str, str]] = field(default_factory=dict)
     """After `run`: split -> file -> content, what the scored model says of each example."""
+    remarks: list[str] = field(default_factory=list)
+    """After `run`: how a finished model's outputs are read, and what its answers let suspect of that."""
     constant: dict[str, bool] = field(default_factory=dict)
     """Of each split that was scored last: whether all predictions are the same."""
 
@@ -61,10 +65,13 @@ class SeedRun:
         and where the loss of every candidate is not finite."""
         started = time.monotonic()
         train, tune = self._divided()
+        if not self.settings.epochs:
+            train = replace(train, items=[])
         model = self._first_model()
         model.to(chosen_device())
         examples = Examples(
             self._features(train.items, model, "train"),
+            len(train.items),
             tune,
             self._features(tune.items, model, "tune"),
             {split.name: self._features(split.items, model, split.name) for split in self.data.scored},
@@ -96,8 +103,9 @@ class SeedRun:
             "labels": self.data.label_ids,
             "by_epoch": best.curves,
             "last_losses": best.trained.losses[-10:],
-            "trained_examples": len(examples.train) if self.settings.epochs else 0,
+            "trained_examples": examples.trained,
             "cut_inputs": {split: self.task.count_cut(found) for split, found in features.items()},
+            "reading": [*self.data.reading, *self.remarks],
             "constant": [split for split, is_constant in self.constant.items() if is_constant],
         }
 
@@ -207,6 +215,8 @@ class SeedRun:
             features, advance
         )  # large: of a parser some megabytes a sentence, so not kept
         self.constant[split.name] = self.task.is_constant(answers, data)
+        if remark := self.task.remark(split.items, features, answers, data):
+            self.remarks.append(f"{split.name}: {remark}")
         if predicts:
             self.said[split.name] = self.task.predictions(split.items, features, answers, data)
         return self.task.score(split.items, features, answers, data)

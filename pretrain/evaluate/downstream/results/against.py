@@ -16,7 +16,7 @@ from pretrain.run.task_scores import EVALUATION, TaskScore, read_results, task_s
 OPTION = "--against"
 COLUMNS = ("text", "second_text", "label")
 """Settings of own files that say what an example is."""
-NOT_OF_TRAINING = {*COLUMNS, "labels", "recipe", "by_epoch", "test", "part", "carve"}
+NOT_OF_TRAINING = {*COLUMNS, "labels", "recipe", "by_epoch", "test", "part", "carve", "class_order"}
 """Settings that are no difference between two trainings: they say what is scored, or are said by others."""
 OF_A_VOCABULARY = ("perplexity",)
 """Metrics per token, which encoders of different vocabularies do not share."""

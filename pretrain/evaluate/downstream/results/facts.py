@@ -53,7 +53,11 @@ def trained_facts(
     first, splits = scores[0].details, (data.train, *data.scored)
     details = {
         "version": data.version,
-        "examples": {split.name: len(split.items) for split in splits},
+        "examples": {
+            data.train.name: max(one.details["trained_examples"] for one in scores),
+            **{split.name: len(split.items) for split in data.scored},
+        },
+        "train_examples_available": len(data.train.items),
         "skipped": {split.name: split.skipped for split in splits},
         "selection": _selection(scores),
         "labels": first["labels"],
@@ -62,6 +66,8 @@ def trained_facts(
         details["by_epoch"] = means_by_epoch([one.details["by_epoch"] for one in scores])
     notes = [
         *split_notes(data, settings),
+        *subset_notes(data, scores),
+        *dict.fromkeys(note for one in scores for note in one.details.get("reading", ())),
         *cut_notes(task, scores),
         *choice_notes(scores),
         *threshold_notes(scores),
@@ -118,6 +124,19 @@ def cut_notes(task: Task, scores: Sequence[SeedResult]) -> list[str]:
         if high:
             notes.append(f"{split}: {low if low == high else f'{low} to {high}'} {task.cut}")
     return notes
+
+
+def subset_notes(data: TaskData, scores: Sequence[SeedResult]) -> list[str]:
+    """Return a note where fewer examples were trained on than the training file has: from the fewest to the most of a
+    seed."""
+    counts, every = [one.details["trained_examples"] for one in scores], len(data.train.items)
+    low, high = min(counts), max(counts)
+    kept = max(one.details["tune_examples"] for one in scores)
+    if not high or low + kept >= every:
+        return []
+    chosen = f", and chosen by {kept:,} others" if kept else ""
+    found = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return [f"trained on {found} of {every:,} training examples{chosen}"]
 
 
 def split_notes(data: TaskData, settings: EvaluationSettings) -> list[str]:

@@ -14,6 +14,7 @@ from data_pipeline.errors import UserError
 from pretrain.evaluate.downstream.encoders import Encoder
 from pretrain.evaluate.downstream.inputs.builder import Input, InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
+from pretrain.evaluate.downstream.tasks.class_names import read_outputs
 from pretrain.evaluate.downstream.tasks.splits import Split
 
 Scores = dict[str, float]
@@ -38,6 +39,10 @@ class TaskData:
     """The metrics, the one that the task is known by first, where its files decide them; empty: always the same."""
     version: str = ""
     """What the files themselves say of their version."""
+    reading: tuple[str, ...] = ()
+    """How the outputs of a finished model are read as the classes: what a reader of the scores must know."""
+    is_assumed: bool = False
+    """Whether the outputs of a finished model have no names, and their order is the usual one."""
     null_threshold: float | None = 0.0
     """Of questions: the odds of no answer above which none is given; None: still to be chosen, by `Task.decided`."""
 
@@ -141,25 +146,42 @@ class Task(ABC):
     def finished_model(
         self, encoder: Encoder, data: TaskData, settings: EvaluationSettings
     ) -> tuple[nn.Module, TaskData]:
-        """Return the model of a folder that has been fine-tuned already, and the data with its classes in the order of
-        the model's outputs. Raises UserError where the folder has no such head, or one of other classes."""
+        """Return the model of a folder that has been fine-tuned already, and the data with a class for each of the
+        model's outputs. Raises UserError where the folder has no such head, or one without some of the classes."""
         model = encoder.load(f"For{self.kind}", 0, has_head=True)
         by_output: dict[Any, str] = dict(model.config.id2label or {})
-        names = [by_output[output] for output in sorted(by_output)]
-        known = {label.lower(): label for label in data.labels}
-        are_named = names != [f"LABEL_{i}" for i in range(len(names))]
-        expected = len(data.labels or self.outputs)
+        names = [str(by_output[output]) for output in sorted(by_output)]
         if self.kind == "MultipleChoice":  # one score per choice, whatever its config.json says
             return model, data
-        if len(names) != expected or (data.labels and are_named and {n.lower() for n in names} != set(known)):
+        self.refuse_order(data, settings)
+        if data.labels:
+            return model, self.with_outputs(data, names, settings, encoder.folder)
+        if len(names) != len(self.outputs):
             raise UserError(
                 f"classifies as {', '.join(names[:5])}",
                 where=encoder.folder,
-                expected=", ".join((data.labels or self.outputs)[:5]),
+                expected=", ".join(self.outputs[:5]),
             )
-        if not data.labels or not are_named:
-            return model, data
-        return model, replace(data, labels=tuple(known[name.lower()] for name in names))
+        return model, data
+
+    def refuse_order(self, data: TaskData, settings: EvaluationSettings) -> None:
+        """Raise UserError for an order of classes where there are none."""
+        if settings.class_order and not data.labels:
+            raise UserError("is for classes", where="class_order", expected=f"no order, for {self.name}")
+
+    def with_outputs(
+        self, data: TaskData, names: Sequence[str], settings: EvaluationSettings, where: Path
+    ) -> TaskData:
+        """Return the data with a label for each output of a finished model in `where`, which has these names. Raises
+        UserError as read_outputs does."""
+        found = read_outputs(names, data.labels, self.name, settings.class_order, where, self.per_token)
+        return replace(data, labels=found.labels, reading=found.notes, is_assumed=found.is_assumed)
+
+    def remark(
+        self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData
+    ) -> str:
+        """Return what the answers let suspect of the assumed order of a finished model's outputs; empty for nothing."""
+        return ""
 
     def decided(
         self, items: Sequence[Any], features: Sequence[Feature], answers: list[NDArray[Any]], data: TaskData

@@ -19,6 +19,7 @@ from pretrain.evaluate.downstream.heads.text_classifier import TextClassifier
 from pretrain.evaluate.downstream.inputs.builder import InputBuilder
 from pretrain.evaluate.downstream.settings import EvaluationSettings
 from pretrain.evaluate.downstream.tasks.base import Feature, Scores, Task, TaskData, with_dropout
+from pretrain.evaluate.downstream.tasks.class_names import better_order
 from pretrain.evaluate.downstream.tasks.fine_tuned.labelled_texts import (
     Columns,
     TextItem,
@@ -73,6 +74,8 @@ class Classification(Task):
         self.other_name, self.has_test, self.is_trained = other_name, has_test, is_trained
         if has_test:
             self.file_settings = (*self.file_settings, "test")
+        if labels:
+            self.file_settings = (*self.file_settings, "class_order")
 
     def read(self, folder: Path, settings: EvaluationSettings) -> TaskData:
         """Read train.tsv and the scored files; see Task.read."""
@@ -141,15 +144,17 @@ class Classification(Task):
         """Return the model of a folder that has been fine-tuned already; see Task.finished_model."""
         if not (settings.bilstm or encoder.reads_one_way):
             return super().finished_model(encoder, data, settings)
-        labels = labels_beside(encoder.folder / HEAD_FILE).get(LABELS, ())
-        if set(labels) != set(data.labels):
+        path = encoder.folder / HEAD_FILE
+        labels = labels_beside(path).get(LABELS, ())
+        if bool(labels) != bool(data.labels):
             raise UserError(
                 f"classifies as {', '.join(labels[:5]) or 'a number'}",
-                where=encoder.folder / HEAD_FILE,
+                where=path,
                 expected=", ".join(data.labels[:5]) or "a number",
             )
-        model = TextClassifier(encoder.load("", 0), labels, 0, settings.bilstm)
-        return model.load_head(encoder.folder).eval(), replace(data, labels=labels)
+        self.refuse_order(data, settings)
+        model = TextClassifier(encoder.load("", 0), labels, 0, settings.bilstm).load_head(encoder.folder)
+        return model.eval(), self.with_outputs(data, labels, settings, path) if labels else data
 
     def score(
         self,
@@ -176,6 +181,28 @@ class Classification(Task):
     def is_constant(self, answers: list[NDArray[Any]], data: TaskData) -> bool:
         """Return whether several texts have one and the same prediction; see Task.is_constant."""
         return len(answers) > 1 and not np.ptp(_predicted(answers, data))
+
+    def remark(
+        self,
+        items: Sequence[TextItem],
+        features: Sequence[Feature],
+        answers: list[NDArray[Any]],
+        data: TaskData,
+    ) -> str:
+        """Return which order of the outputs scores more than the assumed one, if one does; see Task.remark."""
+        if not data.is_assumed:
+            return ""
+        headline = self.headline_of(data)
+        better = better_order(
+            data.labels,
+            lambda order: self.score(items, features, answers, replace(data, labels=order))[headline],
+        )
+        if better is None:
+            return ""
+        order, found = better
+        return (
+            f"read as {', '.join(order)}, they have {headline} {found:.1f}: class_order=[{','.join(order)}]"
+        )
 
     def trivial(self, split: Split, data: TaskData) -> Scores:
         """Return of each metric the best that always the same label has, which for F1 is not always the commonest one;

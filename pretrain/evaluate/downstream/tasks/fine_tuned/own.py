@@ -30,7 +30,7 @@ class Own(Classification):
     numbers, unless settings.labels says what they are."""
 
     MAX_NUMERIC_CLASSES = 20
-    file_settings = ("text", "second_text", "label", "labels", "test")
+    file_settings = ("text", "second_text", "label", "labels", "test", "class_order")
 
     def __init__(self) -> None:
         super().__init__("own", ".", ("accuracy",), Columns(()))

@@ -46,7 +46,7 @@ class Tagging(Task):
     kind = "TokenClassification"
     per_token = True
     head_settings = ("features", "crf")
-    file_settings = ("test",)
+    file_settings = ("test", "class_order")
 
     def __init__(
         self,

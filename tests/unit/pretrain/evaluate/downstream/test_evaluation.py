@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from data_pipeline.records import ShowProgress
 from pretrain.evaluate.downstream.encoders import Encoder
@@ -103,6 +104,61 @@ def test_a_result_says_what_makes_its_scores_comparable(
             "PRON": 5,
             "VERB": 6,
         }
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "trained", "note"),
+    [
+        ("rte", {"train_examples": 4}, 4, "trained on 4 of 10 training examples"),
+        ("rte", {"train_examples": 0.3}, 3, "trained on 3 of 10 training examples"),
+        ("rte", {"train_examples": 5, "tune_share": 0.2}, 4, "4 of 10 training examples, and chosen by 1"),
+        ("rte", {"tune_share": 0.2}, 8, ""),
+        ("rte", {"train_examples": 99}, 10, ""),
+        ("squad1", {"train_examples": 1}, 1, "trained on 1 of 2 training examples"),
+    ],
+)
+def test_a_result_says_how_many_examples_were_trained_on(
+    task: str, changes: dict[str, Any], trained: int, note: str, tmp_path: Path
+) -> None:
+    """Examples, not windows of them, and what was used, not what was there."""
+    files = FILES[task]
+    if task == "rte":
+        rows = [f"{n}\tA fox {n}.\tIt slept.\t{label}" for n in range(5) for label in RTE]
+        files = {**files, "train.tsv": [files["train.tsv"][0], *rows]}
+    else:
+        text = "the quick fox slept " * 40
+        asked = [{**SQUAD, "id": str(n)} for n in range(2)]
+        article = json.dumps({"data": [{"paragraphs": [{"context": text, "qas": asked}]}]})
+        files = {**files, "train-v1.1.json": [article]}
+    one = evaluation(task, write(tmp_path / "task", files), epochs=1.0, **changes)
+    found = replace(one, has_floor=False).run(SILENT)
+    available = 2 if task == "squad1" else 10
+    assert found["details"]["examples"]["train"] == trained
+    assert found["details"]["train_examples_available"] == available
+    assert (
+        [line for line in found["notes"] if "trained on" in line and note in line]
+        if note
+        else not [line for line in found["notes"] if "trained on" in line]
+    )
+
+
+@pytest.mark.parametrize("task", ["stsb", "own"])
+@pytest.mark.parametrize("changes", [{}, {"bilstm": True}])
+def test_predicted_numbers_are_not_rounded_to_bf16(
+    task: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """8 bits would be left of each: ties, and another rank correlation."""
+    rows = [f"{n}\tn\tf\t2012\t1\ts\ts\tA fox {n}.\tIt slept {n % 7}.\t{n % 50 / 10}" for n in range(60)]
+    head = FILES["stsb"]["train.tsv"][0]
+    files = {"train.tsv": [head, *rows[:8]], "dev.tsv": [head, *rows]}
+    if task == "own":
+        changes = {**changes, "labels": "numbers"}
+    one = evaluation(task, write(tmp_path / "task", files), epochs=1.0, precision="bf16", **changes)
+    replace(one, has_floor=False, predictions=True).run(SILENT)
+    [path] = (tmp_path / "out").glob("*/predictions/seed-1/dev/predictions.jsonl")
+    said = np.array([json.loads(line)["predicted"] for line in path.read_text().splitlines()], np.float32)
+    rounded = torch.from_numpy(said).bfloat16().float().numpy()
+    assert (said != rounded).mean() > 0.5
 
 
 def test_a_result_says_on_what_an_epoch_was_chosen(tmp_path: Path) -> None:

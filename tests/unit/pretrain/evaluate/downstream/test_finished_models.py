@@ -102,11 +102,37 @@ def test_f1_is_of_duplicates_whatever_their_id(task_model: Callable[..., Path], 
         assert task.trivial(split, one) == pytest.approx({"f1": 200 / 3, "accuracy": 50})
 
 
-def test_classes_without_names_are_in_the_order_of_the_task(
+def test_classes_without_names_are_in_the_usual_order_which_the_result_says(
     task_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    data = FINE_TUNED["ax"].read(write(tmp_path / "AX", FILES["ax"]), settings_for("ax", {}))
-    assert answers(task_model(None), data)[1].labels == data.labels
+    folder = write(tmp_path / "MNLI", FILES["mnli"])
+    settings = settings_for("mnli", {"epochs": 0.0, "max_length": 32})
+    one = Evaluation("mnli", Encoder(task_model(None)), folder, tmp_path / "out", settings, [1], False)
+    progress: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
+    note = one.run(progress)
+    assert list(note["details"]["labels"]) == ORDER
+    said = "outputs without names are read as entailment, neutral, contradiction"
+    assert any(remark.startswith(said) for remark in note["notes"])
+    stated = replace(settings, class_order=["contradiction", "entailment", "neutral"])
+    again = replace(one, settings=stated)
+    assert again.replaced()
+    assert list(again.run(progress)["details"]["labels"]) == stated.class_order
+
+
+def test_a_score_of_an_older_order_is_not_taken_for_one_of_now(
+    task_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "MNLI", FILES["mnli"])
+    settings = settings_for("mnli", {"epochs": 0.0, "max_length": 32})
+    one = Evaluation("mnli", Encoder(task_model(None)), folder, tmp_path / "out", settings, [1], False)
+    progress: ShowProgress = lambda name, total: nullcontext(lambda n: None)  # noqa: E731
+    one.run(progress)
+    path = tmp_path / "out" / "mnli" / "seed-1.json"
+    note = json.loads(path.read_text())
+    assert not one.replaced()
+    del note["identity"]["nameless_outputs"]
+    path.write_text(json.dumps(note))
+    assert "nameless_outputs" in one.replaced()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +169,7 @@ def test_a_model_of_other_classes_or_without_a_head_is_refused(
     data = FINE_TUNED["ax"].read(write(tmp_path / "AX", FILES["ax"]), settings_for("ax", {}))
     with pytest.raises(UserError, match="classifies as yes, no, maybe"):
         answers(task_model(["yes", "no", "maybe"]), data)
-    with pytest.raises(UserError, match="classifies as LABEL_0, LABEL_1 "):
+    with pytest.raises(UserError, match="has 2 outputs without names"):
         answers(task_model(None, 2), data)
     with pytest.raises(UserError, match=r"lacks weights of BertForSequenceClassification: .*classifier"):
         answers(encoder_folder("bert"), data)
